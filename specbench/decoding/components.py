@@ -1,0 +1,174 @@
+"""The menu of orthogonal choices a decoder is made of, as data. Importing this never imports torch.
+
+Each choice (drafter, init, verifier, residual, refine) has a few values; a value names the code that implements it, the
+options it adds to the command line, and whether it keeps the joint distribution of the image intact.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from specbench.errors import SpecbenchError
+
+
+@dataclass(frozen=True)
+class Option:
+    """One knob of a decoder: the flag `--name`, its default and the values it accepts.
+
+    `minimum`/`maximum` are inclusive bounds for numbers (`above` is an exclusive lower one); `choices` lists the
+    values of a text option.
+    """
+
+    name: str
+    default: int | float | str | bool
+    help: str
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def type(self) -> type:
+        return type(self.default)
+
+    def parse(self, value: object) -> int | float | str | bool:
+        """`value` (text from the command line, or already typed) as this option's type, or a SpecbenchError."""
+        wanted = self.type
+        try:
+            parsed = _read(wanted, value)
+        except (TypeError, ValueError):
+            raise SpecbenchError(f"--{self.name} {value!s}: expected {_NOUN[wanted]}", self.help) from None
+        if self.choices and parsed not in self.choices:
+            raise SpecbenchError(f"--{self.name} {value!s}: not a valid choice", f"valid: {', '.join(self.choices)}")
+        if wanted in (int, float):
+            self._check_range(parsed)
+        return parsed
+
+    def _check_range(self, number: float) -> None:
+        low = self.minimum is not None and number < self.minimum
+        low = low or (self.above is not None and number <= self.above)
+        if math.isnan(number) or low or (self.maximum is not None and number > self.maximum):
+            raise SpecbenchError(f"--{self.name} {number}: must be {self._range()}", self.help)
+
+    def _range(self) -> str:
+        parts = []
+        if self.minimum is not None:
+            parts.append(f"at least {self.minimum:g}")
+        if self.above is not None:
+            parts.append(f"above {self.above:g}")
+        if self.maximum is not None:
+            parts.append(f"at most {self.maximum:g}")
+        return " and ".join(parts) or "a number"
+
+
+_NOUN = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+
+
+def _read(wanted: type, value: object) -> int | float | str | bool:
+    if wanted is bool:
+        if isinstance(value, bool):
+            return value
+        return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
+    if wanted is int and isinstance(value, float) and not value.is_integer():
+        raise ValueError(value)
+    return wanted(value)
+
+
+@dataclass(frozen=True)
+class Component:
+    """One value of one choice.
+
+    Attributes:
+        target: "module:attribute" of its implementation, imported only when a decoder is built.
+        summary: one line for `specbench list`.
+        options: the knobs it adds.
+        lossless: whether it leaves the joint distribution of the image equal to AR sampling.
+    """
+
+    target: str
+    summary: str
+    options: tuple[Option, ...] = ()
+    lossless: bool = True
+
+
+WINDOW = Option("window", 32, "tokens fed per target forward: the last committed one and window-1 drafts", minimum=1)
+FRESH_Q = Option(
+    "fresh-q",
+    "uniform",
+    "q recorded for a uniformly drawn fresh token: its true law, or one-hot as the released SJD code does",
+    choices=("uniform", "onehot"),
+)
+
+_CLUSTER = (
+    Option("G", 10, "cluster size", minimum=1),
+    Option("d", 0.5, "members lie closer than this in codebook distance; inf switches the filter off", above=0.0),
+    Option("delta", 0.15, "members' probability differs from the draft's by less than this", above=0.0),
+    Option("cluster", "target", "what ranks the tokens", choices=("target", "draft", "embedding")),
+    Option("order", "ascending", "rank order in which the window of G is cut", choices=("ascending", "descending")),
+    Option("bounds", "half-open", "slice convention around the draft", choices=("half-open", "inclusive")),
+)
+
+DRAFTERS = {
+    "none": Component("specbench.decoding.drafters:NoDraft", "no drafts: one token per forward (AR)"),
+    "jacobi": Component(
+        "specbench.decoding.drafters:JacobiDraft", "the previous iteration's tail, then fresh tokens", (WINDOW,)
+    ),
+    "jacobi-tree": Component(
+        "specbench.decoding.drafters:JacobiTree",
+        "the jacobi window plus sibling branches at its first slot",
+        (
+            WINDOW,
+            Option("siblings", 3, "candidates for the first draft slot", minimum=1, maximum=16),
+            Option("depth", 4, "slots each sibling branch covers", minimum=1),
+        ),
+    ),
+}
+
+INITS = {
+    "uniform": Component("specbench.decoding.init:Uniform", "a uniformly random image token", (FRESH_Q,)),
+    "left-repeat": Component("specbench.decoding.init:left_repeat", "copy of the left neighbour, q one-hot"),
+    "left-sample": Component("specbench.decoding.init:left_sample", "a draw from the left neighbour's distribution"),
+    "above-repeat": Component("specbench.decoding.init:above_repeat", "copy of the neighbour above, q one-hot"),
+    "above-sample": Component("specbench.decoding.init:above_sample", "a draw from the upper neighbour's distribution"),
+}
+
+VERIFIERS = {
+    "exact": Component("specbench.decoding.verifiers:Exact", "accept with min(1, p/q)"),
+    "match": Component("specbench.decoding.verifiers:Match", "accept iff the slot's new draw equals the draft"),
+    "grouped": Component(
+        "specbench.decoding.verifiers:Grouped", "accept with min(1, p(C)/q(C)) over a cluster C", _CLUSTER, False
+    ),
+    "amplify": Component(
+        "specbench.decoding.verifiers:Amplify",
+        "accept with min(1, k p/q)",
+        (Option("k", 2.0, "factor on the acceptance ratio", minimum=1.0),),
+        False,
+    ),
+    "add": Component(
+        "specbench.decoding.verifiers:Add",
+        "accept with min(1, (p + eps)/q)",
+        (Option("eps", 0.1, "mass added to p before the ratio", minimum=0.0, maximum=1.0),),
+        False,
+    ),
+}
+
+RESIDUALS = {
+    "standard": Component("specbench.decoding.residuals:standard", "[p - q]+ normalised"),
+    "optimal": Component("specbench.decoding.residuals:optimal", "[p - a q]+ normalised, for any acceptance a"),
+}
+
+REFINES = {
+    "resample": Component("specbench.decoding.refine:Resample", "every unverified slot is drawn afresh from p"),
+    "reuse": Component(
+        "specbench.decoding.refine:Reuse",
+        "keep the draft where p/q > tau, else draw afresh",
+        (Option("tau", 0.5, "confidence above which an unverified draft is kept; inf is SJD", minimum=0.0),),
+        False,
+    ),
+    "restart": Component("specbench.decoding.refine:Restart", "throw the tail away and initialise it afresh"),
+    "couple": Component("specbench.decoding.refine:Couple", "maximal coupling of each slot with its old draft"),
+    "gumbel": Component("specbench.decoding.refine:Gumbel", "race with noise frozen per absolute position"),
+}
+
+CHOICES = {"drafter": DRAFTERS, "init": INITS, "verifier": VERIFIERS, "residual": RESIDUALS, "refine": REFINES}

@@ -1,0 +1,59 @@
+"""What one decoded image left behind: raw facts only. Derived numbers live in `specbench.stats`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+SPANS = ("encode", "prefill", "target", "draft", "verify", "host", "render")
+"""Named spans in the order they are reported; milliseconds in `Generation.spans_ms`.
+
+encode: prompt to embeddings. prefill: prompt into the cache. target: target forwards with guidance. draft: filling the
+window. verify: sampling, verification, refinement and commit. host: waiting for the host between steps. render: tokens
+to pixels.
+"""
+
+
+@dataclass
+class Generation:
+    """One image, as (prompt, sample), with everything the decode loop saw. N = stream slots, W = window.
+
+    Attributes:
+        tokens: [N] int32 stream tokens, forced grammar tokens included.
+        forced: [N] bool, True where the grammar left no choice; such slots never enter statistics as choices.
+        logp: [N] float32 log p of the committed token under the processed target distribution (guidance, temperature,
+            top-k, top-p) given its final prefix; -inf if a lossy rule committed a token outside its support.
+        entropy: [N] float32 entropy of that distribution, in nats.
+        top1: [N] float32 its largest probability.
+        committed_step: [N] int32, 1-based target forward that committed the slot.
+        nfe: target forwards after prefill (a guidance pair counts once).
+        prefills: prefill forwards.
+        drafted, tested, accepted: [W] int64 by window offset: drafts that existed at the offset, that the
+            left-to-right scan reached, that it accepted. Forced slots are not counted.
+        facts: extra per-image numbers of the verifier or drafter, for example the mean cluster size.
+        spans_ms: milliseconds by span name; of the whole batch when `batch` > 1.
+        batch: rows decoded together.
+        image: uint8 [3, H, W] pixels, once rendered.
+    """
+
+    tokens: np.ndarray
+    forced: np.ndarray
+    logp: np.ndarray
+    entropy: np.ndarray
+    top1: np.ndarray
+    committed_step: np.ndarray
+    nfe: int
+    prefills: int
+    drafted: np.ndarray
+    tested: np.ndarray
+    accepted: np.ndarray
+    spans_ms: dict[str, float]
+    batch: int
+    facts: dict[str, float] = field(default_factory=dict)
+    image: np.ndarray | None = None
+
+    @property
+    def committed(self) -> int:
+        """Stream tokens committed, forced ones included."""
+        return len(self.tokens)

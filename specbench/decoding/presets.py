@@ -1,0 +1,155 @@
+"""The papers' methods as data: each preset names one value per choice, its paper, and its own defaults.
+
+`resolve("gsd", {"G": 50})` merges a preset with the caller's options into a frozen `DecoderSpec`, refusing by name
+whatever does not belong to it. Importing this never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specbench.decoding.components import CHOICES, Option
+from specbench.errors import SpecbenchError, unknown_name
+
+SJD = "Teng et al., Speculative Jacobi Decoding, ICLR 2025 (arXiv 2410.01699)"
+SJDPP = "SJD++ (journal extension of Speculative Jacobi Decoding)"
+GSD = "So et al., Grouped Speculative Decoding, ICCV 2025"
+SCD = "So et al., Speculative Coupled Decoding, ICML 2026 (arXiv 2510.24211)"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named combination of choices.
+
+    Attributes:
+        choices: value of each choice (drafter, init, verifier, residual, refine).
+        defaults: option defaults that differ from the components' own.
+        paper, equation: where the rule is stated.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    equation: str
+    choices: Mapping[str, str]
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+
+def _jacobi(**changed: str) -> dict[str, str]:
+    base = {"drafter": "jacobi", "init": "uniform", "verifier": "exact", "residual": "standard", "refine": "resample"}
+    return base | changed
+
+
+_PRESETS = (
+    Preset("ar", "plain autoregressive sampling, one token per forward", "-", "-", _jacobi(drafter="none")),
+    Preset(
+        "jacobi", "Jacobi decoding: accept a draft that a fresh sample repeats", SJD, "sec. 3.1",
+        _jacobi(verifier="match"),
+    ),
+    Preset("sjd", "speculative Jacobi decoding, random initialisation", SJD, "eqs. 3-5", _jacobi()),
+    Preset(
+        "sjd-isp", "SJD with spatial-prior token initialisation", SJD, "sec. 4.2", _jacobi(init="above-repeat"),
+    ),
+    Preset(
+        "sjd-norefine", "SJD without refinement: the unverified tail is thrown away", SJD, "fig. 14",
+        _jacobi(refine="restart"),
+    ),
+    Preset(
+        "sjd++", "SJD that keeps unverified drafts of high confidence", SJDPP, "token reuse rule",
+        _jacobi(refine="reuse"),
+    ),
+    Preset("gsd", "SJD that accepts a cluster of similar tokens", GSD, "eq. 7, alg. 1", _jacobi(verifier="grouped")),
+    Preset("amplify", "lossy baseline: acceptance ratio times k", GSD, "table 1", _jacobi(verifier="amplify")),
+    Preset("add", "lossy baseline: eps added to the target probability", GSD, "table 1", _jacobi(verifier="add")),
+    Preset(
+        "scd-mc", "maximal coupling on the whole window", SCD, "maximal coupling", _jacobi(refine="couple"),
+        {"window": 64},
+    ),
+    Preset(
+        "scd-gs", "Gumbel noise frozen per position, ratio test", SCD, "Gumbel sharing", _jacobi(refine="gumbel"),
+        {"window": 64},
+    ),
+    Preset(
+        "predictive", "Gumbel noise frozen per position, exact match: AR's own image of the same seed",
+        "Wiggers and Hoogeboom, Predictive Sampling, ICML 2020 (arXiv 2002.09928)", "alg. 1",
+        _jacobi(verifier="match", refine="gumbel"), {"window": 64},
+    ),
+    Preset(
+        "sjd-pac", "maximal coupling plus corrected siblings at the first slot",
+        "SJD-PAC, CVPR 2026 (arXiv 2603.18599), with siblings drawn so that the result stays exact", "PD and AC",
+        _jacobi(drafter="jacobi-tree", refine="couple"), {"window": 64},
+    ),
+)
+
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """A decoder fully resolved: what runs, with every option explicit.
+
+    `options` maps option name to value, sorted by name; `lossless` holds when every chosen component is lossless.
+    """
+
+    name: str
+    drafter: str
+    init: str
+    verifier: str
+    residual: str
+    refine: str
+    options: tuple[tuple[str, object], ...]
+    lossless: bool
+
+    def option(self, name: str) -> object:
+        return dict(self.options)[name]
+
+
+def _components(choices: Mapping[str, str]) -> list:
+    """Components that take part. Without drafts nothing else has an effect, so nothing else has options."""
+    used = ["drafter"] if choices["drafter"] == "none" else list(CHOICES)
+    return [CHOICES[kind][choices[kind]] for kind in used]
+
+
+def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict[str, Option]:
+    """Every option the preset (or the preset with other `choices`) understands, with its default in force."""
+    options = {option.name: option for part in _components(choices or preset.choices) for option in part.options}
+    return {
+        name: Option(**{**vars(option), "default": preset.defaults.get(name, option.default)})
+        for name, option in options.items()
+    }
+
+
+def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec:
+    """The preset `name` with the caller's choices and options applied.
+
+    Raises:
+        SpecbenchError: unknown preset, choice value or option, or a value out of range.
+    """
+    if name not in PRESETS:
+        raise unknown_name("decoder", name, PRESETS)
+    preset = PRESETS[name]
+    given = dict(given or {})
+    choices = dict(preset.choices)
+    for kind in CHOICES.keys() & given.keys():
+        value = str(given.pop(kind))
+        if value not in CHOICES[kind]:
+            raise unknown_name(kind, value, CHOICES[kind])
+        choices[kind] = value
+    known = options_of(preset, choices)
+    for option in given:
+        if option not in known:
+            raise unknown_name(f"option of decoder '{name}'", option, [*known, *CHOICES])
+    values = {option: known[option].parse(given.get(option, known[option].default)) for option in known}
+    _check_combination(name, choices)
+    lossless = all(part.lossless for part in _components(choices))
+    return DecoderSpec(name, **choices, options=tuple(sorted(values.items())), lossless=lossless)
+
+
+def _check_combination(name: str, choices: Mapping[str, str]) -> None:
+    if choices["verifier"] == "match" and choices["refine"] not in ("resample", "gumbel", "restart"):
+        raise SpecbenchError(
+            f"decoder '{name}': verifier 'match' compares a draft with the slot's new draw, which refine "
+            f"'{choices['refine']}' does not make",
+            "use --refine resample or --refine gumbel",
+        )

@@ -1,0 +1,40 @@
+"""The one error type that users see: a sentence, a way out, and an exit code."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+FAILURE = 1
+BAD_INPUT = 2
+PARTIAL = 3
+GATE = 4
+MISSING_PREREQUISITE = 5
+INTERRUPTED = 130
+
+
+class SpecbenchError(Exception):
+    """A problem the user can act on.
+
+    Args:
+        what: one line that names the offending value.
+        try_this: what to type or change, or an empty string.
+        exit_code: the process exit code; `BAD_INPUT` unless told otherwise.
+    """
+
+    def __init__(self, what: str, try_this: str = "", exit_code: int = BAD_INPUT):
+        super().__init__(what)
+        self.what = what
+        self.try_this = try_this
+        self.exit_code = exit_code
+
+    def __reduce__(self):
+        return type(self), (self.what, self.try_this, self.exit_code)
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> SpecbenchError:
+    """The error for a name that is not among `valid`, with the nearest one as a suggestion."""
+    valid = sorted(valid)
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    hint = f"did you mean '{near[0]}'? " if near else ""
+    return SpecbenchError(f"unknown {kind} '{name}'", f"{hint}valid: {', '.join(valid)}")
