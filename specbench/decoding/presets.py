@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specbench.decoding.components import CHOICES, Option
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import unknown_name
 
 SJD = "Teng et al., Speculative Jacobi Decoding, ICLR 2025 (arXiv 2410.01699)"
 SJDPP = "SJD++ (journal extension of Speculative Jacobi Decoding)"
@@ -141,15 +141,6 @@ def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec
         if option not in known:
             raise unknown_name(f"option of decoder '{name}'", option, [*known, *CHOICES])
     values = {option: known[option].parse(given.get(option, known[option].default)) for option in known}
-    _check_combination(name, choices)
     lossless = all(part.lossless for part in _components(choices))
     return DecoderSpec(name, **choices, options=tuple(sorted(values.items())), lossless=lossless)
 
-
-def _check_combination(name: str, choices: Mapping[str, str]) -> None:
-    if choices["verifier"] == "match" and choices["refine"] not in ("resample", "gumbel", "restart"):
-        raise SpecbenchError(
-            f"decoder '{name}': verifier 'match' compares a draft with the slot's new draw, which refine "
-            f"'{choices['refine']}' does not make",
-            "use --refine resample or --refine gumbel",
-        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -73,21 +74,63 @@ class TokenLayout:
         return tokens[:, self.free_slots()]
 
 
+@dataclass(frozen=True)
+class Tree:
+    """Static shape of a window with branches: column 0 consumes the last committed token, the rest are drafts.
+
+    Attributes:
+        parents: per column the column whose token comes right before its own; -1 for column 0, earlier columns only.
+    """
+
+    parents: tuple[int, ...]
+
+    def __post_init__(self):
+        if not self.parents or self.parents[0] != -1:
+            raise ValueError("column 0 is the root: its parent must be -1")
+        if any(not 0 <= parent < column for column, parent in enumerate(self.parents) if column):
+            raise ValueError("a column's parent must stand before it")
+
+    @cached_property
+    def depth(self) -> tuple[int, ...]:
+        """Per column, its distance from column 0: it predicts the root's position plus this."""
+        depth = [0]
+        for parent in self.parents[1:]:
+            depth.append(depth[parent] + 1)
+        return tuple(depth)
+
+    @cached_property
+    def in_trunk(self) -> tuple[bool, ...]:
+        """Per column, whether it lies on the path of first children: the trunk is cached in place, the rest aside."""
+        trunk, taken = [True], set()
+        for parent in self.parents[1:]:
+            trunk.append(trunk[parent] and parent not in taken)
+            taken.add(parent)
+        return tuple(trunk)
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """[T, T] bool, True where the second column is the first one or an ancestor of it."""
+        sees = torch.eye(len(self.parents), dtype=torch.bool)
+        for column, parent in enumerate(self.parents[1:], start=1):
+            sees[column] |= sees[parent]
+        return sees
+
+
 class Session(Protocol):
     """One batch of images being decoded: prompt and committed tokens are in a position-addressed cache.
 
     Rolling back needs no call: a slot is overwritten before anything may attend to it.
     """
 
-    def forward(self, tokens: Tensor, positions: Tensor, tree: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         """Guided logits over the image vocabulary.
 
         Args:
             tokens: [B, T] stream token each column consumes: the one at slot `positions - 1`.
-            positions: [B, T] stream slot each column predicts; slot 0 consumes the prompt's last element and ignores
-                its entry of `tokens`.
-            tree: [T, T] bool, True where a column attends to another column of this forward (its ancestors and
-                itself). None means a chain: column t sees columns before it.
+            positions: [B, T] stream slot each column predicts, per row consecutive (plus the depth, for a tree); slot
+                0 consumes the prompt's last element and ignores its entry of `tokens`. Rows near their end may name
+                slots past the last one: their logits are never read.
+            tree: which columns of this forward a column attends to. None is a chain: column t sees those before it.
 
         Returns:
             [B, T, v_image] float32.
@@ -95,9 +138,8 @@ class Session(Protocol):
         ...
 
     def keep(self, columns: Tensor, positions: Tensor) -> None:
-        """After a tree forward, move the cache entries of `columns` [B, D] to the true places of `positions` [B, D].
-
-        Entry d of a row is skipped where `columns` is negative.
+        """After a tree forward, put the cache entries of `columns` [B, D] where trunk columns predicting `positions`
+        [B, D] would stand, so that the branch becomes part of the committed prefix.
         """
         ...
 
