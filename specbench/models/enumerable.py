@@ -1,8 +1,8 @@
 """Models small enough to enumerate every image: the ground truth that decoders are audited against.
 
-An `EnumerableModel` draws each token from a random table row chosen by the complete prefix, so a decoder that conditions
-on anything wrong, or reuses noise it should not, changes the joint distribution. `joint` gives the exact one in float64
-by walking every prefix, sharing no code with the decode loop.
+An `EnumerableModel` draws each token from a random table row chosen by the complete prefix, so a decoder that
+conditions on anything wrong, or reuses noise it should not, changes the joint distribution. `joint` gives the
+exact one in float64 by walking every prefix, sharing no code with the decode loop.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specbench.config import Sampling
-from specbench.models.base import TokenLayout
+from specbench.models.base import TokenLayout, Tree
 
 
 class EnumerableModel:
@@ -32,7 +32,9 @@ class EnumerableModel:
     device = torch.device("cpu")
     dtype = torch.float32
 
-    def __init__(self, layout: TokenLayout, prompts: Sequence[str] = ("",), sharpness: float = 1.5, seed: int = 0):
+    def __init__(
+        self, layout: TokenLayout, prompts: Sequence[str] = ("",), sharpness: float = 1.5, seed: int = 0
+    ):
         self.layout = layout
         self.prompts = tuple(prompts)
         self.offsets = [sum(layout.vocab**j for j in range(i)) for i in range(layout.length)]
@@ -75,27 +77,29 @@ class EnumerableSession:
         self.consumed = torch.zeros(len(prefix), layout.length, dtype=torch.long)
         self.weights = torch.tensor([layout.vocab**j for j in range(layout.length)])
         self.offsets = torch.tensor(model.offsets)
-        self.tree_tokens: Tensor | None = None
+        self.aside: Tensor | None = None
 
-    def forward(self, tokens: Tensor, positions: Tensor, tree: Tensor | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         if tokens.shape != positions.shape or tokens.shape[1] > self.columns:
-            raise ValueError(f"forward of {tuple(tokens.shape)} tokens in a session of {self.columns} columns")
+            raise ValueError(f"forward of {tuple(tokens.shape)} tokens, at most {self.columns} columns")
         tokens, positions = tokens.long(), positions.long()
+        last = self.model.layout.length - 1
         if tree is None:
             self._store(tokens, positions)
-            codes = self._prefix_codes().gather(1, positions)
+            codes = self._prefix_codes().gather(1, positions.clamp(max=last))
         else:
-            self.tree_tokens = tokens
-            codes = self._tree_codes(tokens, positions, tree)
-        return self._logits(self.offsets[positions] + codes)
+            self.aside = tokens
+            trunk = torch.tensor(tree.in_trunk)
+            self._store(tokens[:, trunk], positions[:, trunk])
+            codes = self._tree_codes(tokens, positions, tree.ancestors)
+        return self._logits(self.offsets[positions.clamp(max=last)] + codes)
 
     def keep(self, columns: Tensor, positions: Tensor) -> None:
-        kept = self.tree_tokens.gather(1, columns.long().clamp(min=0))
-        self._store(kept, positions.long(), columns >= 0)
+        self._store(self.aside.gather(1, columns.long()), positions.long())
 
-    def _store(self, tokens: Tensor, positions: Tensor, live: Tensor | bool = True) -> None:
+    def _store(self, tokens: Tensor, positions: Tensor) -> None:
         """Put the token consumed at `positions` (the one at the slot before) into its place."""
-        row, column = torch.nonzero((positions > 0) & live, as_tuple=True)
+        row, column = torch.nonzero((positions > 0) & (positions <= self.consumed.shape[1]), as_tuple=True)
         self.consumed[row, positions[row, column] - 1] = tokens[row, column]
 
     def _prefix_codes(self) -> Tensor:
@@ -103,14 +107,13 @@ class EnumerableSession:
         terms = self.consumed * self.weights
         return terms.cumsum(1) - terms
 
-    def _tree_codes(self, tokens: Tensor, positions: Tensor, tree: Tensor) -> Tensor:
-        """[B, T] code of each column's ancestors plus the stored tokens before the first of them."""
-        slots = (positions - 1).clamp(min=0)
-        terms = torch.where(positions > 0, tokens * self.weights[slots], 0)
-        ancestors = terms @ tree.long().T
-        unrelated = torch.iinfo(torch.long).max
-        first = torch.where(tree, slots[:, None, :], unrelated).amin(2)
-        return self._prefix_codes().gather(1, first) + ancestors
+    def _tree_codes(self, tokens: Tensor, positions: Tensor, ancestors: Tensor) -> Tensor:
+        """[B, T] code of the tokens stored before column 0's own, plus those of each column's ancestors."""
+        stored = self._prefix_codes().gather(1, (positions[:, :1] - 1).clamp(min=0))
+        consumed = positions - 1
+        within = (consumed >= 0) & (consumed < len(self.weights))
+        terms = torch.where(within, tokens * self.weights[consumed.clamp(0, len(self.weights) - 1)], 0)
+        return stored + terms @ ancestors.long().T
 
     def _logits(self, rows: Tensor) -> Tensor:
         conditional = self.model.conditional[self.prompt[:, None], rows]
@@ -123,7 +126,8 @@ class EnumerableSession:
 def joint(model: EnumerableModel, sampling: Sampling, prompt: str = "") -> np.ndarray:
     """Exact probability of every image under autoregressive sampling, float64 [v_image ** free slots].
 
-    Image (x_0, .., x_m) of free tokens in stream order has index x_0 * V**m + .. + x_m, as `image_index` computes.
+    The image (x_0, .., x_m) of free tokens in stream order has index x_0 * V**m + .. + x_m, see
+    `image_index`.
     """
     layout, number = model.layout, model.prompts.index(prompt)
     probabilities = []
