@@ -1,5 +1,104 @@
-"""Command line: parsing and terminal output only; every command calls the Python API."""
+"""The command line: parsing and terminal output only; every command calls the Python API.
+
+Nothing heavy is imported here or at the top of a command's module, so that `--help` and `list` answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+import typer
+
+from specbench import __version__, console, registry
+from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, unknown_name
+
+_UsageError = typer.BadParameter.__mro__[1]
+_DEBUG = "--debug"
 
 
-def main() -> None:
-    raise SystemExit("not yet")
+def build_app() -> typer.Typer:
+    """The commands. Options of installed plug-in decoders become flags too, so plug-ins are looked up first."""
+    registry.add_plugin_decoders()
+    from specbench.cli import checks, demo, listing, results, run, shapes
+
+    app = typer.Typer(
+        name="specbench",
+        help="How much faster does a decoder make an autoregressive text-to-image model, and what does it cost?",
+        epilog="Start with: specbench demo",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    for module in (run, results, listing, checks, demo):
+        module.add_to(app)
+    app.add_typer(shapes.build_app(), name="shapes")
+    return app
+
+
+def _root(
+    version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True, callback=lambda on: _version(on)),
+    debug: bool = typer.Option(False, _DEBUG, help="Show tracebacks (anywhere on the line, or SPECBENCH_DEBUG=1)."),
+) -> None:
+    pass
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"specbench {__version__}")
+        raise typer.Exit
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line and exit with its code; an error is one line on stderr."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = _DEBUG in arguments or os.environ.get("SPECBENCH_DEBUG", "") not in ("", "0")
+    arguments = [argument for argument in arguments if argument != _DEBUG]
+    warnings.showwarning = _show_warning
+    try:
+        code = build_app()(arguments, standalone_mode=False, prog_name="specbench")
+    except SpecbenchError as error:
+        code = _fail(error, debug)
+    except _UsageError as error:
+        code = _fail(_usage_problem(error), debug)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _fail(SpecbenchError("interrupted", "what was done is kept; the same command continues", INTERRUPTED), debug)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:
+        problem = SpecbenchError(f"{type(error).__name__}: {error}", f"a bug; {_DEBUG} shows where", FAILURE)
+        code = _fail(problem, debug)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(error: SpecbenchError, debug: bool) -> int:
+    if debug and sys.exc_info()[1] is not None:
+        import traceback
+
+        traceback.print_exc()
+    console.show_error(error)
+    return error.exit_code
+
+
+def _usage_problem(error: Exception) -> SpecbenchError:
+    """Typer's complaint as one of ours, with the nearest option or command."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return SpecbenchError("a command is missing", "specbench --help lists them")
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "specbench"
+    option = getattr(error, "option_name", None)
+    if type(error).__name__ == "NoSuchOption" and option and context:
+        valid = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
+        problem = unknown_name("option", option, valid)
+        return SpecbenchError(f"{problem.what} of '{path}'", problem.try_this, BAD_INPUT)
+    return SpecbenchError(error.format_message(), f"'{path} --help' tells more", BAD_INPUT)
+
+
+def _show_warning(message, category, *_rest) -> None:
+    if issubclass(category, registry.PluginWarning):
+        console.warn(str(message))

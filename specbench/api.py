@@ -1,0 +1,128 @@
+"""The whole library in one short file: plan, decode, store, score, report. The command line calls nothing else.
+
+    prompts -> model.encode -> decoding.loop.decode -> Generation -> store -> scoring -> reporting
+
+Settings have the names of the command line's flags, with underscores: `top_k=100`, `G=50`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbench.models.catalog import find_model, load_model
+from specbench.plan import Plan, available_threads, make_plan, plan_decoders, plan_sampling
+from specbench.prompts import Prompt, text_id
+from specbench.settings import merge, run_settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from specbench.config import RunSpec
+    from specbench.decoding.generation import Generation
+    from specbench.models.base import ImageModel
+    from specbench.runner import Reporter, RunSummary
+
+
+def generate(
+    prompt: str | Sequence[str], model: str = "shapes", decoder: str = "sjd", **settings: object
+) -> Generation | list[Generation]:
+    """Decode images without storing anything.
+
+    Args:
+        prompt: one caption, or several to decode as one batch.
+        settings: `seed`, `cfg`, `temperature`, `top_k`, `top_p`, `dtype`, `device`, `threads`, and every option of the
+            decoder, for example `G=50`.
+
+    Returns:
+        A `Generation` for one caption, a list for several. Pixels are in `.image`, uint8 [3, H, W].
+
+    Raises:
+        SpecbenchError: anything unknown, out of range or unreadable.
+    """
+    from specbench.decoding.loop import Request, decode
+
+    values = merge(run_settings(), _flags(settings | {"model": model, "decoder": decoder}), env={})
+    info = find_model(model)
+    planned = plan_decoders(values["decoder"].value, values)[0]
+    sampling = plan_sampling(info, values)
+    texts = [prompt] if isinstance(prompt, str) else list(prompt)
+    info.check_prompts(Prompt(text_id(text), text) for text in texts)
+    loaded = _load(model, values["device"].value, values["dtype"].value, values["threads"].value)
+    requests = [Request(text, text_id(text)) for text in texts]
+    images = decode(loaded, requests, planned.spec, sampling, values["seed"].value)
+    return images[0] if isinstance(prompt, str) else images
+
+
+def run(reporter: Reporter | None = None, **settings: object) -> RunSummary:
+    """Decode a prompt set with one or several decoders into the results folder, continuing what is there.
+
+    Args:
+        settings: those of `specbench run`, for example `decoder=["ar", "gsd:G=50"], prompts="shapes", limit=8`.
+
+    Raises:
+        SpecbenchError: see `specbench.plan.make_plan` and `specbench.runner.run`.
+    """
+    return execute(make_plan(merge(run_settings(), _flags(settings), env={})), reporter)
+
+
+def execute(plan: Plan, reporter: Reporter | None = None) -> RunSummary:
+    """Carry a plan out."""
+    from specbench import runner
+
+    model = _load(plan.model.name, plan.device, plan.dtype, plan.threads)
+    specs, extras = [], {}
+    for planned in plan.decoders:
+        decoder, curve = planned.spec, None
+        if planned.auto_window:
+            decoder, curve = _choose_window(model, plan, decoder)
+        spec = plan.spec(decoder, model.weights_sha256)
+        specs.append(spec)
+        extras[spec.run_id] = {"origins": plan.origins(planned)} | ({"window_curve": curve} if curve else {})
+    return runner.run(model, specs, plan.chosen, plan.samples, plan.out, reporter, extras)
+
+
+def score(
+    runs: Sequence[str] = (), metrics: Sequence[str] | None = None, out: str | Path = "results"
+) -> list[dict[str, object]]:
+    """Compute what is missing of the metrics for the named runs, or for all in `out`."""
+    from specbench import scoring
+    from specbench.store import find_runs
+
+    return scoring.score(find_runs(out, runs), metrics)
+
+
+def report(runs: Sequence[str] = (), out: str | Path = "results") -> list[dict[str, object]]:
+    """One row per run, with its numbers; see `specbench.reporting` for the keys."""
+    from specbench import reporting
+    from specbench.store import find_runs
+
+    return reporting.rows(find_runs(out, runs))
+
+
+def load(run: str, out: str | Path = "results") -> pd.DataFrame:
+    """The stored sample rows of one run, one per image, with the columns of `specbench.records.SAMPLES`."""
+    from specbench.store import RunStore, find_runs
+
+    return RunStore(find_runs(out, [run])[0]).samples()
+
+
+def _flags(settings: Mapping[str, object]) -> dict[str, object]:
+    return {name.replace("_", "-"): value for name, value in settings.items()}
+
+
+def _load(name: str, device: str, dtype: str | None, threads: int) -> ImageModel:
+    import torch
+
+    torch.set_num_threads(threads or available_threads())
+    return load_model(name, device, dtype)
+
+
+def _choose_window(model: ImageModel, plan: Plan, decoder):
+    from specbench.window import choose_window
+
+    window, curve = choose_window(model, plan.chosen, decoder, plan.sampling, plan.seed)
+    options = dict(decoder.options) | {"window": window}
+    return replace(decoder, options=tuple(sorted(options.items()))), curve

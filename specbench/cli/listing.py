@@ -1,0 +1,99 @@
+"""`specbench list`: models, decoders, metrics, prompts, runs. Reads names and small files only."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+
+import typer
+
+from specbench import registry
+from specbench.cli.options import flags, print_json, print_table
+from specbench.decoding.components import CHOICES
+from specbench.decoding.presets import PRESETS, resolve
+from specbench.settings import JSON, OUT, merge
+
+_SETTINGS = (OUT, JSON)
+
+
+class Kind(StrEnum):
+    models = "models"
+    decoders = "decoders"
+    metrics = "metrics"
+    prompts = "prompts"
+    runs = "runs"
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(name="list", help="List what there is: models, decoders, metrics, prompt sets, runs.")(list_things)
+
+
+@flags(_SETTINGS)
+def list_things(flags: dict, kind: Kind = typer.Argument(help="What to list.")) -> None:
+    values = merge(_SETTINGS, flags)
+    rows, columns = _LISTS[kind](Path(str(values["out"].value)))
+    if values["json"].value:
+        print_json(rows)
+    else:
+        print_table("", rows, columns)
+
+
+def decoders(_out: Path):
+    rows = []
+    for name, preset in PRESETS.items():
+        spec = resolve(name)
+        rows.append({
+            "name": name, "lossless": spec.lossless, "summary": preset.summary, "options": dict(spec.options),
+            "choices": {kind: getattr(spec, kind) for kind in CHOICES}, "paper": preset.paper,
+            "equation": preset.equation,
+        })
+    return rows, ("name", "lossless", "summary", "options")
+
+
+def models(_out: Path):
+    from specbench.models import catalog
+
+    rows = [
+        {"name": name, "height": info.resolution[0], "width": info.resolution[1], "tokens": info.tokens,
+         "on_disk": info.ready, "licence": info.licence, "summary": info.summary}
+        for name, info in catalog.models().items()
+    ]
+    return rows, ("name", "height", "width", "tokens", "on_disk", "licence", "summary")
+
+
+def metrics(_out: Path):
+    plugged = {name: point.value for name, point in registry.plugins("metrics").items()}
+    rows = [{"name": name, "target": target} for name, target in sorted((plugged | registry.METRICS).items())]
+    return rows, ("name", "target")
+
+
+def prompts(_out: Path):
+    from specbench import prompts as sets
+
+    rows = []
+    for name in sets.names():
+        found = sets.load_prompts(name)
+        categories = sorted({prompt.category for prompt in found.prompts if prompt.category})
+        rows.append({"name": name, "prompts": len(found.prompts), "categories": categories, "sha256": found.sha256})
+    return rows, ("name", "prompts", "categories")
+
+
+def runs(out: Path):
+    rows = []
+    for path in sorted(out.glob("*/run.json")):
+        try:
+            info = json.loads(path.read_text())
+            spec = info["spec"]
+            row = {"name": path.parent.name, "model": spec["model"], "decoder": spec["decoder"]["name"],
+                   "options": spec["decoder"]["options"], "prompts": spec["prompts"], "seed": spec["seed"],
+                   "images": sum(1 for _ in (path.parent / "images").glob("*.png"))}
+        except (OSError, ValueError, KeyError, TypeError):
+            row = {"name": path.parent.name, "error": "run.json cannot be read"}
+        rows.append(row)
+    return rows, ("name", "model", "decoder", "options", "prompts", "seed", "images", "error")
+
+
+_LISTS = {
+    Kind.models: models, Kind.decoders: decoders, Kind.metrics: metrics, Kind.prompts: prompts, Kind.runs: runs,
+}

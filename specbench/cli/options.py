@@ -1,0 +1,124 @@
+"""Command-line flags made from `specbench.settings`, so that a setting is written down once."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from specbench.decoding.presets import PRESETS, options_of
+from specbench.settings import Setting
+
+
+def flags(settings: Sequence[Setting]) -> Callable:
+    """Decorate a command so that it takes `settings` as flags, handed over in one dict by setting name.
+
+    The command's parameter `flags` receives the dict; a flag that was not given is None.
+    """
+
+    def decorate(command: Callable) -> Callable:
+        by_parameter = {_parameter_name(setting): setting for setting in settings}
+
+        def wrapper(**arguments):
+            given = {by_parameter[name].name: arguments.pop(name) for name in by_parameter}
+            return command(**arguments, flags=given)
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        kept = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own if parameter.name != "flags"]
+        generated = [_parameter(name, setting) for name, setting in by_parameter.items()]
+        wrapper.__signature__ = inspect.Signature([*generated, *kept])
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in (*generated, *kept)}
+        wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+        return wrapper
+
+    return decorate
+
+
+def _parameter_name(setting: Setting) -> str:
+    return "flag_" + setting.name.replace("-", "_")
+
+
+def _parameter(name: str, setting: Setting) -> inspect.Parameter:
+    switch = setting.option.type is bool
+    kind = bool | None if switch else list[str] | None if setting.many else str | None
+    short = {"quiet": ["-q"]}.get(setting.name, [])
+    option = typer.Option(
+        f"--{setting.name}",
+        *short,
+        help=_help(setting),
+        metavar=setting.metavar,
+        rich_help_panel=setting.panel,
+        show_default=False,
+    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+
+
+def _help(setting: Setting) -> str:
+    text = escape(setting.option.help[:1].upper() + setting.option.help[1:])
+    if setting.panel == "Decoder options":
+        return f"{text} [dim]({_owners(setting.name)})[/dim]"
+    if setting.unset or setting.option.type is bool or setting.default in ("", []):
+        return text
+    return f"{text} [dim](default {escape(str(setting.option.default))})[/dim]"
+
+
+def _owners(option: str) -> str:
+    """Who takes a decoder option and with which default: "gsd 10", or "most 32, scd-mc 64"."""
+    defaults: dict[object, list[str]] = {}
+    for name, preset in PRESETS.items():
+        known = options_of(preset)
+        if option in known:
+            defaults.setdefault(known[option].default, []).append(name)
+    parts = [f"{'/'.join(names)} {_shown(value)}" for value, names in defaults.items() if len(names) <= 4]
+    common = [f"{_shown(value)}" for value, names in defaults.items() if len(names) > 4]
+    return ", ".join([*(f"default {value}" for value in common), *parts]) or "with other choices"
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def print_json(rows: Iterable[dict]) -> None:
+    """Rows as one JSON array on stdout; what JSON cannot say (NaN, infinity) is null."""
+    print(json.dumps([_plain(row) for row in rows], indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    return value if isinstance(value, str | int | bool | None) else str(value)
+
+
+def print_table(title: str, rows: Sequence[dict], columns: Sequence[str]) -> None:
+    """Rows as a table for people on stdout, fitted to the terminal; unwrapped tab-free columns elsewhere."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.replace("_", " "), overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    width = None if sys.stdout.isatty() else 400
+    Console(width=width, highlight=False).print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_shown(item)}" for key, item in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "-"
+    return escape(_shown(value))

@@ -1,0 +1,101 @@
+"""`specbench run`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import typer
+
+from specbench import console
+from specbench.cli.options import flags, print_json, print_table
+from specbench.settings import Value, check_environment, merge, read_config, run_settings
+
+_SETTINGS = run_settings()
+_HELP = "\n\n".join((
+    "Decode a prompt set with one or several decoders, and keep every image and number.",
+    "Several decoders take turns prompt by prompt on one set of weights. What is already in the results folder is not done "
+    "again, so the same command continues an interrupted run.",
+    "Each flag is also an environment variable (--top-k: SPECBENCH_TOP_K) and a key of the --config file (top-k = 100); a "
+    "flag wins over the environment, the environment over the file.",
+))
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(name="run", help=_HELP, epilog="Then: specbench score, specbench report")(run)
+
+
+@flags(_SETTINGS)
+def run(
+    flags: dict,
+    config: str = typer.Option(None, "--config", metavar="FILE", help="Read settings from a TOML file.",
+                               rich_help_panel="Output"),
+    show_config: bool = typer.Option(False, "--show-config", help="Print every setting and where it came from, and stop.",
+                                     rich_help_panel="Output"),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be decoded, and stop.",
+                                 rich_help_panel="Output"),
+) -> None:
+    from specbench.plan import make_plan
+
+    values = _merged(flags, config)
+    as_json = bool(values["json"].value)
+    plan = make_plan(values)
+    if show_config:
+        return _show_config(plan, values, as_json)
+    if dry_run:
+        return _show_plan(plan, as_json)
+    from specbench import api
+    from specbench.runner import SilentReporter
+
+    summary = api.execute(plan, SilentReporter() if values["quiet"].value else console.ProgressReporter())
+    _print_summary(summary, as_json)
+    if problem := summary.problem():
+        raise problem
+
+
+def _merged(given: Mapping[str, object], config: str | None) -> dict[str, Value]:
+    check_environment()
+    config = config or os.environ.get("SPECBENCH_CONFIG") or None
+    stored = read_config(config, [setting.name for setting in _SETTINGS]) if config else {}
+    return merge(_SETTINGS, given, config=stored, config_name=config or "")
+
+
+def _show_config(plan, values: Mapping[str, Value], as_json: bool) -> None:
+    sampling = asdict(plan.sampling)
+    effective = {"cfg": sampling["guidance"], "temperature": sampling["temperature"], "top-k": sampling["top_k"],
+                 "top-p": sampling["top_p"], "dtype": plan.dtype, "threads": plan.threads}
+    decoder_names = {"Decoder choices", "Decoder options"}
+    rows = [
+        {"name": setting.name, "value": effective.get(setting.name, values[setting.name].value),
+         "origin": values[setting.name].origin}
+        for setting in _SETTINGS if setting.panel not in decoder_names
+    ]
+    for decoder in plan.decoders:
+        spec, origins = decoder.spec, plan.origins(decoder)
+        choices = {kind: getattr(spec, kind) for kind in ("drafter", "init", "verifier", "residual", "refine")}
+        for name, value in (choices | dict(spec.options)).items():
+            shown = "auto" if name == "window" and decoder.auto_window else value
+            rows.append({"name": f"{spec.name}:{name}", "value": shown,
+                         "origin": origins.get(name, f"default of {spec.name}")})
+    print_json(rows) if as_json else print_table("", rows, ("name", "value", "origin"))
+
+
+def _show_plan(plan, as_json: bool) -> None:
+    rows = []
+    for decoder in plan.decoders:
+        options = dict(decoder.spec.options) | ({"window": "auto"} if decoder.auto_window else {})
+        rows.append({
+            "decoder": decoder.spec.name, "options": options, "lossless": decoder.spec.lossless, "model": plan.model.name,
+            "prompts": plan.prompts.name, "images": len(plan.chosen) * plan.samples, "out": str(plan.out),
+        })
+    columns = ("decoder", "options", "lossless", "model", "prompts", "images", "out")
+    print_json(rows) if as_json else print_table("", rows, columns)
+
+
+def _print_summary(summary, as_json: bool) -> None:
+    if not as_json:
+        for folder in summary.folders:
+            print(folder)
+        return
+    print_json([{"run_id": folder.name, "folder": str(folder)} for folder in summary.folders])

@@ -1,0 +1,142 @@
+"""The models by name, as facts that need no torch: what `list models` shows and a plan is checked against."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbench import registry
+from specbench.config import Sampling
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
+
+if TYPE_CHECKING:
+    from specbench.models.base import ImageModel
+    from specbench.prompts import Prompt
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model before it is loaded.
+
+    Attributes:
+        target: "module:function" called as `function(device=..., dtype=...)`, returning an `ImageModel`.
+        resolution: image height and width in pixels.
+        tokens: image tokens of one image.
+        dtype: number format it is meant to run in.
+        weights: files that must be there before it can be loaded.
+        config: JSON file with `network.codes`, the image vocabulary, and `sampling`, the default `Sampling`'s fields.
+        prompt_check: optional "module:function" raising ValueError for a text the model cannot read.
+    """
+
+    name: str
+    summary: str
+    target: str
+    resolution: tuple[int, int]
+    tokens: int
+    licence: str
+    config: Path
+    weights: tuple[Path, ...] = ()
+    dtype: str = "float32"
+    prompt_check: str | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether all its files are on this disk."""
+        return all(path.is_file() for path in (self.config, *self.weights))
+
+    def require_weights(self) -> None:
+        """Raise a SpecbenchError with exit code 5 that names the first missing file."""
+        for path in (self.config, *self.weights):
+            if not path.is_file():
+                raise SpecbenchError(
+                    f"model '{self.name}' is not on this disk: {path} is missing",
+                    "reinstall specbench; a checkout makes the weights with 'make train-shapes'",
+                    MISSING_PREREQUISITE,
+                )
+
+    @property
+    def v_image(self) -> int:
+        """Size of the image vocabulary."""
+        return self._read_config()["network"]["codes"]
+
+    def sampling(self) -> Sampling:
+        """The sampling the model is meant to be used with."""
+        given = self._read_config().get("sampling", {})
+        return Sampling(**{name: given[name] for name in Sampling.__dataclass_fields__ if name in given})
+
+    def check_prompts(self, prompts: Iterable[Prompt]) -> None:
+        """Refuse the first prompt the model has no way to read."""
+        if self.prompt_check is None:
+            return
+        check = registry.load_object(self.prompt_check, "prompt check")
+        for prompt in prompts:
+            try:
+                check(prompt.text)
+            except ValueError as error:
+                raise SpecbenchError(f"prompt '{prompt.id}': {error}", f"'{self.name}' reads its own words only") from None
+
+    def _read_config(self) -> Mapping:
+        if not self.config.is_file():
+            self.require_weights()
+        return json.loads(self.config.read_text())
+
+
+_SHAPES = Path(__file__).parent / "shapes" / "weights"
+
+_BUILT_IN = (
+    ModelInfo(
+        name="shapes",
+        summary="the embedded model: coloured shapes on textured backgrounds, weights in the package",
+        target="specbench.models.shapes.adapter:load",
+        resolution=(64, 64),
+        tokens=256,
+        licence="Apache-2.0",
+        config=_SHAPES / "config.json",
+        weights=(_SHAPES / "network.safetensors", _SHAPES / "tokenizer.safetensors"),
+        prompt_check="specbench.models.shapes.captions:encode",
+    ),
+)
+
+
+@functools.cache
+def models() -> dict[str, ModelInfo]:
+    """Every model, the built-in ones first; a built-in name wins over a plug-in's."""
+    found = {model.name: model for model in _BUILT_IN}
+    for name in registry.plugins("models"):
+        model = registry.load_plugin("models", name, lambda one: isinstance(one, ModelInfo), "a ModelInfo")
+        if model is not None:
+            found.setdefault(model.name, model)
+    return found
+
+
+def find_model(name: str) -> ModelInfo:
+    """The model of that name, or a SpecbenchError with the nearest one."""
+    if name not in models():
+        raise unknown_name("model", name, models())
+    return models()[name]
+
+
+def load_model(name: str, device: str = "cpu", dtype: str | None = None) -> ImageModel:
+    """The model, ready to decode.
+
+    Args:
+        dtype: "float32", "bfloat16" or "float16"; the model's own if None.
+
+    Raises:
+        SpecbenchError: unknown name; exit code 5 when its weights or the device are missing.
+    """
+    import torch
+
+    info = find_model(name)
+    info.require_weights()
+    kind = device.partition(":")[0]
+    if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.backends.mps.is_available()):
+        raise SpecbenchError(
+            f"--device {device}: this torch ({torch.__version__}) sees no such device", "use --device cpu",
+            MISSING_PREREQUISITE,
+        )
+    return registry.load_object(info.target, f"model {name}")(device=device, dtype=dtype or info.dtype)

@@ -1,0 +1,226 @@
+"""From settings to a checked plan: which model, decoders, prompts and folder. No torch here.
+
+Whatever a user can get wrong is refused while the plan is made, before a model is loaded or a file written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specbench import registry
+from specbench.config import RunSpec, Sampling
+from specbench.decoding.components import CHOICES
+from specbench.decoding.presets import PRESETS, DecoderSpec, options_of, resolve
+from specbench.errors import SpecbenchError, unknown_name
+from specbench.models.catalog import ModelInfo, find_model
+from specbench.prompts import Prompt, PromptSet, load_prompts, select
+from specbench.settings import Value, decoder_settings
+
+RUN_ORIGINS = ("model", "prompts", "seed", "batch", "dtype", "device", "threads", "cfg", "temperature", "top-k", "top-p")
+SAMPLING_SETTINGS = {"guidance": "cfg", "temperature": "temperature", "top_k": "top-k", "top_p": "top-p"}
+_DEVICE = re.compile(r"(cpu|mps|cuda(:\d{1,3})?)")
+
+
+@dataclass(frozen=True)
+class PlannedDecoder:
+    """A decoder of a plan.
+
+    Attributes:
+        spec: what runs; with `auto_window`, its window is still the default.
+        auto_window: the window is to be chosen by measuring, once the model is loaded.
+        origins: option or choice name to where its value came from.
+    """
+
+    spec: DecoderSpec
+    auto_window: bool
+    origins: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything `specbench.api.execute` needs.
+
+    `chosen` are the prompts of `prompts` that will be generated; `settings` is what the plan was made from.
+    """
+
+    model: ModelInfo
+    decoders: tuple[PlannedDecoder, ...]
+    sampling: Sampling
+    prompts: PromptSet
+    chosen: tuple[Prompt, ...]
+    samples: int
+    seed: int
+    batch: int
+    dtype: str
+    device: str
+    threads: int
+    out: Path
+    settings: Mapping[str, Value]
+
+    def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
+        """Where each value of one decoder's run came from, by setting name."""
+        shared = {name: held.origin for name, held in self.settings.items() if name in RUN_ORIGINS}
+        options = {name: f"default of {decoder.spec.name}" for name, _ in decoder.spec.options}
+        return shared | options | dict(decoder.origins)
+
+    def spec(self, decoder: DecoderSpec, weights_sha256: str) -> RunSpec:
+        """The run of one decoder."""
+        return RunSpec(
+            model=self.model.name,
+            weights_sha256=weights_sha256,
+            decoder=decoder,
+            sampling=self.sampling,
+            prompts=self.prompts.name,
+            prompts_sha256=self.prompts.sha256,
+            seed=self.seed,
+            batch=self.batch,
+            dtype=self.dtype,
+            device=self.device,
+            threads=self.threads,
+        )
+
+
+def make_plan(values: Mapping[str, Value]) -> Plan:
+    """The plan of a `run`, from its merged settings.
+
+    Raises:
+        SpecbenchError: anything unknown, out of range or unusable; exit code 5 where something must be installed first.
+    """
+    value = {name: held.value for name, held in values.items()}
+    model = find_model(value["model"])
+    decoders = plan_decoders(value["decoder"], values)
+    prompts = load_prompts(value["prompts"])
+    chosen = select(prompts, value["limit"], value["ids"])
+    model.require_weights()
+    model.check_prompts(chosen)
+    plan = Plan(
+        model=model,
+        decoders=tuple(decoders),
+        sampling=plan_sampling(model, values),
+        prompts=prompts,
+        chosen=tuple(chosen),
+        samples=value["samples"],
+        seed=value["seed"],
+        batch=value["batch"],
+        dtype=value["dtype"] or model.dtype,
+        device=_device(value["device"]),
+        threads=value["threads"] or available_threads(),
+        out=Path(value["out"]),
+        settings=values,
+    )
+    check_writable(plan.out)
+    return plan
+
+
+def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[PlannedDecoder]:
+    """Decoders named as "gsd:G=50", "window=16", "ar", with the plain options that apply to them.
+
+    A plain option goes to every decoder that knows it; `ar`, which drafts nothing, ignores what is about drafts as long as
+    another decoder takes it.
+
+    Raises:
+        SpecbenchError: unknown decoder or option, a value out of range, or a plain option no decoder takes.
+    """
+    plain = {setting.name: values[setting.name] for setting in decoder_settings() if values[setting.name].given}
+    requests = parse_decoders(pieces)
+    if not requests:
+        raise SpecbenchError("no decoder given", f"--decoder takes: {', '.join(sorted(PRESETS))}")
+    planned: dict[tuple, PlannedDecoder] = {}
+    for reference, inline in requests:
+        decoder = _plan_decoder(reference, inline, plain)
+        planned.setdefault((decoder.spec, decoder.auto_window), decoder)
+    used = {name for decoder in planned.values() for name, origin in decoder.origins.items() if origin != "inline"}
+    for name in plain:
+        if name not in used and not any(name in inline for _, inline in requests):
+            raise _unused(name, [decoder.spec.name for decoder in planned.values()])
+    return list(planned.values())
+
+
+def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """["ar", "gsd:G=50", "window=16"] to [("ar", {}), ("gsd", {"G": "50", "window": "16"})]."""
+    requests: list[tuple[str, dict[str, str]]] = []
+    for piece in pieces:
+        head, equals, value = piece.partition("=")
+        name, colon, option = head.rpartition(":")
+        if not equals:
+            requests.append((piece, {}))
+        elif colon:
+            requests.append((name, {option: value}))
+        elif requests:
+            requests[-1][1][head] = value
+        else:
+            raise SpecbenchError(f"--decoder {piece}: an option without a decoder", "write it as gsd:G=50,window=16")
+    return requests
+
+
+def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str, Value]) -> PlannedDecoder:
+    name = registry.decoder_name(reference)
+    if name not in PRESETS:
+        raise unknown_name("decoder", name, PRESETS)
+    preset = PRESETS[name]
+    drafts = preset.choices["drafter"] != "none"
+    given = {kind: plain[kind].value for kind in CHOICES if kind in plain and drafts} | dict(inline)
+    auto_window = given.get("window") == "auto" and bool(given.pop("window"))
+    spec = resolve(name, given)
+    known = options_of(preset, {kind: getattr(spec, kind) for kind in CHOICES})
+    plain_options = {option: plain[option] for option in known if option in plain and option not in inline}
+    if "window" in plain_options and plain_options["window"].value == "auto":
+        auto_window = True
+    options = {option: held.value for option, held in plain_options.items() if held.value != "auto"}
+    origins = {option: plain[option].origin for option in [*given, *plain_options] if option in plain}
+    origins |= dict.fromkeys(inline, "inline")
+    return PlannedDecoder(resolve(name, given | options), auto_window, origins)
+
+
+def _unused(option: str, decoders: Sequence[str]) -> SpecbenchError:
+    valid = sorted({known for name in decoders for known in options_of(PRESETS[name])})
+    takes = f"they take: {', '.join(f'--{name}' for name in valid)}" if valid else "they take no options"
+    owners = sorted(name for name, preset in PRESETS.items() if option in options_of(preset))
+    hint = f"; --{option} belongs to {', '.join(owners)}" if owners else ""
+    return SpecbenchError(f"--{option}: none of the chosen decoders ({', '.join(decoders)}) takes it", takes + hint)
+
+
+def plan_sampling(model: ModelInfo, values: Mapping[str, Value]) -> Sampling:
+    """The model's sampling with what was set changed; refuses a top-k beyond the image vocabulary."""
+    given = {field: values[name].value for field, name in SAMPLING_SETTINGS.items()}
+    sampling = replace(model.sampling(), **{name: held for name, held in given.items() if held is not None})
+    if sampling.top_k > model.v_image:
+        raise SpecbenchError(
+            f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens", "0 keeps all of them"
+        )
+    return sampling
+
+
+def _device(name: str) -> str:
+    if not _DEVICE.fullmatch(name):
+        raise SpecbenchError(f"--device {name}: not a device", "valid: cpu, cuda, cuda:0, cuda:1, ..., mps")
+    return name
+
+
+def available_threads() -> int:
+    """CPU cores this process may use, or fewer where OMP_NUM_THREADS says so."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(asked)) if asked.isdigit() and int(asked) else cores
+
+
+def check_writable(out: Path) -> None:
+    """Refuse a results folder in which nothing can be written, by trying with a file that never gets a name.
+
+    Raises:
+        SpecbenchError: it is a file, or the disk or its permissions refuse.
+    """
+    try:
+        existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+        if not existing.is_dir():
+            raise SpecbenchError(f"--out {out}: {existing} is a file", "name a folder")
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SpecbenchError(f"--out {out}: cannot write there ({reason})", "name a folder you may write to") from None

@@ -1,0 +1,231 @@
+"""One merge of the four places a value can come from: flag, then environment, then config file, then default.
+
+A setting has one name everywhere: `--top-k` on the command line, `SPECBENCH_TOP_K` in the environment and `top-k` in a
+config file. Every resolved value remembers where it came from. No torch here.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench.decoding.components import CHOICES, Option
+from specbench.decoding.presets import PRESETS, options_of
+from specbench.errors import SpecbenchError, unknown_name
+
+PREFIX = "SPECBENCH_"
+MAX_SEED = 2**63 - 1
+# Read at start-up by other parts of the tool, so allowed in the environment beside the settings.
+OTHER_VARIABLES = ("SPECBENCH_DEBUG", "SPECBENCH_CONFIG")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A knob of a command and how it is shown.
+
+    Attributes:
+        option: name, default, help and accepted values.
+        panel: the help panel it belongs to.
+        metavar: placeholder of its value in help screens; empty for switches.
+        unset: who decides when nobody sets it, for example "the model"; empty when `option.default` applies.
+        many: it may be given several times, and takes lists separated by commas.
+        words: extra words accepted beside `option`'s type, for example "auto" for a number.
+    """
+
+    option: Option
+    panel: str
+    metavar: str
+    unset: str = ""
+    many: bool = False
+    words: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.option.name
+
+    @property
+    def env(self) -> str:
+        return PREFIX + self.name.replace("-", "_").upper()
+
+    @property
+    def default(self) -> object:
+        if self.many:
+            return [self.option.default] if self.option.default else []
+        return None if self.unset else self.option.default
+
+    def parse(self, value: object) -> object:
+        """`value`, from any origin, as this setting's type.
+
+        Raises:
+            SpecbenchError: wrong type or out of range.
+        """
+        if self.many:
+            items = value if isinstance(value, list | tuple) else [value]
+            return [part for item in items for part in split_list(str(item))]
+        if isinstance(value, list | tuple | dict):
+            raise SpecbenchError(f"--{self.name} {value!r}: expected one value", self.option.help)
+        if value in self.words:
+            return value
+        return self.option.parse(value)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A resolved value and its origin: a flag, a variable, a file, a default, or who decides later."""
+
+    value: object
+    origin: str
+
+    @property
+    def given(self) -> bool:
+        """Whether somebody set it, as opposed to a default."""
+        return not self.origin.startswith(("default", "left to"))
+
+
+def split_list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_NONE = ""
+
+_MODEL = (
+    Setting(Option("model", "shapes", "model to decode with; see 'specbench list models'"), "Model", "NAME"),
+    Setting(Option("dtype", "float32", f"number format: {', '.join(_DTYPES)}", choices=_DTYPES), "Model", "TYPE",
+            unset="the model"),
+    Setting(Option("device", "cpu", "device to run on, for example cpu, cuda or cuda:1"), "Model", "DEVICE"),
+    Setting(Option("threads", 0, "CPU threads; 0 means all that this process may use", minimum=0, maximum=1024), "Model", "N"),
+)
+_WORK = (
+    Setting(
+        Option("decoder", "sjd", "decoders, with inline options if wanted: ar,gsd:G=50,window=16"),
+        "What to run", "NAME[:OPTION=VALUE,...]", many=True,
+    ),
+    Setting(Option("prompts", "shapes", "a prompt set's name or a file of prompts"), "What to run", "SET|FILE"),
+    Setting(Option("limit", 1, "only the first N prompts", minimum=1), "What to run", "N", unset="all prompts"),
+    Setting(Option("ids", _NONE, "only these prompt ids"), "What to run", "ID,...", many=True),
+    Setting(Option("samples", 1, "images per prompt", minimum=1, maximum=10**6), "What to run", "N"),
+    Setting(Option("seed", 0, "whole number that addresses all noise", minimum=0, maximum=MAX_SEED), "What to run", "N"),
+    Setting(
+        Option("batch", 1, "prompts decoded together; latency means batch 1", minimum=1, maximum=4096),
+        "What to run", "N",
+    ),
+)
+_SAMPLING = (
+    Setting(Option("cfg", 1.0, "guidance scale; 1 switches guidance off", minimum=0.0, maximum=1e4), "Sampling", "X",
+            unset="the model"),
+    Setting(Option("temperature", 1.0, "divides the guided logits", above=0.0, maximum=1e4), "Sampling", "X",
+            unset="the model"),
+    Setting(Option("top-k", 0, "keep the K most likely tokens; 0 keeps all", minimum=0), "Sampling", "K",
+            unset="the model"),
+    Setting(Option("top-p", 1.0, "keep the smallest set of tokens of this mass; 1 keeps all", above=0.0, maximum=1.0),
+            "Sampling", "P", unset="the model"),
+)
+OUT = Setting(Option("out", "results", "the results folder"), "Output", "DIR")
+QUIET = Setting(Option("quiet", False, "say nothing but errors"), "Output", "")
+JSON = Setting(Option("json", False, "one JSON array on stdout"), "Output", "")
+
+
+def decoder_settings() -> tuple[Setting, ...]:
+    """One setting per choice (drafter, init, ...) and per option any decoder understands, in menu order."""
+    choices = (
+        Setting(Option(kind, "", f"{kind}: {', '.join(values)}", choices=tuple(values)), "Decoder choices", "NAME",
+                unset="the decoder")
+        for kind, values in CHOICES.items()
+    )
+    options: dict[str, Option] = {}
+    for component in (part for values in CHOICES.values() for part in values.values()):
+        options |= {option.name: option for option in component.options}
+    for preset in PRESETS.values():
+        options |= {option.name: option for option in options_of(preset).values() if option.name not in options}
+    knobs = (
+        Setting(option, "Decoder options", "N|auto" if option.name == "window" else _metavar(option),
+                unset="the decoder", words=("auto",) if option.name == "window" else ())
+        for option in options.values()
+    )
+    return (*choices, *knobs)
+
+
+def _metavar(option: Option) -> str:
+    if option.choices:
+        return "NAME"
+    return {int: "N", float: "X", bool: "", str: "TEXT"}[option.type]
+
+
+def run_settings() -> tuple[Setting, ...]:
+    """Every setting of `specbench run`."""
+    return (*_WORK, *_MODEL, *_SAMPLING, *decoder_settings(), OUT, QUIET, JSON)
+
+
+def read_config(path: str | Path, known: Iterable[str]) -> dict[str, object]:
+    """A TOML file of settings, by name. Unknown names are refused.
+
+    Raises:
+        SpecbenchError: not a readable TOML file, or a key that is no setting.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8")
+        values = tomllib.loads(text)
+    except OSError as error:
+        raise SpecbenchError(f"--config {path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SpecbenchError(f"--config {path}: not a TOML file ({error})") from None
+    known = list(known)
+    for key in values:
+        if key not in known:
+            raise unknown_name(f"setting in {path}:", key, known)
+    return values
+
+
+def merge(
+    settings: Sequence[Setting],
+    flags: Mapping[str, object],
+    env: Mapping[str, str] | None = None,
+    config: Mapping[str, object] | None = None,
+    config_name: str = "config file",
+) -> dict[str, Value]:
+    """Every setting's value with its origin; flag over environment over config file over default.
+
+    Args:
+        flags: by setting name; None means not given.
+        env: the environment; the process's own if None.
+        config: as `read_config` returns it.
+
+    Raises:
+        SpecbenchError: an unknown flag name or `SPECBENCH_` variable, or a value that does not parse.
+    """
+    env = os.environ if env is None else env
+    config = config or {}
+    names = {setting.name for setting in settings}
+    for flag in flags:
+        if flag not in names:
+            raise unknown_name("setting", flag, names)
+    return {setting.name: _pick(setting, flags, env, config, config_name) for setting in settings}
+
+
+def check_environment(env: Mapping[str, str] | None = None) -> None:
+    """Refuse a `SPECBENCH_` variable that no command reads, as a mistyped name would otherwise be ignored."""
+    valid = [setting.env for setting in run_settings()] + list(OTHER_VARIABLES)
+    for variable in os.environ if env is None else env:
+        if variable.startswith(PREFIX) and variable not in valid:
+            raise unknown_name("environment variable", variable, valid)
+
+
+def _pick(setting: Setting, flags: Mapping, env: Mapping, config: Mapping, config_name: str) -> Value:
+    sources = (
+        (flags.get(setting.name), f"flag --{setting.name}"),
+        (env.get(setting.env) or None, f"environment {setting.env}"),
+        (config.get(setting.name), f"file {config_name}"),
+    )
+    for raw, origin in sources:
+        if raw is not None:
+            try:
+                return Value(setting.parse(raw), origin)
+            except SpecbenchError as error:
+                if origin.startswith("flag"):
+                    raise
+                raise SpecbenchError(f"{error.what} ({origin})", error.try_this, error.exit_code) from None
+    return Value(setting.default, f"left to {setting.unset}" if setting.unset else "default")
