@@ -112,7 +112,7 @@ _CLUSTER = (
 DRAFTERS = {
     "none": Component("specbench.decoding.drafters:NoDraft", "no drafts: one token per forward (AR)"),
     "jacobi": Component(
-        "specbench.decoding.drafters:JacobiDraft", "the previous iteration's tail, then fresh tokens", (WINDOW,)
+        "specbench.decoding.drafters:Jacobi", "the previous iteration's tail, then fresh tokens", (WINDOW,)
     ),
     "jacobi-tree": Component(
         "specbench.decoding.drafters:JacobiTree",
@@ -137,7 +137,7 @@ VERIFIERS = {
     "exact": Component("specbench.decoding.verifiers:Exact", "accept with min(1, p/q)"),
     "match": Component("specbench.decoding.verifiers:Match", "accept iff the slot's new draw equals the draft"),
     "grouped": Component(
-        "specbench.decoding.verifiers:Grouped", "accept with min(1, p(C)/q(C)) over a cluster C", _CLUSTER, False
+        "specbench.decoding.grouped:Grouped", "accept with min(1, p(C)/q(C)) over a cluster C", _CLUSTER, False
     ),
     "amplify": Component(
         "specbench.decoding.verifiers:Amplify",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from specbench.decoding.components import CHOICES, Option
+from specbench.decoding.components import CHOICES, Component, Option
 from specbench.errors import unknown_name
 
 SJD = "Teng et al., Speculative Jacobi Decoding, ICLR 2025 (arXiv 2410.01699)"
@@ -101,14 +101,14 @@ class DecoderSpec:
     options: tuple[tuple[str, object], ...]
     lossless: bool
 
-    def option(self, name: str) -> object:
-        return dict(self.options)[name]
+
+def _kinds(choices: Mapping[str, str]) -> list[str]:
+    """Choices that take part: without drafts no other has an effect."""
+    return ["drafter"] if choices["drafter"] == "none" else list(CHOICES)
 
 
-def _components(choices: Mapping[str, str]) -> list:
-    """Components that take part. Without drafts nothing else has an effect, so nothing else has options."""
-    used = ["drafter"] if choices["drafter"] == "none" else list(CHOICES)
-    return [CHOICES[kind][choices[kind]] for kind in used]
+def _components(choices: Mapping[str, str]) -> list[Component]:
+    return [CHOICES[kind][choices[kind]] for kind in _kinds(choices)]
 
 
 def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict[str, Option]:
@@ -132,14 +132,13 @@ def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec
     given = dict(given or {})
     choices = dict(preset.choices)
     for kind in CHOICES.keys() & given.keys():
-        value = str(given.pop(kind))
-        if value not in CHOICES[kind]:
-            raise unknown_name(kind, value, CHOICES[kind])
-        choices[kind] = value
+        if given[kind] not in CHOICES[kind]:
+            raise unknown_name(kind, str(given[kind]), CHOICES[kind])
+        choices[kind] = given[kind]
     known = options_of(preset, choices)
     for option in given:
-        if option not in known:
-            raise unknown_name(f"option of decoder '{name}'", option, [*known, *CHOICES])
+        if option not in known and option not in _kinds(choices):
+            raise unknown_name(f"option of decoder '{name}'", option, [*known, *_kinds(choices)])
     values = {option: known[option].parse(given.get(option, known[option].default)) for option in known}
     lossless = all(part.lossless for part in _components(choices))
     return DecoderSpec(name, **choices, options=tuple(sorted(values.items())), lossless=lossless)

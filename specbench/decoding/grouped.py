@@ -1,0 +1,77 @@
+"""Grouped speculative decoding (So et al., ICCV 2025, eq. 7 and algorithm 1): a draft is judged by its cluster's mass.
+
+The cluster C(x) is a slice of G tokens around x in rank order, filtered by probability and codebook distance. Acceptance is
+min(1, p(C)/q(C)); clusters of different tokens overlap, so the result is lossy.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.context import Context
+from specbench.decoding.verifiers import RatioTest, Verdict, Window
+from specbench.errors import SpecbenchError
+
+
+class Grouped(RatioTest):
+    """Options: see `specbench list decoders`. A draft with p(x) = 0 is rejected, and x always belongs to its cluster."""
+
+    def __init__(self, context: Context, G: int, d: float, delta: float, cluster: str, order: str, bounds: str):
+        super().__init__(context)
+        if context.codebook is None and (d != float("inf") or cluster == "embedding"):
+            raise SpecbenchError("this model has no codebook, which --d and --cluster embedding need", "use --d inf")
+        self._d, self._delta, self._rank_by, self._descending = d, delta, cluster, order == "descending"
+        half = G // 2
+        last = half + 1 if bounds == "inclusive" else max(half, 1)
+        self._offsets = torch.arange(-half, last, device=context.device)
+        self._codebook = context.codebook
+        self._nearest = _nearest(context.codebook, G) if cluster == "embedding" else None
+
+    def acceptance(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+        return self._judge(p, q, x)[0]
+
+    def verify(self, window: Window, refined: Tensor) -> Verdict:
+        a, size = self._judge(window.p, window.q, window.draft[..., None])
+        return Verdict(window.coin < a.squeeze(-1), {"cluster_size": size.squeeze(-1).float()})
+
+    def _judge(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Acceptance and cluster size [..., n] of candidates x [..., n]."""
+        ids, valid = self._slice(p, q, x)
+        members = ids.flatten(-2)
+        p_member = p.gather(-1, members).view(ids.shape)
+        q_member = q.gather(-1, members).view(ids.shape)
+        p_x = p.gather(-1, x)
+        near = (p_member > 0) & ((p_member - p_x[..., None]).abs() < self._delta) & self._close(ids, x)
+        kept = valid & (near | (ids == x[..., None]))
+        p_cluster = torch.where(kept, p_member, 0.0).sum(-1)
+        q_cluster = torch.where(kept, q_member, 0.0).sum(-1)
+        return torch.where(p_x > 0, p_cluster / q_cluster, 0.0), kept.sum(-1)
+
+    def _slice(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Ids [..., n, m] around each candidate in rank order, and which of them exist; each holds x exactly once."""
+        if self._nearest is not None:
+            others = self._nearest[x.clamp(max=len(self._nearest) - 1)][..., 1:]
+            ids = torch.cat([x[..., None], others], dim=-1)
+            return ids, torch.ones_like(ids, dtype=torch.bool)
+        weights = p if self._rank_by == "target" else q
+        order = weights.argsort(dim=-1, descending=self._descending, stable=True)
+        rank = torch.empty_like(order).scatter_(-1, order, torch.arange(p.shape[-1], device=p.device).expand(p.shape))
+        place = rank.gather(-1, x)[..., None] + self._offsets
+        valid = (place >= 0) & (place < p.shape[-1])
+        place = place.clamp(0, p.shape[-1] - 1)
+        return order.gather(-1, place.flatten(-2)).view(place.shape), valid
+
+    def _close(self, ids: Tensor, x: Tensor) -> Tensor:
+        """Whether members lie closer to x than d, in squared Euclidean distance of codebook rows."""
+        if self._d == float("inf"):
+            return torch.ones_like(ids, dtype=torch.bool)
+        last = len(self._codebook) - 1
+        difference = self._codebook[ids.clamp(max=last)] - self._codebook[x.clamp(max=last)][..., None, :]
+        return difference.square().sum(-1) < self._d
+
+
+def _nearest(codebook: Tensor, count: int) -> Tensor:
+    """[V, count] ids nearest to each token, itself first."""
+    distance = torch.cdist(codebook, codebook).fill_diagonal_(-1.0)
+    return distance.topk(min(count, len(codebook)), largest=False).indices

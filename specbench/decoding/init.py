@@ -1,0 +1,128 @@
+"""Initialisation: tokens for fresh window slots, each with the law q it was really drawn from.
+
+A fresh slot either copies a neighbour in the image grid (q one-hot), or draws from the distribution its neighbour was
+drawn from (q that distribution), or is uniformly random. Where the neighbour is fresh too, its own source is used; a slot
+without a source is uniformly random.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.context import Context
+from specbench.decoding.noise import Noise, Stream
+from specbench.decoding.sampling import draw, one_hot
+
+
+class Slots(NamedTuple):
+    """The draft slots of one step. D per row.
+
+    Attributes:
+        start: [B] stream slot of the first one: tokens committed so far.
+        positions: [B, D] stream slots.
+        fresh: [B, D] bool, which of them need a token.
+        tokens: [B, L] stream tokens so far: committed ones and drafts, indexed by stream slot.
+        history: [B, N, V] the last target distribution seen at each stream slot, if the init asks for it.
+        step: 1-based number of this step.
+    """
+
+    start: Tensor
+    positions: Tensor
+    fresh: Tensor
+    tokens: Tensor
+    history: Tensor | None
+    step: int
+
+
+class Init(Protocol):
+    needs_history: bool
+
+    def fill(self, slots: Slots, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Tokens [B, D] and their laws q [B, D, V]; only fresh slots are read."""
+        ...
+
+
+class Uniform:
+    """A uniformly random image token. q is uniform, or one-hot (the released SJD code's convention); both are lossless."""
+
+    needs_history = False
+
+    def __init__(self, context: Context, fresh_q: str = "uniform"):
+        self._layout = context.layout
+        self._one_hot = fresh_q == "onehot"
+
+    def fill(self, slots: Slots, noise: Noise) -> tuple[Tensor, Tensor]:
+        v_image, vocab = self._layout.v_image, self._layout.vocab
+        tokens = (noise.uniform(slots.positions, Stream.FRESH, slots.step) * v_image).long()
+        if self._one_hot:
+            return tokens, one_hot(tokens, vocab)
+        q = torch.zeros(vocab, device=tokens.device)
+        q[:v_image] = 1 / v_image
+        return tokens, q.expand(*tokens.shape, vocab)
+
+
+class Spatial:
+    """A copy of a neighbour in the image grid, or a draw from the neighbour's distribution (SJD sec. 4.2)."""
+
+    def __init__(self, context: Context, rows: int, columns: int, sample: bool):
+        """The neighbour stands `rows` above and `columns` to the left; `sample` draws instead of copying."""
+        layout = context.layout
+        neighbour = layout.neighbour(rows, columns)
+        self._neighbour = torch.tensor([*neighbour, -1], device=context.device)
+        self._random = Uniform(context)
+        self._vocab = layout.vocab
+        self.needs_history = sample
+
+    def fill(self, slots: Slots, noise: Noise) -> tuple[Tensor, Tensor]:
+        random_tokens, uniform_law = self._random.fill(slots, noise)
+        source, root = self._trace(slots)
+        has_source = source >= 0
+        if self.needs_history:
+            law = slots.history.gather(1, source.clamp(0, slots.history.shape[1] - 1)[..., None].expand(-1, -1, self._vocab))
+            tokens = draw(law, noise.uniform(slots.positions, Stream.FRESH, slots.step))
+            q = torch.where(has_source[..., None], law, uniform_law)
+            return torch.where(has_source, tokens, random_tokens), q
+        # Where the chain of neighbours ends at a random fresh slot, that slot's own token is copied.
+        tokens = torch.where(has_source, slots.tokens.gather(1, source.clamp(min=0)), random_tokens.gather(1, root))
+        copied = has_source | (root != torch.arange(root.shape[1], device=root.device))
+        return tokens, torch.where(copied[..., None], one_hot(tokens, self._vocab), uniform_law)
+
+    def _trace(self, slots: Slots) -> tuple[Tensor, Tensor]:
+        """Follow neighbours out of the fresh slots.
+
+        Returns:
+            source: [B, D] known stream slot the chain ends at, -1 if it ends at a fresh slot without a neighbour.
+            root: [B, D] window slot at which the chain ends or leaves the window.
+        """
+        width = slots.positions.shape[1]
+        own = torch.arange(width, device=slots.positions.device).expand_as(slots.positions)
+        neighbour = self._neighbour[slots.positions.clamp(max=len(self._neighbour) - 1)]
+        neighbour = torch.where(slots.fresh, neighbour, slots.positions)
+        in_window = neighbour - slots.start[:, None]
+        root = torch.where(slots.fresh & (in_window >= 0), in_window, own)
+        for _ in range(width.bit_length()):
+            root = root.gather(1, root)
+        return neighbour.gather(1, root), root
+
+
+def left_repeat(context: Context) -> Spatial:
+    """Horizontal repeat."""
+    return Spatial(context, rows=0, columns=1, sample=False)
+
+
+def left_sample(context: Context) -> Spatial:
+    """Horizontal sample."""
+    return Spatial(context, rows=0, columns=1, sample=True)
+
+
+def above_repeat(context: Context) -> Spatial:
+    """Vertical repeat."""
+    return Spatial(context, rows=1, columns=0, sample=False)
+
+
+def above_sample(context: Context) -> Spatial:
+    """Vertical sample."""
+    return Spatial(context, rows=1, columns=0, sample=True)

@@ -1,0 +1,76 @@
+"""From guided logits to the target distribution p, and draws from distributions. All float32, no host reads."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specbench.config import Sampling
+from specbench.models.base import TokenLayout
+
+
+def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Temperature, then top-k (ties with the k-th logit are kept), then top-p; dropped entries become -inf.
+
+    Args:
+        logits: [..., V] float32, guided.
+    """
+    if sampling.temperature != 1.0:
+        logits = logits / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        kth = logits.topk(sampling.top_k, dim=-1, sorted=True).values[..., -1:]
+        logits = logits.masked_fill(logits < kth, -torch.inf)
+    if sampling.top_p < 1.0:
+        ranked, order = logits.softmax(-1).sort(dim=-1, descending=True)
+        # A token stays while the mass strictly before it is below top_p, so the first always stays.
+        dropped = ranked.cumsum(-1) - ranked >= sampling.top_p
+        logits = logits.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
+    return logits
+
+
+class Target:
+    """Turns logits into p [B, T, vocab] over image and special ids; forced slots are one-hot."""
+
+    def __init__(self, layout: TokenLayout, sampling: Sampling, device: torch.device):
+        self._sampling = sampling
+        self.vocab = layout.vocab
+        self._specials = layout.vocab - layout.v_image
+        self.forced = torch.tensor([*layout.forced, -1], device=device)
+        """[N + 1] forced id per stream slot, -1 where free; the last entry stands for every slot past the end."""
+
+    def forced_at(self, positions: Tensor) -> Tensor:
+        """[B, T] forced id at stream slots `positions`, -1 where free."""
+        return self.forced[positions.clamp(max=len(self.forced) - 1)]
+
+    def __call__(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """p for logits [B, T, v_image] predicting stream slots `positions` [B, T]."""
+        p = truncate(logits.float(), self._sampling).softmax(-1)
+        if not self._specials:
+            return p
+        p = torch.nn.functional.pad(p, (0, self._specials))
+        forced = self.forced_at(positions)
+        return torch.where((forced >= 0)[..., None], one_hot(forced.clamp(min=0), p.shape[-1]), p)
+
+
+def one_hot(tokens: Tensor, vocab: int) -> Tensor:
+    """[..., vocab] float32 with all mass on `tokens` [...]."""
+    return torch.zeros(*tokens.shape, vocab, device=tokens.device).scatter_(-1, tokens[..., None], 1.0)
+
+
+def at(distribution: Tensor, tokens: Tensor) -> Tensor:
+    """[...] entries of `distribution` [..., V] at `tokens` [...]."""
+    return distribution.gather(-1, tokens[..., None]).squeeze(-1)
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """[...] tokens from unnormalised `weights` [..., V] by inversion of `uniform` [...] in (0, 1)."""
+    mass = weights.cumsum(-1)
+    total = mass[..., -1]
+    # Rounding may lift uniform * total to total itself, which no token's mass exceeds.
+    point = torch.minimum((uniform * total).float(), torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(mass, point[..., None], right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
+
+
+def run_race(weights: Tensor, race: Tensor) -> Tensor:
+    """[...] tokens from unnormalised `weights` [..., V] by the exponential race `race` [..., V]."""
+    return (weights / race).argmax(-1)
