@@ -1,4 +1,4 @@
-"""Is a decoder lossless? Decode models small enough to enumerate, and compare the images with the exact joint.
+"""Is a decoder lossless? Decode models small enough to enumerate; compare the images with the exact joint.
 
 Nothing here trusts what a decoder says of itself: the real loop runs and its images are counted.
 """
