@@ -93,8 +93,9 @@ def noncentrality(statistic: float, dof: float, z: float) -> float:
     gap = statistic - dof + 2 * z * z
     return max(0.0, gap + math.sqrt(max(0.0, gap**2 - (statistic - dof) ** 2 + 2 * z * z * dof)))
 
+
+def detectable_tv(dof: int, n: int) -> float:
     """Mean total variation the summed test misses with probability at most 1 - POWER, however it is spread.
-    spread.
 
     By Cauchy-Schwarz a distance t makes a chi-square divergence of at least 4 t**2.
     """
