@@ -1,0 +1,160 @@
+"""What every transformers-backed family shares: cache, masks, positions, guidance. An adapter holds only differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench.models.base import TokenLayout, Tree
+from specbench.models.cache import PositionCache
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Encoded prompts: conditional rows, then as many unconditional ones.
+
+    Attributes:
+        embeds: per row its prompt [P, d]; lengths may differ.
+        state: per-row tensors [2B, ...] the adapter needs to embed image tokens.
+    """
+
+    embeds: Sequence[Tensor]
+    state: tuple[Tensor, ...] = ()
+
+    def conditional(self) -> Prefix:
+        """The rows without their unconditional twins."""
+        rows = len(self.embeds) // 2
+        return Prefix(self.embeds[:rows], tuple(tensor[:rows] for tensor in self.state))
+
+
+class TransformerModel:
+    """Base of the adapters; see `specbench.models.base.ImageModel` for what the attributes mean.
+
+    Attributes:
+        backbone: transformers model that maps `inputs_embeds` to `last_hidden_state`.
+    """
+
+    name: str
+    layout: TokenLayout
+    codebook: Tensor | None
+    weights_sha256: str
+    backbone: nn.Module
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.backbone.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.backbone.parameters()).dtype
+
+    def encode(self, prompts: Sequence[str]) -> Prefix:
+        raise NotImplementedError
+
+    def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
+        """Inputs [R, T, d] for stream tokens [R, T] whose successors stand at stream slots `positions` [R, T].
+
+        Entries with position 0 are replaced by the prompt's last element; those past the end are never read.
+        """
+        raise NotImplementedError
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, T, d] to logits [R, T, v_image] over image ids only."""
+        raise NotImplementedError
+
+    def render(self, image_tokens: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
+        return TransformerSession(self, prefix, guidance, columns)
+
+
+class TransformerSession:
+    """A batch being decoded. Row r's prompt of P elements holds slots 0 .. P-1, its stream slot i the slot P + i.
+
+    A column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is fed
+    by the first forward and prefill stops before it.
+    """
+
+    def __init__(self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int):
+        self._model = model
+        self._guidance = guidance
+        self._prefix = prefix if guidance != 1.0 else prefix.conditional()
+        lengths = [len(embeds) for embeds in self._prefix.embeds]
+        self._last = torch.tensor(lengths, device=model.device)[:, None] - 1
+        self._start = torch.stack([embeds[-1] for embeds in self._prefix.embeds])[:, None]
+        # Past the stream's last slot: room for a window that overhangs it, then for branches of a tree.
+        self._scratch = max(lengths) + model.layout.length + columns
+        self._cache = PositionCache(model.backbone.config.num_hidden_layers, self._scratch + columns)
+        self._index = torch.arange(self._scratch + columns, device=model.device)
+        self._fed: Tensor | None = None
+        self._prefill(max(lengths) - 1)
+
+    def _prefill(self, longest: int) -> None:
+        """Feed every prompt but its last element. Rows shorter than `longest` write slots their stream will overwrite."""
+        if not longest:
+            return
+        rows = [embeds[:-1] for embeds in self._prefix.embeds]
+        embeds = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        slots = self._index[:longest].expand(len(embeds), -1)
+        self._run(embeds, slots, slots, self._index[:longest] <= slots[..., None], longest)
+
+    def _run(self, embeds: Tensor, slots: Tensor, position_ids: Tensor, mask: Tensor, visible: int) -> Tensor:
+        self._cache.placement.slots = slots
+        self._cache.placement.visible = visible
+        output = self._model.backbone(
+            inputs_embeds=embeds,
+            position_ids=position_ids,
+            attention_mask=mask[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        return output.last_hidden_state
+
+    def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
+        repeats = len(self._last) // len(tokens)
+        tokens, positions = tokens.repeat(repeats, 1), positions.repeat(repeats, 1)
+        embeds = self._model.embed(tokens, positions, self._prefix.state)
+        embeds = torch.where((positions == 0)[..., None], self._start, embeds)
+        position_ids = self._last + positions
+        visible = self._visible(position_ids, tree)
+        if tree is None:
+            slots = position_ids
+            mask = self._index[:visible] <= slots[..., None]
+        else:
+            slots, mask = self._place_tree(position_ids, tree, visible)
+        self._fed = slots
+        hidden = self._run(embeds, slots, position_ids, mask, visible)
+        return self._guide(self._model.head(hidden).float())
+
+    def _visible(self, position_ids: Tensor, tree: Tree | None) -> int:
+        """Slots worth reading. On a GPU the answer would cost a synchronisation, so the whole buffer is."""
+        if tree is not None or position_ids.is_cuda:
+            return len(self._index)
+        return int(position_ids.max()) + 1
+
+    def _place_tree(self, position_ids: Tensor, tree: Tree, visible: int) -> tuple[Tensor, Tensor]:
+        """Cache slots [R, T] and mask [R, T, visible] of a tree: the trunk in place, branches in the scratch slots."""
+        columns = self._index[: position_ids.shape[1]]
+        in_trunk = torch.tensor(tree.in_trunk, device=columns.device)
+        slots = torch.where(in_trunk, position_ids, self._scratch + columns)
+        mask = (self._index[:visible] < position_ids[:, :1, None]).expand(-1, len(columns), -1).clone()
+        ancestors = tree.ancestors.to(columns.device).expand(len(slots), -1, -1)
+        mask.scatter_(2, slots[:, None].expand_as(ancestors), ancestors)
+        return slots, mask
+
+    def _guide(self, logits: Tensor) -> Tensor:
+        """u + s (c - u), float32."""
+        if self._guidance == 1.0:
+            return logits
+        conditional, unconditional = logits.chunk(2)
+        return unconditional + self._guidance * (conditional - unconditional)
+
+    def keep(self, columns: Tensor, positions: Tensor) -> None:
+        repeats = len(self._last) // len(columns)
+        source = self._fed.gather(1, columns.repeat(repeats, 1))
+        self._cache.move(source, self._last + positions.repeat(repeats, 1))
