@@ -1,0 +1,142 @@
+"""Run folders by name, and the `run.json` that says what is in one. Imports nothing heavy, for `list` and
+`--help`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from specbench.config import RunSpec, Sampling
+from specbench.decoding.presets import DecoderSpec
+from specbench.errors import SpecbenchError, unknown_name
+
+RUN_JSON = "run.json"
+SCHEMA_VERSION = 1
+"""Version of everything specbench stores: `run.json`, sample rows, scores."""
+
+
+def read_info(folder: Path) -> dict:
+    """The content of a run's `run.json`.
+
+    Raises:
+        SpecbenchError: missing, damaged, or of another schema version.
+    """
+    path = folder / RUN_JSON
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+        version = info["schema"]
+        _check_shape(info)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise SpecbenchError(
+            f"{path} cannot be read as a run description",
+            "move the run's folder away and run again, or put the file back",
+        ) from error
+    if version != SCHEMA_VERSION:
+        raise SpecbenchError(
+            f"{path} has schema version {version}; this specbench reads {SCHEMA_VERSION}",
+            "use the specbench version that wrote it",
+        )
+    return info
+
+
+def _check_shape(info: Mapping) -> None:
+    """Raise a LookupError, TypeError or ValueError unless everything is there that readers of a run count on."""
+    spec = info["spec"]
+    RunSpec(**{**spec, "decoder": DecoderSpec(**spec["decoder"]), "sampling": Sampling(**spec["sampling"])})
+    dict(spec["decoder"]["options"])
+    if not isinstance(info["run_id"], str) or not info["invocations"]:
+        raise ValueError("run_id or invocations")
+    for invocation in info["invocations"]:
+        dict(invocation["hardware"])
+
+
+def find_runs(out: Path | str, names: Sequence[str] = ()) -> list[Path]:
+    """Run folders: those called `names` (a folder, a run id in `out`, or the start of one), or all of `out`.
+
+    Raises:
+        SpecbenchError: a name matches no run, or several.
+    """
+    out = Path(out)
+    known = runs_in(out)
+    if names:
+        return list(dict.fromkeys(folder for name in names for folder in _find(name, known)))
+    if not known:
+        raise SpecbenchError(
+            f"no runs in {out}", "make one with `specbench run`, or say where they are with --out"
+        )
+    return known
+
+
+def _find(name: str, known: Sequence[Path]) -> list[Path]:
+    exact = [folder for folder in known if folder.name == name]
+    if exact:
+        return exact
+    inside = _runs_at(name)
+    if inside:
+        return inside
+    near = [folder for folder in known if folder.name.startswith(name)]
+    if len(near) == 1:
+        return near
+    if near:
+        ids = ", ".join(folder.name for folder in near)
+        raise SpecbenchError(f"run '{name}' is ambiguous", f"it could be {ids}")
+    raise unknown_name("run", name, [folder.name for folder in known])
+
+
+def _runs_at(path: str) -> list[Path]:
+    try:
+        return [Path(path)] if (Path(path) / RUN_JSON).is_file() else runs_in(Path(path))
+    except (OSError, ValueError):  # not a possible path
+        return []
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """The run folders directly inside `folder`, by name."""
+    if not folder.is_dir():
+        return []
+    return sorted(path for path in folder.iterdir() if (path / RUN_JSON).is_file())
+
+
+def spec_dict(spec: RunSpec) -> dict:
+    """The spec as it stands in `run.json`: options as an object, infinity as "inf" so that any JSON reader
+    copes."""
+    content = asdict(spec)
+    content["decoder"]["options"] = dict(content["decoder"]["options"])
+    return finite(content)
+
+
+def check_same_run(folder: Path, spec: RunSpec) -> None:
+    """Refuse a run folder that holds another run than `spec`."""
+    there, here = _flat(read_info(folder)["spec"]), _flat(spec_dict(spec))
+    differing = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
+    if differing:
+        name = differing[0]
+        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+        raise SpecbenchError(
+            f"{folder} holds another run: {name} is {there.get(name)} there, {here.get(name)} here{more}",
+            "choose another folder with --out",
+        )
+
+
+def _flat(content: Mapping, prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def finite(value):
+    """`value` with infinite and missing numbers as text, which every JSON reader understands."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

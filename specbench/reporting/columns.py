@@ -1,0 +1,122 @@
+"""The columns of the printed tables: heading, text of a cell, and the definition that goes below the
+table."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from specbench import stats
+
+MISSING = "-"
+
+
+@dataclass(frozen=True)
+class Column:
+    """`cell` turns a report row into text; `source` is the function whose docstring defines the number."""
+
+    heading: str
+    cell: Callable[[Mapping], str]
+    source: Callable | None = None
+
+    def definition(self) -> str | None:
+        """The first paragraph of the docstring of what computes it, as one line."""
+        if self.source is None:
+            return None
+        return " ".join(inspect.getdoc(self.source).split("\n\n")[0].split())
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """`value` with `digits` decimals; "-" where there is none."""
+    if value is None:
+        return MISSING
+    if math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return f"{value:,.{digits}f}"
+
+
+def with_interval(
+    value: float | None, low: float | None, high: float | None, digits: int = 2, unit: str = ""
+) -> str:
+    """A value and its interval, "2.31x [2.20, 2.41]"."""
+    if value is None:
+        return MISSING
+    interval = "" if low is None or high is None else f" [{number(low, digits)}, {number(high, digits)}]"
+    return f"{number(value, digits)}{unit}{interval}"
+
+
+def _plain(key: str, digits: int, unit: str = "") -> Callable[[Mapping], str]:
+    return lambda row: number(row[key], digits) + (unit if row[key] is not None else "")
+
+
+def _speedup(row: Mapping) -> str:
+    if row["speedup"] is None:
+        return row["speedup_note"] or MISSING
+    cell = with_interval(row["speedup"], row["speedup_low"], row["speedup_high"], unit="x")
+    return f"{cell}, {row['speedup_note']}" if row["speedup_note"] else cell
+
+
+def _fastest(row: Mapping) -> str:
+    if row["speedup_fastest"] is None:
+        return MISSING
+    return f"{number(row['speedup_fastest'])}x ({row['fastest_ar']})"
+
+
+def _gap(row: Mapping) -> str:
+    if row["zero_probability"]:
+        return f"inf ({row['zero_probability']} tokens of probability 0)"
+    error = "" if row["nll_gap_se"] is None else f" ± {number(row['nll_gap_se'], 3)}"
+    return f"{row['gap']:+.3f}{error}" if row["nll_gap"] is not None else MISSING
+
+
+def _images(row: Mapping) -> str:
+    return f"{row['n']} (+{row['failed']} failed)" if row["failed"] else str(row["n"])
+
+
+def _fastest_definition() -> None:
+    """vs fastest AR: the same speed-up against the AR configuration (in brackets: number format, threads)
+    that is fastest on this machine among the runs at hand."""
+
+
+def _lossless_definition() -> None:
+    """Lossless: every chosen part keeps the joint distribution of the image equal to plain AR sampling."""
+
+
+DECODER = Column("decoder", lambda row: row["label"])
+WINDOW = Column("window", lambda row: str(row["options"].get("window", 1)))
+IMAGES = Column("images", _images)
+
+SPEED = (
+    DECODER,
+    WINDOW,
+    IMAGES,
+    Column("NFE", _plain("nfe", 1), stats.nfe),
+    Column("step compression", _plain("step_compression", 2, "x"), stats.step_compression),
+    Column("window cost", _plain("window_cost", 2, "x"), stats.window_cost),
+    Column("overhead", _plain("overhead", 2, "x"), stats.overhead),
+    Column("speed-up [95 %]", _speedup, stats.speedup),
+    Column("vs fastest AR", _fastest, _fastest_definition),
+    Column("step ms", _plain("step_ms", 2), stats.step_ms),
+    Column("latency ms", _plain("latency_ms", 0), stats.latency_ms),
+    Column("end-to-end ms", _plain("latency_e2e_ms", 0), stats.latency_e2e_ms),
+)
+
+THROUGHPUT = (
+    DECODER,
+    WINDOW,
+    IMAGES,
+    *SPEED[3:5],
+    Column("images/s", _plain("throughput", 2), stats.throughput),
+)
+
+QUALITY = (
+    DECODER,
+    Column("lossless", lambda row: "yes" if row["lossless"] else "no", _lossless_definition),
+    Column("NLL - H gap", _gap, stats.nll_gap),
+    Column("log p", _plain("logp_mean", 3), stats.logp_mean),
+    Column("std", _plain("logp_std", 2), stats.logp_std),
+    Column("perplexity", _plain("perplexity", 1), stats.perplexity),
+    Column("acceptance", _plain("acceptance", 3), stats.acceptance),
+)

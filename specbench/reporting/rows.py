@@ -1,0 +1,188 @@
+"""One report row per run: a flat dict of everything a table can show. Missing is None; infinite stays
+infinite.
+
+Keys: `run_id, folder, model, decoder, label, lossless, options` (every option in force), `setting` (dtype,
+device, threads, batch, seed, prompts, weights and sampling), `n, failed`, the numbers named after functions
+of `specbench.stats` (`nfe, step_compression, latency_ms, latency_e2e_ms, step_ms, throughput, acceptance,
+acceptance_by_offset, logp_mean, logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`), the comparison with AR
+(`speedup, speedup_low, speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline,
+speedup_note`), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
+speedup_fastest_high, fastest_ar`), `scores` (a list of dicts `metric, value, low, high, n, fingerprint`) and
+`environment`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from specbench import stats
+from specbench.comparable import configuration, differences, is_ar
+from specbench.decoding.components import CHOICES
+from specbench.decoding.generation import SPANS
+from specbench.decoding.presets import PRESETS, resolve
+from specbench.folders import runs_in
+from specbench.provenance import describe
+from specbench.scoring import read_scores
+from specbench.store import RunStore
+
+_COLUMNS = (
+    *("status", "nfe", "batch", "forced", "logp", "entropy", "tested", "accepted"),
+    *(f"{span}_ms" for span in (*SPANS, "ar", "e2e")),
+)
+
+
+@dataclass
+class Run:
+    """A run folder as the report sees it: `run.json` now, rows when needed."""
+
+    folder: Path
+
+    @cached_property
+    def info(self) -> dict:
+        return RunStore(self.folder).info()
+
+    @cached_property
+    def stored(self) -> pd.DataFrame:
+        return RunStore(self.folder).samples(_COLUMNS)
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """Rows of images that were decoded."""
+        return self.stored[self.stored["status"] == "ok"]
+
+
+def report_rows(folders: Sequence[Path]) -> list[dict]:
+    """Rows for the runs in `folders`, AR first, then in the order of the presets. Baselines are looked for
+    beside them.
+
+    Raises:
+        SpecbenchError: a damaged run folder.
+    """
+    runs = {folder.resolve(): Run(folder) for folder in folders}
+    pools: dict[Path, list[Run]] = {}
+    for folder in runs:
+        if folder.parent not in pools:
+            beside = [runs.get(path.resolve(), Run(path)) for path in runs_in(folder.parent)]
+            pools[folder.parent] = [run for run in beside if is_ar(run.info)]
+    rows = [report_row(run, pools[folder.parent]) for folder, run in runs.items()]
+    return sorted(rows, key=_order)
+
+
+def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
+    """The row of one run, compared with the AR runs it may be compared with."""
+    info, rows = run.info, run.rows
+    spec = info["spec"]
+    tokens = stats.token_stats(rows)
+    return {
+        "run_id": info["run_id"],
+        "folder": str(run.folder),
+        "model": spec["model"],
+        "decoder": spec["decoder"]["name"],
+        "label": label(spec["decoder"]),
+        "lossless": spec["decoder"]["lossless"],
+        "options": spec["decoder"]["options"],
+        "setting": setting(spec),
+        "n": len(rows),
+        "failed": int((run.stored["status"] == "failed").sum()),
+        "nfe": stats.nfe(rows),
+        "step_compression": stats.step_compression(rows),
+        "latency_ms": stats.latency_ms(rows),
+        "latency_e2e_ms": stats.latency_e2e_ms(rows),
+        "step_ms": stats.step_ms(rows),
+        "throughput": stats.throughput(rows) if spec["batch"] > 1 else None,
+        **_against_ar(run, ar_runs),
+        **_against_fastest(run, ar_runs),
+        "acceptance": stats.acceptance(rows),
+        "acceptance_by_offset": stats.acceptance_by_offset(rows),
+        **{name: getattr(tokens, name, None) for name in stats.TokenStats.__dataclass_fields__},
+        "scores": read_scores(run.folder),
+        "environment": list(dict.fromkeys(describe(call) for call in info["invocations"])),
+    }
+
+
+def setting(spec: dict) -> dict:
+    """What the rows of one table share: everything of the spec but the decoder."""
+    return {name: value for name, value in spec.items() if name not in ("decoder", "model")}
+
+
+def label(decoder: dict) -> str:
+    """The decoder's name with the choices and options that differ from its preset's own."""
+    name, options = decoder["name"], decoder["options"]
+    usual = resolve(name) if name in PRESETS else None
+    choices = {
+        kind: decoder[kind] for kind in CHOICES if usual is None or decoder[kind] != getattr(usual, kind)
+    }
+    defaults = dict(usual.options) if usual else {}
+    changed = {key: value for key, value in options.items() if str(value) != str(defaults.get(key))}
+    return " ".join([name, *(f"{key}={value}" for key, value in (choices | changed).items())])
+
+
+def _order(row: dict) -> tuple:
+    names = list(PRESETS)
+    place = names.index(row["decoder"]) if row["decoder"] in names else len(names)
+    return row["model"], str(row["setting"]), place, row["label"], row["run_id"]
+
+
+def _against_ar(run: Run, ar_runs: Sequence[Run]) -> dict:
+    empty = dict.fromkeys(
+        (
+            "speedup",
+            "speedup_low",
+            "speedup_high",
+            "step_ratio",
+            "window_cost",
+            "overhead",
+            "speedup_e2e",
+            "pairs",
+            "baseline",
+        )
+    )
+    candidates = [
+        (differences(run.info, ar.info), ar)
+        for ar in ar_runs
+        if ar.info["spec"]["model"] == run.info["spec"]["model"]
+    ]
+    if not candidates:
+        return empty | {"speedup_note": "no AR run"}
+    differing, ar = min(candidates, key=lambda pair: (len(pair[0]), pair[1].folder.name))
+    if differing:
+        return empty | {"speedup_note": f"differs from AR in {', '.join(differing)}"}
+    result = stats.speed_up(run.rows, ar.rows)
+    if result is None:
+        batch = run.info["spec"]["batch"]
+        note = f"batch {batch}: latency is not measured" if batch > 1 else "no images in common with AR"
+        return empty | {"speedup_note": note}
+    partial = f"over the {result.pairs} images in common with AR" if result.pairs < len(run.rows) else None
+    return {
+        "speedup": result.total.value,
+        "speedup_low": result.total.low,
+        "speedup_high": result.total.high,
+        "step_ratio": result.steps,
+        "window_cost": result.window_cost,
+        "overhead": result.overhead,
+        "speedup_e2e": result.end_to_end,
+        "pairs": result.pairs,
+        "baseline": ar.info["run_id"],
+        "speedup_note": partial,
+    }
+
+
+def _against_fastest(run: Run, ar_runs: Sequence[Run]) -> dict:
+    """Against the AR configuration (dtype, threads) that leaves the smallest speed-up."""
+    comparable = [ar for ar in ar_runs if not differences(run.info, ar.info, any_configuration=True)]
+    results = [(stats.speed_up(run.rows, ar.rows), ar) for ar in comparable]
+    known = [(result, ar) for result, ar in results if result is not None]
+    if not known:
+        return dict.fromkeys(("speedup_fastest", "speedup_fastest_low", "speedup_fastest_high", "fastest_ar"))
+    result, ar = min(known, key=lambda pair: pair[0].total.value)
+    return {
+        "speedup_fastest": result.total.value,
+        "speedup_fastest_low": result.total.low,
+        "speedup_fastest_high": result.total.high,
+        "fastest_ar": configuration(ar.info),
+    }

@@ -1,0 +1,201 @@
+"""From stored images to scores: features of each image once per metric fingerprint, then the run's numbers.
+
+`scores/<metric>-<fingerprint>/*.parquet` holds one row per image, appended as the work goes on: its key, the
+`started_at` of its sample row (a redone image is scored again), its category, and the metric's columns.
+`scores/<metric>-<fingerprint>.parquet` holds the run's numbers. Only what is missing is computed; a run may
+still be writing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from PIL import Image
+
+from specbench import registry
+from specbench.errors import BAD_INPUT, SpecbenchError
+from specbench.metrics.base import Metric, Sample, fingerprint
+from specbench.parts import Parts, take_lock, write_atomically
+from specbench.records import KEY
+from specbench.store import RunStore
+
+RUN_SCORES = ("metric", "value", "low", "high", "n", "fingerprint", "identity", "images")
+"""Columns of the per-run file: a score per row; `identity` is JSON; `images` counts those of the run that
+could be scored."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What `score` did with one run and one metric: images scored now, there before, and why none, if so."""
+
+    run_id: str
+    metric: str
+    computed: int
+    reused: int
+    skipped: str | None = None
+
+
+def score(
+    folders: Sequence[Path],
+    metrics: Sequence[str] | None = None,
+    on_image: Callable[[str, str], None] | None = None,
+) -> list[Scored]:
+    """Score the images of run folders and keep the results beside them.
+
+    Args:
+        metrics: names; None means every metric that can score any of the run's prompts.
+        on_image: called with run id and metric name after each image.
+
+    Raises: SpecbenchError: unknown metric, a metric that cannot score a run it was named for, or a missing or
+        damaged image.
+    """
+    chosen = {
+        name: registry.metric(name)() for name in (registry.metric_names() if metrics is None else metrics)
+    }
+    done = []
+    for folder in folders:
+        outcomes = [_score_run(Path(folder), metric, on_image) for metric in chosen.values()]
+        for outcome in outcomes:
+            if metrics is not None and outcome.skipped:
+                raise SpecbenchError(
+                    f"metric '{outcome.metric}' cannot score {outcome.run_id}: {outcome.skipped}",
+                    "leave --metric away to score with what fits", BAD_INPUT,
+                )  # fmt: skip
+        done += outcomes
+    return done
+
+
+def read_scores(folder: Path) -> list[dict[str, object]]:
+    """The run-level scores of a run folder, one dict per score with the keys of `RUN_SCORES`."""
+    scores: list[dict[str, object]] = []
+    for path in sorted((Path(folder) / "scores").glob("*.parquet")):
+        try:
+            scores += pq.ParquetFile(path).read().to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise SpecbenchError(
+                f"{path} is damaged: not readable as scores", "delete it and score again"
+            ) from error
+    return scores
+
+
+def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
+    """What is kept of each scored image of a run: key, category and the metric's own columns."""
+    return _parts(Path(folder), metric).read().to_pandas()
+
+
+def _score_run(folder: Path, metric: Metric, on_image: Callable[[str, str], None] | None) -> Scored:
+    store = RunStore(folder)
+    run_id = store.info()["run_id"]
+    rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image"])
+    rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
+    wanted = rows[[metric.accepts(row.category, json.loads(row.meta)) for row in rows.itertuples()]]
+    if wanted.empty:
+        why = "its prompts lack what the metric needs" if len(rows) else "it has no images"
+        return Scored(run_id, metric.name, 0, 0, why)
+    parts = _parts(folder, metric)
+    with _writing(folder, parts):
+        there = parts.read(["started_at"]).to_pandas()
+        known = set(there.itertuples(index=False, name=None))
+        missing = wanted[
+            [(row.prompt_id, row.sample, row.started_at) not in known for row in wanted.itertuples()]
+        ]
+        for start in range(0, len(missing), metric.batch):
+            chunk = missing.iloc[start : start + metric.batch]
+            parts.append(_feature_rows(folder, metric, chunk))
+            for _ in range(len(chunk) if on_image else 0):
+                on_image(run_id, metric.name)
+        parts.compact()
+        _write_run_scores(folder, metric, wanted)
+    return Scored(run_id, metric.name, len(missing), len(wanted) - len(missing))
+
+
+def _feature_rows(folder: Path, metric: Metric, rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+    samples = [
+        Sample(row.prompt_id, int(row.sample), row.prompt, _text(row.category), json.loads(row.meta),
+               read_image(folder / row.image))
+        for row in rows.itertuples()
+    ]  # fmt: skip
+    for row, kept in zip(rows.itertuples(), metric.features(samples), strict=True):
+        yield {
+            "prompt_id": row.prompt_id,
+            "sample": row.sample,
+            "started_at": row.started_at,
+            "category": _text(row.category),
+            **kept,
+        }
+
+
+def _write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None:
+    features = image_features(folder, metric).merge(wanted[[*KEY, "started_at"]], on=[*KEY, "started_at"])
+    digest = fingerprint(metric)
+    rows = [
+        {
+            "metric": item.name,
+            "value": item.estimate.value,
+            "low": item.estimate.low,
+            "high": item.estimate.high,
+            "n": item.n,
+            "fingerprint": digest,
+            "identity": json.dumps(dict(metric.identity()), sort_keys=True),
+            "images": len(wanted),
+        }
+        for item in metric.scores(metric.statistics(features))
+    ]
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    write_atomically(folder / "scores" / f"{metric.name}-{digest}.parquet", sink.getvalue())
+
+
+def read_image(path: Path) -> np.ndarray:
+    """Pixels of a stored image, uint8 [H, W, 3].
+
+    Raises:
+        SpecbenchError: missing or damaged; the message names the file.
+    """
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise SpecbenchError(
+            f"{path} is missing or damaged", "delete the samples part that lists it and run again to redo it"
+        ) from error
+
+
+def _parts(folder: Path, metric: Metric) -> Parts:
+    fixed = [
+        ("prompt_id", pa.string()),
+        ("sample", pa.int64()),
+        ("started_at", pa.string()),
+        ("category", pa.string()),
+    ]
+    schema = pa.schema([*fixed, *metric.columns.items()])
+    return Parts(folder / "scores" / f"{metric.name}-{fingerprint(metric)}", schema, KEY)
+
+
+@contextmanager
+def _writing(folder: Path, parts: Parts) -> Iterator[None]:
+    """Hold the scores of a run against another scorer."""
+    try:
+        parts.folder.mkdir(parents=True, exist_ok=True)
+        handle = take_lock(folder / "scores" / ".lock", f"{folder} is being scored by another process")
+    except OSError as error:
+        raise SpecbenchError(f"cannot write scores to {folder}: {error.strerror}") from error
+    try:
+        parts.clean()
+        yield
+    finally:
+        os.close(handle)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

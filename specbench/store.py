@@ -1,0 +1,139 @@
+"""Results folders: `<out>/<run id>/` with `run.json`, `samples/*.parquet`, `images/*.png` and `scores/`.
+
+The store is the only truth about what was done. A row is on disk before the next image starts, a rerun
+continues from the rows that are there, and one process writes at a time. No torch here.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from PIL import Image
+
+from specbench.config import RunSpec
+from specbench.errors import SpecbenchError
+from specbench.folders import RUN_JSON, SCHEMA_VERSION, check_same_run, finite, read_info, spec_dict
+from specbench.parts import Parts, sync_folder, take_lock, write_atomically
+from specbench.provenance import now
+from specbench.records import KEY, SAMPLES, Key
+
+
+class RunStore:
+    """One run folder. Reading needs no preparation; writing goes through `create` and ends with `close`."""
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+        self._samples = Parts(self.folder / "samples", SAMPLES, KEY)
+        self._lock: int | None = None
+
+    def create(
+        self, spec: RunSpec, provenance: Mapping[str, object], extra: Mapping[str, object] | None = None
+    ) -> RunStore:
+        """Lock the folder for writing and put `run.json` there, or join the same run that is already there.
+
+        Args:
+            provenance: of this invocation, see `specbench.provenance.collect`.
+            extra: further entries of `run.json`, for example the origin of each setting.
+
+        Raises:
+            SpecbenchError: the folder cannot be written, is being written, or holds another run.
+        """
+        self.check(spec)
+        try:
+            for folder in (self.folder, self.folder / "samples", self.folder / "images"):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._lock = take_lock(
+                self.folder / ".lock", f"{self.folder} is being written by another process"
+            )
+            sync_folder(self.folder)
+        except OSError as error:
+            raise SpecbenchError(
+                f"cannot write to {self.folder}: {error.strerror}", "choose another folder with --out"
+            ) from error
+        try:
+            self.check(spec)
+            self._samples.clean()
+            info = self.info() if (self.folder / RUN_JSON).exists() else self._new_info(spec)
+            info.update(extra or {})
+            info["invocations"].append(dict(provenance) | {"finished_at": None})
+            self._write_info(info)
+        except BaseException:
+            self.close(finished=False)
+            raise
+        return self
+
+    def check(self, spec: RunSpec) -> None:
+        """Refuse a folder that holds another run than `spec`, or rows that nothing explains."""
+        if (self.folder / RUN_JSON).exists():
+            check_same_run(self.folder, spec)
+        elif self._samples.read(columns=[]).num_rows:
+            raise SpecbenchError(
+                f"{self.folder} holds images but its run.json is missing",
+                "move the folder away and run again, or put its run.json back",
+            )
+
+    def info(self) -> dict:
+        """The content of `run.json`."""
+        return read_info(self.folder)
+
+    def completed(self) -> set[Key]:
+        """Keys of the images that are done. A failed one is not: a rerun tries it again."""
+        rows = self.samples(["status"])
+        done = rows[rows["status"] == "ok"]
+        return set(zip(done["prompt_id"], done["sample"].astype(int), strict=True))
+
+    def append(
+        self, rows: Sequence[Mapping[str, object]], images: Mapping[str, np.ndarray] | None = None
+    ) -> None:
+        """Put images and then their rows on disk before returning; all rows appear together or not at all.
+
+        Args:
+            rows: see `specbench.records`.
+            images: uint8 [3, H, W] by path inside the run folder.
+        """
+        for path, pixels in (images or {}).items():
+            write_atomically(self.folder / path, _png(pixels))
+        self._samples.append(rows)
+
+    def samples(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """The stored rows, one per (prompt id, sample); the key is always among the columns."""
+        return self._samples.read(columns).to_pandas()
+
+    def close(self, finished: bool = True) -> None:
+        """End writing. With `finished`, tidy the parts up and note the time in `run.json`."""
+        if self._lock is None:
+            return
+        try:
+            if finished:
+                self._samples.compact()
+                info = self.info()
+                info["invocations"][-1]["finished_at"] = now()
+                self._write_info(info)
+        finally:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> RunStore:
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        self.close(finished=kind is None)
+
+    def _new_info(self, spec: RunSpec) -> dict:
+        return {"schema": SCHEMA_VERSION, "run_id": spec.run_id, "spec": spec_dict(spec), "invocations": []}
+
+    def _write_info(self, info: Mapping[str, object]) -> None:
+        text = json.dumps(finite(info), indent=2, allow_nan=False, ensure_ascii=False)
+        write_atomically(self.folder / RUN_JSON, text.encode("utf-8", "backslashreplace"))
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(np.moveaxis(pixels, 0, -1))).save(buffer, format="png")
+    return buffer.getvalue()
