@@ -1,7 +1,7 @@
-"""Grouped speculative decoding (So et al., ICCV 2025, eq. 7 and algorithm 1): a draft is judged by its cluster's mass.
+"""Grouped speculative decoding (So et al., ICCV 2025, eq. 7, algorithm 1): a draft is judged by its cluster's mass.
 
-The cluster C(x) is a slice of G tokens around x in rank order, filtered by probability and codebook distance. Acceptance is
-min(1, p(C)/q(C)); clusters of different tokens overlap, so the result is lossy.
+The cluster C(x) is a slice of G tokens around x in rank order, filtered by probability and codebook distance.
+Acceptance is min(1, p(C)/q(C)); clusters of different tokens overlap, so the result is lossy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specbench.errors import SpecbenchError
 
 
 class Grouped(RatioTest):
-    """Options: see `specbench list decoders`. A draft with p(x) = 0 is rejected, and x always belongs to its cluster."""
+    """A draft with p(x) = 0 is rejected, and x always belongs to its own cluster."""
 
     def __init__(self, context: Context, G: int, d: float, delta: float, cluster: str, order: str, bounds: str):
         super().__init__(context)

@@ -1,8 +1,8 @@
 """Initialisation: tokens for fresh window slots, each with the law q it was really drawn from.
 
 A fresh slot either copies a neighbour in the image grid (q one-hot), or draws from the distribution its neighbour was
-drawn from (q that distribution), or is uniformly random. Where the neighbour is fresh too, its own source is used; a slot
-without a source is uniformly random.
+drawn from (q that distribution), or is uniformly random. Where the neighbour is fresh too, its own source is used; a
+slot without a source is uniformly random.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Init(Protocol):
 
 
 class Uniform:
-    """A uniformly random image token. q is uniform, or one-hot (the released SJD code's convention); both are lossless."""
+    """A uniformly random image token; q is uniform or, as in the released SJD code, one-hot. Both are lossless."""
 
     needs_history = False
 
@@ -81,7 +81,8 @@ class Spatial:
         source, root = self._trace(slots)
         has_source = source >= 0
         if self.needs_history:
-            law = slots.history.gather(1, source.clamp(0, slots.history.shape[1] - 1)[..., None].expand(-1, -1, self._vocab))
+            rows = torch.arange(len(source), device=source.device)[:, None]
+            law = slots.history[rows, source.clamp(0, slots.history.shape[1] - 1)]
             tokens = draw(law, noise.uniform(slots.positions, Stream.FRESH, slots.step))
             q = torch.where(has_source[..., None], law, uniform_law)
             return torch.where(has_source, tokens, random_tokens), q

@@ -1,7 +1,7 @@
 """Noise that is addressed, not drawn in order.
 
-Every random number is a pure function of (run seed, prompt id, sample, stream slot, stream, draw), so batch, order, resuming
-and workers cannot change an image, and decoders can share noise. The hash is SplitMix64's finaliser on a counter.
+Every random number is a pure function of (run seed, prompt id, sample, stream slot, stream, draw), so batch, order,
+resuming and workers cannot change an image, and decoders can share noise. The hash is SplitMix64's finaliser on a counter.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Noise:
         return _mix(state + purpose * _GOLDEN)
 
     def uniform(self, positions: Tensor, stream: Stream, draw: int | Tensor = 0) -> Tensor:
-        """[B, T] float64 uniforms in (0, 1) for stream slots `positions` [B, T]; `draw` counts repeats of an address."""
+        """[B, T] float64 uniforms in (0, 1) for stream slots `positions` [B, T]; `draw` tells repeats apart."""
         bits = _mix(self._base(positions, stream, draw) + _GOLDEN)
         return ((bits >> 11) & 0x1FFFFFFFFFFFFF).double().add_(0.5).mul_(2.0**-53)
 

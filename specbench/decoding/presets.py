@@ -44,41 +44,68 @@ def _jacobi(**changed: str) -> dict[str, str]:
 _PRESETS = (
     Preset("ar", "plain autoregressive sampling, one token per forward", "-", "-", _jacobi(drafter="none")),
     Preset(
-        "jacobi", "Jacobi decoding: accept a draft that a fresh sample repeats", SJD, "sec. 3.1",
+        "jacobi",
+        "Jacobi decoding: accept a draft that a fresh sample repeats",
+        SJD,
+        "sec. 3.1",
         _jacobi(verifier="match"),
     ),
     Preset("sjd", "speculative Jacobi decoding, random initialisation", SJD, "eqs. 3-5", _jacobi()),
     Preset(
-        "sjd-isp", "SJD with spatial-prior token initialisation", SJD, "sec. 4.2", _jacobi(init="above-repeat"),
+        "sjd-isp",
+        "SJD with spatial-prior token initialisation",
+        SJD,
+        "sec. 4.2",
+        _jacobi(init="above-repeat"),
     ),
     Preset(
-        "sjd-norefine", "SJD without refinement: the unverified tail is thrown away", SJD, "fig. 14",
+        "sjd-norefine",
+        "SJD without refinement: the unverified tail is thrown away",
+        SJD,
+        "fig. 14",
         _jacobi(refine="restart"),
     ),
     Preset(
-        "sjd++", "SJD that keeps unverified drafts of high confidence", SJDPP, "token reuse rule",
+        "sjd++",
+        "SJD that keeps unverified drafts of high confidence",
+        SJDPP,
+        "token reuse rule",
         _jacobi(refine="reuse"),
     ),
     Preset("gsd", "SJD that accepts a cluster of similar tokens", GSD, "eq. 7, alg. 1", _jacobi(verifier="grouped")),
     Preset("amplify", "lossy baseline: acceptance ratio times k", GSD, "table 1", _jacobi(verifier="amplify")),
     Preset("add", "lossy baseline: eps added to the target probability", GSD, "table 1", _jacobi(verifier="add")),
     Preset(
-        "scd-mc", "maximal coupling on the whole window", SCD, "maximal coupling", _jacobi(refine="couple"),
+        "scd-mc",
+        "maximal coupling on the whole window",
+        SCD,
+        "maximal coupling",
+        _jacobi(refine="couple"),
         {"window": 64},
     ),
     Preset(
-        "scd-gs", "Gumbel noise frozen per position, ratio test", SCD, "Gumbel sharing", _jacobi(refine="gumbel"),
+        "scd-gs",
+        "Gumbel noise frozen per position, ratio test",
+        SCD,
+        "Gumbel sharing",
+        _jacobi(refine="gumbel"),
         {"window": 64},
     ),
     Preset(
-        "predictive", "Gumbel noise frozen per position, exact match: AR's own image of the same seed",
-        "Wiggers and Hoogeboom, Predictive Sampling, ICML 2020 (arXiv 2002.09928)", "alg. 1",
-        _jacobi(verifier="match", refine="gumbel"), {"window": 64},
+        "predictive",
+        "Gumbel noise frozen per position, exact match: AR's own image of the same seed",
+        "Wiggers and Hoogeboom, Predictive Sampling, ICML 2020 (arXiv 2002.09928)",
+        "alg. 1",
+        _jacobi(verifier="match", refine="gumbel"),
+        {"window": 64},
     ),
     Preset(
-        "sjd-pac", "maximal coupling plus corrected siblings at the first slot",
-        "SJD-PAC, CVPR 2026 (arXiv 2603.18599), with siblings drawn so that the result stays exact", "PD and AC",
-        _jacobi(drafter="jacobi-tree", refine="couple"), {"window": 64},
+        "sjd-pac",
+        "maximal coupling plus corrected siblings at the first slot",
+        "SJD-PAC, CVPR 2026 (arXiv 2603.18599), with siblings drawn so that the result stays exact",
+        "PD and AC",
+        _jacobi(drafter="jacobi-tree", refine="couple"),
+        {"window": 64},
     ),
 )
 
@@ -142,4 +169,3 @@ def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec
     values = {option: known[option].parse(given.get(option, known[option].default)) for option in known}
     lossless = all(part.lossless for part in _components(choices))
     return DecoderSpec(name, **choices, options=tuple(sorted(values.items())), lossless=lossless)
-

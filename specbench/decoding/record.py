@@ -55,7 +55,8 @@ class Record:
 
     def rows(self, tokens: Tensor, forced: np.ndarray, spans_ms: Mapping[str, float]) -> list[Generation]:
         """One `Generation` per row of the finished batch."""
-        slots = [x[:, : self._length].cpu().numpy() for x in (tokens, self._logp, self._entropy, self._top1, self._step)]
+        per_slot = (tokens, self._logp, self._entropy, self._top1, self._step)
+        slots = [x[:, : self._length].cpu().numpy() for x in per_slot]
         offsets = [x.cpu().numpy() for x in (self._drafted, self._tested, self._accepted)]
         facts = {name: total.cpu().numpy() for name, total in self._facts.items()}
         generations = []

@@ -1,7 +1,7 @@
 """Refinement: what each slot of the window holds next, had everything before it been final.
 
-Given the past, each rule but `Reuse` puts a draw from p into the slot, so the next step's q is p whether or not the token
-changed.
+Given the past, each rule but `Reuse` puts a draw from p into the slot, so the next step's q is p whether or not the
+token changed.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Couple:
 
 
 class Gumbel:
-    """Race p against noise frozen per stream slot, so that similar p choose the same token (SCD; predictive sampling)."""
+    """Race p against noise frozen per stream slot: similar p choose the same token (SCD; predictive sampling)."""
 
     keeps_tail = True
 

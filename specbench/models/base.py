@@ -60,7 +60,7 @@ class TokenLayout:
         return [slot for slot, token in enumerate(self.forced) if token < 0]
 
     def neighbour(self, rows: int, columns: int) -> list[int]:
-        """Per stream slot, the slot `rows` above and `columns` to the left in the image grid; -1 where there is none."""
+        """Per stream slot, the slot `rows` above and `columns` to the left in the image grid, or -1."""
         free = self.free_slots()
         source = [-1] * self.length
         for index, slot in enumerate(free):

@@ -1,10 +1,9 @@
-"""What every transformers-backed family shares: cache, masks, positions, guidance. An adapter holds only differences."""
+"""What every transformers-backed family shares: cache, masks, positions, guidance. Adapters hold only differences."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,8 +75,8 @@ class TransformerModel:
 class TransformerSession:
     """A batch being decoded. Row r's prompt of P elements holds slots 0 .. P-1, its stream slot i the slot P + i.
 
-    A column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is fed
-    by the first forward and prefill stops before it.
+    A column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is
+    fed by the first forward and prefill stops before it.
     """
 
     def __init__(self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int):
@@ -95,7 +94,7 @@ class TransformerSession:
         self._prefill(max(lengths) - 1)
 
     def _prefill(self, longest: int) -> None:
-        """Feed every prompt but its last element. Rows shorter than `longest` write slots their stream will overwrite."""
+        """Feed every prompt but its last element. Shorter rows write slots that their stream will overwrite."""
         if not longest:
             return
         rows = [embeds[:-1] for embeds in self._prefix.embeds]
