@@ -1,4 +1,5 @@
-"""The whole library in one short file: plan, decode, store, score, report. The command line calls nothing else.
+"""The whole library in one short file: plan, decode, store, score, report. The command line calls nothing
+else.
 
     prompts -> model.encode -> decoding.loop.decode -> Generation -> store -> scoring -> reporting
 
@@ -7,11 +8,13 @@ Settings have the names of the command line's flags, with underscores: `top_k=10
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specbench.errors import SpecbenchError
+from specbench.folders import find_runs
 from specbench.models.catalog import find_model, load_model
 from specbench.plan import Plan, available_threads, make_plan, plan_decoders, plan_sampling
 from specbench.prompts import Prompt, text_id
@@ -33,8 +36,8 @@ def generate(
 
     Args:
         prompt: one caption, or several to decode as one batch.
-        settings: `seed`, `cfg`, `temperature`, `top_k`, `top_p`, `dtype`, `device`, `threads`, and every option of the
-            decoder, for example `G=50`.
+        settings: `seed`, `cfg`, `temperature`, `top_k`, `top_p`, `dtype`, `device`, `threads`, and every
+            option of the decoder, for example `G=50`.
 
     Returns:
         A `Generation` for one caption, a list for several. Pixels are in `.image`, uint8 [3, H, W].
@@ -53,6 +56,9 @@ def generate(
     loaded = _load(model, values["device"].value, values["dtype"].value, values["threads"].value)
     requests = [Request(text, text_id(text)) for text in texts]
     images = decode(loaded, requests, planned.spec, sampling, values["seed"].value)
+    for image in images:
+        if isinstance(image, SpecbenchError):
+            raise image
     return images[0] if isinstance(prompt, str) else images
 
 
@@ -60,7 +66,8 @@ def run(reporter: Reporter | None = None, **settings: object) -> RunSummary:
     """Decode a prompt set with one or several decoders into the results folder, continuing what is there.
 
     Args:
-        settings: those of `specbench run`, for example `decoder=["ar", "gsd:G=50"], prompts="shapes", limit=8`.
+        settings: those of `specbench run`, for example `decoder=["ar", "gsd:G=50"], prompts="shapes",
+            limit=8`.
 
     Raises:
         SpecbenchError: see `specbench.plan.make_plan` and `specbench.runner.run`.
@@ -85,26 +92,37 @@ def execute(plan: Plan, reporter: Reporter | None = None) -> RunSummary:
 
 
 def score(
-    runs: Sequence[str] = (), metrics: Sequence[str] | None = None, out: str | Path = "results"
+    runs: Sequence[str] = (),
+    metrics: Sequence[str] | None = None,
+    out: str | Path = "results",
+    on_image: Callable[[str, str], None] | None = None,
 ) -> list[dict[str, object]]:
-    """Compute what is missing of the metrics for the named runs, or for all in `out`."""
-    from specbench import scoring
-    from specbench.store import find_runs
+    """Compute what is missing of the metrics for the named runs, or for all in `out`.
 
-    return scoring.score(find_runs(out, runs), metrics)
+    Args:
+        metrics: names; every metric that fits the prompts if None.
+        on_image: called with run id and metric name after each image.
+
+    Returns:
+        One dict per score: `run_id, metric, value, low, high, n, fingerprint, identity, images`.
+    """
+    from specbench import scoring
+
+    folders = find_runs(out, runs)
+    scoring.score(folders, metrics, on_image)
+    return [{"run_id": folder.name, **row} for folder in folders for row in scoring.read_scores(folder)]
 
 
 def report(runs: Sequence[str] = (), out: str | Path = "results") -> list[dict[str, object]]:
     """One row per run, with its numbers; see `specbench.reporting` for the keys."""
     from specbench import reporting
-    from specbench.store import find_runs
 
-    return reporting.rows(find_runs(out, runs))
+    return reporting.report_rows(find_runs(out, runs))
 
 
 def load(run: str, out: str | Path = "results") -> pd.DataFrame:
     """The stored sample rows of one run, one per image, with the columns of `specbench.records.SAMPLES`."""
-    from specbench.store import RunStore, find_runs
+    from specbench.store import RunStore
 
     return RunStore(find_runs(out, [run])[0]).samples()
 

@@ -1,7 +1,7 @@
 """Talk goes to stderr through here: progress, notes and errors. Stdout is for data alone.
 
-On a terminal progress is a bar; elsewhere one plain line every few images. Colour follows the terminal and the usual
-variables (NO_COLOR, FORCE_COLOR, TERM=dumb).
+On a terminal progress is a bar; elsewhere one plain line every few images. Colour follows the terminal and
+the usual variables (NO_COLOR, FORCE_COLOR, TERM=dumb).
 """
 
 from __future__ import annotations
@@ -60,8 +60,14 @@ class ProgressReporter:
         if done:
             self.note(f"{done} of {total} {self.what} are there already")
         if self._console.is_terminal and not self._console.is_dumb_terminal and total > done:
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                       TextColumn("left"), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+            )
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task(self.what, total=total, completed=done)
             self._bar.start()

@@ -21,7 +21,19 @@ from specbench.models.catalog import ModelInfo, find_model
 from specbench.prompts import Prompt, PromptSet, load_prompts, select
 from specbench.settings import Value, decoder_settings
 
-RUN_ORIGINS = ("model", "prompts", "seed", "batch", "dtype", "device", "threads", "cfg", "temperature", "top-k", "top-p")
+RUN_ORIGINS = (
+    "model",
+    "prompts",
+    "seed",
+    "batch",
+    "dtype",
+    "device",
+    "threads",
+    "cfg",
+    "temperature",
+    "top-k",
+    "top-p",
+)
 SAMPLING_SETTINGS = {"guidance": "cfg", "temperature": "temperature", "top_k": "top-k", "top_p": "top-p"}
 _DEVICE = re.compile(r"(cpu|mps|cuda(:\d{1,3})?)")
 
@@ -89,7 +101,8 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
     """The plan of a `run`, from its merged settings.
 
     Raises:
-        SpecbenchError: anything unknown, out of range or unusable; exit code 5 where something must be installed first.
+        SpecbenchError: anything unknown, out of range or unusable; exit code 5 where something must be
+            installed first.
     """
     value = {name: held.value for name, held in values.items()}
     model = find_model(value["model"])
@@ -120,8 +133,8 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
 def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[PlannedDecoder]:
     """Decoders named as "gsd:G=50", "window=16", "ar", with the plain options that apply to them.
 
-    A plain option goes to every decoder that knows it; `ar`, which drafts nothing, ignores what is about drafts as long as
-    another decoder takes it.
+    A plain option goes to every decoder that knows it; `ar`, which drafts nothing, ignores what is about
+    drafts as long as another decoder takes it.
 
     Raises:
         SpecbenchError: unknown decoder or option, a value out of range, or a plain option no decoder takes.

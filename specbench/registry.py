@@ -1,8 +1,9 @@
 """Names to code, without importing the code: the built-in tables, and what installed plug-ins add.
 
-A plug-in is any installed package with an entry point in `specbench.decoders`, `specbench.models`, `specbench.metrics`
-or `specbench.prompts`. A decoder entry point is a `Preset`, a model's a `ModelInfo`, a metric's its function, and a
-prompt set's the path of its file or a function returning it. A broken plug-in is named in a warning and left out.
+A plug-in is any installed package with an entry point in `specbench.decoders`, `specbench.models`,
+`specbench.metrics` or `specbench.prompts`. A decoder entry point is a `Preset`, a model's a `ModelInfo`, a
+metric's its class, and a prompt set's the path of its file or a function returning it. A broken plug-in is
+named in a warning and left out.
 """
 
 from __future__ import annotations
@@ -18,8 +19,13 @@ from specbench.errors import SpecbenchError, unknown_name
 
 KINDS = ("decoders", "models", "metrics", "prompts")
 
-METRICS: dict[str, str] = {}
-"""Metric name to "module:attribute"."""
+METRICS: dict[str, tuple[str, str]] = {
+    "shapes-detector": (
+        "specbench.metrics.shapes_detector:ShapesDetector",
+        "share of images that satisfy their caption, mean over categories (prompts of the shapes world)",
+    )
+}
+"""Metric name to "module:attribute" of its class, and one line for `list metrics`."""
 
 
 class PluginWarning(UserWarning):
@@ -37,7 +43,9 @@ def load_object(target: str, kind: str = "object") -> object:
         return functools.reduce(getattr, attribute.split("."), importlib.import_module(module_name))
     except ModuleNotFoundError as error:
         missing = error.name or module_name
-        raise SpecbenchError(f"{kind} '{target}': no module named '{missing}'", "is it installed in this environment?") from None
+        raise SpecbenchError(
+            f"{kind} '{target}': no module named '{missing}'", "is it installed in this environment?"
+        ) from None
     except AttributeError:
         raise SpecbenchError(f"{kind} '{target}': module '{module_name}' has no '{attribute}'") from None
     except SpecbenchError:
@@ -96,13 +104,13 @@ def metric_names() -> list[str]:
 
 
 def metric(name: str) -> object:
-    """The implementation of a metric.
+    """The class of a metric, see `specbench.metrics.base.Metric`.
 
     Raises:
         SpecbenchError: unknown name, or its code cannot be imported.
     """
     if name in METRICS:
-        return load_object(METRICS[name], f"metric {name}")
+        return load_object(METRICS[name][0], f"metric {name}")
     if name in plugins("metrics"):
         return load_object(plugins("metrics")[name].value, f"metric {name}")
     raise unknown_name("metric", name, metric_names())

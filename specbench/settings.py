@@ -94,35 +94,61 @@ _NONE = ""
 
 _MODEL = (
     Setting(Option("model", "shapes", "model to decode with; see 'specbench list models'"), "Model", "NAME"),
-    Setting(Option("dtype", "float32", f"number format: {', '.join(_DTYPES)}", choices=_DTYPES), "Model", "TYPE",
-            unset="the model"),
+    Setting(
+        Option("dtype", "float32", f"number format: {', '.join(_DTYPES)}", choices=_DTYPES),
+        "Model",
+        "TYPE",
+        unset="the model",
+    ),
     Setting(Option("device", "cpu", "device to run on, for example cpu, cuda or cuda:1"), "Model", "DEVICE"),
-    Setting(Option("threads", 0, "CPU threads; 0 means all that this process may use", minimum=0, maximum=1024), "Model", "N"),
+    Setting(
+        Option("threads", 0, "CPU threads; 0 means all that this process may use", minimum=0, maximum=1024),
+        "Model",
+        "N",
+    ),
 )
 _WORK = (
     Setting(
         Option("decoder", "sjd", "decoders, with inline options if wanted: ar,gsd:G=50,window=16"),
-        "What to run", "NAME[:OPTION=VALUE,...]", many=True,
+        "What to run",
+        "NAME[:OPTION=VALUE,...]",
+        many=True,
     ),
     Setting(Option("prompts", "shapes", "a prompt set's name or a file of prompts"), "What to run", "SET|FILE"),
     Setting(Option("limit", 1, "only the first N prompts", minimum=1), "What to run", "N", unset="all prompts"),
     Setting(Option("ids", _NONE, "only these prompt ids"), "What to run", "ID,...", many=True),
     Setting(Option("samples", 1, "images per prompt", minimum=1, maximum=10**6), "What to run", "N"),
-    Setting(Option("seed", 0, "whole number that addresses all noise", minimum=0, maximum=MAX_SEED), "What to run", "N"),
+    Setting(
+        Option("seed", 0, "whole number that addresses all noise", minimum=0, maximum=MAX_SEED), "What to run", "N"
+    ),
     Setting(
         Option("batch", 1, "prompts decoded together; latency means batch 1", minimum=1, maximum=4096),
-        "What to run", "N",
+        "What to run",
+        "N",
     ),
 )
 _SAMPLING = (
-    Setting(Option("cfg", 1.0, "guidance scale; 1 switches guidance off", minimum=0.0, maximum=1e4), "Sampling", "X",
-            unset="the model"),
-    Setting(Option("temperature", 1.0, "divides the guided logits", above=0.0, maximum=1e4), "Sampling", "X",
-            unset="the model"),
-    Setting(Option("top-k", 0, "keep the K most likely tokens; 0 keeps all", minimum=0), "Sampling", "K",
-            unset="the model"),
-    Setting(Option("top-p", 1.0, "keep the smallest set of tokens of this mass; 1 keeps all", above=0.0, maximum=1.0),
-            "Sampling", "P", unset="the model"),
+    Setting(
+        Option("cfg", 1.0, "guidance scale; 1 switches guidance off", minimum=0.0, maximum=1e4),
+        "Sampling",
+        "X",
+        unset="the model",
+    ),
+    Setting(
+        Option("temperature", 1.0, "divides the guided logits", above=0.0, maximum=1e4),
+        "Sampling",
+        "X",
+        unset="the model",
+    ),
+    Setting(
+        Option("top-k", 0, "keep the K most likely tokens; 0 keeps all", minimum=0), "Sampling", "K", unset="the model"
+    ),
+    Setting(
+        Option("top-p", 1.0, "keep the smallest set of tokens of this mass; 1 keeps all", above=0.0, maximum=1.0),
+        "Sampling",
+        "P",
+        unset="the model",
+    ),
 )
 OUT = Setting(Option("out", "results", "the results folder"), "Output", "DIR")
 QUIET = Setting(Option("quiet", False, "say nothing but errors"), "Output", "")
@@ -132,8 +158,12 @@ JSON = Setting(Option("json", False, "one JSON array on stdout"), "Output", "")
 def decoder_settings() -> tuple[Setting, ...]:
     """One setting per choice (drafter, init, ...) and per option any decoder understands, in menu order."""
     choices = (
-        Setting(Option(kind, "", f"{kind}: {', '.join(values)}", choices=tuple(values)), "Decoder choices", "NAME",
-                unset="the decoder")
+        Setting(
+            Option(kind, "", f"{kind}: {', '.join(values)}", choices=tuple(values)),
+            "Decoder choices",
+            "NAME",
+            unset="the decoder",
+        )
         for kind, values in CHOICES.items()
     )
     options: dict[str, Option] = {}
@@ -142,8 +172,13 @@ def decoder_settings() -> tuple[Setting, ...]:
     for preset in PRESETS.values():
         options |= {option.name: option for option in options_of(preset).values() if option.name not in options}
     knobs = (
-        Setting(option, "Decoder options", "N|auto" if option.name == "window" else _metavar(option),
-                unset="the decoder", words=("auto",) if option.name == "window" else ())
+        Setting(
+            option,
+            "Decoder options",
+            "N|auto" if option.name == "window" else _metavar(option),
+            unset="the decoder",
+            words=("auto",) if option.name == "window" else (),
+        )
         for option in options.values()
     )
     return (*choices, *knobs)

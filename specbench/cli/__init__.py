@@ -1,6 +1,7 @@
 """The command line: parsing and terminal output only; every command calls the Python API.
 
-Nothing heavy is imported here or at the top of a command's module, so that `--help` and `list` answer at once.
+Nothing heavy is imported here or at the top of a command's module, so that `--help` and `list` answer at
+once.
 """
 
 from __future__ import annotations
@@ -40,17 +41,21 @@ def build_app() -> typer.Typer:
     return app
 
 
-def _root(
-    version: bool = typer.Option(False, "--version", help="Print the version and stop.", is_eager=True, callback=lambda on: _version(on)),
-    debug: bool = typer.Option(False, _DEBUG, help="Show tracebacks (anywhere on the line, or SPECBENCH_DEBUG=1)."),
-) -> None:
-    pass
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"specbench {__version__}")
         raise typer.Exit
+
+
+def _root(
+    version: bool = typer.Option(
+        False, "--version", metavar="", help="Print the version and stop.", is_eager=True, callback=_version
+    ),
+    debug: bool = typer.Option(
+        False, _DEBUG, metavar="", help="Show tracebacks (anywhere on the line, or SPECBENCH_DEBUG=1)."
+    ),
+) -> None:
+    pass
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -64,9 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SpecbenchError as error:
         code = _fail(error, debug)
     except _UsageError as error:
-        code = _fail(_usage_problem(error), debug)
+        code = BAD_INPUT if type(error).__name__ == "NoArgsIsHelpError" else _fail(_usage_problem(error), debug)
     except (KeyboardInterrupt, typer.Abort):
-        code = _fail(SpecbenchError("interrupted", "what was done is kept; the same command continues", INTERRUPTED), debug)
+        code = _fail(
+            SpecbenchError("interrupted", "what was done is kept; the same command continues", INTERRUPTED), debug
+        )
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
@@ -87,8 +94,6 @@ def _fail(error: SpecbenchError, debug: bool) -> int:
 
 def _usage_problem(error: Exception) -> SpecbenchError:
     """Typer's complaint as one of ours, with the nearest option or command."""
-    if type(error).__name__ == "NoArgsIsHelpError":
-        return SpecbenchError("a command is missing", "specbench --help lists them")
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "specbench"
     option = getattr(error, "option_name", None)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 
 import typer
 
-from specbench import registry
+from specbench import console, registry
 from specbench.cli.options import flags, print_json, print_table
 from specbench.decoding.components import CHOICES
 from specbench.decoding.presets import PRESETS, resolve
+from specbench.errors import SpecbenchError
 from specbench.settings import JSON, OUT, merge
 
 _SETTINGS = (OUT, JSON)
@@ -43,11 +43,17 @@ def decoders(_out: Path):
     rows = []
     for name, preset in PRESETS.items():
         spec = resolve(name)
-        rows.append({
-            "name": name, "lossless": spec.lossless, "summary": preset.summary, "options": dict(spec.options),
-            "choices": {kind: getattr(spec, kind) for kind in CHOICES}, "paper": preset.paper,
-            "equation": preset.equation,
-        })
+        rows.append(
+            {
+                "name": name,
+                "lossless": spec.lossless,
+                "summary": preset.summary,
+                "options": dict(spec.options),
+                "choices": {kind: getattr(spec, kind) for kind in CHOICES},
+                "paper": preset.paper,
+                "equation": preset.equation,
+            }
+        )
     return rows, ("name", "lossless", "summary", "options")
 
 
@@ -55,17 +61,25 @@ def models(_out: Path):
     from specbench.models import catalog
 
     rows = [
-        {"name": name, "height": info.resolution[0], "width": info.resolution[1], "tokens": info.tokens,
-         "on_disk": info.ready, "licence": info.licence, "summary": info.summary}
+        {
+            "name": name,
+            "height": info.resolution[0],
+            "width": info.resolution[1],
+            "tokens": info.tokens,
+            "on_disk": info.ready,
+            "licence": info.licence,
+            "summary": info.summary,
+        }
         for name, info in catalog.models().items()
     ]
     return rows, ("name", "height", "width", "tokens", "on_disk", "licence", "summary")
 
 
 def metrics(_out: Path):
-    plugged = {name: point.value for name, point in registry.plugins("metrics").items()}
-    rows = [{"name": name, "target": target} for name, target in sorted((plugged | registry.METRICS).items())]
-    return rows, ("name", "target")
+    plugged = {name: (point.value, "a plug-in") for name, point in registry.plugins("metrics").items()}
+    known = plugged | registry.METRICS
+    rows = [{"name": name, "summary": known[name][1], "target": known[name][0]} for name in sorted(known)]
+    return rows, ("name", "summary")
 
 
 def prompts(_out: Path):
@@ -80,20 +94,27 @@ def prompts(_out: Path):
 
 
 def runs(out: Path):
+    from specbench.folders import read_info, runs_in
+
     rows = []
-    for path in sorted(out.glob("*/run.json")):
+    for folder in runs_in(out):
         try:
-            info = json.loads(path.read_text())
-            spec = info["spec"]
-            row = {"name": path.parent.name, "model": spec["model"], "decoder": spec["decoder"]["name"],
-                   "options": spec["decoder"]["options"], "prompts": spec["prompts"], "seed": spec["seed"],
-                   "images": sum(1 for _ in (path.parent / "images").glob("*.png"))}
-        except (OSError, ValueError, KeyError, TypeError):
-            row = {"name": path.parent.name, "error": "run.json cannot be read"}
-        rows.append(row)
-    return rows, ("name", "model", "decoder", "options", "prompts", "seed", "images", "error")
+            spec = read_info(folder)["spec"]
+        except SpecbenchError as error:
+            console.warn(error.what)
+            continue
+        rows.append(
+            {
+                "name": folder.name,
+                "model": spec["model"],
+                "decoder": spec["decoder"]["name"],
+                "options": spec["decoder"]["options"],
+                "prompts": spec["prompts"],
+                "seed": spec["seed"],
+                "images": sum(1 for _ in (folder / "images").glob("*.png")),
+            }
+        )
+    return rows, ("name", "model", "decoder", "options", "prompts", "seed", "images")
 
 
-_LISTS = {
-    Kind.models: models, Kind.decoders: decoders, Kind.metrics: metrics, Kind.prompts: prompts, Kind.runs: runs,
-}
+_LISTS = {Kind.models: models, Kind.decoders: decoders, Kind.metrics: metrics, Kind.prompts: prompts, Kind.runs: runs}

@@ -1,1 +1,79 @@
-def add_to(app): ...
+"""`specbench score`, `specbench report` and `specbench show`: what can be said about runs that are there."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from specbench import console, registry
+from specbench.cli.options import flags, print_json, print_table
+from specbench.errors import unknown_name
+from specbench.settings import JSON, OUT, QUIET, merge
+
+_SCORE = (OUT, QUIET, JSON)
+_READ = (OUT, JSON)
+_RUNS = typer.Argument(None, metavar="RUN", help="Run ids, or the start of one, or folders.", show_default="all runs")
+FORMATS = ("markdown", "csv", "json")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(
+        name="score",
+        help="Score the images of runs; only what is missing is computed.",
+        epilog="Then: specbench report",
+    )(score)
+    app.command(name="report", help="Print the tables of runs: speed, quality, and what each number means.")(report)
+    app.command(name="show", help="Print one run's card: what it was, where, and what came out.")(show)
+
+
+@flags(_SCORE)
+def score(
+    flags: dict,
+    runs: list[str] = _RUNS,
+    metric: list[str] = typer.Option(None, "--metric", metavar="NAME", help="Only this metric; may be repeated."),
+) -> None:
+    values = merge(_SCORE, flags)
+    for name in metric or ():
+        if name not in registry.metric_names():
+            raise unknown_name("metric", name, registry.metric_names())
+    from specbench import api
+
+    rows = api.score(runs or (), metric or None, str(values["out"].value))
+    if values["json"].value:
+        print_json(rows)
+    else:
+        print_table("", rows, ("run_id", "metric", "value", "low", "high", "n"))
+
+
+@flags(_READ)
+def report(
+    flags: dict,
+    runs: list[str] = _RUNS,
+    fmt: str = typer.Option("markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}."),
+) -> None:
+    values = merge(_READ, flags)
+    fmt = "json" if values["json"].value else fmt
+    if fmt not in FORMATS:
+        raise unknown_name("format", fmt, FORMATS)
+    from specbench import api, reporting
+
+    sys.stdout.write(reporting.render(api.report(runs or (), str(values["out"].value)), fmt))
+
+
+@flags(_READ)
+def show(
+    flags: dict, run: str = typer.Argument(metavar="RUN", help="A run id, or the start of one, or a folder.")
+) -> None:
+    values = merge(_READ, flags)
+    from specbench import api
+
+    row = api.report([run], str(values["out"].value))[0]
+    if values["json"].value:
+        return print_json([row])
+    rows = [{"name": name, "value": value} for name, value in row.items() if name not in _HIDDEN]
+    print_table("", rows, ("name", "value"))
+    console.say(f"images are in {row['folder']}/images")
+
+
+_HIDDEN = ("acceptance_by_offset",)

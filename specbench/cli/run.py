@@ -13,13 +13,15 @@ from specbench.cli.options import flags, print_json, print_table
 from specbench.settings import Value, check_environment, merge, read_config, run_settings
 
 _SETTINGS = run_settings()
-_HELP = "\n\n".join((
-    "Decode a prompt set with one or several decoders, and keep every image and number.",
-    "Several decoders take turns prompt by prompt on one set of weights. What is already in the results folder is not done "
-    "again, so the same command continues an interrupted run.",
-    "Each flag is also an environment variable (--top-k: SPECBENCH_TOP_K) and a key of the --config file (top-k = 100); a "
-    "flag wins over the environment, the environment over the file.",
-))
+_HELP = "\n\n".join(
+    (
+        "Decode a prompt set with one or several decoders, and keep every image and number.",
+        "Several decoders take turns prompt by prompt on one set of weights. What is already in the results folder is not done "
+        "again, so the same command continues an interrupted run.",
+        "Each flag is also an environment variable (--top-k: SPECBENCH_TOP_K) and a key of the --config file (top-k = 100); a "
+        "flag wins over the environment, the environment over the file.",
+    )
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -29,12 +31,19 @@ def add_to(app: typer.Typer) -> None:
 @flags(_SETTINGS)
 def run(
     flags: dict,
-    config: str = typer.Option(None, "--config", metavar="FILE", help="Read settings from a TOML file.",
-                               rich_help_panel="Output"),
-    show_config: bool = typer.Option(False, "--show-config", help="Print every setting and where it came from, and stop.",
-                                     rich_help_panel="Output"),
-    dry_run: bool = typer.Option(False, "--dry-run", help="Print what would be decoded, and stop.",
-                                 rich_help_panel="Output"),
+    config: str = typer.Option(
+        None, "--config", metavar="FILE", help="Read settings from a TOML file.", rich_help_panel="Output"
+    ),
+    show_config: bool = typer.Option(
+        False,
+        "--show-config",
+        metavar="",
+        help="Print every setting and where it came from, and stop.",
+        rich_help_panel="Output",
+    ),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", metavar="", help="Print what would be decoded, and stop.", rich_help_panel="Output"
+    ),
 ) -> None:
     from specbench.plan import make_plan
 
@@ -63,21 +72,32 @@ def _merged(given: Mapping[str, object], config: str | None) -> dict[str, Value]
 
 def _show_config(plan, values: Mapping[str, Value], as_json: bool) -> None:
     sampling = asdict(plan.sampling)
-    effective = {"cfg": sampling["guidance"], "temperature": sampling["temperature"], "top-k": sampling["top_k"],
-                 "top-p": sampling["top_p"], "dtype": plan.dtype, "threads": plan.threads}
+    effective = {
+        "cfg": sampling["guidance"],
+        "temperature": sampling["temperature"],
+        "top-k": sampling["top_k"],
+        "top-p": sampling["top_p"],
+        "dtype": plan.dtype,
+        "threads": plan.threads,
+    }
     decoder_names = {"Decoder choices", "Decoder options"}
     rows = [
-        {"name": setting.name, "value": effective.get(setting.name, values[setting.name].value),
-         "origin": values[setting.name].origin}
-        for setting in _SETTINGS if setting.panel not in decoder_names
+        {
+            "name": setting.name,
+            "value": effective.get(setting.name, values[setting.name].value),
+            "origin": values[setting.name].origin,
+        }
+        for setting in _SETTINGS
+        if setting.panel not in decoder_names
     ]
     for decoder in plan.decoders:
         spec, origins = decoder.spec, plan.origins(decoder)
         choices = {kind: getattr(spec, kind) for kind in ("drafter", "init", "verifier", "residual", "refine")}
         for name, value in (choices | dict(spec.options)).items():
             shown = "auto" if name == "window" and decoder.auto_window else value
-            rows.append({"name": f"{spec.name}:{name}", "value": shown,
-                         "origin": origins.get(name, f"default of {spec.name}")})
+            rows.append(
+                {"name": f"{spec.name}:{name}", "value": shown, "origin": origins.get(name, f"default of {spec.name}")}
+            )
     print_json(rows) if as_json else print_table("", rows, ("name", "value", "origin"))
 
 
@@ -85,10 +105,17 @@ def _show_plan(plan, as_json: bool) -> None:
     rows = []
     for decoder in plan.decoders:
         options = dict(decoder.spec.options) | ({"window": "auto"} if decoder.auto_window else {})
-        rows.append({
-            "decoder": decoder.spec.name, "options": options, "lossless": decoder.spec.lossless, "model": plan.model.name,
-            "prompts": plan.prompts.name, "images": len(plan.chosen) * plan.samples, "out": str(plan.out),
-        })
+        rows.append(
+            {
+                "decoder": decoder.spec.name,
+                "options": options,
+                "lossless": decoder.spec.lossless,
+                "model": plan.model.name,
+                "prompts": plan.prompts.name,
+                "images": len(plan.chosen) * plan.samples,
+                "out": str(plan.out),
+            }
+        )
     columns = ("decoder", "options", "lossless", "model", "prompts", "images", "out")
     print_json(rows) if as_json else print_table("", rows, columns)
 

@@ -28,7 +28,8 @@ class ModelInfo:
         tokens: image tokens of one image.
         dtype: number format it is meant to run in.
         weights: files that must be there before it can be loaded.
-        config: JSON file with `network.codes`, the image vocabulary, and `sampling`, the default `Sampling`'s fields.
+        config: JSON file with `network.codes`, the image vocabulary, and `sampling`, the default `Sampling`'s
+            fields.
         prompt_check: optional "module:function" raising ValueError for a text the model cannot read.
     """
 
@@ -77,7 +78,9 @@ class ModelInfo:
             try:
                 check(prompt.text)
             except ValueError as error:
-                raise SpecbenchError(f"prompt '{prompt.id}': {error}", f"'{self.name}' reads its own words only") from None
+                raise SpecbenchError(
+                    f"prompt '{prompt.id}': {error}", f"'{self.name}' reads its own words only"
+                ) from None
 
     def _read_config(self) -> Mapping:
         if not self.config.is_file():
@@ -136,7 +139,8 @@ def load_model(name: str, device: str = "cpu", dtype: str | None = None) -> Imag
     kind = device.partition(":")[0]
     if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.backends.mps.is_available()):
         raise SpecbenchError(
-            f"--device {device}: this torch ({torch.__version__}) sees no such device", "use --device cpu",
+            f"--device {device}: this torch ({torch.__version__}) sees no such device",
+            "use --device cpu",
             MISSING_PREREQUISITE,
         )
     return registry.load_object(info.target, f"model {name}")(device=device, dtype=dtype or info.dtype)

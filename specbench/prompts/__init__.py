@@ -1,4 +1,5 @@
-"""Prompt sets: the shipped ones by name, and a user's own file as text, JSONL, CSV, TSV or parquet. No torch here."""
+"""Prompt sets: the shipped ones by name, and a user's own file as text, JSONL, CSV, TSV or parquet. No torch
+here."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
     """A prompt set by name, or from a file whose suffix tells its format.
 
     Raises:
-        SpecbenchError: no such set or file; empty, binary, not UTF-8, malformed, an over-long prompt, duplicate ids.
+        SpecbenchError: no such set or file; empty, binary, not UTF-8, malformed, an over-long prompt,
+            duplicate ids.
     """
     from specbench.prompts.readers import read_file
 

@@ -1,7 +1,7 @@
 """Readers of prompt files: text, JSONL, CSV, TSV and parquet to `Prompt`s.
 
-Text has one prompt a line. The others need a text column called `text`, `prompt` or `caption`; `id` (or `prompt_id`) and
-`category` are used where present, and every other column is kept as metadata.
+Text has one prompt a line. The others need a text column called `text`, `prompt` or `caption`; `id` (or
+`prompt_id`) and `category` are used where present, and every other column is kept as metadata.
 """
 
 from __future__ import annotations
