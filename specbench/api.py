@@ -23,7 +23,6 @@ from specbench.settings import merge, run_settings
 if TYPE_CHECKING:
     import pandas as pd
 
-    from specbench.config import RunSpec
     from specbench.decoding.generation import Generation
     from specbench.models.base import ImageModel
     from specbench.runner import Reporter, RunSummary

@@ -97,7 +97,8 @@ class ProgressReporter:
         seconds = time.monotonic() - self._started
         rate = (self._done - self._resumed) / seconds
         failed = f", {self._failed} failed" if self._failed else ""
-        return f"{self._done}/{self._total} {self.what}{failed}, {rate:.1f} a second, {(self._total - self._done) / rate:.0f} s left"
+        left = (self._total - self._done) / rate
+        return f"{self._done}/{self._total} {self.what}{failed}, {rate:.1f} a second, {left:.0f} s left"
 
 
 def is_terminal() -> bool:

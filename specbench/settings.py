@@ -90,65 +90,45 @@ def split_list(text: str) -> list[str]:
 
 
 _DTYPES = ("float32", "bfloat16", "float16")
-_NONE = ""
+_RUN, _MODEL_PANEL = "What to run", "Model"
 
-_MODEL = (
-    Setting(Option("model", "shapes", "model to decode with; see 'specbench list models'"), "Model", "NAME"),
-    Setting(
-        Option("dtype", "float32", f"number format: {', '.join(_DTYPES)}", choices=_DTYPES),
-        "Model",
-        "TYPE",
-        unset="the model",
-    ),
-    Setting(Option("device", "cpu", "device to run on, for example cpu, cuda or cuda:1"), "Model", "DEVICE"),
-    Setting(
-        Option("threads", 0, "CPU threads; 0 means all that this process may use", minimum=0, maximum=1024),
-        "Model",
-        "N",
-    ),
-)
 _WORK = (
     Setting(
         Option("decoder", "sjd", "decoders, with inline options if wanted: ar,gsd:G=50,window=16"),
-        "What to run",
+        _RUN,
         "NAME[:OPTION=VALUE,...]",
         many=True,
     ),
-    Setting(Option("prompts", "shapes", "a prompt set's name or a file of prompts"), "What to run", "SET|FILE"),
-    Setting(Option("limit", 1, "only the first N prompts", minimum=1), "What to run", "N", unset="all prompts"),
-    Setting(Option("ids", _NONE, "only these prompt ids"), "What to run", "ID,...", many=True),
-    Setting(Option("samples", 1, "images per prompt", minimum=1, maximum=10**6), "What to run", "N"),
+    Setting(Option("prompts", "shapes", "a prompt set's name or a file of prompts"), _RUN, "SET|FILE"),
+    Setting(Option("limit", 1, "only the first N prompts", minimum=1), _RUN, "N", unset="all prompts"),
+    Setting(Option("ids", "", "only these prompt ids"), _RUN, "ID,...", many=True),
+    Setting(Option("samples", 1, "images per prompt", minimum=1, maximum=10**6), _RUN, "N"),
+    Setting(Option("seed", 0, "whole number that addresses all noise", minimum=0, maximum=MAX_SEED), _RUN, "N"),
+    Setting(Option("batch", 1, "prompts decoded together; latency means batch 1", minimum=1, maximum=4096), _RUN, "N"),
+)
+_MODEL = (
+    Setting(Option("model", "shapes", "model to decode with; see 'specbench list models'"), _MODEL_PANEL, "NAME"),
     Setting(
-        Option("seed", 0, "whole number that addresses all noise", minimum=0, maximum=MAX_SEED), "What to run", "N"
+        Option("dtype", "float32", f"number format: {', '.join(_DTYPES)}", choices=_DTYPES),
+        _MODEL_PANEL,
+        "TYPE",
+        unset="the model",
     ),
+    Setting(Option("device", "cpu", "device to run on, for example cpu, cuda or cuda:1"), _MODEL_PANEL, "DEVICE"),
     Setting(
-        Option("batch", 1, "prompts decoded together; latency means batch 1", minimum=1, maximum=4096),
-        "What to run",
+        Option("threads", 0, "CPU threads; 0 means all that this process may use", minimum=0, maximum=1024),
+        _MODEL_PANEL,
         "N",
     ),
 )
-_SAMPLING = (
-    Setting(
-        Option("cfg", 1.0, "guidance scale; 1 switches guidance off", minimum=0.0, maximum=1e4),
-        "Sampling",
-        "X",
-        unset="the model",
-    ),
-    Setting(
-        Option("temperature", 1.0, "divides the guided logits", above=0.0, maximum=1e4),
-        "Sampling",
-        "X",
-        unset="the model",
-    ),
-    Setting(
-        Option("top-k", 0, "keep the K most likely tokens; 0 keeps all", minimum=0), "Sampling", "K", unset="the model"
-    ),
-    Setting(
-        Option("top-p", 1.0, "keep the smallest set of tokens of this mass; 1 keeps all", above=0.0, maximum=1.0),
-        "Sampling",
-        "P",
-        unset="the model",
-    ),
+_SAMPLING = tuple(
+    Setting(option, "Sampling", metavar, unset="the model")
+    for metavar, option in (
+        ("X", Option("cfg", 1.0, "guidance scale; 1 switches guidance off", minimum=0.0, maximum=1e4)),
+        ("X", Option("temperature", 1.0, "divides the guided logits", above=0.0, maximum=1e4)),
+        ("K", Option("top-k", 0, "keep the K most likely tokens; 0 keeps all", minimum=0)),
+        ("P", Option("top-p", 1.0, "keep the fewest tokens of this mass; 1 keeps all", above=0.0, maximum=1.0)),
+    )
 )
 OUT = Setting(Option("out", "results", "the results folder"), "Output", "DIR")
 QUIET = Setting(Option("quiet", False, "say nothing but errors"), "Output", "")

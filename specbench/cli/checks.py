@@ -39,10 +39,10 @@ def doctor(
 _AUDIT_HELP = "\n\n".join(
     (
         "Measure whether a decoder is lossless.",
-        "Images of models small enough to enumerate are counted and compared with the exact joint distribution. The verdict is "
-        "lossless or lossy; tv is the measured total variation distance with its 95 % interval.",
-        "Decoders are names with inline options if wanted (gsd:G=50), or your own as package.module:Name. Without any, every "
-        "decoder is audited.",
+        "Images of models small enough to enumerate are counted and compared with the exact joint distribution. The "
+        "verdict is lossless or lossy; tv is the measured total variation distance with its 95 % interval.",
+        "Decoders are names with inline options if wanted (gsd:G=50), or your own as package.module:Name. Without any, "
+        "every decoder is audited.",
     )
 )
 
@@ -79,7 +79,7 @@ def _auditable(names: list[str]) -> list[tuple[str, object]]:
     from specbench.settings import split_list
 
     found = []
-    for name, inline in parse_decoders([piece for name in names for piece in split_list(name)]):
+    for name, inline in parse_decoders([piece for given in names for piece in split_list(given)]):
         label = ",".join([name, *(f"{key}={value}" for key, value in inline.items())]).replace(",", ":", 1)
         target = registry.load_object(name, "decoder") if ":" in name else None
         if target is not None and not isinstance(target, Preset):

@@ -16,10 +16,10 @@ _SETTINGS = run_settings()
 _HELP = "\n\n".join(
     (
         "Decode a prompt set with one or several decoders, and keep every image and number.",
-        "Several decoders take turns prompt by prompt on one set of weights. What is already in the results folder is not done "
-        "again, so the same command continues an interrupted run.",
-        "Each flag is also an environment variable (--top-k: SPECBENCH_TOP_K) and a key of the --config file (top-k = 100); a "
-        "flag wins over the environment, the environment over the file.",
+        "Several decoders take turns prompt by prompt on one set of weights. What is already in the results folder is "
+        "not done again, so the same command continues an interrupted run.",
+        "Each flag is also an environment variable (--top-k: SPECBENCH_TOP_K) and a key of the --config file (top-k = "
+        "100); a flag wins over the environment, the environment over the file.",
     )
 )
 

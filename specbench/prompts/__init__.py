@@ -1,5 +1,4 @@
-"""Prompt sets: the shipped ones by name, and a user's own file as text, JSONL, CSV, TSV or parquet. No torch
-here."""
+"""Prompt sets: the shipped ones by name, and a user's own file as text, JSONL, CSV, TSV or parquet. No torch here."""
 
 from __future__ import annotations
 
