@@ -92,7 +92,7 @@ class Component:
     lossless: bool = True
 
 
-WINDOW = Option("window", 32, "tokens fed per target forward: the last committed one and window-1 drafts", minimum=1)
+WINDOW = Option("window", 16, "tokens fed per target forward: the last committed one and window-1 drafts", minimum=1)
 FRESH_Q = Option(
     "fresh-q",
     "uniform",
@@ -102,8 +102,10 @@ FRESH_Q = Option(
 
 _CLUSTER = (
     Option("G", 10, "cluster size", minimum=1),
-    Option("d", 0.5, "members lie closer than this in codebook distance; inf switches the filter off", above=0.0),
-    Option("delta", 0.15, "members' probability differs from the draft's by less than this", above=0.0),
+    Option(
+        "d", 0.5, "members lie at most this far in squared codebook distance; inf switches the filter off", above=0.0
+    ),
+    Option("delta", 0.15, "members' probability differs from the draft's by at most this", above=0.0),
     Option("cluster", "target", "what ranks the tokens", choices=("target", "draft", "embedding")),
     Option("order", "ascending", "rank order in which the window of G is cut", choices=("ascending", "descending")),
     Option("bounds", "half-open", "slice convention around the draft", choices=("half-open", "inclusive")),

@@ -1,4 +1,4 @@
-"""Grouped speculative decoding (So et al., ICCV 2025, eq. 7, algorithm 1): a draft is judged by its cluster's mass.
+"""Grouped speculative decoding (So et al., ICCV 2025, algorithm 3): a draft is judged by its cluster's mass.
 
 The cluster C(x) is a slice of G tokens around x in rank order, filtered by probability and codebook distance.
 Acceptance is min(1, p(C)/q(C)); clusters of different tokens overlap, so the result is lossy.
@@ -42,7 +42,7 @@ class Grouped(RatioTest):
         p_member = p.gather(-1, members).view(ids.shape)
         q_member = q.gather(-1, members).view(ids.shape)
         p_x = p.gather(-1, x)
-        near = (p_member > 0) & ((p_member - p_x[..., None]).abs() < self._delta) & self._close(ids, x)
+        near = (p_member > 0) & ((p_member - p_x[..., None]).abs() <= self._delta) & self._close(ids, x)
         kept = valid & (near | (ids == x[..., None]))
         p_cluster = torch.where(kept, p_member, 0.0).sum(-1)
         q_cluster = torch.where(kept, q_member, 0.0).sum(-1)
@@ -63,12 +63,12 @@ class Grouped(RatioTest):
         return order.gather(-1, place.flatten(-2)).view(place.shape), valid
 
     def _close(self, ids: Tensor, x: Tensor) -> Tensor:
-        """Whether members lie closer to x than d, in squared Euclidean distance of codebook rows."""
+        """Whether members lie within d of x, in squared Euclidean distance of codebook rows."""
         if self._d == float("inf"):
             return torch.ones_like(ids, dtype=torch.bool)
         last = len(self._codebook) - 1
         difference = self._codebook[ids.clamp(max=last)] - self._codebook[x.clamp(max=last)][..., None, :]
-        return difference.square().sum(-1) < self._d
+        return difference.square().sum(-1) <= self._d
 
 
 def _nearest(codebook: Tensor, count: int) -> Tensor:

@@ -1,7 +1,8 @@
 """The one decode loop. Every decoder is this loop with another drafter, verifier, residual or refinement.
 
 One step: fill the window with drafts, run one target forward, accept drafts from the left until the first rejection,
-commit the accepted ones and one more token, turn the rest into the next drafts. Rows of a batch accept at their own pace.
+commit the accepted ones and one more token, turn the rest into the next drafts. Rows of a batch accept at their own
+pace.
 """
 
 from __future__ import annotations

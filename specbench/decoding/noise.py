@@ -1,7 +1,8 @@
 """Noise that is addressed, not drawn in order.
 
 Every random number is a pure function of (run seed, prompt id, sample, stream slot, stream, draw), so batch, order,
-resuming and workers cannot change an image, and decoders can share noise. The hash is SplitMix64's finaliser on a counter.
+resuming and workers cannot change an image, and decoders can share noise. The hash is SplitMix64's finaliser on a
+counter.
 """
 
 from __future__ import annotations

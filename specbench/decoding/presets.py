@@ -13,7 +13,7 @@ from specbench.decoding.components import CHOICES, Component, Option
 from specbench.errors import unknown_name
 
 SJD = "Teng et al., Speculative Jacobi Decoding, ICLR 2025 (arXiv 2410.01699)"
-SJDPP = "SJD++ (journal extension of Speculative Jacobi Decoding)"
+SJDPP = "Teng et al., SJD++: Improved Speculative Jacobi Decoding"
 GSD = "So et al., Grouped Speculative Decoding, ICCV 2025"
 SCD = "So et al., Speculative Coupled Decoding, ICML 2026 (arXiv 2510.24211)"
 
@@ -47,10 +47,10 @@ _PRESETS = (
         "jacobi",
         "Jacobi decoding: accept a draft that a fresh sample repeats",
         SJD,
-        "sec. 3.1",
+        "sec. 3.2",
         _jacobi(verifier="match"),
     ),
-    Preset("sjd", "speculative Jacobi decoding, random initialisation", SJD, "eqs. 3-5", _jacobi()),
+    Preset("sjd", "speculative Jacobi decoding, random initialisation", SJD, "eqs. 1-3", _jacobi()),
     Preset(
         "sjd-isp",
         "SJD with spatial-prior token initialisation",
@@ -69,10 +69,11 @@ _PRESETS = (
         "sjd++",
         "SJD that keeps unverified drafts of high confidence",
         SJDPP,
-        "token reuse rule",
+        "eqs. 4-5",
         _jacobi(refine="reuse"),
+        {"window": 32},
     ),
-    Preset("gsd", "SJD that accepts a cluster of similar tokens", GSD, "eq. 7, alg. 1", _jacobi(verifier="grouped")),
+    Preset("gsd", "SJD that accepts a cluster of similar tokens", GSD, "algorithm 3", _jacobi(verifier="grouped")),
     Preset("amplify", "lossy baseline: acceptance ratio times k", GSD, "table 1", _jacobi(verifier="amplify")),
     Preset("add", "lossy baseline: eps added to the target probability", GSD, "table 1", _jacobi(verifier="add")),
     Preset(
