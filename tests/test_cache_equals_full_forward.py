@@ -1,0 +1,102 @@
+"""Windows, rejected drafts, ragged rows and branches through the cache give the logits of the uncached full forward."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaModel
+
+from specbench.models.base import TokenLayout, Tree
+from specbench.models.transformer import Prefix, TransformerModel
+
+VOCAB, WIDTH, STREAM = 11, 16, 20
+
+
+class TinyModel(TransformerModel):
+    """A random two-layer Llama with grouped keys, and a linear head."""
+
+    name = "tiny"
+    codebook = None
+
+    def __init__(self):
+        torch.manual_seed(0)
+        sizes = {"hidden_size": WIDTH, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+        self.backbone = LlamaModel(LlamaConfig(vocab_size=VOCAB, num_key_value_heads=2, **sizes)).eval()
+        self.layout = TokenLayout.plain(4, 5, VOCAB)
+        self.matrix = torch.randn(WIDTH, VOCAB)
+        for weights in self.backbone.parameters():
+            weights.data.mul_(4)
+
+    def embed(self, tokens, positions, state):
+        return self.backbone.embed_tokens(tokens) + state[0][:, None]
+
+    def head(self, hidden):
+        return hidden @ self.matrix
+
+
+@pytest.fixture(scope="module")
+def model():
+    return TinyModel()
+
+
+@pytest.fixture
+def prefix():
+    """Two prompts with their unconditional twins, all of different length."""
+    generator = torch.Generator().manual_seed(1)
+    embeds = [torch.randn(length, WIDTH, generator=generator) for length in (5, 2, 1, 3)]
+    return Prefix(embeds, (torch.randn(4, WIDTH, generator=generator),))
+
+
+def full_logits(model, prefix, row, tokens, guidance):
+    """Guided logits [len(tokens) + 1, V] of one prompt, each half from one uncached unpadded forward."""
+    halves = []
+    for half in (row, row + len(prefix.embeds) // 2):
+        stream = model.embed(torch.tensor([tokens]).long(), None, (prefix.state[0][half : half + 1],))
+        inputs = torch.cat([prefix.embeds[half][None], stream], dim=1)
+        hidden = model.backbone(inputs_embeds=inputs, use_cache=False).last_hidden_state[0]
+        halves.append(model.head(hidden[len(prefix.embeds[half]) - 1 :]))
+    return halves[1] + guidance * (halves[0] - halves[1])
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+def test_ragged_windows_with_rollback(model, prefix, guidance):
+    generator = torch.Generator().manual_seed(2)
+    session = model.begin(prefix, guidance, columns=8)
+    committed = [[], []]
+    for width, accepted in [(1, (1, 1)), (6, (2, 5)), (6, (6, 1)), (8, (3, 7)), (3, (1, 3)), (2, (2, 1))]:
+        windows = torch.randint(VOCAB, (2, width), generator=generator)
+        starts = torch.tensor([len(row) for row in committed])
+        for row, stream in enumerate(committed):
+            if stream:
+                windows[row, 0] = stream[-1]
+        logits = session.forward(windows, starts[:, None] + torch.arange(width))
+        for row, stream in enumerate(committed):
+            drafts = windows[row, 1:].tolist()
+            expected = full_logits(model, prefix, row, stream + drafts, guidance)[len(stream) :]
+            torch.testing.assert_close(logits[row], expected, atol=1e-4, rtol=1e-4)
+            stream += (drafts + [0])[: accepted[row]]
+
+
+@torch.inference_mode()
+def test_branches_of_a_tree_and_the_path_kept(model, prefix):
+    tree = Tree((-1, 0, 1, 0, 3, 4, 0))
+    generator = torch.Generator().manual_seed(3)
+    session = model.begin(prefix, 2.0, columns=len(tree.parents))
+    start = torch.randint(VOCAB, (2, 3), generator=generator)
+    session.forward(torch.cat([torch.zeros(2, 1).long(), start], 1), torch.arange(4).expand(2, 4))
+    fed = torch.randint(VOCAB, (2, len(tree.parents)), generator=generator)
+    fed[:, 0] = start[:, -1]
+    logits = session.forward(fed, 3 + torch.tensor(tree.depth).expand(2, -1), tree)
+    for row in range(2):
+        for column in range(len(tree.parents)):
+            path = [ancestor for ancestor in range(1, column + 1) if tree.ancestors[column, ancestor]]
+            stream = start[row].tolist() + fed[row, path].tolist()
+            expected = full_logits(model, prefix, row, stream, 2.0)[-1]
+            torch.testing.assert_close(logits[row, column], expected, atol=1e-4, rtol=1e-4)
+    # Row 0 keeps the branch of columns 3, 4, 5; row 1 its trunk, columns 1, 2.
+    session.keep(torch.tensor([[3, 4, 5], [1, 2, 2]]), torch.tensor([[4, 5, 6], [4, 5, 5]]))
+    kept = [start[0].tolist() + fed[0, 3:6].tolist(), start[1].tolist() + fed[1, 1:3].tolist()]
+    last = torch.tensor([[kept[0][-1]], [kept[1][-1]]])
+    logits = session.forward(last, torch.tensor([[6], [5]]))
+    for row in range(2):
+        expected = full_logits(model, prefix, row, kept[row], 2.0)[-1]
+        torch.testing.assert_close(logits[row, 0], expected, atol=1e-4, rtol=1e-4)
