@@ -6,7 +6,6 @@ options it adds to the command line, and whether it keeps the joint distribution
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from specbench.errors import SpecbenchError
@@ -37,7 +36,7 @@ class Option:
         wanted = self.type
         try:
             parsed = _read(wanted, value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, KeyError, OverflowError):
             raise SpecbenchError(f"--{self.name} {value!s}: expected {_NOUN[wanted]}", self.help) from None
         if self.choices and parsed not in self.choices:
             raise SpecbenchError(f"--{self.name} {value!s}: not a valid choice", f"valid: {', '.join(self.choices)}")
@@ -48,7 +47,8 @@ class Option:
     def _check_range(self, number: float) -> None:
         low = self.minimum is not None and number < self.minimum
         low = low or (self.above is not None and number <= self.above)
-        if math.isnan(number) or low or (self.maximum is not None and number > self.maximum):
+        not_a_number = number != number  # math.isnan cannot take a huge int
+        if not_a_number or low or (self.maximum is not None and number > self.maximum):
             raise SpecbenchError(f"--{self.name} {number}: must be {self._range()}", self.help)
 
     def _range(self) -> str:
