@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 
 import typer
@@ -11,18 +10,10 @@ from specbench import console, registry
 from specbench.cli.options import flags, print_json, print_table
 from specbench.decoding.components import CHOICES
 from specbench.decoding.presets import PRESETS, resolve
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, unknown_name
 from specbench.settings import JSON, OUT, merge
 
 _SETTINGS = (OUT, JSON)
-
-
-class Kind(StrEnum):
-    models = "models"
-    decoders = "decoders"
-    metrics = "metrics"
-    prompts = "prompts"
-    runs = "runs"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -30,8 +21,12 @@ def add_to(app: typer.Typer) -> None:
 
 
 @flags(_SETTINGS)
-def list_things(flags: dict, kind: Kind = typer.Argument(help="What to list.")) -> None:
+def list_things(
+    flags: dict, kind: str = typer.Argument(metavar="WHAT", help="models, decoders, metrics, prompts or runs.")
+) -> None:
     values = merge(_SETTINGS, flags)
+    if kind not in _LISTS:
+        raise unknown_name("thing to list", kind, _LISTS)
     rows, columns = _LISTS[kind](Path(str(values["out"].value)))
     if values["json"].value:
         print_json(rows)
@@ -117,4 +112,4 @@ def runs(out: Path):
     return rows, ("name", "model", "decoder", "options", "prompts", "seed", "images")
 
 
-_LISTS = {Kind.models: models, Kind.decoders: decoders, Kind.metrics: metrics, Kind.prompts: prompts, Kind.runs: runs}
+_LISTS = {"models": models, "decoders": decoders, "metrics": metrics, "prompts": prompts, "runs": runs}

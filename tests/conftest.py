@@ -1,0 +1,41 @@
+"""Shared by all tests: one thread, no stray settings, and the command line as a function."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one call of the command line did."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch):
+    for variable in [name for name in os.environ if name.startswith("SPECBENCH_")]:
+        monkeypatch.delenv(variable)
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch):
+    """`cli("run", "--limit", "1")` runs the command line in this process."""
+    from specbench.cli import main
+
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def call(*arguments: str) -> Outcome:
+        with pytest.raises(SystemExit) as stopped:
+            main([str(argument) for argument in arguments])
+        streams = capsys.readouterr()
+        return Outcome(stopped.value.code or 0, streams.out, streams.err)
+
+    return call

@@ -1,0 +1,141 @@
+"""A prompt file of any supported format gives stable ids; anything else is refused in one sentence."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specbench.errors import SpecbenchError
+from specbench.prompts import content_sha256, load_prompts, select, text_id
+
+ROWS = [
+    {"id": "first", "text": "a red circle", "category": "colors", "n": 1},
+    {"id": "second", "text": 'a "blue", square', "category": "colors", "n": 2},
+]
+
+
+def write(path, rows):
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    else:
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0], delimiter="\t" if path.suffix == ".tsv" else ",")
+            writer.writeheader()
+            writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".parquet"])
+def test_every_format_reads_the_same_prompts(tmp_path, suffix):
+    prompts = load_prompts(write(tmp_path / f"p{suffix}", ROWS)).prompts
+    assert [(prompt.id, prompt.text, prompt.category) for prompt in prompts] == [
+        ("first", "a red circle", "colors"),
+        ("second", 'a "blue", square', "colors"),
+    ]
+    assert [str(prompt.meta["n"]) for prompt in prompts] == ["1", "2"]
+
+
+def test_a_plain_line_is_named_by_its_content_not_its_place(tmp_path):
+    path = tmp_path / "p.txt"
+    path.write_bytes("\ufeffa red circle\r\n\r\n  a blue square  \n".encode())
+    first = load_prompts(path)
+    assert [prompt.text for prompt in first.prompts] == ["a red circle", "a blue square"]
+    path.write_text("a blue square\na red circle\n")
+    second = load_prompts(path)
+    assert [prompt.id for prompt in second.prompts] == [prompt.id for prompt in reversed(first.prompts)]
+    assert second.sha256 == first.sha256
+
+
+def test_the_digest_sees_every_field(tmp_path):
+    digests = set()
+    for changed in ({}, {"id": "x"}, {"text": "x"}, {"category": "x"}, {"n": 9}):
+        digests.add(load_prompts(write(tmp_path / "p.jsonl", [ROWS[0] | changed, ROWS[1]])).sha256)
+    assert len(digests) == 5
+
+
+def test_limit_and_ids_select_in_file_order(tmp_path):
+    prompts = load_prompts(write(tmp_path / "p.jsonl", ROWS))
+    assert [prompt.id for prompt in select(prompts, 1)] == ["first"]
+    assert [prompt.id for prompt in select(prompts, None, ["second", "first"])] == ["first", "second"]
+    with pytest.raises(SpecbenchError, match="secnd") as error:
+        select(prompts, None, ["secnd"])
+    assert "second" in error.value.try_this
+
+
+BAD = {
+    "empty": ("p.txt", b"", "no prompts"),
+    "blank": ("p.txt", b" \n\n", "no prompts"),
+    "binary": ("p.txt", b"abc\x00def\n", "binary"),
+    "png": ("p.txt", b"\x89PNG\r\n\x1a\n", "not UTF-8"),
+    "latin-1": ("p.txt", b"a caf\xe9\n", "line 1 is not UTF-8"),
+    "one line of 50 MB": ("p.txt", b"x" * 50_000_000, "line 1 is longer"),
+    "one long prompt": ("p.txt", b"x" * 20_000, "20,000 characters"),
+    "the same line twice": ("p.txt", b"a red circle\na red circle\n", "two prompts have the id"),
+    "the same id twice": ("p.jsonl", b'{"id": 1, "text": "a"}\n{"id": "1", "text": "b"}\n', "two prompts have the id '1'"),
+    "not JSON": ("p.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
+    "not an object": ("p.jsonl", b"[1]\n", "line 1 is not a JSON object"),
+    "deep JSON": ("p.jsonl", b"[" * 200_000, "line 1 is not JSON"),
+    "no text": ("p.jsonl", b'{"id": "a"}\n', "line 1 has no text"),
+    "half a character": ("p.jsonl", b'{"text": "\\ud800"}\n', "half a character"),
+    "an id that is a list": ("p.jsonl", b'{"id": [1], "text": "a"}\n', "the id must be"),
+    "an id with a line end": ("p.jsonl", b'{"id": "a\\nb", "text": "a"}\n', "cannot be an id"),
+    "a long id": ("p.jsonl", json.dumps({"id": "i" * 4096, "text": "a"}).encode(), "cannot be an id"),
+    "csv without text": ("p.csv", b"id,words\n1,a\n", "has no text"),
+    "csv with a field too many": ("p.csv", b"id,text\n1,a,b\n", "more fields"),
+    "csv with an open quote": ("p.csv", b'id,text\n1,"a\n', "unexpected end"),
+    "csv in one line of 50 MB": ("p.csv", b"text\n" + b"x" * 50_000_000, "line 2 is longer"),
+    "parquet in name only": ("p.parquet", b"PAR1 no PAR1", "is not a parquet file"),
+    "empty parquet": ("p.parquet", b"", "is not a parquet file"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD.values(), ids=BAD)
+def test_bad_files_are_refused_by_name(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(SpecbenchError, match=message) as error:
+        load_prompts(path)
+    assert name in error.value.what and error.value.exit_code == 2
+
+
+def test_absent_files_folders_and_unknown_sets_are_refused(tmp_path):
+    for path, message in ((tmp_path / "absent.txt", "does not exist"), (tmp_path, "is a folder")):
+        with pytest.raises(SpecbenchError, match=message):
+            load_prompts(path)
+    for name in ("no-such-set", "x" * 5000, "a\0b"):
+        with pytest.raises(SpecbenchError):
+            load_prompts(name)
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".csv", ".tsv", ".parquet"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(content=st.binary(max_size=200) | st.text(max_size=100).map(lambda text: text.encode("utf-8", "replace")))
+def test_any_bytes_are_read_or_refused(tmp_path, suffix, content):
+    path = tmp_path / f"p{suffix}"
+    path.write_bytes(content)
+    try:
+        found = load_prompts(path)
+    except SpecbenchError as error:
+        assert "\n" not in error.what or content
+    else:
+        assert len({prompt.id for prompt in found.prompts}) == len(found.prompts) > 0
+
+
+texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=40).filter(str.strip)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(texts.map(str.strip), min_size=1, max_size=8, unique=True))
+def test_what_is_written_as_jsonl_is_read_back(tmp_path, lines):
+    path = write(tmp_path / "p.jsonl", [{"text": line} for line in lines])
+    prompts = load_prompts(path).prompts
+    assert [(prompt.id, prompt.text) for prompt in prompts] == [(text_id(line), line) for line in lines]
+    assert content_sha256(prompts) == content_sha256(prompts[::-1])
