@@ -64,9 +64,7 @@ def find_runs(out: Path | str, names: Sequence[str] = ()) -> list[Path]:
     if names:
         return list(dict.fromkeys(folder for name in names for folder in _find(name, known)))
     if not known:
-        raise SpecbenchError(
-            f"no runs in {out}", "make one with `specbench run`, or say where they are with --out"
-        )
+        raise SpecbenchError(f"no runs in {out}", "make one with `specbench run`, or say where they are with --out")
     return known
 
 

@@ -61,11 +61,7 @@ def describe(info: dict[str, object]) -> str:
     """One invocation's hardware and versions as the line printed under tables."""
     machine, found = info.get("hardware") or {}, info.get("versions") or {}
     parts = [machine.get("cpu"), f"{machine.get('cores')} cores", *(machine.get("gpus") or [])]
-    parts += [
-        f"{name} {found[name]}"
-        for name in ("python", "torch", "transformers", "specbench")
-        if found.get(name)
-    ]
+    parts += [f"{name} {found[name]}" for name in ("python", "torch", "transformers", "specbench") if found.get(name)]
     git = info.get("git") or {}
     if git.get("revision"):
         parts.append(f"git {str(git['revision'])[:10]}{' with changes' if git.get('dirty') else ''}")

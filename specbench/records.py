@@ -70,9 +70,7 @@ def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) 
     return {
         **base,
         "status": "ok",
-        "image": f"images/{image_name(base['prompt_id'], base['sample'])}"
-        if generation.image is not None
-        else None,
+        "image": f"images/{image_name(base['prompt_id'], base['sample'])}" if generation.image is not None else None,
         "nfe": generation.nfe,
         "prefills": generation.prefills,
         "batch": generation.batch,

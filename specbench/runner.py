@@ -148,8 +148,8 @@ def run(
 def _open(
     store: RunStore, spec: RunSpec, units: Sequence[Unit], extras: Mapping | None, writing: ExitStack
 ) -> list[Unit]:
-    """Lock the folder of a run that has work left, and list that work; a complete run is left untouched."""
-    if _pending(store, units):
+    """Lock the folder of a run that has work left, and list that work; one that ended complete is left untouched."""
+    if _pending(store, units) or store.unfinished():
         writing.enter_context(store.create(spec, provenance.collect(), (extras or {}).get(spec.run_id)))
     return _pending(store, units)
 
@@ -180,9 +180,7 @@ def _warm_up(model: ImageModel, spec: RunSpec, prompt: Prompt) -> None:
         pass
 
 
-def _decode_chunk(
-    model: ImageModel, spec: RunSpec, chunk: Sequence[Unit], store: RunStore
-) -> list[dict[str, object]]:
+def _decode_chunk(model: ImageModel, spec: RunSpec, chunk: Sequence[Unit], store: RunStore) -> list[dict[str, object]]:
     """Decode one batch and put its rows on disk, failed ones included."""
     started_at = provenance.now()
     rows, images = [], {}

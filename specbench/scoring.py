@@ -59,9 +59,7 @@ def score(
     Raises: SpecbenchError: unknown metric, a metric that cannot score a run it was named for, or a missing or
         damaged image.
     """
-    chosen = {
-        name: registry.metric(name)() for name in (registry.metric_names() if metrics is None else metrics)
-    }
+    chosen = {name: registry.metric(name)() for name in (registry.metric_names() if metrics is None else metrics)}
     done = []
     for folder in folders:
         outcomes = [_score_run(Path(folder), metric, on_image) for metric in chosen.values()]
@@ -82,9 +80,7 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
         try:
             scores += pq.ParquetFile(path).read().to_pylist()
         except (pa.ArrowException, OSError) as error:
-            raise SpecbenchError(
-                f"{path} is damaged: not readable as scores", "delete it and score again"
-            ) from error
+            raise SpecbenchError(f"{path} is damaged: not readable as scores", "delete it and score again") from error
     return scores
 
 
@@ -106,9 +102,7 @@ def _score_run(folder: Path, metric: Metric, on_image: Callable[[str, str], None
     with _writing(folder, parts):
         there = parts.read(["started_at"]).to_pandas()
         known = set(there.itertuples(index=False, name=None))
-        missing = wanted[
-            [(row.prompt_id, row.sample, row.started_at) not in known for row in wanted.itertuples()]
-        ]
+        missing = wanted[[(row.prompt_id, row.sample, row.started_at) not in known for row in wanted.itertuples()]]
         for start in range(0, len(missing), metric.batch):
             chunk = missing.iloc[start : start + metric.batch]
             parts.append(_feature_rows(folder, metric, chunk))

@@ -130,14 +130,10 @@ def overhead(pairs: pd.DataFrame) -> float:
     return float(mine / (pairs["ar_ms_base"].sum() / pairs["target_ms_base"].sum()))
 
 
-def ratio_of_totals(
-    numerator: pd.Series, denominator: pd.Series, cluster: pd.Series, seed: int = 0
-) -> Estimate:
+def ratio_of_totals(numerator: pd.Series, denominator: pd.Series, cluster: pd.Series, seed: int = 0) -> Estimate:
     """Sum over sum with a percentile bootstrap interval that resamples whole clusters; none from fewer than
     two."""
-    totals = (
-        pd.DataFrame({"top": numerator, "bottom": denominator}).groupby(cluster.to_numpy()).sum().to_numpy()
-    )
+    totals = pd.DataFrame({"top": numerator, "bottom": denominator}).groupby(cluster.to_numpy()).sum().to_numpy()
     value = float(totals[:, 0].sum() / totals[:, 1].sum())
     if len(totals) < 2:
         return Estimate(value, None, None)

@@ -48,9 +48,7 @@ class RunStore:
         try:
             for folder in (self.folder, self.folder / "samples", self.folder / "images"):
                 folder.mkdir(parents=True, exist_ok=True)
-            self._lock = take_lock(
-                self.folder / ".lock", f"{self.folder} is being written by another process"
-            )
+            self._lock = take_lock(self.folder / ".lock", f"{self.folder} is being written by another process")
             sync_folder(self.folder)
         except OSError as error:
             raise SpecbenchError(
@@ -58,7 +56,7 @@ class RunStore:
             ) from error
         try:
             self.check(spec)
-            self._samples.clean()
+            self._clean()
             info = self.info() if (self.folder / RUN_JSON).exists() else self._new_info(spec)
             info.update(extra or {})
             info["invocations"].append(dict(provenance) | {"finished_at": None})
@@ -82,15 +80,17 @@ class RunStore:
         """The content of `run.json`."""
         return read_info(self.folder)
 
+    def unfinished(self) -> bool:
+        """Whether the last one who wrote here was killed, so that there may be something to tidy up."""
+        return (self.folder / RUN_JSON).exists() and self.info()["invocations"][-1].get("finished_at") is None
+
     def completed(self) -> set[Key]:
         """Keys of the images that are done. A failed one is not: a rerun tries it again."""
         rows = self.samples(["status"])
         done = rows[rows["status"] == "ok"]
         return set(zip(done["prompt_id"], done["sample"].astype(int), strict=True))
 
-    def append(
-        self, rows: Sequence[Mapping[str, object]], images: Mapping[str, np.ndarray] | None = None
-    ) -> None:
+    def append(self, rows: Sequence[Mapping[str, object]], images: Mapping[str, np.ndarray] | None = None) -> None:
         """Put images and then their rows on disk before returning; all rows appear together or not at all.
 
         Args:
@@ -124,6 +124,12 @@ class RunStore:
 
     def __exit__(self, kind, error, trace) -> None:
         self.close(finished=kind is None)
+
+    def _clean(self) -> None:
+        self._samples.clean()
+        for folder in (self.folder, self.folder / "images"):
+            for leftover in folder.glob(".*.tmp"):
+                leftover.unlink()
 
     def _new_info(self, spec: RunSpec) -> dict:
         return {"schema": SCHEMA_VERSION, "run_id": spec.run_id, "spec": spec_dict(spec), "invocations": []}

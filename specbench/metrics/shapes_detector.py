@@ -40,9 +40,7 @@ class ShapesDetector:
 
     def statistics(self, features: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """The judgements by category."""
-        return {
-            str(category): group for category, group in features.groupby("category", sort=True, dropna=False)
-        }
+        return {str(category): group for category, group in features.groupby("category", sort=True, dropna=False)}
 
     def scores(self, statistics: Mapping[str, pd.DataFrame]) -> list[Score]:
         parts = [

@@ -37,9 +37,7 @@ def number(value: float | None, digits: int = 2) -> str:
     return f"{value:,.{digits}f}"
 
 
-def with_interval(
-    value: float | None, low: float | None, high: float | None, digits: int = 2, unit: str = ""
-) -> str:
+def with_interval(value: float | None, low: float | None, high: float | None, digits: int = 2, unit: str = "") -> str:
     """A value and its interval, "2.31x [2.20, 2.41]"."""
     if value is None:
         return MISSING
@@ -49,6 +47,10 @@ def with_interval(
 
 def _plain(key: str, digits: int, unit: str = "") -> Callable[[Mapping], str]:
     return lambda row: number(row[key], digits) + (unit if row[key] is not None else "")
+
+
+def _duration(key: str) -> Callable[[Mapping], str]:
+    return lambda row: number(row[key], 0 if (row[key] or 0) >= 100 else 2)
 
 
 def _speedup(row: Mapping) -> str:
@@ -68,7 +70,7 @@ def _gap(row: Mapping) -> str:
     if row["zero_probability"]:
         return f"inf ({row['zero_probability']} tokens of probability 0)"
     error = "" if row["nll_gap_se"] is None else f" ± {number(row['nll_gap_se'], 3)}"
-    return f"{row['gap']:+.3f}{error}" if row["nll_gap"] is not None else MISSING
+    return f"{row['nll_gap']:+.3f}{error}" if row["nll_gap"] is not None else MISSING
 
 
 def _images(row: Mapping) -> str:
@@ -98,9 +100,9 @@ SPEED = (
     Column("overhead", _plain("overhead", 2, "x"), stats.overhead),
     Column("speed-up [95 %]", _speedup, stats.speedup),
     Column("vs fastest AR", _fastest, _fastest_definition),
-    Column("step ms", _plain("step_ms", 2), stats.step_ms),
-    Column("latency ms", _plain("latency_ms", 0), stats.latency_ms),
-    Column("end-to-end ms", _plain("latency_e2e_ms", 0), stats.latency_e2e_ms),
+    Column("step ms", _duration("step_ms"), stats.step_ms),
+    Column("latency ms", _duration("latency_ms"), stats.latency_ms),
+    Column("end-to-end ms", _duration("latency_e2e_ms"), stats.latency_e2e_ms),
 )
 
 THROUGHPUT = (
@@ -113,6 +115,7 @@ THROUGHPUT = (
 
 QUALITY = (
     DECODER,
+    WINDOW,
     Column("lossless", lambda row: "yes" if row["lossless"] else "no", _lossless_definition),
     Column("NLL - H gap", _gap, stats.nll_gap),
     Column("log p", _plain("logp_mean", 3), stats.logp_mean),

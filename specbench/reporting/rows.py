@@ -111,14 +111,12 @@ def setting(spec: dict) -> dict:
 
 
 def label(decoder: dict) -> str:
-    """The decoder's name with the choices and options that differ from its preset's own."""
+    """The decoder's name with the choices and options that differ from its preset's own; the window has its column."""
     name, options = decoder["name"], decoder["options"]
     usual = resolve(name) if name in PRESETS else None
-    choices = {
-        kind: decoder[kind] for kind in CHOICES if usual is None or decoder[kind] != getattr(usual, kind)
-    }
+    choices = {kind: decoder[kind] for kind in CHOICES if usual is None or decoder[kind] != getattr(usual, kind)}
     defaults = dict(usual.options) if usual else {}
-    changed = {key: value for key, value in options.items() if str(value) != str(defaults.get(key))}
+    changed = {key: value for key, value in options.items() if key != "window" and str(value) != str(defaults.get(key))}
     return " ".join([name, *(f"{key}={value}" for key, value in (choices | changed).items())])
 
 
@@ -143,9 +141,7 @@ def _against_ar(run: Run, ar_runs: Sequence[Run]) -> dict:
         )
     )
     candidates = [
-        (differences(run.info, ar.info), ar)
-        for ar in ar_runs
-        if ar.info["spec"]["model"] == run.info["spec"]["model"]
+        (differences(run.info, ar.info), ar) for ar in ar_runs if ar.info["spec"]["model"] == run.info["spec"]["model"]
     ]
     if not candidates:
         return empty | {"speedup_note": "no AR run"}
