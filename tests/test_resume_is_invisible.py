@@ -102,7 +102,7 @@ def _child(out: str, kill_at: int, answers) -> None:
             return _original(*args, **kwargs)
 
         setattr(os, name, counted)
-    go(Path(out))
+    go(Path(out), samples=1)
     answers.send(next(asked) - 1)
 
 
@@ -120,15 +120,16 @@ def _spawn(out: Path, kill_at: int = 0) -> int | None:
 
 
 def test_killed_anywhere_and_run_again(tmp_path, undisturbed):
+    wanted = {key: value for key, value in undisturbed.items() if key[2] == 0}
     requests = _spawn(tmp_path / "count")
-    assert requests > 100
+    assert requests > 60
     draw = random.Random(20)
     kills, rounds = 0, 0
     while kills < 24:
         out = tmp_path / f"round{rounds}"
         while _spawn(out, kill_at=draw.randint(1, requests // 2)) is None:
             kills += 1
-        assert contents(out) == undisturbed, f"after {kills} kills"
+        assert contents(out) == wanted, f"after {kills} kills"
         assert not list(out.rglob(".*.tmp"))
         rounds += 1
     assert rounds >= 2
