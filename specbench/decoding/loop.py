@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specbench.config import Sampling
 from specbench.decoding.build import Method, build
-from specbench.decoding.drafters import Columns
+from specbench.decoding.drafters import Columns, Path
 from specbench.decoding.generation import Generation
 from specbench.decoding.init import Slots
 from specbench.decoding.noise import Noise, Stream, row_key
@@ -98,7 +98,7 @@ class Loop:
         self._drafter, self._verifier, self._refine = method
         self._session, self._target, self._noise, self._spans = session, target, noise, spans
         device = target.forced.device
-        self._length = len(target.forced) - 1
+        self._length, self._vocab = len(target.forced) - 1, target.vocab
         window = self._drafter.window
         self.tokens = torch.zeros(rows, self._length + window, dtype=torch.long, device=device)
         self.committed = torch.zeros(rows, dtype=torch.long, device=device)
@@ -132,6 +132,8 @@ class Loop:
         positions = self.committed[:, None] + torch.arange(width - 1, device=self.committed.device)
         fresh = positions >= self._drafted_to[:, None]
         slots = Slots(self.committed, positions, fresh, self.tokens, self._history, step)
+        if width == 1:
+            return slots, torch.zeros(len(positions), 1, self._vocab, device=positions.device)
         tokens, q = self._drafter.fill(slots, self._noise)
         forced = self._target.forced_at(positions)
         tokens = torch.where(forced >= 0, forced, tokens)
@@ -150,14 +152,14 @@ class Loop:
         positions = self.committed[:, None] + offset
         path = self._drafter.choose(self._target(logits, fed.positions), fed, slots, q, self._noise)
         drafted = (offset < width - 1).expand_as(positions)
-        coin = self._noise.uniform(positions, Stream.COIN, step)
-        window = Window(path.tested_p, path.q, path.draft, drafted, coin)
-        refined = self._refine.refine(window, self._noise, positions, step)
-        accepted, facts = self._verifier.verify(window, refined)
-        first = (accepted & drafted).long().cumprod(1).sum(1)
-        replacement = self._replacement(window, refined, first, positions, step)
-        tokens = torch.where(offset < first[:, None], path.draft, refined)
-        tokens = torch.where(offset == first[:, None], replacement[:, None], tokens)
+        if width == 1:
+            tokens, first, facts = (
+                self._after_the_last_draft(path.p[:, 0], positions),
+                torch.zeros_like(slots.start),
+                {},
+            )
+        else:
+            tokens, first, facts = self._scan(path, drafted, positions, step)
         self.tokens.scatter_(1, positions, tokens)
         self.record.slots(path.p, tokens, positions, step)
         self.record.scan(drafted & (offset < path.limit[:, None]), first, positions, facts)
@@ -170,15 +172,26 @@ class Loop:
         self._drafted_to = self.committed + (width if self._refine.keeps_tail else self._shift)
         self.committed = self.committed + self._shift
 
-    def _replacement(self, window: Window, refined: Tensor, first: Tensor, positions: Tensor, step: int) -> Tensor:
-        """[B] token for slot `first`: after a rejection the verifier's, after the last draft a draw from p.
+    def _scan(self, path: Path, drafted: Tensor, positions: Tensor, step: int) -> tuple[Tensor, Tensor, dict]:
+        """New tokens [B, T] of the window, the first slot [B] whose draft did not hold, and facts [B, T] to record."""
+        coin = self._noise.uniform(positions, Stream.COIN, step)
+        window = Window(path.tested_p, path.q, path.draft, drafted, coin)
+        refined = self._refine.refine(window, self._noise, positions, step)
+        accepted, facts = self._verifier.verify(window, refined)
+        first = (accepted & drafted).long().cumprod(1).sum(1, keepdim=True)
+        p, q = window.p[self._rows, first].squeeze(1), window.q[self._rows, first].squeeze(1)
+        race = self._noise.race(positions.gather(1, first), p.shape[-1], Stream.RESIDUAL, step).squeeze(1)
+        rejected = self._verifier.replace(p, q, refined.gather(1, first).squeeze(1), race)[:, None]
+        fresh = self._after_the_last_draft(window.p[:, -1], positions[:, -1:])
+        replacement = torch.where(first == positions.shape[1] - 1, fresh, rejected)
+        offset = torch.arange(positions.shape[1], device=first.device)
+        tokens = torch.where(offset < first, path.draft, refined)
+        return torch.where(offset == first, replacement, tokens), first.squeeze(1), facts
 
-        The latter uses the slot's own frozen noise, as AR does, so a window of one is AR.
+    def _after_the_last_draft(self, p: Tensor, positions: Tensor) -> Tensor:
+        """[B, 1] draws from p [B, V] at slots `positions` [B, 1], where no draft stands.
+
+        They use the slot's own frozen noise, as AR does, so a window of one is AR.
         """
-        slot = first[:, None]
-        p, q = window.p[self._rows, slot].squeeze(1), window.q[self._rows, slot].squeeze(1)
-        bonus = slot == window.p.shape[1] - 1
-        stream = torch.where(bonus, int(Stream.TOKEN), int(Stream.RESIDUAL))
-        race = self._noise.race(positions.gather(1, slot), p.shape[-1], stream, torch.where(bonus, 0, step)).squeeze(1)
-        rejected = self._verifier.replace(p, q, refined.gather(1, slot).squeeze(1), race)
-        return torch.where(bonus.squeeze(1), run_race(p, race), rejected)
+        race = self._noise.race(positions, p.shape[-1], Stream.TOKEN)
+        return run_race(p[:, None], race)
