@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.context import Context
+from specbench.decoding.sampling import rank
 from specbench.decoding.verifiers import RatioTest, Verdict, Window
 from specbench.errors import SpecbenchError
 
@@ -55,9 +56,11 @@ class Grouped(RatioTest):
             ids = torch.cat([x[..., None], others], dim=-1)
             return ids, torch.ones_like(ids, dtype=torch.bool)
         weights = p if self._rank_by == "target" else q
-        order = weights.argsort(dim=-1, descending=self._descending, stable=True)
-        rank = torch.empty_like(order).scatter_(-1, order, torch.arange(p.shape[-1], device=p.device).expand(p.shape))
-        place = rank.gather(-1, x)[..., None] + self._offsets
+        order = rank(weights, self._descending)
+        place_of = torch.empty_like(order).scatter_(
+            -1, order, torch.arange(p.shape[-1], device=p.device).expand(p.shape)
+        )
+        place = place_of.gather(-1, x)[..., None] + self._offsets
         valid = (place >= 0) & (place < p.shape[-1])
         place = place.clamp(0, p.shape[-1] - 1)
         return order.gather(-1, place.flatten(-2)).view(place.shape), valid
