@@ -139,7 +139,8 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
     Raises:
         SpecbenchError: unknown decoder or option, a value out of range, or a plain option no decoder takes.
     """
-    plain = {setting.name: values[setting.name] for setting in decoder_settings() if values[setting.name].given}
+    names = {setting.name for setting in decoder_settings()}
+    plain = {name: value for name, value in values.items() if name in names and value.given}
     requests = parse_decoders(pieces)
     if not requests:
         raise SpecbenchError("no decoder given", f"--decoder takes: {', '.join(sorted(PRESETS))}")

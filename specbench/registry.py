@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
+import sys
 import warnings
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
@@ -87,11 +89,18 @@ def add_plugin_decoders() -> None:
             PRESETS.setdefault(preset.name, preset)
 
 
+def load_user_object(reference: str, kind: str) -> object:
+    """Like `load_object`, for a reference typed by a user: modules in the current folder are found too."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return load_object(reference, kind)
+
+
 def decoder_name(reference: str) -> str:
     """A decoder's name as `resolve` knows it; "package.module:NAME" first imports and adds that preset."""
     if ":" not in reference:
         return reference
-    preset = load_object(reference, "decoder")
+    preset = load_user_object(reference, "decoder")
     if not isinstance(preset, Preset):
         raise SpecbenchError(f"decoder '{reference}' is a {type(preset).__name__}, not a specbench Preset")
     if PRESETS.setdefault(preset.name, preset) is not preset:

@@ -81,7 +81,7 @@ def _auditable(names: list[str]) -> list[tuple[str, object]]:
     found = []
     for name, inline in parse_decoders([piece for given in names for piece in split_list(given)]):
         label = ",".join([name, *(f"{key}={value}" for key, value in inline.items())]).replace(",", ":", 1)
-        target = registry.load_object(name, "decoder") if ":" in name else None
+        target = registry.load_user_object(name, "decoder") if ":" in name else None
         if target is not None and not isinstance(target, Preset):
             found.append((label, name))
         else:

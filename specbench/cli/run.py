@@ -102,21 +102,28 @@ def _show_config(plan, values: Mapping[str, Value], as_json: bool) -> None:
 
 
 def _show_plan(plan, as_json: bool) -> None:
-    rows = []
-    for decoder in plan.decoders:
-        options = dict(decoder.spec.options) | ({"window": "auto"} if decoder.auto_window else {})
+    from specbench.store import RunStore
+
+    rows, weights = [], plan.model.weights_sha256()
+    for planned in plan.decoders:
+        wanted = {(prompt.id, sample) for prompt in plan.chosen for sample in range(plan.samples)}
+        run_id, done = None, None
+        if not planned.auto_window:
+            run_id = plan.spec(planned.spec, weights).run_id
+            done = len(wanted & RunStore(plan.out / run_id).completed())
         rows.append(
             {
-                "decoder": decoder.spec.name,
-                "options": options,
-                "lossless": decoder.spec.lossless,
+                "run_id": run_id,
                 "model": plan.model.name,
+                "decoder": planned.spec.name,
+                "options": dict(planned.spec.options) | ({"window": "auto"} if planned.auto_window else {}),
+                "lossless": planned.spec.lossless,
                 "prompts": plan.prompts.name,
-                "images": len(plan.chosen) * plan.samples,
-                "out": str(plan.out),
+                "images": len(wanted),
+                "done": done,
             }
         )
-    columns = ("decoder", "options", "lossless", "model", "prompts", "images", "out")
+    columns = ("decoder", "options", "images", "done", "run_id")
     print_json(rows) if as_json else print_table("", rows, columns)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class ModelInfo:
     """A model before it is loaded.
 
     Attributes:
-        target: "module:function" called as `function(device=..., dtype=...)`, returning an `ImageModel`.
+        target: "module:function" called as `function(device: str, dtype: torch.dtype)`, returning an `ImageModel`.
         resolution: image height and width in pixels.
         tokens: image tokens of one image.
         dtype: number format it is meant to run in.
@@ -58,6 +59,13 @@ class ModelInfo:
                     "reinstall specbench; a checkout makes the weights with 'make train-shapes'",
                     MISSING_PREREQUISITE,
                 )
+
+    def weights_sha256(self) -> str:
+        """Digest of the weights, the same that the loaded model carries."""
+        digest = hashlib.sha256()
+        for path in self.weights:
+            digest.update(path.read_bytes())
+        return digest.hexdigest()
 
     @property
     def v_image(self) -> int:
@@ -143,4 +151,5 @@ def load_model(name: str, device: str = "cpu", dtype: str | None = None) -> Imag
             "use --device cpu",
             MISSING_PREREQUISITE,
         )
-    return registry.load_object(info.target, f"model {name}")(device=device, dtype=dtype or info.dtype)
+    load = registry.load_object(info.target, f"model {name}")
+    return load(device=device, dtype=getattr(torch, dtype or info.dtype))
