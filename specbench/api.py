@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
-from specbench.folders import find_runs
+from specbench.folders import find_runs, read_info, runs_in
 from specbench.models.catalog import find_model, load_model
 from specbench.plan import Plan, available_threads, make_plan, plan_decoders, plan_sampling
 from specbench.prompts import Prompt, text_id
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from specbench.decoding.generation import Generation
+    from specbench.decoding.presets import DecoderSpec
     from specbench.models.base import ImageModel
     from specbench.runner import Reporter, RunSummary
 
@@ -83,7 +84,7 @@ def execute(plan: Plan, reporter: Reporter | None = None) -> RunSummary:
     for planned in plan.decoders:
         decoder, curve = planned.spec, None
         if planned.auto_window:
-            decoder, curve = _choose_window(model, plan, decoder)
+            decoder, curve = _choose_window(model, plan, decoder, reporter)
         spec = plan.spec(decoder, model.weights_sha256)
         specs.append(spec)
         extras[spec.run_id] = {"origins": plan.origins(planned)} | ({"window_curve": curve} if curve else {})
@@ -137,9 +138,28 @@ def _load(name: str, device: str, dtype: str | None, threads: int) -> ImageModel
     return load_model(name, device, dtype)
 
 
-def _choose_window(model: ImageModel, plan: Plan, decoder):
-    from specbench.window import choose_window
+def _choose_window(
+    model: ImageModel, plan: Plan, decoder: DecoderSpec, reporter: Reporter | None
+) -> tuple[DecoderSpec, list[dict] | None]:
+    """The decoder with the window measured to be the fastest, or with the one chosen by an earlier call."""
+    from specbench.window import choose_window, with_window
 
+    if earlier := _earlier_choice(plan, decoder, model.weights_sha256):
+        return with_window(decoder, earlier), None
     window, curve = choose_window(model, plan.chosen, decoder, plan.sampling, plan.seed)
-    options = dict(decoder.options) | {"window": window}
-    return replace(decoder, options=tuple(sorted(options.items()))), curve
+    if reporter:
+        tried = ", ".join(f"{point['window']}: {point['latency_ms']:.0f} ms" for point in curve)
+        reporter.note(f"{decoder.name}: window {window} is the fastest here ({tried})")
+    return with_window(decoder, window), curve
+
+
+def _earlier_choice(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int | None:
+    """The window that `--window auto` chose for the same run before, so that repeating a command resumes it."""
+    for folder in runs_in(plan.out):
+        info = read_info(folder)
+        window = info["spec"].get("decoder", {}).get("options", {}).get("window")
+        if window and "window_curve" in info:
+            options = tuple(sorted((dict(decoder.options) | {"window": window}).items()))
+            if plan.spec(replace(decoder, options=options), weights_sha256).run_id == folder.name:
+                return window
+    return None
