@@ -54,13 +54,13 @@ class Metric(Protocol):
 
     Attributes:
         name: what users type and tables print.
-        summary: one line for `specbench list metrics`.
+        definition: what the number is, as printed below tables.
         batch: images given to `features` at a time.
         columns: name and arrow type of what `features` keeps of an image.
     """
 
     name: str
-    summary: str
+    definition: str
     batch: int
     columns: Mapping[str, pa.DataType]
 

@@ -5,27 +5,27 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from specbench import stats
+from specbench import registry, stats
+from specbench.errors import SpecbenchError
 
 MISSING = "-"
 
 
 @dataclass(frozen=True)
 class Column:
-    """`cell` turns a report row into text; `source` is the function whose docstring defines the number."""
+    """`cell` turns a report row into text; `source` is the function whose docstring defines the number, or the text."""
 
     heading: str
     cell: Callable[[Mapping], str]
-    source: Callable | None = None
+    source: Callable | str | None = None
 
     def definition(self) -> str | None:
-        """The first paragraph of the docstring of what computes it, as one line."""
-        if self.source is None:
-            return None
-        return " ".join(inspect.getdoc(self.source).split("\n\n")[0].split())
+        """The text, or the first paragraph of the docstring, as one line."""
+        text = self.source if isinstance(self.source, str | None) else inspect.getdoc(self.source).split("\n\n")[0]
+        return text and " ".join(text.split())
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -77,14 +77,11 @@ def _images(row: Mapping) -> str:
     return f"{row['n']} (+{row['failed']} failed)" if row["failed"] else str(row["n"])
 
 
-def _fastest_definition() -> None:
-    """vs fastest AR: the same speed-up against the AR configuration (in brackets: number format, threads)
-    that is fastest on this machine among the runs at hand."""
-
-
-def _lossless_definition() -> None:
-    """Lossless: every chosen part keeps the joint distribution of the image equal to plain AR sampling."""
-
+_FASTEST = (
+    "vs fastest AR: the same speed-up against the AR configuration (in brackets: number format, threads) that is "
+    "fastest on this machine among the runs at hand."
+)
+_LOSSLESS = "Lossless: every chosen part keeps the joint distribution of the image equal to plain AR sampling."
 
 DECODER = Column("decoder", lambda row: row["label"])
 WINDOW = Column("window", lambda row: str(row["options"].get("window", 1)))
@@ -99,7 +96,7 @@ SPEED = (
     Column("window cost", _plain("window_cost", 2, "x"), stats.window_cost),
     Column("overhead", _plain("overhead", 2, "x"), stats.overhead),
     Column("speed-up [95 %]", _speedup, stats.speedup),
-    Column("vs fastest AR", _fastest, _fastest_definition),
+    Column("vs fastest AR", _fastest, _FASTEST),
     Column("step ms", _duration("step_ms"), stats.step_ms),
     Column("latency ms", _duration("latency_ms"), stats.latency_ms),
     Column("end-to-end ms", _duration("latency_e2e_ms"), stats.latency_e2e_ms),
@@ -116,10 +113,39 @@ THROUGHPUT = (
 QUALITY = (
     DECODER,
     WINDOW,
-    Column("lossless", lambda row: "yes" if row["lossless"] else "no", _lossless_definition),
+    Column("lossless", lambda row: "yes" if row["lossless"] else "no", _LOSSLESS),
     Column("NLL - H gap", _gap, stats.nll_gap),
     Column("log p", _plain("logp_mean", 3), stats.logp_mean),
     Column("std", _plain("logp_std", 2), stats.logp_std),
     Column("perplexity", _plain("perplexity", 1), stats.perplexity),
     Column("acceptance", _plain("acceptance", 3), stats.acceptance),
 )
+
+
+def score_columns(rows: Sequence[Mapping], parts: bool) -> list[Column]:
+    """One column per metric and fingerprint, as values that were computed differently never share one.
+
+    `parts` selects the parts of metrics ("metric:part") instead of the metrics themselves.
+    """
+    scores = [score for row in rows for score in row["scores"] if (":" in score["metric"]) == parts]
+    found = dict.fromkeys((score["metric"], score["fingerprint"]) for score in scores)
+    metrics = [metric for metric, _ in found]
+    return [_score_column(*pair, shared=metrics.count(pair[0]) > 1) for pair in found]
+
+
+def _score_column(metric: str, fingerprint: str, shared: bool) -> Column:
+    def cell(row: Mapping) -> str:
+        for score in row["scores"]:
+            if (score["metric"], score["fingerprint"]) == (metric, fingerprint):
+                return with_interval(score["value"], score["low"], score["high"], digits=3)
+        return MISSING
+
+    heading = f"{metric} ({fingerprint})" if shared else metric
+    return Column(heading, cell, None if ":" in metric else _summary(metric))
+
+
+def _summary(metric: str) -> str | None:
+    try:
+        return f"{metric}: {registry.metric(metric).definition}, with its 95 % interval."
+    except SpecbenchError:  # scored by a plug-in that is not installed here
+        return None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from specbench.errors import unknown_name
-from specbench.reporting.columns import QUALITY, SPEED, THROUGHPUT, Column, with_interval
+from specbench.reporting.columns import DECODER, QUALITY, SPEED, THROUGHPUT, WINDOW, Column, score_columns
 
 READING = (
     "speed-up = step compression / (window cost x overhead), "
@@ -35,10 +35,12 @@ def markdown(rows: Sequence[Mapping]) -> str:
     for _, group in groupby(rows, key=lambda row: (row["model"], json.dumps(row["setting"], sort_keys=True))):
         runs = list(group)
         speed = THROUGHPUT if runs[0]["setting"]["batch"] > 1 else SPEED
-        quality = (*QUALITY, *_score_columns(runs))
+        quality = (*QUALITY, *score_columns(runs, parts=False))
         blocks += [f"### {_heading(runs[0])}", _table(speed, runs)]
         blocks += [text for text in (_window_remark(runs),) if text]
         blocks.append(_table(quality, runs))
+        if parts := score_columns(runs, parts=True):
+            blocks.append(_table((DECODER, WINDOW, *parts), runs))
         columns |= {column.heading: column for column in (*speed, *quality)}
     definitions = [text for column in columns.values() if (text := column.definition())]
     blocks.append("\n".join(f"- {_line(text)}" for text in [*definitions, READING]))
@@ -109,23 +111,6 @@ def _window_remark(rows: Sequence[Mapping]) -> str | None:
         f"{worst['window_cost']:.1f} times as long as feeding one ({worst['label']}), so saving steps is not "
         f"saving as much time."
     )
-
-
-def _score_columns(rows: Sequence[Mapping]) -> list[Column]:
-    """One column per metric and fingerprint: values that were computed differently never share one."""
-    found = dict.fromkeys((score["metric"], score["fingerprint"]) for row in rows for score in row["scores"])
-    metrics = [metric for metric, _ in found]
-
-    def column(metric: str, fingerprint: str) -> Column:
-        def cell(row: Mapping) -> str:
-            for score in row["scores"]:
-                if (score["metric"], score["fingerprint"]) == (metric, fingerprint):
-                    return with_interval(score["value"], score["low"], score["high"], digits=3)
-            return with_interval(None, None, None)
-
-        return Column(metric if metrics.count(metric) == 1 else f"{metric} ({fingerprint})", cell)
-
-    return [column(metric, fingerprint) for metric, fingerprint in found]
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Mapping]) -> str:
