@@ -36,14 +36,19 @@ class Case:
     layout: TokenLayout
     sampling: Sampling = field(default_factory=lambda: Sampling(guidance=1.0))
     window: int | None = None
-    tables: int = 2
+    tables: int = 1
 
 
 CASES = (
-    Case("2x2 of 3, window 3", TokenLayout.plain(2, 2, 3), window=3),
-    Case("2x2 of 3 with row ends", TokenLayout.with_row_ends(2, 2, 3)),
-    Case("1x5 of 3 with row end, guided, window 4", TokenLayout.with_row_ends(1, 5, 3), Sampling(2.0), 4),
-    Case("2x2 of 4 with row ends, top-k 3, T 0.8", TokenLayout.with_row_ends(2, 2, 4), Sampling(1.0, 0.8, 3)),
+    Case("1x3 of 6, window 3", TokenLayout.plain(1, 3, 6), window=3),
+    Case("2x2 of 3 with row ends", TokenLayout.with_row_ends(2, 2, 3), tables=2),
+    Case(
+        "1x5 of 3 with row end, guided, top-p, window 4",
+        TokenLayout.with_row_ends(1, 5, 3),
+        Sampling(2.0, 1.0, 0, 0.9),
+        window=4,
+    ),
+    Case("2x2 of 4 with row ends, T 0.8, top-k 3", TokenLayout.with_row_ends(2, 2, 4), Sampling(1.0, 0.8, 3)),
 )
 
 
@@ -117,9 +122,7 @@ def load_decoder(decoder: Auditable) -> tuple[str, DecoderSpec | Decode]:
     return decoder, found
 
 
-def observe(
-    case: Case, decoder: DecoderSpec | Decode, samples: int, seed: int, batch: int = BATCH
-) -> list[Counts]:
+def observe(case: Case, decoder: DecoderSpec | Decode, samples: int, seed: int, batch: int = BATCH) -> list[Counts]:
     """Decode `samples` images of each of the case's tables, `batch` rows at a time, and count them."""
     names = tuple(f"table {number}" for number in range(case.tables))
     model = EnumerableModel(case.layout, names, seed=zlib.crc32(case.name.encode()) + seed)
@@ -142,6 +145,9 @@ def _tokens(model, requests, decoder: DecoderSpec | Decode, case: Case, seed: in
         decoded = decode(model, requests, spec, case.sampling, seed, render=False)
     else:
         decoded = decoder(model, requests, case.sampling, seed)
+    for row in decoded:
+        if isinstance(row, SpecbenchError):
+            raise row
     if len(decoded) and isinstance(decoded[0], Generation):
         decoded = np.stack([generation.tokens for generation in decoded])
     return np.asarray(decoded)

@@ -77,7 +77,7 @@ def total_variation(tables: Sequence[Counts]) -> tuple[float, float, float]:
         plug_in += share * np.abs(counts.total / counts.total.sum() - counts.exact).sum() / 2
     tests = [chi_square(counts) for counts in tables]
     statistic, dof = sum(test[0] for test in tests), sum(test[1] for test in tests)
-    allowed = math.sqrt(noncentrality(statistic, dof, z=2.24) / n) / 2
+    allowed = math.sqrt(noncentrality(max(statistic, dof), dof, z=2.24) / n) / 2
     high = min(1.0, plug_in + math.sqrt(math.log(1 / 0.0125) / (2 * n)), allowed)
     low = estimate - 1.96 / math.sqrt(2 * n)
     return max(0.0, estimate), max(0.0, low), max(high, estimate, 0.0)

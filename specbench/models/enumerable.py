@@ -32,9 +32,7 @@ class EnumerableModel:
     device = torch.device("cpu")
     dtype = torch.float32
 
-    def __init__(
-        self, layout: TokenLayout, prompts: Sequence[str] = ("",), sharpness: float = 1.5, seed: int = 0
-    ):
+    def __init__(self, layout: TokenLayout, prompts: Sequence[str] = ("",), sharpness: float = 1.5, seed: int = 0):
         self.layout = layout
         self.prompts = tuple(prompts)
         self.offsets = [sum(layout.vocab**j for j in range(i)) for i in range(layout.length)]
@@ -92,7 +90,8 @@ class EnumerableSession:
             trunk = torch.tensor(tree.in_trunk)
             self._store(tokens[:, trunk], positions[:, trunk])
             codes = self._tree_codes(tokens, positions, tree.ancestors)
-        return self._logits(self.offsets[positions.clamp(max=last)] + codes)
+        rows = self.offsets[positions.clamp(max=last)] + codes
+        return self._logits(torch.where(positions > last, 0, rows))
 
     def keep(self, columns: Tensor, positions: Tensor) -> None:
         self._store(self.aside.gather(1, columns.long()), positions.long())
