@@ -1,5 +1,7 @@
 """Windows, rejected drafts, ragged rows and branches through the cache give the logits of the uncached full forward."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel
@@ -51,14 +53,22 @@ def full_logits(model, prefix, row, tokens, guidance):
     for half in (row, row + len(prefix.embeds) // 2):
         stream = model.embed(torch.tensor([tokens]).long(), None, (prefix.state[0][half : half + 1],))
         inputs = torch.cat([prefix.embeds[half][None], stream], dim=1)
-        hidden = model.backbone(inputs_embeds=inputs, use_cache=False).last_hidden_state[0]
+        positions = torch.arange(inputs.shape[1])[None]
+        if prefix.shift is not None:
+            positions = positions + prefix.shift[half]
+        mask = torch.ones(1, 1, inputs.shape[1], inputs.shape[1], dtype=torch.bool).tril()
+        hidden = model.backbone(
+            inputs_embeds=inputs, position_ids=positions, attention_mask=mask, use_cache=False
+        ).last_hidden_state[0]
         halves.append(model.head(hidden[len(prefix.embeds[half]) - 1 :]))
     return halves[1] + guidance * (halves[0] - halves[1])
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
-def test_ragged_windows_with_rollback(model, prefix, guidance):
+@pytest.mark.parametrize("shift", [None, torch.tensor([3, 6, 7, 5])], ids=["no shift", "positions count padding"])
+def test_ragged_windows_with_rollback(model, prefix, guidance, shift):
+    prefix = replace(prefix, shift=shift)
     generator = torch.Generator().manual_seed(2)
     session = model.begin(prefix, guidance, columns=8)
     committed = [[], []]
@@ -73,7 +83,7 @@ def test_ragged_windows_with_rollback(model, prefix, guidance):
             drafts = windows[row, 1:].tolist()
             expected = full_logits(model, prefix, row, stream + drafts, guidance)[len(stream) :]
             torch.testing.assert_close(logits[row], expected, atol=1e-4, rtol=1e-4)
-            stream += (drafts + [0])[: accepted[row]]
+            stream += [*drafts, 0][: accepted[row]]
 
 
 @torch.inference_mode()

@@ -19,15 +19,19 @@ class Prefix:
     Attributes:
         embeds: per row its prompt [P, d]; lengths may differ.
         state: per-row tensors [2B, ...] the adapter needs to embed image tokens.
+        shift: [2B] rotary position of each row's first element, for networks trained on left-padded prompts whose
+            positions count the padding; zeros if None.
     """
 
     embeds: Sequence[Tensor]
     state: tuple[Tensor, ...] = ()
+    shift: Tensor | None = None
 
     def conditional(self) -> Prefix:
         """The rows without their unconditional twins."""
         rows = len(self.embeds) // 2
-        return Prefix(self.embeds[:rows], tuple(tensor[:rows] for tensor in self.state))
+        shift = None if self.shift is None else self.shift[:rows]
+        return Prefix(self.embeds[:rows], tuple(tensor[:rows] for tensor in self.state), shift)
 
 
 class TransformerModel:
@@ -85,6 +89,8 @@ class TransformerSession:
         self._prefix = prefix if guidance != 1.0 else prefix.conditional()
         lengths = [len(embeds) for embeds in self._prefix.embeds]
         self._last = torch.tensor(lengths, device=model.device)[:, None] - 1
+        shift = self._prefix.shift
+        self._shift = torch.zeros_like(self._last) if shift is None else shift.to(model.device)[:, None]
         self._start = torch.stack([embeds[-1] for embeds in self._prefix.embeds])[:, None]
         # Past the stream's last slot: room for a window that overhangs it, then for branches of a tree.
         self._scratch = max(lengths) + model.layout.length + columns
@@ -107,7 +113,7 @@ class TransformerSession:
         self._cache.placement.visible = visible
         output = self._model.backbone(
             inputs_embeds=embeds,
-            position_ids=position_ids,
+            position_ids=position_ids + self._shift,
             attention_mask=mask[:, None],
             past_key_values=self._cache,
             use_cache=True,
