@@ -125,16 +125,18 @@ def run(
     stores = {spec: RunStore(Path(out) / spec.run_id) for spec in specs}
     for spec, store in stores.items():
         store.check(spec)
-    for spec in specs:
-        if _pending(stores[spec], units):
-            _warm_up(model, spec, prompts[0])
+    cold = [spec for spec in specs if _pending(stores[spec], units)]
+    if cold:
+        reporter.note(f"warming up {len(cold)} decoder{'s' if len(cold) > 1 else ''}")
+    for spec in cold:
+        _warm_up(model, spec, prompts[0])
     with ExitStack() as writing, _stop_on_interrupt() as stop:
-        writing.callback(reporter.finish)
         work = {spec: _open(store, spec, units, extras, writing) for spec, store in stores.items()}
         todo = sum(map(len, work.values()))
         total = len(specs) * len(units)
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
         reporter.start(total, summary.resumed)
+        writing.callback(reporter.finish)
         for spec, chunk in _interleaved(work):
             for row in _decode_chunk(model, spec, chunk, stores[spec]):
                 summary.count(row)

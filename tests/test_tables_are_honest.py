@@ -16,6 +16,7 @@ from synthetic import AR, SJD, ar, changed, folder, generation, sjd
 from specbench.errors import SpecbenchError
 from specbench.folders import find_runs
 from specbench.reporting import render, report_rows
+from specbench.reporting.card import card
 from specbench.reporting.rows import label
 from specbench.store import spec_dict
 
@@ -193,3 +194,14 @@ def test_a_run_without_any_decoded_image_is_a_row_of_missing_numbers(tmp_path):
 
 def test_synthetic_folders_are_read_like_real_ones(results):
     assert len(find_runs(results)) == 3 and synthetic.INVOCATION["hardware"]["cpu"] in render(rows_of(results))
+
+
+def test_a_card_tells_a_run_apart(tmp_path):
+    noted = sjd(2)
+    noted[0].facts, noted[1].facts = {"cluster_size": 3.0}, {"cluster_size": 5.0}
+    shown = card(folder(tmp_path, SJD, [*noted, None, None]))
+    assert (shown["images"], shown["failed"], shown["errors"]) == (2, 2, {"no luck": 2})
+    assert shown["facts"] == {"cluster_size": 4.0}
+    assert shown["decoder"]["options"]["window"] == 3 and shown["numbers"]["nfe"] == 2.0
+    assert shown["invocations"][0]["environment"].startswith("Test CPU, 2 cores")
+    assert json.dumps(shown) and card(folder(tmp_path, AR, ar(1)))["facts"] == {}

@@ -1,0 +1,51 @@
+"""What `specbench show` says about one run: what it was, who made it where, what failed, and its numbers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from specbench.provenance import describe
+from specbench.reporting.rows import report_rows
+from specbench.store import RunStore
+
+
+def card(folder: Path) -> dict:
+    """One run as nested plain values.
+
+    Keys: `run_id, folder, model, decoder` (every choice and option), `setting, origins` (where each setting came from),
+    `window_curve` (of `--window auto`), `invocations` (each with `started_at, finished_at, environment`), `images, failed`
+    (counts), `errors` (how often each), `facts` (means of what the decoder noted per image), `numbers` (the report row).
+    """
+    store = RunStore(folder)
+    info = store.info()
+    rows = store.samples(["status", "error", "facts"])
+    decoded = rows[rows["status"] == "ok"]
+    (numbers,) = report_rows([Path(folder)])
+    return {
+        "run_id": info["run_id"],
+        "folder": str(folder),
+        "model": info["spec"]["model"],
+        "decoder": info["spec"]["decoder"],
+        "setting": numbers["setting"],
+        "origins": info.get("origins", {}),
+        "window_curve": info.get("window_curve"),
+        "invocations": [
+            {name: call.get(name) for name in ("started_at", "finished_at")} | {"environment": describe(call)}
+            for call in info["invocations"]
+        ],
+        "images": len(decoded),
+        "failed": len(rows) - len(decoded),
+        "errors": {str(error): int(times) for error, times in rows["error"].value_counts().items()},
+        "facts": _means(decoded["facts"]),
+        "numbers": numbers,
+    }
+
+
+def _means(facts: pd.Series) -> dict[str, float]:
+    """Mean over the images that have it, of each number noted per image."""
+    if facts.empty:
+        return {}
+    return {str(name): float(mean) for name, mean in pd.DataFrame(map(json.loads, facts)).mean().items()}
