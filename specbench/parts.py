@@ -28,13 +28,14 @@ _REREADS = 20
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` so that `path` is either absent (or its old self) or complete and on disk.
+    """Write `data` so that `path` is either absent (or its old self) or complete and on disk; makes its folder.
 
     Raises:
         SpecbenchError: the disk refused, for example because it is full; nothing is left behind.
     """
     aside = path.with_name(f".{path.name[:200]}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with open(aside, "wb") as file:
                 file.write(data)

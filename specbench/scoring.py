@@ -161,7 +161,7 @@ def read_image(path: Path) -> np.ndarray:
             return np.asarray(image.convert("RGB"))
     except (OSError, SyntaxError, ValueError) as error:
         raise SpecbenchError(
-            f"{path} is missing or damaged", "delete the samples part that lists it and run again to redo it"
+            f"{path} is missing or damaged", "delete the file if it is there, and run again to redo it"
         ) from error
 
 

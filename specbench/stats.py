@@ -93,7 +93,7 @@ def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
     """The speed-up of `rows` over the AR rows `baseline` with its factors, or None without timed pairs."""
     pairs = paired(rows, baseline)
     timed = pairs.dropna(subset=["ar_ms", "ar_ms_base"])
-    if timed.empty or not (timed["ar_ms"].sum() > 0 and timed["target_ms"].sum() > 0):
+    if timed.empty or not (timed[["target_ms", "target_ms_base"]].sum() > 0).all():
         return None
     return SpeedUp(
         speedup(timed), step_ratio(timed), window_cost(timed), overhead(timed),

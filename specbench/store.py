@@ -46,8 +46,7 @@ class RunStore:
         """
         self.check(spec)
         try:
-            for folder in (self.folder, self.folder / "samples", self.folder / "images"):
-                folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "samples").mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(self.folder / ".lock", f"{self.folder} is being written by another process")
             sync_folder(self.folder)
         except OSError as error:
@@ -85,9 +84,15 @@ class RunStore:
         return (self.folder / RUN_JSON).exists() and self.info()["invocations"][-1].get("finished_at") is None
 
     def completed(self) -> set[Key]:
-        """Keys of the images that are done. A failed one is not: a rerun tries it again."""
-        rows = self.samples(["status"])
+        """Keys of the images that are done. A rerun tries again what failed or whose picture is gone.
+
+        A folder without any pictures counts as one that was kept for its numbers.
+        """
+        rows = self.samples(["status", "image"])
         done = rows[rows["status"] == "ok"]
+        if (self.folder / "images").is_dir():
+            there = {f"images/{name}" for name in os.listdir(self.folder / "images")}
+            done = done[done["image"].isna() | done["image"].isin(there)]
         return set(zip(done["prompt_id"], done["sample"].astype(int), strict=True))
 
     def append(self, rows: Sequence[Mapping[str, object]], images: Mapping[str, np.ndarray] | None = None) -> None:

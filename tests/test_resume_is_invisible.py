@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -150,6 +151,21 @@ def test_readers_of_an_unfinished_run_see_every_finished_row_once(tmp_path, monk
     watcher = Watcher()
     go(tmp_path, reporter=watcher)
     assert watcher.seen == 24
+
+
+def test_a_lost_picture_is_made_again(tmp_path, undisturbed):
+    go(tmp_path)
+    next(tmp_path.glob("*/images/cat-1.png")).unlink()
+    summary = go(tmp_path)
+    assert (summary.resumed, summary.done) == (23, 1)
+    assert contents(tmp_path) == undisturbed
+
+
+def test_a_run_kept_without_its_pictures_stays_complete(tmp_path):
+    go(tmp_path)
+    for folder in tmp_path.glob("*/images"):
+        shutil.rmtree(folder)
+    assert go(tmp_path).done == 0
 
 
 def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypatch, undisturbed):

@@ -15,9 +15,10 @@ from specbench.store import RunStore
 def card(folder: Path) -> dict:
     """One run as nested plain values.
 
-    Keys: `run_id, folder, model, decoder` (every choice and option), `setting, origins` (where each setting came from),
-    `window_curve` (of `--window auto`), `invocations` (each with `started_at, finished_at, environment`), `images, failed`
-    (counts), `errors` (how often each), `facts` (means of what the decoder noted per image), `numbers` (the report row).
+    Keys: `run_id, folder, model, decoder` (every choice and option), `setting, origins` (where each setting came
+    from), `window_curve` (of `--window auto`), `invocations` (each with `started_at, finished_at, environment`),
+    `images, failed` (counts), `errors` (how often each), `facts` (means of what the decoder noted per image) and
+    `numbers` (the report row).
     """
     store = RunStore(folder)
     info = store.info()

@@ -52,7 +52,6 @@ def gallery(folders: Sequence[Path], path: Path, limit: int = 8, sample: int = 0
         _write(draw, (GAP, head + place * (TILE + LINE + GAP)), lines, _INK)
     png = io.BytesIO()
     sheet.save(png, format="png", optimize=True)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(Path(path), png.getvalue())
     return Path(path)
 
