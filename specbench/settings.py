@@ -19,7 +19,7 @@ from specbench.errors import SpecbenchError, unknown_name
 PREFIX = "SPECBENCH_"
 MAX_SEED = 2**63 - 1
 # Read at start-up by other parts of the tool, so allowed in the environment beside the settings.
-OTHER_VARIABLES = ("SPECBENCH_DEBUG", "SPECBENCH_CONFIG")
+OTHER_VARIABLES = ("SPECBENCH_DEBUG", "SPECBENCH_CONFIG", "SPECBENCH_CACHE", "SPECBENCH_OFFLINE")
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def list_things(
     if values["json"].value:
         print_json(rows)
     else:
-        print_table("", rows, columns)
+        print_table(rows, columns)
 
 
 def decoders(_out: Path):
@@ -80,12 +80,36 @@ def metrics(_out: Path):
 def prompts(_out: Path):
     from specbench import prompts as sets
 
-    rows = []
-    for name in sets.names():
+    rows = [_public_row(name) for name in sets.public_names()]
+    for name in sorted(set(sets.names()) - set(sets.public_names())):
         found = sets.load_prompts(name)
         categories = sorted({prompt.category for prompt in found.prompts if prompt.category})
-        rows.append({"name": name, "prompts": len(found.prompts), "categories": categories, "sha256": found.sha256})
-    return rows, ("name", "prompts", "categories")
+        rows.append(
+            {
+                "name": name,
+                "prompts": len(found.prompts),
+                "on_disk": True,
+                "categories": categories,
+                "sha256": found.sha256,
+            }
+        )
+    return sorted(rows, key=lambda row: row["name"]), ("name", "prompts", "on_disk", "categories", "licence")
+
+
+def _public_row(name: str) -> dict:
+    from specbench.prompts import public
+
+    found, category = public.find(name)
+    share = len(found.categories) if category else 1
+    return {
+        "name": name,
+        "prompts": found.prompts // share,
+        "on_disk": not found.missing,
+        "categories": [category] if category else list(found.categories),
+        "licence": found.licence,
+        "summary": found.summary,
+        "page": found.page,
+    }
 
 
 def runs(out: Path):

@@ -22,7 +22,7 @@ class Prompt:
 
     Attributes:
         id: stable name within its set; never a position.
-        text: the caption, without surrounding white space.
+        text: the caption, without surrounding white space unless a public set publishes it with some.
         category: what it tests, where the set says so.
         meta: whatever else the set knows about it, for example the scene a caption was made from.
     """
@@ -43,8 +43,15 @@ class PromptSet:
 
 
 def names() -> list[str]:
-    """Prompt sets that need no file of the user's."""
-    return sorted({*_shipped(), *registry.plugins("prompts")})
+    """Prompt sets that need no file of the user's; the public ones among them have to be fetched once."""
+    return sorted({*_shipped(), *registry.plugins("prompts"), *public_names()})
+
+
+def public_names() -> list[str]:
+    """The public prompt sets of the papers, see `specbench.prompts.public`."""
+    from specbench.prompts import public
+
+    return public.names()
 
 
 def load_prompts(name_or_path: str | Path) -> PromptSet:
@@ -52,8 +59,9 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
 
     Raises:
         SpecbenchError: no such set or file; empty, binary, not UTF-8, malformed, an over-long prompt,
-            duplicate ids.
+            duplicate ids, or a public set that was not fetched.
     """
+    from specbench.prompts import public
     from specbench.prompts.readers import read_file
 
     name = str(name_or_path)
@@ -61,6 +69,8 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
         return build(name, read_file(_shipped()[name]))
     if name in registry.plugins("prompts"):
         return build(name, read_file(_plugin_path(name)))
+    if name in public.names():
+        return build(name, public.read(name))
     path = Path(name)
     if not _exists(path):
         if path.suffix or len(path.parts) > 1:

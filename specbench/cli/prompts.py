@@ -1,0 +1,104 @@
+"""`specbench prompts`: bring the public prompt sets to this disk, and look at prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from specbench import console
+from specbench.cli.options import flags, print_json, print_table
+from specbench.downloads import Progress
+from specbench.errors import SpecbenchError, unknown_name
+from specbench.settings import JSON, merge
+
+_SHOW = (JSON,)
+_NAME = typer.Argument(metavar="NAME", help="A prompt set, see 'specbench list prompts'.")
+
+
+def build_app() -> typer.Typer:
+    app = typer.Typer(help="Fetch the public prompt sets, and look at prompts.", no_args_is_help=True)
+    app.callback()(lambda: None)
+    app.command(
+        name="fetch",
+        help="Bring a public prompt set to this disk, checked against its published digest. Continues where it stopped.",
+    )(fetch)
+    app.command(name="show", help="Print prompts of a set or file.")(show)
+    return app
+
+
+def fetch(
+    name: str = _NAME,
+    source: Path = typer.Option(None, "--from", metavar="PATH", help="Take this local copy instead of downloading."),
+    images: bool = typer.Option(False, "--images", metavar="", help="Fetch its reference images instead."),
+    offline: bool = typer.Option(False, "--offline", metavar="", help="Never use the network (also HF_HUB_OFFLINE=1)."),
+) -> None:
+    from specbench.prompts import names, public
+
+    if name not in public.names():
+        if name in names():
+            raise SpecbenchError(f"prompts '{name}' need no fetching", f"specbench prompts show {name}")
+        raise unknown_name("public prompt set", name, public.names())
+    found, _ = public.find(name)
+    if images:
+        size = f", {found.images.archive.size / 1e6:.0f} MB" if found.images else ""
+        licence = f": {found.images.count} images{size}; {found.images.licence}" if found.images else ""
+        console.say(f"reference images of {found.name}{licence}")
+        with _transfer("images") as progress:
+            folder = public.fetch_images(found, progress, offline, source)
+    elif source is not None:
+        folder = public.adopt_set(found, source)
+    else:
+        size = f"{found.download_size / 1e6:.0f} MB, " if found.download_size else ""
+        console.say(f"{found.name}: {found.prompts} prompts ({size}{found.licence}; {found.page})")
+        with _transfer(found.name) as progress:
+            folder = public.fetch_set(found, progress, offline)
+    if not images:
+        public.read_set(found)
+    console.say(f"{'images' if images else 'prompts'} of {found.name} are in")
+    print(folder)
+
+
+@flags(_SHOW)
+def show(
+    flags: dict,
+    name: str = typer.Argument(metavar="NAME|FILE", help="A prompt set, or a file of prompts."),
+    limit: int = typer.Option(None, "--limit", metavar="N", help="Only the first N.", min=1, show_default="all"),
+) -> None:
+    from specbench.prompts import load_prompts, select
+
+    values = merge(_SHOW, flags)
+    chosen = select(load_prompts(name), limit)
+    rows = [vars(prompt) for prompt in chosen]
+    if values["json"].value:
+        print_json(rows)
+    else:
+        print_table([row | {"text": " ".join(row["text"].split())} for row in rows], ("id", "category", "text"))
+
+
+@contextmanager
+def _transfer(what: str) -> Iterator[Progress]:
+    """Progress of a download: a bar on a terminal, a line now and then elsewhere."""
+    terminal = console.stderr()
+    if not terminal.is_terminal or terminal.is_dumb_terminal:
+        yield _Lines(what)
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=terminal, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _Lines:
+    def __init__(self, what: str):
+        self._what, self._told = what, time.monotonic()
+
+    def __call__(self, done: int, total: int | None) -> None:
+        if time.monotonic() - self._told > console.LINE_EVERY_S:
+            self._told = time.monotonic()
+            console.say(f"{self._what}: {done / 1e6:.1f}{f' of {total / 1e6:.1f}' if total else ''} MB")

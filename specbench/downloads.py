@@ -1,0 +1,204 @@
+"""Files from the network: resumable, checked by digest before anything may use them, never while offline.
+
+A download grows in `<target>.part` and gets its name only when its digest is right, so a file under its name
+is the right one. No torch here.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.client
+import os
+import shutil
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench import __version__
+from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.parts import take_lock
+
+Progress = Callable[[int, int | None], None]
+"""Told (bytes there, bytes in all or None) now and then."""
+
+TIMEOUT_S = 30.0
+ATTEMPTS = 4
+PAUSE_S = 1.0
+CHUNK = 1 << 20
+OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A published file.
+
+    Attributes:
+        url: where it is published.
+        digest: "sha256:..." or "md5:...", as the publisher or this project recorded it.
+        size: bytes, where known.
+    """
+
+    url: str
+    digest: str
+    size: int | None = None
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: SPECBENCH_CACHE, else `specbench` in the user's cache folder."""
+    if own := os.environ.get("SPECBENCH_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
+
+
+def offline(env: Mapping[str, str] | None = None) -> bool:
+    """Whether the user has forbidden the network by one of `OFFLINE_VARIABLES`."""
+    env = os.environ if env is None else env
+    return any(env.get(name, "").lower() not in ("", "0", "false", "no", "off") for name in OFFLINE_VARIABLES)
+
+
+def digest_of(path: Path, kind: str = "sha256") -> str:
+    """The digest of a file as "kind:hex"."""
+    with path.open("rb") as file:
+        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
+
+
+def matches(path: Path, remote: Remote) -> bool:
+    """Whether a local file is the published one."""
+    if remote.size is not None and path.stat().st_size != remote.size:
+        return False
+    return digest_of(path, remote.digest.partition(":")[0]) == remote.digest
+
+
+def fetch(remote: Remote, target: Path, progress: Progress | None = None, forbidden: bool = False) -> Path:
+    """Download to `target` unless the right file is there, continuing what an earlier try left behind.
+
+    Args:
+        forbidden: stay off the network, as `offline()` does.
+
+    Raises:
+        SpecbenchError: offline, not found, unreachable, a wrong digest, or the disk refused.
+    """
+    if target.is_file() and matches(target, remote):
+        return target
+    if forbidden or offline():
+        raise SpecbenchError(
+            f"{target.name} is not on this disk and downloads are switched off",
+            f"get {remote.url} elsewhere and hand it over with --from, or go online",
+            MISSING_PREREQUISITE,
+        )
+    part = target.with_name(target.name + ".part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(target.with_name(f".{target.name}.lock"), f"{target} is being downloaded by another process")
+        try:
+            _complete(remote, part, progress)
+            os.replace(part, target)
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise _disk_error(target, error) from error
+    return target
+
+
+def adopt(remote: Remote, source: Path, target: Path) -> Path:
+    """Take a local copy of a published file through the same check.
+
+    Raises:
+        SpecbenchError: not readable, or not the published file.
+    """
+    try:
+        if not matches(source, remote):
+            raise SpecbenchError(f"{source} is not the file published at {remote.url}: {_difference(source, remote)}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(target.name + ".part")
+        shutil.copyfile(source, part)
+        os.replace(part, target)
+    except FileNotFoundError:
+        raise SpecbenchError(f"{source} does not exist") from None
+    except OSError as error:
+        raise _disk_error(target, error) from error
+    return target
+
+
+def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
+    """Bring `part` to its full and right content."""
+    resumed = part.exists()
+    _download(remote, part, progress)
+    if matches(part, remote):
+        return
+    problem = _difference(part, remote)
+    part.unlink()
+    if resumed:  # what lay there may have been of another file
+        _complete(remote, part, progress)
+        return
+    raise SpecbenchError(
+        f"{remote.url} is not the expected file: {problem}",
+        "the publisher changed it or something stands in between; nothing was kept",
+        FAILURE,
+    )
+
+
+def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
+    for attempt in range(1, ATTEMPTS + 1):
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            _stream(remote, part, progress)
+            return
+        except urllib.error.HTTPError as error:
+            if error.code < 500 and error.code not in (408, 429):
+                raise SpecbenchError(f"{remote.url}: the server answers {error.code} {error.reason}",
+                                     "hand over a copy with --from", FAILURE) from None  # fmt: skip
+            reason = f"the server answers {error.code} {error.reason}"
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+            reason = str(getattr(error, "reason", "") or error) or type(error).__name__
+        if attempt == ATTEMPTS:
+            raise SpecbenchError(f"{remote.url}: {reason}", "the same command continues what is there", FAILURE)
+        gained = part.exists() and part.stat().st_size > before
+        time.sleep(PAUSE_S * (1 if gained else attempt))
+
+
+def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
+    """One request, from where `part` ends."""
+    start = part.stat().st_size if part.exists() else 0
+    if remote.size is not None and start >= remote.size:
+        return
+    headers = {"User-Agent": f"specbench/{__version__}"} | ({"Range": f"bytes={start}-"} if start else {})
+    try:
+        response = urllib.request.urlopen(urllib.request.Request(remote.url, headers=headers), timeout=TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and start:  # nothing is left to send: the digest decides
+            return
+        raise
+    with response:
+        if response.status != 206:
+            start = 0
+        length = response.headers.get("Content-Length")
+        total = remote.size or (start + int(length) if length else None)
+        with part.open("ab" if start else "wb") as file:
+            done = start
+            while chunk := response.read1(CHUNK):
+                file.write(chunk)
+                done += len(chunk)
+                if progress:
+                    progress(done, total)
+        if length and done < start + int(length):
+            raise ConnectionError(f"cut off after {done:,} bytes")
+
+
+def _difference(path: Path, remote: Remote) -> str:
+    size = path.stat().st_size
+    if remote.size is not None and size != remote.size:
+        return f"{size:,} bytes instead of {remote.size:,}"
+    kind, _, wanted = remote.digest.partition(":")
+    found = digest_of(path, kind).partition(":")[2]
+    return f"its {kind} is {found[:16]}..., not {wanted[:16]}..."
+
+
+def _disk_error(target: Path, error: OSError) -> SpecbenchError:
+    hint = "make room and run the same command again: it continues" if error.errno == errno.ENOSPC else ""
+    code = FAILURE if error.errno == errno.ENOSPC else BAD_INPUT
+    return SpecbenchError(f"cannot write {target}: {error.strerror or error}", hint, code)

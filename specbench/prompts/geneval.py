@@ -1,0 +1,28 @@
+"""GenEval: each prompt with the objects, counts, colours and positions its images must show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from specbench.prompts import Prompt, text_id
+
+FILE = "evaluation_metadata.jsonl"
+
+
+def read(folder: Path) -> list[Prompt]:
+    """The prompts in file order. `meta` has the official `include` and `exclude` clauses, and `line`, which the
+    official evaluator knows the prompt by."""
+    lines = (folder / FILE).read_text(encoding="utf-8").splitlines()
+    return [_prompt(number, json.loads(line)) for number, line in enumerate(lines) if line.strip()]
+
+
+def _prompt(line: int, row: dict) -> Prompt:
+    clauses = {name: row[name] for name in ("include", "exclude") if name in row}
+    return Prompt(f"{row['tag']}-{text_id(row['prompt'])}", row["prompt"], row["tag"], {"line": line} | clauses)
+
+
+def official_row(category: str, text: str, meta: dict) -> dict:
+    """A prompt's line of the official file, as the official evaluator wants it beside the images."""
+    clauses = {name: meta[name] for name in ("include", "exclude") if name in meta}
+    return {"tag": category, **clauses, "prompt": text}

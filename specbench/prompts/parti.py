@@ -1,0 +1,23 @@
+"""PartiPrompts: a tab-separated file in which quotes are part of the prompts."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from specbench.prompts import Prompt, text_id
+
+
+def read(folder: Path) -> list[Prompt]:
+    """The prompts in file order, as published; the category is the file's, challenge and note are metadata."""
+    with (folder / "PartiPrompts.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return [
+        Prompt(
+            text_id(row["Prompt"]),
+            row["Prompt"],
+            row["Category"],
+            {"challenge": row["Challenge"]} | ({"note": row["Note"]} if row["Note"] else {}),
+        )
+        for row in rows
+    ]

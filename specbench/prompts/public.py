@@ -1,0 +1,265 @@
+"""The public prompt sets: what `prompts/manifest.toml` says about them, how they come to this disk, how they are read.
+
+A set's files are kept as published in `<cache>/prompts/<set>`, each checked against its digest when it arrived and
+again whenever it is read.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import re
+import tomllib
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from specbench.downloads import Progress, Remote, adopt, cache_folder, digest_of, fetch, matches
+from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.prompts import Prompt
+from specbench.resources import data_folder
+
+
+@dataclass(frozen=True)
+class Images:
+    """The reference images of a set: an archive of `count` pictures under `licence`."""
+
+    archive: Remote
+    count: int
+    licence: str
+
+
+@dataclass(frozen=True)
+class PublicSet:
+    """What is known about a set before anything of it is on this disk.
+
+    Attributes:
+        prompts: how many it has.
+        files: its files by name. Where there is an `archive`, they come out of it and their address is the place
+            inside.
+        categories: those that are prompt sets of their own, called "<set>/<category>".
+    """
+
+    name: str
+    summary: str
+    prompts: int
+    licence: str
+    page: str
+    files: Mapping[str, Remote]
+    archive: Remote | None = None
+    images: Images | None = None
+    categories: tuple[str, ...] = field(default=())
+
+    @property
+    def folder(self) -> Path:
+        """Where its files are kept."""
+        return cache_folder() / "prompts" / self.name
+
+    @property
+    def missing(self) -> list[str]:
+        """Files that are not on this disk."""
+        return [name for name in self.files if not (self.folder / name).is_file()]
+
+    @property
+    def download_size(self) -> int | None:
+        """Bytes to download, where the publisher's sizes are known."""
+        sizes = [self.archive.size] if self.archive else [remote.size for remote in self.files.values()]
+        return None if None in sizes else sum(sizes)
+
+
+@functools.cache
+def public_sets() -> dict[str, PublicSet]:
+    """The sets of the manifest by name."""
+    return read_manifest(data_folder("prompts") / "manifest.toml")
+
+
+def read_manifest(path: Path) -> dict[str, PublicSet]:
+    """The sets of a manifest file."""
+    return {name: _entry(name, entry) for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items()}
+
+
+def _entry(name: str, entry: dict) -> PublicSet:
+    def remote(part: dict) -> Remote:
+        return Remote(part.get("url") or part["member"], part["digest"], part.get("size"))
+
+    images = entry.get("images")
+    return PublicSet(
+        name, entry["summary"], entry["prompts"], entry["licence"], entry["page"],
+        {file: remote(part) for file, part in entry["files"].items()},
+        remote(entry["archive"]) if "archive" in entry else None,
+        Images(remote(images), images["count"], images["licence"]) if images else None,
+        tuple(entry.get("categories", ())),
+    )  # fmt: skip
+
+
+def names() -> list[str]:
+    """Public sets, and each of their categories that is a set of its own."""
+    sets = public_sets().values()
+    return [name for found in sets for name in (found.name, *(f"{found.name}/{part}" for part in found.categories))]
+
+
+def find(name: str) -> tuple[PublicSet, str | None]:
+    """The set a name of `names()` belongs to, and its category if the name has one."""
+    base, _, category = name.partition("/")
+    return public_sets()[base], category or None
+
+
+def read(name: str) -> list[Prompt]:
+    """The prompts of a public set or of one of its categories.
+
+    Raises:
+        SpecbenchError: its files are not on this disk, or are not the published ones.
+    """
+    found, category = find(name)
+    if found.missing:
+        raise SpecbenchError(
+            f"the prompts of '{found.name}' are not on this disk",
+            f"specbench prompts fetch {found.name}",
+            MISSING_PREREQUISITE,
+        )
+    prompts = read_set(found)
+    return [prompt for prompt in prompts if category in (None, prompt.category)]
+
+
+def read_set(found: PublicSet) -> list[Prompt]:
+    """All prompts of a set whose files are on this disk.
+
+    Raises:
+        SpecbenchError: a file was changed, or the count is not the manifest's.
+    """
+    for file, remote in found.files.items():
+        if not matches(found.folder / file, remote):
+            raise SpecbenchError(
+                f"{found.folder / file} is not the published file any more",
+                f"delete it and run: specbench prompts fetch {found.name}",
+            )
+    module = importlib.import_module(f"specbench.prompts.{found.name.replace('-', '_')}")
+    prompts = module.read(found.folder)
+    if len(prompts) != found.prompts:
+        raise SpecbenchError(f"prompts '{found.name}': {len(prompts)} prompts instead of {found.prompts}")
+    return prompts
+
+
+def fetch_set(found: PublicSet, progress: Progress | None = None, forbidden: bool = False) -> Path:
+    """Bring the files of a set to this disk; those that are there and right stay.
+
+    Raises:
+        SpecbenchError: see `specbench.downloads.fetch`.
+    """
+    if found.archive is None:
+        for name, remote in found.files.items():
+            fetch(remote, found.folder / name, progress, forbidden)
+    elif any(not _is_right(found, name) for name in found.files):
+        archive = fetch(found.archive, found.folder / "archive.zip", progress, forbidden)
+        _unpack(found, archive)
+        archive.unlink()
+    return found.folder
+
+
+def adopt_set(found: PublicSet, source: Path) -> Path:
+    """Take a set from a local copy: its archive, one of its files, or a folder that holds them, told by digest.
+
+    Raises:
+        SpecbenchError: a file is missing there or is not the published one.
+    """
+    candidates = [path for path in sorted(source.rglob("*")) if path.is_file()] if source.is_dir() else [source]
+    if found.archive is not None and len(candidates) == 1 and zipfile.is_zipfile(candidates[0]):
+        _require_right(found.archive, candidates[0])
+        _unpack(found, candidates[0])
+        return found.folder
+    by_name = {path.name: path for path in reversed(candidates)}
+    for name, remote in found.files.items():
+        path = source if len(found.files) == 1 and not source.is_dir() else by_name.get(name)
+        if path is not None:
+            adopt(remote, path, found.folder / name)
+        elif not _is_right(found, name):
+            raise SpecbenchError(f"{source} holds no {name}", f"'{found.name}' needs {', '.join(found.files)}")
+    return found.folder
+
+
+def images_folder(name: str = "coco") -> Path:
+    """Where the reference images of a set are kept once they were fetched."""
+    return public_sets()[name].folder / "images"
+
+
+def fetch_images(
+    found: PublicSet, progress: Progress | None = None, forbidden: bool = False, source: Path | None = None
+) -> Path:
+    """Bring the reference images of a set to this disk, from `source` if given; all of them or an error.
+
+    Raises:
+        SpecbenchError: the set has none, see `specbench.downloads.fetch`, or the archive lacks some.
+    """
+    if found.images is None:
+        having = ", ".join(name for name, entry in public_sets().items() if entry.images)
+        raise SpecbenchError(f"prompts '{found.name}' have no reference images", f"sets that have: {having}")
+    folder = found.folder / "images"
+    if _count(folder) == found.images.count:
+        return folder
+    if source is not None:
+        _require_right(found.images.archive, source)
+        _unpack_images(source, folder)
+    else:
+        archive = fetch(found.images.archive, found.folder / "images.zip", progress, forbidden)
+        _unpack_images(archive, folder)
+    if _count(folder) != found.images.count:
+        raise SpecbenchError(f"{folder} holds {_count(folder)} images instead of {found.images.count}",
+                             "delete it and fetch again")  # fmt: skip
+    if source is None:
+        archive.unlink()
+    return folder
+
+
+def _is_right(found: PublicSet, name: str) -> bool:
+    path = found.folder / name
+    return path.is_file() and matches(path, found.files[name])
+
+
+def _require_right(remote: Remote, source: Path) -> None:
+    if not source.is_file():
+        raise SpecbenchError(f"{source} is not a file")
+    if not matches(source, remote):
+        raise SpecbenchError(f"{source} is not the file published at {remote.url}: its digest is "
+                             f"{digest_of(source, remote.digest.partition(':')[0])}")  # fmt: skip
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise SpecbenchError(f"cannot write to {folder}: {error.strerror or error}", "", FAILURE) from error
+
+
+def _unpack(found: PublicSet, archive: Path) -> None:
+    with _writing(found.folder), zipfile.ZipFile(archive) as content:
+        for name, remote in found.files.items():
+            part = found.folder / f"{name}.part"
+            part.write_bytes(content.read(remote.url))
+            if not matches(part, remote):
+                part.unlink()
+                raise SpecbenchError(f"{archive}: {remote.url} in it is not the expected file")
+            os.replace(part, found.folder / name)
+
+
+def _unpack_images(archive: Path, folder: Path) -> None:
+    """Every picture at the archive's second level; what is there in full size stays."""
+    with _writing(folder), zipfile.ZipFile(archive) as content:
+        for item in content.infolist():
+            name = item.filename.rpartition("/")[2]
+            if not re.fullmatch(r"[\w-]+\.(jpg|jpeg|png)", name):
+                continue
+            target = folder / name
+            if target.is_file() and target.stat().st_size == item.file_size:
+                continue
+            part = folder / f".{name}.part"
+            part.write_bytes(content.read(item))
+            os.replace(part, target)
+
+
+def _count(folder: Path) -> int:
+    return sum(1 for path in folder.iterdir() if not path.name.startswith(".")) if folder.is_dir() else 0

@@ -1,0 +1,157 @@
+"""The public prompt sets: counts, texts and ids as published, whatever their files look like."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import published
+import pytest
+
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.prompts import load_prompts, parti, public, text_id
+
+REAL = os.environ.get("PROMPT_DATA_FOLDER")
+COUNTS = {"coco": 5000, "parti": 1632, "geneval": 553, "t2i-compbench": 2400}
+real_files = pytest.mark.skipif(not REAL, reason="PROMPT_DATA_FOLDER does not name a folder of the published files")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """The manifest describes the small files instead of the real ones."""
+    sets = {name: published.public_set(name) for name in COUNTS}
+    monkeypatch.setattr(public, "public_sets", lambda: sets)
+    return sets
+
+
+def read(name: str, tmp_path: Path) -> list:
+    published.write(name, tmp_path / name)
+    found = published.public_set(name)
+    public.adopt_set(found, tmp_path / name)
+    return public.read_set(found)
+
+
+def test_coco_takes_the_longest_caption_first_of_equals_and_keeps_its_white_space(tmp_path):
+    cat, tie = read("coco", tmp_path)
+    assert (cat.id, cat.text, cat.meta["annotation"]) == ("000000000002", " a cat,\nasleep ", 2)
+    assert (tie.id, tie.text, tie.meta["image"]) == ("000000000009", "the longest one.", "000000000009.jpg")
+
+
+def test_parti_keeps_quotes_and_over_long_prompts(tmp_path):
+    first, quoted, long = read("parti", tmp_path)
+    assert (first.text, first.category, first.meta["note"]) == ("bond", "Abstract", "several meanings")
+    assert quoted.text == '"G I G G L E" painted on a wall' and "note" not in quoted.meta
+    assert long.text.endswith("word end") and long.id == text_id(long.text)
+
+
+def test_geneval_keeps_the_clauses_and_the_official_line(tmp_path):
+    bench, cows = read("geneval", tmp_path)
+    assert bench.category == "single_object" and "exclude" not in bench.meta
+    assert cows.meta == {
+        "line": 1,
+        "include": [{"class": "cow", "count": 2}],
+        "exclude": [{"class": "cow", "count": 3}],
+    }
+
+
+def test_compbench_has_no_line_ends_in_its_prompts_and_knows_the_kinds_of_complex_ones(tmp_path):
+    prompts = read("t2i-compbench", tmp_path)
+    assert len({prompt.id for prompt in prompts}) == 16
+    assert [prompt.text for prompt in prompts[:2]] == ["a color cup", "two cups"]
+    assert [prompt.meta.get("kind") for prompt in prompts[-2:]] == ["spatial", "action"]
+    assert prompts[0].meta == {"line": 0}
+
+
+def test_ids_do_not_depend_on_the_order_of_the_file(tmp_path):
+    folder = published.write("parti", tmp_path / "parti")
+    before = {prompt.text: prompt.id for prompt in parti.read(folder)}
+    head, *rows = published.PARTI.splitlines()
+    (folder / "PartiPrompts.tsv").write_text("\n".join([head, *reversed(rows)]))
+    after = {prompt.text: prompt.id for prompt in parti.read(folder)}
+    assert before == after
+
+
+def test_a_set_that_was_not_fetched_names_the_command(cli):
+    outcome = cli("prompts", "show", "parti")
+    assert outcome.code == MISSING_PREREQUISITE and "specbench prompts fetch parti" in outcome.err
+
+
+def test_a_file_changed_after_it_arrived_is_refused(small, tmp_path):
+    public.adopt_set(small["parti"], published.write("parti", tmp_path / "parti"))
+    (small["parti"].folder / "PartiPrompts.tsv").write_text("Prompt\n")
+    with pytest.raises(SpecbenchError, match="not the published file any more"):
+        load_prompts("parti")
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_fetch_from_a_copy_then_show(name, small, tmp_path, cli):
+    folder = published.write(name, tmp_path / "copy")
+    fetched = cli("prompts", "fetch", name, "--from", folder)
+    assert fetched.code == 0 and fetched.out.strip() == str(small[name].folder)
+    shown = cli("prompts", "show", name, "--limit", "1", "--json")
+    assert [row["id"] for row in json.loads(shown.out)] == [load_prompts(name).prompts[0].id]
+
+
+def test_a_copy_with_one_byte_changed_is_refused(small, tmp_path, cli):
+    folder = published.write("geneval", tmp_path / "copy")
+    path = folder / "evaluation_metadata.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"cow", b"sow", 1))
+    outcome = cli("prompts", "fetch", "geneval", "--from", folder)
+    assert outcome.code == 2 and "sha256" in outcome.err and not small["geneval"].folder.exists()
+
+
+def test_offline_says_so_and_touches_no_network(cli, monkeypatch):
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("the network was used"))
+    assert cli("prompts", "fetch", "parti", "--offline").code == MISSING_PREREQUISITE
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert cli("prompts", "fetch", "coco", "--images").code == MISSING_PREREQUISITE
+
+
+def test_every_set_is_listed_before_it_is_fetched(cli):
+    rows = {row["name"]: row for row in json.loads(cli("list", "prompts", "--json").out)}
+    for name, count in COUNTS.items():
+        assert rows[name]["prompts"] == count and rows[name]["on_disk"] is False and rows[name]["licence"]
+    assert sum(row["prompts"] for name, row in rows.items() if name.startswith("t2i-compbench/")) == 2400
+
+
+@real_files
+@pytest.mark.parametrize("name", COUNTS)
+def test_the_real_files_have_the_published_counts_and_digests(name):
+    found = public.public_sets()[name]
+    public.adopt_set(found, Path(REAL) / name)
+    prompts = load_prompts(name).prompts
+    assert len(prompts) == len({prompt.id for prompt in prompts}) == COUNTS[name] == found.prompts
+    assert not any("\r" in prompt.text for prompt in prompts)
+
+
+@real_files
+def test_each_compbench_category_has_300_and_complex_splits_58_212_30():
+    found = public.public_sets()["t2i-compbench"]
+    public.adopt_set(found, Path(REAL) / "t2i-compbench")
+    for category in found.categories:
+        assert len(load_prompts(f"t2i-compbench/{category}").prompts) == 300
+    kinds = [prompt.meta["kind"] for prompt in load_prompts("t2i-compbench/complex").prompts]
+    assert [kinds.count(kind) for kind in ("spatial", "action", "spatialaction")] == [58, 212, 30]
+
+
+@real_files
+def test_coco_captions_are_the_5000_of_the_papers():
+    public.adopt_set(public.public_sets()["coco"], Path(REAL) / "coco" / "captions_val2017.json")
+    theirs = json.loads((Path(REAL) / "coco" / "captions_val2017_longest.json").read_text())
+    assert sorted(prompt.text for prompt in load_prompts("coco").prompts) == sorted(theirs)
+
+
+@real_files
+def test_parti_has_one_prompt_in_quotes_and_geneval_its_tags():
+    for name in ("parti", "geneval"):
+        public.adopt_set(public.public_sets()[name], Path(REAL) / name)
+    assert sum(prompt.text.startswith('"') for prompt in load_prompts("parti").prompts) >= 1
+    tags = [prompt.category for prompt in load_prompts("geneval").prompts]
+    wanted = {"single_object": 80, "two_object": 99, "counting": 80, "colors": 94, "position": 100, "color_attr": 100}
+    assert {tag: tags.count(tag) for tag in tags} == wanted
