@@ -20,7 +20,6 @@ from pathlib import Path
 
 from specbench import __version__
 from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
-from specbench.parts import take_lock
 
 Progress = Callable[[int, int | None], None]
 """Told (bytes there, bytes in all or None) now and then."""
@@ -90,6 +89,8 @@ def fetch(remote: Remote, target: Path, progress: Progress | None = None, forbid
             f"get {remote.url} elsewhere and hand it over with --from, or go online",
             MISSING_PREREQUISITE,
         )
+    from specbench.parts import take_lock  # brings parquet, which listing prompt sets does without
+
     part = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

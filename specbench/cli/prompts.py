@@ -24,7 +24,7 @@ def build_app() -> typer.Typer:
     app.callback()(lambda: None)
     app.command(
         name="fetch",
-        help="Bring a public prompt set to this disk, checked against its published digest. Continues where it stopped.",
+        help="Bring a public prompt set to this disk, checked against its digest; continues where it stopped.",
     )(fetch)
     app.command(name="show", help="Print prompts of a set or file.")(show)
     return app
