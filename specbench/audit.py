@@ -5,17 +5,17 @@ Nothing here trusts what a decoder says of itself: the real loop runs and its im
 
 from __future__ import annotations
 
-import importlib
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from specbench import registry
 from specbench.config import Sampling
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import Request, decode
-from specbench.decoding.presets import DecoderSpec, resolve
+from specbench.decoding.presets import DecoderSpec, Preset, resolve
 from specbench.divergence import LEVEL, Counts, chi_square, detectable_tv, p_value, total_variation
 from specbench.errors import SpecbenchError
 from specbench.models.base import ImageModel, TokenLayout
@@ -60,9 +60,9 @@ def audit(decoders: Sequence[Auditable], samples: int = SAMPLES, seed: int = 0) 
     """Decode `samples` images of enumerable models with each decoder and judge whether it keeps their joint.
 
     Args:
-        decoders: preset names, resolved specs, user decoders, or "package.module:Name" of the latter two. A
-            user decoder is a function `(model, requests, sampling, seed)` that returns one `Generation` per
-            request, or all stream tokens as an array [B, N].
+        decoders: preset names, resolved specs, or a user's decoder, also as "package.module:Name". That is a
+            `Preset`, a `DecoderSpec`, or a function `(model, requests, sampling, seed)` that returns one
+            `Generation` per request, or all stream tokens as an array [B, N].
         samples: images per decoder, spread evenly over the audit's models.
         seed: of the models and of the noise.
 
@@ -109,15 +109,13 @@ def load_decoder(decoder: Auditable) -> tuple[str, DecoderSpec | Decode]:
         return getattr(decoder, "__name__", type(decoder).__name__), decoder
     if ":" not in decoder:
         return decoder, resolve(decoder)
-    module, _, attribute = decoder.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as problem:
-        raise SpecbenchError(f"decoder '{decoder}': {problem}", "give importable.module:Name") from problem
+    found = registry.load_user_object(decoder, "decoder")
+    if isinstance(found, Preset):
+        return decoder, resolve(registry.decoder_name(decoder))
     if not isinstance(found, DecoderSpec) and not callable(found):
         raise SpecbenchError(
-            f"decoder '{decoder}': is a {type(found).__name__}",
-            "Name must be a DecoderSpec or a function (model, requests, sampling, seed) -> tokens [B, N]",
+            f"decoder '{decoder}' is a {type(found).__name__}",
+            "name a Preset, a DecoderSpec or a function (model, requests, sampling, seed) -> tokens [B, N]",
         )
     return decoder, found
 
