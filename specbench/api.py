@@ -79,6 +79,9 @@ def execute(plan: Plan, reporter: Reporter | None = None) -> RunSummary:
     """Carry a plan out."""
     from specbench import runner
 
+    if reporter:
+        setting = f"{plan.dtype}, {plan.device}, {plan.threads} threads"
+        reporter.note(f"loading {plan.model.name} ({setting}) and warming up {len(plan.decoders)} decoders")
     model = _load(plan.model.name, plan.device, plan.dtype, plan.threads)
     specs, extras = [], {}
     for planned in plan.decoders:

@@ -53,32 +53,17 @@ def results() -> str:
     """The headline table of the runs committed under results/readme, and the picture made of them."""
     if not RESULTS.is_dir():
         return "(The table and the picture appear here once `results/readme` holds runs.)\n"
-    import specbench
+    from specbench.api import report
+    from specbench.demo import PICTURE, headline
 
-    rows = specbench.report(out=RESULTS)
-    scores = list(
-        dict.fromkeys(score["metric"] for row in rows for score in row["scores"] if ":" not in score["metric"])
-    )
-    columns = ["decoder", "lossless", "NFE", "step compression", "window cost", "overhead", "speed-up [95 %]", "gap"]
-    columns += scores
-    lines = [" | ".join(columns), " | ".join("---" for _ in columns), *(_headline(row, scores) for row in rows)]
-    table = "\n".join(f"| {line} |" for line in lines)
-    picture = RESULTS / "grid.png"
-    image = (
-        f"\n![One row per prompt, one column per decoder]({picture.relative_to(ROOT)})\n" if picture.exists() else ""
-    )
+    rows = report(out=RESULTS)
+    cells = headline(rows)
+    lines = [list(cells[0]), ["---"] * len(cells[0]), *(list(row.values()) for row in cells)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    picture = RESULTS / PICTURE
+    shown = f"\n![One row per prompt, one column per decoder]({picture.relative_to(ROOT)})\n"
+    image = shown if picture.exists() else ""
     return f"{table}\n\n{rows[0]['n']} prompts; measured on {rows[0]['environment'][0]}.\n{image}"
-
-
-def _headline(row: dict, scores: list[str]) -> str:
-    found = {score["metric"]: f"{score['value']:.3f}" for score in row["scores"] if score["value"] is not None}
-    speedup = "-"
-    if row["speedup"] is not None:
-        speedup = f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
-    cells = [row["label"], "yes" if row["lossless"] else "no", f"{row['nfe']:.1f}", f"{row['step_compression']:.2f}x"]
-    cells += [f"{row[key]:.2f}x" if row[key] is not None else "-" for key in ("window_cost", "overhead")]
-    cells += [speedup, f"{row['gap']:+.3f}", *(found.get(score, "-") for score in scores)]
-    return " | ".join(cells)
 
 
 BLOCKS = {"commands": commands, "decoders": decoders, "results": results}

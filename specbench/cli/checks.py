@@ -30,7 +30,7 @@ def doctor(
 
     values = merge(_DOCTOR, flags)
     rows = check(model, Path(str(values["out"].value)))
-    print_json(rows) if values["json"].value else print_table("", rows, ("name", "status", "detail", "fix"))
+    print_json(rows) if values["json"].value else print_table(rows, ("name", "status", "detail", "fix"))
     missing = [row["name"] for row in rows if row["status"] == MISSING]
     if missing:
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)
@@ -68,7 +68,7 @@ def audit(
             console.say(f"auditing {label}")
         rows += [row | {"decoder": label} for row in measure([decoder], samples=samples, seed=seed)]
     columns = ("decoder", "verdict", "tv", "tv_low", "tv_high", "samples", "p_value", "declared")
-    print_json(rows) if values["json"].value else print_table("", rows, columns)
+    print_json(rows) if values["json"].value else print_table(rows, columns)
 
 
 def _auditable(names: list[str]) -> list[tuple[str, object]]:

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
 import typer
+from rich.box import MARKDOWN
+from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from specbench.decoding.presets import PRESETS, options_of
 from specbench.settings import Setting
@@ -98,18 +101,17 @@ def _plain(value: object) -> object:
     return value if isinstance(value, str | int | bool | None) else str(value)
 
 
-def print_table(title: str, rows: Sequence[dict], columns: Sequence[str]) -> None:
-    """Rows as a table for people on stdout, fitted to the terminal; unwrapped tab-free columns elsewhere."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+def print_table(rows: Sequence[dict], columns: Sequence[str]) -> None:
+    """Rows as a table on stdout that is markdown as well; folded to the width of a terminal, if it is one."""
+    table = Table(box=MARKDOWN, header_style="bold")
     for column in columns:
         table.add_column(column.replace("_", " "), overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    width = None if sys.stdout.isatty() else 400
-    Console(width=width, highlight=False).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
+    with console.capture() as text:
+        console.print(table)
+    print(text.get().strip())
 
 
 def _cell(value: object) -> str:

@@ -43,7 +43,7 @@ def score(
     if values["json"].value:
         print_json(rows)
     else:
-        print_table("", rows, ("run_id", "metric", "value", "low", "high", "n"))
+        print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))
 
 
 @flags(_READ)
@@ -72,7 +72,7 @@ def show(
     if values["json"].value:
         return print_json([row])
     rows = [{"name": name, "value": value} for name, value in row.items() if name not in _HIDDEN]
-    print_table("", rows, ("name", "value"))
+    print_table(rows, ("name", "value"))
     console.say(f"images are in {row['folder']}/images")
 
 

@@ -98,7 +98,7 @@ def _show_config(plan, values: Mapping[str, Value], as_json: bool) -> None:
             rows.append(
                 {"name": f"{spec.name}:{name}", "value": shown, "origin": origins.get(name, f"default of {spec.name}")}
             )
-    print_json(rows) if as_json else print_table("", rows, ("name", "value", "origin"))
+    print_json(rows) if as_json else print_table(rows, ("name", "value", "origin"))
 
 
 def _show_plan(plan, as_json: bool) -> None:
@@ -124,7 +124,7 @@ def _show_plan(plan, as_json: bool) -> None:
             }
         )
     columns = ("decoder", "options", "images", "done", "run_id")
-    print_json(rows) if as_json else print_table("", rows, columns)
+    print_json(rows) if as_json else print_table(rows, columns)
 
 
 def _print_summary(summary, as_json: bool) -> None:

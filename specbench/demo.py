@@ -1,0 +1,87 @@
+"""The first thing a newcomer sees: several decoders over a few prompts of the embedded model, scored, as a table and a
+picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from specbench import api, console
+from specbench.plan import make_plan
+from specbench.prompts import Prompt, load_prompts
+from specbench.runner import Reporter
+from specbench.settings import merge, run_settings
+
+DECODERS = ("ar", "jacobi", "sjd", "sjd++", "gsd", "scd-mc", "scd-gs", "predictive")
+WINDOW = 16
+THREADS = 1  # a model this small gains little from more, and loses much where others use the cores
+PICTURE, TABLES = "grid.png", "report.md"
+
+
+def demo(out: Path, limit: int, reporter: Reporter) -> list[dict]:
+    """Run, score and report; leaves `grid.png` and `report.md` in `out`.
+
+    Args:
+        limit: prompts, taken from every category in turn.
+
+    Returns:
+        The report rows.
+    """
+    from specbench import reporting
+    from specbench.reporting.gallery import gallery
+
+    ids = [prompt.id for prompt in spread(load_prompts("shapes").prompts, limit)]
+    flags = {"decoder": list(DECODERS), "window": WINDOW, "threads": THREADS, "ids": ids, "out": str(out)}
+    summary = api.execute(make_plan(merge(run_settings(), flags, env={})), reporter)
+    if problem := summary.problem():
+        raise problem
+    reporter.note("scoring the images")
+    names = [folder.name for folder in summary.folders]
+    api.score(names, out=out)
+    rows = api.report(names, out=out)
+    gallery(summary.folders, out / PICTURE)
+    (out / TABLES).write_text(reporting.render(rows))
+    return rows
+
+
+def spread(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
+    """The first `limit` prompts when categories take turns."""
+    categories: dict[str | None, list[Prompt]] = {}
+    for prompt in prompts:
+        categories.setdefault(prompt.category, []).append(prompt)
+    turns = chain.from_iterable(zip_longest(*categories.values()))
+    return [prompt for prompt in turns if prompt is not None][:limit]
+
+
+def headline(rows: Sequence[Mapping]) -> list[dict[str, str]]:
+    """The few columns of the report that say it all, as text: one row per run."""
+    metrics = dict.fromkeys(score["metric"] for row in rows for score in row["scores"] if ":" not in score["metric"])
+    return [_headline(row, list(metrics)) for row in rows]
+
+
+def _headline(row: Mapping, metrics: Sequence[str]) -> dict[str, str]:
+    speedup = "-"
+    if row["speedup"] is not None:
+        speedup = f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
+    values = {score["metric"]: score["value"] for score in row["scores"]}
+    return {
+        "decoder": row["decoder"],
+        "lossless": "yes" if row["lossless"] else "no",
+        "steps": _number(row["nfe"], ".0f"),
+        "tokens a step": _number(row["step_compression"], ".2f"),
+        "window cost": _number(row["window_cost"], ".2f"),
+        "overhead": _number(row["overhead"], ".2f"),
+        "speed-up [95 %]": speedup,
+        **{metric: _number(values.get(metric), ".2f") for metric in metrics},
+    }
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def say_what_next(out: Path) -> None:
+    """Where the rest is."""
+    console.say(f"Everything, with the definition of every number: {out / TABLES}")
+    console.say("Next: specbench run --help")
