@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from specbench.config import RunSpec, Sampling
@@ -29,7 +29,7 @@ def read_info(folder: Path) -> dict:
         info = json.loads(path.read_text(encoding="utf-8"))
         version = info["schema"]
         _check_shape(info)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise SpecbenchError(
             f"{path} cannot be read as a run description",
             "move the run's folder away and run again, or put the file back",
@@ -45,12 +45,27 @@ def read_info(folder: Path) -> dict:
 def _check_shape(info: Mapping) -> None:
     """Raise a LookupError, TypeError or ValueError unless everything is there that readers of a run count on."""
     spec = info["spec"]
-    RunSpec(**{**spec, "decoder": DecoderSpec(**spec["decoder"]), "sampling": Sampling(**spec["sampling"])})
-    dict(spec["decoder"]["options"])
-    if not isinstance(info["run_id"], str) or not info["invocations"]:
-        raise ValueError("run_id or invocations")
-    for invocation in info["invocations"]:
-        dict(invocation["hardware"])
+    decoder, sampling = _build(DecoderSpec, spec["decoder"]), _build(Sampling, spec["sampling"])
+    _build(RunSpec, {**spec, "decoder": decoder, "sampling": sampling})
+    if not isinstance(decoder.options, dict) or not isinstance(info["run_id"], str) or not info["invocations"]:
+        raise ValueError("options, run_id or invocations")
+    for call in info["invocations"]:
+        if not all(isinstance(call[part], dict) for part in ("versions", "git", "hardware")):
+            raise TypeError("invocation")
+        list(call["hardware"].get("gpus") or ())
+
+
+_PLAIN = {"str": str, "int": int, "float": int | float, "bool": bool}
+
+
+def _build(kind: type, content: Mapping):
+    """An instance of a spec's dataclass, or an error where a field is missing, unknown or of another type."""
+    for field in fields(kind):
+        if not isinstance(content[field.name], _PLAIN.get(str(field.type), object)):
+            raise TypeError(field.name)
+        if field.type == "float":
+            float(content[field.name])
+    return kind(**content)
 
 
 def find_runs(out: Path | str, names: Sequence[str] = ()) -> list[Path]:

@@ -168,14 +168,14 @@ class Parts:
 
     def _write(self, first: int, last: int, table: pa.Table) -> Path:
         sink = pa.BufferOutputStream()
-        pq.write_table(table.replace_schema_metadata(self.schema.metadata), sink, compression="zstd")
+        pq.write_table(table.replace_schema_metadata(self.schema.metadata), sink, compression="zstd", write_page_checksum=True)
         path = self.folder / f"{first:08d}-{last:08d}.parquet"
         write_atomically(path, sink.getvalue().to_pybytes())
         return path
 
     def _read_part(self, path: Path, columns: list[str]) -> pa.Table:
         try:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"unknown").decode()
                 if version != str(SCHEMA_VERSION):
                     raise SpecbenchError(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pandas as pd
@@ -21,7 +23,7 @@ from specbench.errors import BAD_INPUT, FAILURE, SpecbenchError
 from specbench.folders import find_runs, read_info
 from specbench.parts import Parts
 from specbench.records import image_name
-from specbench.reporting import report_rows
+from specbench.reporting import render, report_rows
 from specbench.runner import run
 from specbench.scoring import read_image
 from specbench.store import RunStore
@@ -88,6 +90,46 @@ def test_a_garbage_run_json_is_named(tmp_path, text):
     for reader in (lambda: small_run(tmp_path), lambda: report_rows([folder])):
         error = refused(reader)
         assert str(folder / "run.json") in error.what and error.exit_code == BAD_INPUT
+
+
+def _places(value, path=()):
+    yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from _places(value[key], (*path, key))
+
+
+@pytest.mark.parametrize("junk", [None, 1, -1.5, "x", [], {}, True, "\0", 10**400, [1]])
+def test_no_value_in_a_run_json_brings_a_reader_down(tmp_path, junk):
+    folder = small_run(tmp_path, 1)
+    whole = read_info(folder)
+    for *parents, name in filter(None, _places(whole)):
+        info = json.loads(json.dumps(whole))
+        place = info
+        for key in parents:
+            place = place[key]
+        place[name] = junk
+        (folder / "run.json").write_text(json.dumps(info))
+        with suppress(SpecbenchError):
+            rows = report_rows([folder])
+            for fmt in ("markdown", "csv", "json"):
+                render(rows, fmt)
+
+
+def test_no_flipped_bytes_in_a_part_go_unnoticed(tmp_path):
+    folder = small_run(tmp_path, 2)
+    part = next((folder / "samples").iterdir())
+    whole, before = part.read_bytes(), RunStore(folder).samples().to_json()
+    draw, refusals = random.Random(0), 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for _ in range(draw.choice([1, 4, 64])):
+            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+        part.write_bytes(damaged)
+        try:
+            assert RunStore(folder).samples().to_json() == before
+        except SpecbenchError:
+            refusals += 1
+    assert refusals > 100
 
 
 def test_a_run_json_that_is_not_text_is_named(tmp_path):

@@ -1,7 +1,7 @@
 """What a metric is: images -> features -> statistics -> scores, each arrow one method.
 
-A metric is one file. `scoring` walks the images, keeps the features of each on disk under the metric's
-fingerprint, and asks for statistics and scores when all are there; a metric never reads a run folder itself.
+A metric is one file. `scoring` walks the images, keeps the features of each on disk under the fingerprint of what
+made them, and asks for statistics and scores when all are there; a metric never reads a run folder itself.
 """
 
 from __future__ import annotations
@@ -10,13 +10,30 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from specbench.stats import Estimate
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the user wants metrics computed.
+
+    Attributes:
+        device: where their networks run, for example "cuda".
+        batch: images a network sees at once; each metric's own choice if None.
+        reference: folder of the images to compare distributions with; the prompt set's own if None.
+        offline: never download what is missing.
+    """
+
+    device: str = "cpu"
+    batch: int | None = None
+    reference: Path | None = None
+    offline: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,44 +66,70 @@ class Score:
     n: int
 
 
-class Metric(Protocol):
-    """A way of scoring images.
+class Metric:
+    """A way of scoring images; subclasses say how.
 
     Attributes:
         name: what users type and tables print.
-        definition: what the number is, as printed below tables.
+        summary: one line for `specbench list metrics`.
         batch: images given to `features` at a time.
         columns: name and arrow type of what `features` keeps of an image.
+        checkpoints: names in `specbench.metrics.checkpoints` of the files it needs.
     """
 
     name: str
-    definition: str
-    batch: int
+    summary: str
+    batch: int = 16
     columns: Mapping[str, pa.DataType]
+    checkpoints: Sequence[str] = ()
+
+    def __init__(self, settings: Settings | None = None):
+        self.settings = settings or Settings()
+        self.batch = self.settings.batch or self.batch
 
     def identity(self) -> Mapping[str, str]:
         """Everything that can change a value: variant, weight digests, resize, reference set, library
         versions."""
-        ...
+        raise NotImplementedError
+
+    def feature_identity(self) -> Mapping[str, str]:
+        """The part of the identity that can change a feature; what the score alone depends on is left out."""
+        return self.identity()
+
+    def missing(self) -> list[tuple[str, str]]:
+        """What is not there yet, each as (what is missing, what to do); empty when the metric is ready."""
+        from specbench.metrics import checkpoints
+
+        problems = [(checkpoints.problem(name), checkpoints.CHECKPOINTS[name].hint()) for name in self.checkpoints]
+        return [(problem, hint) for problem, hint in problems if problem]
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         """Whether a prompt tells enough for its images to be scored."""
-        ...
+        return True
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         """Per image the values of `columns`; None where there is none."""
-        ...
+        raise NotImplementedError
 
     def statistics(self, features: pd.DataFrame) -> object:
         """What the scores need of all images; `features` has the key columns, `category`, and `columns`."""
-        ...
+        return features
 
     def scores(self, statistics: object) -> list[Score]:
         """The numbers, the overall one first."""
-        ...
+        raise NotImplementedError
 
 
 def fingerprint(metric: Metric) -> str:
     """Eight hex digits that change whenever the metric's identity does."""
-    text = json.dumps([metric.name, dict(metric.identity())], sort_keys=True)
+    return _digest(metric, metric.identity())
+
+
+def feature_fingerprint(metric: Metric) -> str:
+    """Eight hex digits that change whenever what makes the metric's features does."""
+    return _digest(metric, metric.feature_identity())
+
+
+def _digest(metric: Metric, identity: Mapping[str, str]) -> str:
+    text = json.dumps([metric.name, dict(identity)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
