@@ -165,7 +165,7 @@ def test_damaged_scores_are_named(tmp_path):
 class Brightness:
     """A metric of a user's own: mean pixel value."""
 
-    name, definition, batch = "brightness", "mean pixel value", 2
+    name, summary, batch = "brightness", "mean pixel value", 2
     columns = {"mean": pa.float64()}  # noqa: RUF012
     variant = "a"
 

@@ -21,7 +21,7 @@ class ShapesDetector:
     categories."""
 
     name = "shapes-detector"
-    definition = "share of images in which the exact detector finds what the caption asked for, mean over categories"
+    summary = "share of images in which the exact detector finds what the caption asked for, mean over categories"
     batch = 16
     columns: ClassVar = {
         **dict.fromkeys(("correct", "shape", "color", "bound", "count", "position"), pa.bool_()),

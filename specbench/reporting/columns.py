@@ -146,6 +146,6 @@ def _score_column(metric: str, fingerprint: str, shared: bool) -> Column:
 
 def _summary(metric: str) -> str | None:
     try:
-        return f"{metric}: {registry.metric(metric).definition}, with its 95 % interval."
+        return f"{metric}: {registry.metric(metric).summary}, with its 95 % interval."
     except SpecbenchError:  # scored by a plug-in that is not installed here
         return None
