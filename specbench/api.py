@@ -80,8 +80,7 @@ def execute(plan: Plan, reporter: Reporter | None = None) -> RunSummary:
     from specbench import runner
 
     if reporter:
-        setting = f"{plan.dtype}, {plan.device}, {plan.threads} threads"
-        reporter.note(f"loading {plan.model.name} ({setting}) and warming up {len(plan.decoders)} decoders")
+        reporter.note(f"loading {plan.model.name} ({plan.dtype}, {plan.device})")
     model = _load(plan.model.name, plan.device, plan.dtype, plan.threads)
     specs, extras = [], {}
     for planned in plan.decoders:

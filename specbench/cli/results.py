@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator, Mapping
 
 import typer
 
@@ -40,9 +41,11 @@ def score(
     from specbench import api
 
     rows = api.score(runs or (), metric or None, str(values["out"].value))
+    if not rows:
+        console.say("no metric knows how to judge these runs' prompts")
     if values["json"].value:
         print_json(rows)
-    else:
+    elif rows:
         print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))
 
 
@@ -66,14 +69,29 @@ def show(
     flags: dict, run: str = typer.Argument(metavar="RUN", help="A run id, or the start of one, or a folder.")
 ) -> None:
     values = merge(_READ, flags)
-    from specbench import api
+    from specbench.folders import find_runs
+    from specbench.reporting.card import card
 
-    row = api.report([run], str(values["out"].value))[0]
+    cards = [card(folder) for folder in find_runs(str(values["out"].value), [run])]
     if values["json"].value:
-        return print_json([row])
-    rows = [{"name": name, "value": value} for name, value in row.items() if name not in _HIDDEN]
-    print_table(rows, ("name", "value"))
-    console.say(f"images are in {row['folder']}/images")
+        return print_json(cards)
+    for one in cards:
+        rows = [{"name": name, "value": value} for name, value in _flat(one) if value not in (None, [], {})]
+        print_table(rows, ("name", "value"))
 
 
-_HIDDEN = ("acceptance_by_offset",)
+def _flat(values: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Nested values as dotted names; the origins of settings stand beside them in --json only."""
+    for name, value in values.items():
+        if name == "origins" or (prefix == "numbers." and name in _SAID):
+            continue
+        if isinstance(value, Mapping) and name not in ("options", "sampling"):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            for number, item in enumerate(value, 1):
+                yield f"{prefix}{name} {number}", dict(item)
+        else:
+            yield prefix + name, value
+
+
+_SAID = ("run_id", "folder", "model", "decoder", "options", "setting", "environment", "acceptance_by_offset")
