@@ -1,0 +1,109 @@
+"""Captions: from words to a fixed-length row of ids, and from words to the `Request` they mean.
+
+Articles and the like carry no meaning and take no slot, plurals read as their singular. Thus the second object of
+"a red circle left of a blue square" and of "a red circle and a blue square" stands in the same slots.
+"""
+
+from __future__ import annotations
+
+import re
+
+from specbench.errors import SpecbenchError
+
+from .scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES, Clause, Request
+
+PREFIX = 16
+NUMBERS = {"two": 2, "three": 3, "four": 4}
+PAD, IMAGE = "<pad>", "<image>"
+VOCABULARY = (PAD, IMAGE, *SHAPES, *COLORS, *TEXTURES, *RELATIONS, *NUMBERS, "and", "on")
+WORD_ID = {word: index for index, word in enumerate(VOCABULARY)}
+FILLERS = frozenset({"a", "an", "the", "of", "to", "is", "one", "background", "image", "picture"})
+ALIASES = {"squares": "square", "circles": "circle", "triangles": "triangle", "crosses": "cross", ",": "and",
+           "2": "two", "3": "three", "4": "four", "over": "above", "under": "below", "beneath": "below"}  # fmt: skip
+PHRASES = {"left": "left of", "right": "right of", "above": "above", "below": "below"}
+
+
+class CaptionError(SpecbenchError, ValueError):
+    """A caption the model has no words for, or that asks for what no scene holds."""
+
+
+def words(text: str) -> list[str]:
+    """The meaningful words of a caption; an unknown word raises `CaptionError` naming it."""
+    found = []
+    for raw in re.findall(r"[^\s,.;]+|,", text.lower()):
+        word = ALIASES.get(raw, raw)
+        if word in FILLERS:
+            continue
+        if word not in WORD_ID:
+            known = ", ".join(w for w in VOCABULARY if not w.startswith("<"))
+            raise CaptionError(f"unknown word {raw!r} in caption {text!r}", f"the words of shapes are: {known}")
+        if word == "and" and found[-1:] == ["and"]:
+            continue
+        found.append(word)
+    if not found:
+        raise CaptionError(f"caption {text!r} has no meaningful word")
+    if len(found) > PREFIX - 1:
+        raise CaptionError(f"caption {text!r} has {len(found)} meaningful words, at most {PREFIX - 1} fit")
+    return found
+
+
+def encode(text: str) -> list[int]:
+    """Word ids of a caption, padded to `PREFIX`; the last slot is always the start of the image."""
+    ids = [WORD_ID[word] for word in words(text)]
+    return ids + [WORD_ID[PAD]] * (PREFIX - 1 - len(ids)) + [WORD_ID[IMAGE]]
+
+
+def null_caption() -> list[int]:
+    """The empty caption that guidance contrasts with."""
+    return [WORD_ID[PAD]] * (PREFIX - 1) + [WORD_ID[IMAGE]]
+
+
+def caption(request: Request) -> str:
+    """The canonical English wording of a request, in the order of its clauses."""
+    names = [_name(clause) for clause in request.clauses]
+    related = {j: PHRASES[name] for name, i, j in request.relations if i == 0}
+    text = names[0]
+    for j in range(1, len(names)):
+        if j in related:
+            text += f"{' and' if j > 1 else ''} {related[j]} {names[j]}"
+        else:
+            text += f"{' and' if j == len(names) - 1 else ','} {names[j]}"
+    return text + (f" on a {request.texture} background" if request.texture else "")
+
+
+def parse(text: str) -> Request:
+    """The request a caption means: objects joined by "and" or a relation, the subject of which is the first one."""
+    rest, texture = words(text), None
+    if rest[-1] in TEXTURES:
+        texture = rest.pop()
+        if rest and rest[-1] == "on":
+            rest.pop()
+    clauses: list[Clause] = []
+    relations = []
+    while rest:
+        if clauses:
+            joined = rest[0] == "and" and bool(rest.pop(0))
+            if rest and rest[0] in RELATIONS:
+                relations.append((rest.pop(0), 0, len(clauses)))
+            elif not joined:
+                raise CaptionError(
+                    f"cannot read {rest[0]!r} in caption {text!r}", "join objects by 'and' or a relation"
+                )
+        count = NUMBERS[rest.pop(0)] if rest and rest[0] in NUMBERS else 1
+        color = rest.pop(0) if rest and rest[0] in COLORS else None
+        if not rest or rest[0] not in SHAPES:
+            raise CaptionError(f"cannot read caption {text!r}", f"name a shape: {', '.join(SHAPES)}")
+        clauses.append(Clause(rest.pop(0), color, count))
+    if not clauses:
+        raise CaptionError(f"caption {text!r} names no object")
+    if sum(c.count for c in clauses) > MAX_COUNT:
+        raise CaptionError(f"caption {text!r} asks for more than {MAX_COUNT} objects")
+    return Request(tuple(clauses), tuple(relations), texture)
+
+
+def _name(clause: Clause) -> str:
+    color = f"{clause.color} " if clause.color else ""
+    if clause.count == 1:
+        return f"a {color}{clause.shape}"
+    number = next(word for word, value in NUMBERS.items() if value == clause.count)
+    return f"{number} {color}{clause.shape}{'es' if clause.shape == 'cross' else 's'}"

@@ -1,0 +1,161 @@
+"""The autoregressive network: a stock `LlamaModel` over 16 caption slots and 256 image tokens.
+
+The input that predicts image token i carries the token at i - 1, the row and column of i, and the pooled caption:
+
+    llama.embed_tokens(x[i - 1]) + row[i // 16] + column[i % 16] + pooled
+
+The input that predicts token 0 is the last caption slot, `<image>`, with the same additions. Everything is built as
+`inputs_embeds`, so the transformer's weights load into the plain transformers class.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel
+
+from . import captions
+from .tokenizer import GRID, TOKENS, ShapesTokenizer
+
+WEIGHTS = Path(__file__).parent / "weights"
+Device = str | torch.device
+
+
+class ShapesNetwork(nn.Module):
+    """Conditioning, transformer and head.
+
+    Args:
+        codes: image vocabulary K; caption word w has row K + w of the embedding table.
+        width: model dimension d.
+        layers, heads, inner: depth, attention heads and MLP width of the transformer.
+    """
+
+    prefix = captions.PREFIX
+
+    def __init__(self, codes: int = 512, width: int = 128, layers: int = 6, heads: int = 4, inner: int = 384):
+        super().__init__()
+        self.config = {"codes": codes, "width": width, "layers": layers, "heads": heads, "inner": inner}
+        self.codes = codes
+        self.llama = LlamaModel(
+            LlamaConfig(
+                vocab_size=codes + len(captions.VOCABULARY),
+                hidden_size=width,
+                intermediate_size=inner,
+                num_hidden_layers=layers,
+                num_attention_heads=heads,
+                num_key_value_heads=heads,
+                max_position_embeddings=captions.PREFIX + TOKENS,
+                rms_norm_eps=1e-5,
+                attn_implementation="sdpa",
+                bos_token_id=None,
+                eos_token_id=None,
+            )
+        )
+        self.row = nn.Embedding(GRID, width)
+        self.column = nn.Embedding(GRID, width)
+        self.slot_word = nn.Parameter(torch.zeros(captions.PREFIX, len(captions.VOCABULARY), width))
+        self.mix_in = nn.Linear(width, 2 * width, bias=False)
+        self.mix_out = nn.Linear(2 * width, width, bias=False)
+        self.head = nn.Linear(width, codes, bias=False)
+        for table in (self.row.weight, self.column.weight, self.slot_word, self.head.weight):
+            nn.init.normal_(table, std=0.02)
+
+    @property
+    def device(self) -> torch.device:
+        return self.head.weight.device
+
+    def encode(self, prompts: Sequence[str]) -> Tensor:
+        """Captions to word ids [R, 16]; raises `CaptionError` for an unknown word."""
+        return torch.tensor([captions.encode(text) for text in prompts], device=self.device).view(-1, self.prefix)
+
+    def null_ids(self, rows: int) -> Tensor:
+        """Word ids [R, 16] of the empty caption."""
+        return torch.tensor([captions.null_caption()], device=self.device).repeat(rows, 1)
+
+    def pooled(self, ids: Tensor) -> Tensor:
+        """One vector per caption, [R, 16] to [R, d]: a table over (slot, word), summed and mixed."""
+        slots = torch.arange(self.prefix, device=ids.device)
+        total = self.slot_word[slots, ids].sum(1)
+        return total + self.mix_out(F.silu(self.mix_in(total)))
+
+    def prefix_embeds(self, ids: Tensor, null: Tensor | None = None) -> Tensor:
+        """Inputs of the caption slots, [R, 16] to [R, 16, d]; the output at the last one predicts image token 0.
+
+        Args:
+            ids: word ids, from `encode` or `null_ids`.
+            null: optional bool [R]; rows to treat as the empty caption.
+        """
+        if null is not None:
+            ids = torch.where(null[:, None], self.null_ids(1), ids)
+        embeds = self.llama.embed_tokens(ids + self.codes)
+        start = self.place(torch.zeros_like(ids[:, :1])) + self.pooled(ids)[:, None]
+        return torch.cat([embeds[:, :-1], embeds[:, -1:] + start], dim=1)
+
+    def token_embeds(self, tokens: Tensor, positions: Tensor, pooled: Tensor) -> Tensor:
+        """Inputs of image tokens.
+
+        Args:
+            tokens: [R, W] image tokens consumed.
+            positions: [R, W] where those tokens stand in the image, 0-based in raster order; the output at position p
+                predicts token p + 1. The last position, 255, predicts nothing.
+            pooled: [R, d] from `pooled`.
+
+        Returns:
+            [R, W, d].
+        """
+        return self.llama.embed_tokens(tokens) + self.place((positions + 1).clamp(max=TOKENS - 1)) + pooled[:, None]
+
+    def place(self, positions: Tensor) -> Tensor:
+        """Row plus column embedding of image positions, [...] to [..., d]."""
+        return self.row(positions // GRID) + self.column(positions % GRID)
+
+    def inputs(self, ids: Tensor, tokens: Tensor) -> Tensor:
+        """Inputs of a whole image, teacher-forced: ids [R, 16] and tokens [R, 256] to [R, 271, d].
+
+        The last 256 outputs predict the 256 tokens.
+        """
+        positions = torch.arange(TOKENS - 1, device=tokens.device).expand(len(tokens), -1)
+        image = self.token_embeds(tokens[:, :-1], positions, self.pooled(ids))
+        return torch.cat([self.prefix_embeds(ids), image], dim=1)
+
+    def forward(self, ids: Tensor, tokens: Tensor) -> Tensor:
+        """Teacher-forced logits [R, 256, K] of tokens [R, 256] under captions [R, 16]."""
+        hidden = self.llama(inputs_embeds=self.inputs(ids, tokens), use_cache=False).last_hidden_state
+        return self.head(hidden[:, self.prefix - 1 :])
+
+
+def settings(folder: Path = WEIGHTS) -> dict:
+    """The shipped config.json: sizes of both modules, and the default sampling (guidance, top_k, temperature)."""
+    return json.loads((folder / "config.json").read_text())
+
+
+def load(device: Device = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS) -> ShapesNetwork:
+    """The shipped network, in evaluation mode; every tensor of the file must be known and present."""
+    network = ShapesNetwork(**settings(folder)["network"])
+    network.load_state_dict(load_file(folder / "network.safetensors"), strict=True)
+    return network.to(device, dtype).eval().requires_grad_(False)
+
+
+def load_tokenizer(
+    device: Device = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS
+) -> ShapesTokenizer:
+    """The shipped tokenizer, in evaluation mode."""
+    tokenizer = ShapesTokenizer(**settings(folder)["tokenizer"])
+    tokenizer.load_state_dict(load_file(folder / "tokenizer.safetensors"), strict=True)
+    return tokenizer.to(device, dtype).eval().requires_grad_(False)
+
+
+def save(network: ShapesNetwork, tokenizer: ShapesTokenizer, extra: dict, folder: Path = WEIGHTS) -> None:
+    """Write both modules as fp16 safetensors and config.json with the entries of `extra`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, module in (("network", network), ("tokenizer", tokenizer)):
+        state = {key: value.detach().cpu().half().contiguous() for key, value in module.state_dict().items()}
+        save_file(state, folder / f"{name}.safetensors", metadata={"format": "pt"})
+    config = {"network": network.config, "tokenizer": tokenizer.config, **extra}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

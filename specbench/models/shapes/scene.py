@@ -1,0 +1,220 @@
+"""Scenes and requests: what a picture of the `shapes` world contains, and what a caption asks for.
+
+A `Request` is the meaning of a caption: clauses ("two red circles"), relations between clauses, perhaps a texture.
+A `Scene` is one concrete picture that satisfies a request: every object with its place and size in pixels.
+`realize` draws a scene for a request, `describe` draws a request that a scene satisfies.
+
+The image is 64 x 64 pixels, x to the right, y downwards. Object centres lie on a 4-pixel lattice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specbench.errors import SpecbenchError
+
+SIZE = 64
+LATTICE = 4
+MARGIN = 2
+GAP = 4
+SHAPES = ("circle", "square", "triangle", "cross")
+COLORS = ("red", "yellow", "green", "blue", "purple", "white")
+TEXTURES = ("smooth", "gradient", "striped", "checkered", "cloudy", "grainy")
+TEXTURE_SHARES = (0.24, 0.14, 0.13, 0.13, 0.16, 0.20)
+RELATIONS = ("left", "right", "above", "below")
+OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"}
+MAX_COUNT = 4
+CATEGORIES = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+RADII = {1: (12, 14, 16, 18), 2: (8, 10, 12), 3: (8, 10), 4: (8, 10)}
+
+
+class SceneError(SpecbenchError, ValueError):
+    """A request that no scene can satisfy."""
+
+
+@dataclass(frozen=True)
+class Clause:
+    """`count` objects of one shape; `color` None means any color."""
+
+    shape: str
+    color: str | None = None
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a caption asks for. A relation `(name, i, j)` reads: clause i is `name` of clause j."""
+
+    clauses: tuple[Clause, ...]
+    relations: tuple[tuple[str, int, int], ...] = ()
+    texture: str | None = None
+
+    @property
+    def category(self) -> str:
+        """GenEval's tag of this request, or `hard` beyond two clauses."""
+        if len(self.clauses) > 2:
+            return "hard"
+        if self.relations:
+            return "position"
+        first = self.clauses[0]
+        if first.count > 1:
+            return "counting"
+        if len(self.clauses) == 2:
+            return "color_attr" if first.color else "two_object"
+        return "colors" if first.color else "single_object"
+
+    def key(self) -> str:
+        """The same string for every wording of one meaning (order of the clauses, left/right swapped)."""
+        names = [f"{c.count} {c.color or 'any'} {c.shape}" for c in self.clauses]
+        facts = []
+        for name, i, j in self.relations:
+            if name in ("right", "below"):
+                name, i, j = OPPOSITE[name], j, i
+            facts.append(f"{names[i]} {name} {names[j]}")
+        return json.dumps([sorted(names), sorted(facts), self.texture])
+
+    def held_out(self) -> bool:
+        """True for the third of all meanings that training never sees; decided by the meaning alone."""
+        return hashlib.sha256(self.key().encode()).digest()[0] % 3 == 0
+
+    def to_json(self) -> dict:
+        """A plain dictionary, the `scene` field of a prompt set."""
+        return {
+            "objects": [{"shape": c.shape, "color": c.color, "count": c.count} for c in self.clauses],
+            "relations": [list(r) for r in self.relations],
+            "texture": self.texture,
+        }
+
+    @staticmethod
+    def from_json(data: dict) -> Request:
+        """The inverse of `to_json`."""
+        clauses = tuple(Clause(o["shape"], o.get("color"), o.get("count", 1)) for o in data["objects"])
+        relations = tuple((r[0], int(r[1]), int(r[2])) for r in data.get("relations", ()))
+        return Request(clauses, relations, data.get("texture"))
+
+
+@dataclass(frozen=True)
+class Item:
+    """One object: centre (x, y) and half the side of its bounding box, in pixels."""
+
+    shape: str
+    color: str
+    x: int
+    y: int
+    radius: int
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Objects on a textured background. `seed` draws everything that no caption can name."""
+
+    items: tuple[Item, ...]
+    texture: str
+    seed: int = 0
+    clause_of: tuple[int, ...] = field(default=(), compare=False)
+
+
+def holds(relation: str, ax: float, ay: float, bx: float, by: float, margin: float = 6.0) -> bool:
+    """Whether centre a stands in `relation` to centre b, by more than `margin` pixels."""
+    distance = {"left": bx - ax, "right": ax - bx, "above": by - ay, "below": ay - by}[relation]
+    return distance > margin
+
+
+def sample_request(rng: np.random.Generator, plain: float = 0.0) -> Request:
+    """Draw a fully specified request: the mixture of scenes the model is trained on.
+
+    `plain` is the probability of a smooth background before the usual mixture of textures is asked.
+    """
+    kind = rng.choice(4, p=(0.33, 0.36, 0.26, 0.05))
+    if kind == 0:
+        clauses = (_clause(rng),)
+    elif kind == 2:
+        clauses = (_clause(rng, int(rng.integers(2, MAX_COUNT + 1))),)
+    else:
+        clauses = _distinct(rng, 2 if kind == 1 else 3)
+    texture = "smooth" if plain and rng.random() < plain else str(rng.choice(TEXTURES, p=TEXTURE_SHARES))
+    return Request(clauses, (), texture)
+
+
+def realize(request: Request, rng: np.random.Generator) -> Scene:
+    """Draw a scene that satisfies `request`; attributes it leaves open are drawn uniformly."""
+    kinds = []
+    for index, clause in enumerate(request.clauses):
+        kinds += [(clause.shape, clause.color or str(rng.choice(COLORS)), index)] * clause.count
+    if len(kinds) > MAX_COUNT:
+        raise SceneError(f"a scene holds at most {MAX_COUNT} objects, this one asks for {len(kinds)}")
+    for _ in range(5000):
+        places = _place(len(kinds), rng)
+        if places is None:
+            continue
+        if all(_related(rel, kinds, places) for rel in request.relations):
+            break
+    else:
+        raise SceneError(f"no layout satisfies the relations {request.relations}")
+    items = tuple(Item(shape, color, *place) for (shape, color, _), place in zip(kinds, places, strict=True))
+    texture = request.texture or str(rng.choice(TEXTURES))
+    return Scene(items, texture, int(rng.integers(2**31)), tuple(index for *_, index in kinds))
+
+
+def describe(scene: Scene, rng: np.random.Generator) -> Request:
+    """Draw a request that `scene` satisfies; informative ones are likelier than vague ones."""
+    texture = scene.texture if rng.random() < 0.3 else None
+    kinds = sorted({(i.shape, i.color) for i in scene.items})
+    colored = rng.random() < 0.75
+    if len(kinds) == 1:
+        clause = Clause(kinds[0][0], kinds[0][1] if colored else None, len(scene.items))
+        return Request((clause,), (), texture)
+    order = rng.permutation(len(scene.items))
+    items = [scene.items[i] for i in order]
+    colored |= len({i.shape for i in items}) < len(items)
+    clauses = tuple(Clause(i.shape, i.color if colored else None) for i in items)
+    relations = []
+    if rng.random() < 0.6:
+        for j in range(1, len(items)):
+            names = [n for n in RELATIONS if _clearly(n, items[0], items[j])]
+            if names:
+                relations.append((str(rng.choice(names)), 0, j))
+        if len(relations) < len(items) - 1:
+            relations = []
+    return Request(clauses, tuple(relations), texture)
+
+
+def _clearly(name: str, a: Item, b: Item) -> bool:
+    along, across = (abs(a.x - b.x), abs(a.y - b.y)) if name in ("left", "right") else (abs(a.y - b.y), abs(a.x - b.x))
+    return holds(name, a.x, a.y, b.x, b.y) and along >= across
+
+
+def _related(relation, kinds, places) -> bool:
+    name, i, j = relation
+    a = next(Item("", "", *p) for k, p in zip(kinds, places, strict=True) if k[2] == i)
+    b = next(Item("", "", *p) for k, p in zip(kinds, places, strict=True) if k[2] == j)
+    if len(kinds) > 2:
+        return holds(name, a.x, a.y, b.x, b.y)
+    return _clearly(name, a, b)
+
+
+def _place(count: int, rng: np.random.Generator) -> list[tuple[int, int, int]] | None:
+    places: list[tuple[int, int, int]] = []
+    for radius in rng.choice(RADII[count], size=count):
+        low = -(-(radius + MARGIN) // LATTICE)
+        high = (SIZE - radius - MARGIN) // LATTICE
+        x, y = (int(v) * LATTICE for v in rng.integers(low, high + 1, size=2))
+        if any(max(abs(x - px), abs(y - py)) < radius + pr + GAP for px, py, pr in places):
+            return None
+        places.append((x, y, int(radius)))
+    return places
+
+
+def _clause(rng: np.random.Generator, count: int = 1) -> Clause:
+    return Clause(str(rng.choice(SHAPES)), str(rng.choice(COLORS)), count)
+
+
+def _distinct(rng: np.random.Generator, count: int) -> tuple[Clause, ...]:
+    while True:
+        clauses = tuple(_clause(rng) for _ in range(count))
+        if len(set(clauses)) == count:
+            return clauses

