@@ -4,12 +4,10 @@ picture."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import chain, zip_longest
 from pathlib import Path
 
 from specbench import api, console
 from specbench.plan import make_plan
-from specbench.prompts import Prompt, load_prompts
 from specbench.runner import Reporter
 from specbench.settings import merge, run_settings
 
@@ -23,7 +21,7 @@ def demo(out: Path, limit: int, reporter: Reporter) -> list[dict]:
     """Run, score and report; leaves `grid.png` and `report.md` in `out`.
 
     Args:
-        limit: prompts, taken from every category in turn.
+        limit: how many prompts of the set `shapes`.
 
     Returns:
         The report rows.
@@ -31,8 +29,7 @@ def demo(out: Path, limit: int, reporter: Reporter) -> list[dict]:
     from specbench import reporting
     from specbench.reporting.gallery import gallery
 
-    ids = [prompt.id for prompt in spread(load_prompts("shapes").prompts, limit)]
-    flags = {"decoder": list(DECODERS), "window": WINDOW, "threads": THREADS, "ids": ids, "out": str(out)}
+    flags = {"decoder": list(DECODERS), "window": WINDOW, "threads": THREADS, "limit": limit, "out": str(out)}
     summary = api.execute(make_plan(merge(run_settings(), flags, env={})), reporter)
     if problem := summary.problem():
         raise problem
@@ -43,15 +40,6 @@ def demo(out: Path, limit: int, reporter: Reporter) -> list[dict]:
     gallery(summary.folders, out / PICTURE)
     (out / TABLES).write_text(reporting.render(rows))
     return rows
-
-
-def spread(prompts: Sequence[Prompt], limit: int) -> list[Prompt]:
-    """The first `limit` prompts when categories take turns."""
-    categories: dict[str | None, list[Prompt]] = {}
-    for prompt in prompts:
-        categories.setdefault(prompt.category, []).append(prompt)
-    turns = chain.from_iterable(zip_longest(*categories.values()))
-    return [prompt for prompt in turns if prompt is not None][:limit]
 
 
 def headline(rows: Sequence[Mapping]) -> list[dict[str, str]]:
