@@ -1,0 +1,115 @@
+"""`fid[FRONT-END]` and `fid[FRONT-END+CROP]`: Frechet distance to the reference images in Inception features, with
+KID beside it under the same variant's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib.metadata import version
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+
+from specbench.metrics import checkpoints
+from specbench.metrics.base import Metric, Sample, Score, Settings
+from specbench.metrics.frechet import Gaussian, frechet_distance, frechet_influence, kid
+from specbench.metrics.front_ends import CROPS, FRONT_ENDS
+from specbench.metrics.inception import FEATURES, Inception, load_inception
+from specbench.metrics.reference import ReferenceImages
+from specbench.stats import Estimate, mean_interval
+
+
+class Fid(Metric):
+    """Distance between generated and reference images; only equal front ends, crops and n compare."""
+
+    summary = "distance to the reference images in Inception features; KID beside it"
+    batch = 32
+    columns: ClassVar = {"feature": pa.list_(pa.float32(), FEATURES)}
+    checkpoints = ("inception",)
+
+    def __init__(self, variant: str, settings: Settings | None = None):
+        super().__init__(settings)
+        self.variant = variant
+        self.name = f"fid[{variant}]"
+        self.front_end, _, crop = variant.partition("+")
+        self.crop = crop or "none"
+        self.reference = ReferenceImages(self.settings)
+
+    def feature_identity(self) -> Mapping[str, str]:
+        return {
+            "front_end": self.front_end,
+            "crop": self.crop,
+            "weights": checkpoints.CHECKPOINTS["inception"].digest,
+            "torch": version("torch"),
+            "pillow": version("pillow"),
+        }
+
+    def identity(self) -> Mapping[str, str]:
+        return {**self.feature_identity(), **self.reference.identity()}
+
+    def missing(self) -> list[tuple[str, str]]:
+        return super().missing() + self.reference.missing()
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return self.reference.fits(meta)
+
+    @cached_property
+    def network(self) -> Inception:
+        path = checkpoints.require("inception", self.settings.offline)
+        return load_inception(path, self.settings.device)
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        return [{"feature": row} for row in self.extract([sample.pixels for sample in samples])]
+
+    @torch.inference_mode()
+    def extract(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Images uint8 [H, W, 3] to features float32 [n, 2048]."""
+        prepare, crop = FRONT_ENDS[self.front_end], CROPS[self.crop]
+        x_BCHW = torch.stack([prepare(crop(pixels)) for pixels in images])
+        return self.network(x_BCHW.to(self.settings.device)).cpu().numpy()
+
+    @cached_property
+    def reference_features(self) -> Gaussian:
+        return Gaussian(self.reference.features(self.extract, self.feature_identity(), self.batch))
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        images = Gaussian(np.stack(statistics["feature"].to_list()))
+        if images.n < 2:
+            return []
+        prompts = statistics["prompt_id"].to_list()
+        distance = fid_estimate(images, self.reference_features, prompts)
+        own_kid = with_influence(*kid(images.features, self.reference_features.features), prompts)
+        return [Score(self.name, distance, images.n), Score(f"kid[{self.variant}]", own_kid, images.n)]
+
+
+def fid_estimate(images: Gaussian, reference: Gaussian, prompts: Sequence[str]) -> Estimate:
+    """FID with its 95 % interval over prompts, the reference images being given; no interval where images.n <= d."""
+    value, influence = frechet_distance(images, reference), frechet_influence(images, reference)
+    return Estimate(value, None, None) if influence is None else with_influence(value, influence, prompts)
+
+
+def fid_difference(images: pd.DataFrame, baseline: pd.DataFrame, reference: Gaussian) -> tuple[Estimate, int]:
+    """FID of one run minus another's over the images both have, and how many those are; the interval is paired.
+
+    Args:
+        images, baseline: rows with `prompt_id`, `sample` and `feature`.
+    """
+    keys = ["prompt_id", "sample"]
+    both = images[[*keys, "feature"]].merge(baseline[[*keys, "feature"]], on=keys, suffixes=("", "_base"))
+    mine, theirs = (Gaussian(np.stack(both[column].to_list())) for column in ("feature", "feature_base"))
+    value = frechet_distance(mine, reference) - frechet_distance(theirs, reference)
+    influences = frechet_influence(mine, reference), frechet_influence(theirs, reference)
+    if influences[0] is None:
+        return Estimate(value, None, None), len(both)
+    return with_influence(value, influences[0] - influences[1], both["prompt_id"].to_list()), len(both)
+
+
+def with_influence(value: float, influence: np.ndarray, prompts: Sequence[str]) -> Estimate:
+    """A value with the interval that its images' influences give it, whole prompts being the independent units."""
+    around = mean_interval(influence, prompts)
+    if around.low is None:
+        return Estimate(value, None, None)
+    return Estimate(value, value + around.low, value + around.high)

@@ -1,0 +1,94 @@
+"""CLIP networks through open_clip: the import, the published files, and the way pictures go in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@cache
+def import_open_clip() -> ModuleType:
+    """The library.
+
+    Raises:
+        SpecbenchError: exit code 5 where it is not installed.
+    """
+    try:
+        import_torchvision()
+        import open_clip
+    except ImportError as error:
+        raise SpecbenchError(
+            f"this metric needs open_clip, and {error.name or error} is not installed",
+            "pip install 'specbench[score]'",
+            MISSING_PREREQUISITE,
+        ) from None
+    return open_clip
+
+
+@cache
+def import_torchvision() -> None:
+    """Import torchvision even where its operators cannot be loaded.
+
+    Its published wheels are built for CUDA; beside a CPU build of torch importing them fails while they describe
+    operators that then do not exist. open_clip needs none of them.
+    """
+    try:
+        import torchvision
+    except RuntimeError as error:
+        if "operator torchvision::" not in str(error):
+            raise
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        with patch("torch.library.register_fake", lambda *_, **__: lambda function: function):
+            import torchvision  # noqa: F401
+
+
+def load_openai(path: Path, device: str) -> torch.nn.Module:
+    """A CLIP in float32 from a file published by OpenAI, whose digest the caller has checked; its sizes are read off
+    the weights."""
+    model = import_open_clip().openai.load_openai_model(str(path), precision="fp32", device="cpu")
+    return model.eval().requires_grad_(False).to(device)
+
+
+def normalised(pixels: np.ndarray) -> Tensor:
+    """uint8 [H, W, 3] to CLIP's float32 [3, H, W]."""
+    x_CHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32) / 255
+    return (x_CHW - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+
+def short_side_centre(pixels: np.ndarray, size: int) -> np.ndarray:
+    """CLIP's own way in: the short side to `size` by Pillow's bicubic, then the centre square."""
+    height, width = pixels.shape[:2]
+    short = min(height, width)
+    resized = Image.fromarray(pixels).resize(
+        (int(size * width / short), int(size * height / short)), Image.Resampling.BICUBIC
+    )
+    left, top = round((resized.width - size) / 2), round((resized.height - size) / 2)
+    return np.asarray(resized.crop((left, top, left + size, top + size)))
+
+
+@torch.inference_mode()
+def image_embeddings(model: torch.nn.Module, images: Sequence[Tensor], device: str) -> Tensor:
+    """Unit vectors [n, d], float32 on the CPU."""
+    return model.encode_image(torch.stack(list(images)).to(device), normalize=True).cpu()
+
+
+@torch.inference_mode()
+def text_embeddings(model: torch.nn.Module, texts: Sequence[str], device: str) -> Tensor:
+    """Unit vectors [n, d] of texts cut to 77 tokens with the end token kept, float32 on the CPU."""
+    tokens = import_open_clip().tokenize(list(texts), context_length=model.context_length)
+    return model.encode_text(tokens.to(device), normalize=True).cpu()

@@ -1,0 +1,65 @@
+"""Features of the images that FID, KID and CMMD compare with, computed once and kept under a fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from specbench.downloads import cache_folder, digest_of
+from specbench.metrics.base import Settings
+from specbench.parts import write_atomically
+from specbench.pictures import pictures_in, read_picture
+from specbench.prompts import public
+
+Extract = Callable[[Sequence[np.ndarray]], np.ndarray]
+"""Images uint8 [H, W, 3] of any sizes to features [n, d]."""
+
+
+class ReferenceImages:
+    """The user's folder of reference images, or those of COCO."""
+
+    def __init__(self, settings: Settings):
+        self.own = settings.reference
+        self.folder = settings.reference or public.images_folder("coco")
+        self._identity: dict[str, str] | None = None
+
+    def missing(self) -> list[tuple[str, str]]:
+        """As `Metric.missing`."""
+        if self.folder.is_dir():
+            return []
+        what = f"reference folder {self.own} does not exist" if self.own else "COCO's images are not on this disk"
+        return [(what, "specbench prompts fetch coco --images, or name a folder with --reference")]
+
+    def fits(self, meta: Mapping[str, object]) -> bool:
+        """Whether these images are the reference of a prompt: the user said so, or it is a caption of COCO."""
+        return self.own is not None or str(meta.get("image", "")).endswith(".jpg")
+
+    def identity(self) -> dict[str, str]:
+        """Number of the images and a digest of their names and contents."""
+        if self._identity is None:
+            lines = [f"{path.name} {digest_of(path)}" for path in pictures_in(self.folder)]
+            digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+            self._identity = {"reference": digest[:16], "reference_n": str(len(lines))}
+        return self._identity
+
+    def features(self, extract: Extract, identity: Mapping[str, str], batch: int) -> np.ndarray:
+        """Features of all images, [n, d]; `identity` is what makes them."""
+        key = json.dumps([dict(identity), self.identity()], sort_keys=True)
+        path = cache_folder() / "references" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.npy"
+        if path.is_file():
+            return np.load(path, allow_pickle=False)
+        paths = pictures_in(self.folder)
+        parts = [
+            extract([read_picture(picture) for picture in paths[start : start + batch]])
+            for start in range(0, len(paths), batch)
+        ]
+        features = np.concatenate(parts)
+        sink = io.BytesIO()
+        np.save(sink, features)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, sink.getvalue())
+        return features
