@@ -62,7 +62,7 @@ BAD = [
     ("run --config broken.toml", "not a TOML file", ""),
     ("run extra", "extra", ""),
     ("run --seed", "--seed", ""),
-    ("list thinks", "unknown thing to list 'thinks'", "did you mean"),
+    ("list modls", "unknown thing to list 'modls'", "did you mean 'models'"),
     ("list", "WHAT", ""),
     ("rnu", "rnu", "run"),
     ("score --metric fidd", "unknown metric 'fidd'", "valid"),
