@@ -7,12 +7,12 @@ import torch
 
 from specbench.audit import CASES, audit, observe
 from specbench.config import Sampling
-from specbench.decoding import drafters, loop
+from specbench.decoding import drafters
 from specbench.decoding.loop import Request, decode
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.presets import PRESETS, resolve
 from specbench.decoding.residuals import standard
-from specbench.decoding.sampling import draw, run_race
+from specbench.decoding.sampling import draw
 from specbench.decoding.verifiers import RatioTest
 from specbench.divergence import LEVEL, p_value
 from specbench.errors import SpecbenchError
@@ -105,17 +105,21 @@ def caught(name: str) -> bool:
 
 
 def test_stale_q_of_a_kept_draft_is_caught(monkeypatch):
-    honest = loop.Loop._verify
+    honest = drafters.Jacobi.observe
 
-    def keep_old_law(self, logits, fed, slots, q):
-        before = self.tokens.clone()
-        positions = self.committed[:, None] + torch.arange(q.shape[1])
-        honest(self, logits, fed, slots, q)
-        kept = before.gather(1, positions) == self.tokens.gather(1, positions)
-        kept &= torch.arange(q.shape[1]) < q.shape[1] - 1
-        self._laws = torch.where(kept[..., None], q, self._laws)
+    def keep_old_law(self, walk, positions, shift, keep_tail):
+        honest(self, walk, positions, shift, keep_tail)
+        kept = self._proposed == walk.tokens
+        kept &= torch.arange(kept.shape[1]) < kept.shape[1] - 1
+        self._laws = torch.where(kept[..., None], self._q, self._laws)
 
-    monkeypatch.setattr(loop.Loop, "_verify", keep_old_law)
+    def remember(self, trunk, slots):
+        self._proposed = torch.nn.functional.pad(trunk.tokens[:, 1:], (0, 1))
+        self._q = trunk.laws
+        return trunk
+
+    monkeypatch.setattr(drafters.Jacobi, "observe", keep_old_law)
+    monkeypatch.setattr(drafters.Jacobi, "_expand", remember)
     assert caught("scd-mc")
 
 
@@ -139,14 +143,14 @@ def test_a_coin_tossed_once_and_used_every_step_is_caught(monkeypatch):
     honest = Noise.uniform
 
     def frozen_coin(self, positions, stream, draw=0):
-        return honest(self, positions, stream, 0 if stream == Stream.COIN else draw)
+        return honest(self, positions, stream, draw * (stream != Stream.COIN))
 
     monkeypatch.setattr(Noise, "uniform", frozen_coin)
     assert caught("scd-mc")
 
 
 def test_a_rejected_token_redrawn_from_p_is_caught(monkeypatch):
-    monkeypatch.setattr(RatioTest, "replace", lambda self, p, q, refined, race: run_race(p, race))
+    monkeypatch.setattr(RatioTest, "left", lambda self, window: window.p)
     assert caught("sjd")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import keyword
+from dataclasses import replace
 from typing import NamedTuple
 
 from specbench.decoding.components import CHOICES
@@ -34,10 +36,17 @@ def build(decoder: DecoderSpec, model: ImageModel) -> Method:
     def part(kind: str, *arguments: object) -> object:
         component = CHOICES[kind][getattr(decoder, kind)]
         given = dict(decoder.options)
-        options = {o.name.replace("-", "_"): given.get(o.name, o.default) for o in component.options}
+        options = {_parameter(o.name): given.get(o.name, o.default) for o in component.options}
         return load_target(component.target)(*arguments, **options)
 
     residual = load_target(CHOICES["residual"][decoder.residual].target)
-    context = Context(model.layout, model.codebook, model.device, residual)
+    context = Context(model.layout, model.codebook, model.device, residual, model=model)
     drafter = part("drafter", context, part("init", context))
+    context = replace(context, drafts=drafter.window - 1)
     return Method(drafter, part("verifier", context), part("refine", context))
+
+
+def _parameter(option: str) -> str:
+    """The parameter that takes an option."""
+    name = option.replace("-", "_")
+    return f"{name}_" if keyword.iskeyword(name) else name

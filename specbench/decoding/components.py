@@ -84,12 +84,14 @@ class Component:
         summary: one line for `specbench list`.
         options: the knobs it adds.
         lossless: whether it leaves the joint distribution of the image equal to AR sampling.
+        only_with: values of other choices it depends on; empty if it goes with all.
     """
 
     target: str
     summary: str
     options: tuple[Option, ...] = ()
     lossless: bool = True
+    only_with: tuple[str, ...] = ()
 
 
 WINDOW = Option("window", 16, "tokens fed per target forward: the last committed one and window-1 drafts", minimum=1)
@@ -109,6 +111,20 @@ _CLUSTER = (
     Option("cluster", "target", "what ranks the tokens", choices=("target", "draft", "embedding")),
     Option("order", "ascending", "rank order in which the window of G is cut", choices=("ascending", "descending")),
     Option("bounds", "half-open", "slice convention around the draft", choices=("half-open", "inclusive")),
+)
+
+_CODES = Option(
+    "neighbours",
+    "normalised",
+    "codebook rows are scaled to length 1 before distances, or raw as in the released LANTERN code",
+    choices=("normalised", "raw"),
+)
+_OMEGA = (
+    Option("schedule", "uniform", "how the weight falls with depth", choices=("uniform", "exponential", "linear")),
+    Option("delta", 1.1, "relaxation budget: the mean weight over the depths", above=0.0),
+    Option("nu", 0.7, "decay per depth of the exponential schedule", minimum=0.0),
+    Option("slope", 0.5, "fall of the linear schedule, as a share of delta", minimum=0.0, maximum=1.0),
+    Option("floor", 0.0, "lift every weight to at least this; 1 never rejects more than the exact rule", minimum=0.0),
 )
 
 DRAFTERS = {
@@ -153,11 +169,49 @@ VERIFIERS = {
         (Option("eps", 0.1, "mass added to p before the ratio", minimum=0.0, maximum=1.0),),
         False,
     ),
+    "omega": Component(
+        "specbench.decoding.relaxed:Omega", "accept with min(1, w p/q), w by draft depth", _OMEGA, False
+    ),
+    "lantern": Component(
+        "specbench.decoding.lantern:Lantern",
+        "accept with min(1, p(A)/q), A the nearest neighbours of total mass delta",
+        (
+            Option("k", 1000, "neighbours looked at", minimum=1, maximum=1000),
+            Option("delta", 0.1, "neighbours' mass that may be counted in", minimum=0.0, maximum=1.0),
+            _CODES,
+        ),
+        False,
+    ),
+    "lantern++": Component(
+        "specbench.decoding.lantern:LanternPlusPlus",
+        "accept with min(1, p(A)/q), A the nearest neighbours with p(A) <= lambda p",
+        (
+            Option("k", 10, "neighbours looked at", minimum=1, maximum=1000),
+            Option("lambda", 2.0, "acceptance may grow by at most this factor", minimum=1.0),
+            _CODES,
+        ),
+        False,
+    ),
 }
+
+_LANTERN = ("lantern", "lantern++")
 
 RESIDUALS = {
     "standard": Component("specbench.decoding.residuals:standard", "[p - q]+ normalised"),
     "optimal": Component("specbench.decoding.residuals:optimal", "[p - a q]+ normalised, for any acceptance a"),
+    "lantern": Component(
+        "specbench.decoding.lantern:paper", "LANTERN's papers: p with A's mass on the draft, less q", only_with=_LANTERN
+    ),
+    "lantern-release-q": Component(
+        "specbench.decoding.lantern:release_q",
+        "released LlamaGen and Anole code: p less a q without the neighbours",
+        only_with=_LANTERN,
+    ),
+    "lantern-release-p": Component(
+        "specbench.decoding.lantern:release_p",
+        "released Lumina code: p without the neighbours, less q",
+        only_with=_LANTERN,
+    ),
 }
 
 REFINES = {

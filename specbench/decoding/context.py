@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.residuals import Residual
-from specbench.models.base import TokenLayout
+from specbench.models.base import ImageModel, TokenLayout
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,13 @@ class Context:
         codebook: [v_image, d] float32 embedding of each image token for distance rules, or None.
         device: where decoding happens.
         residual: what is drawn after a rejection.
+        drafts: the most drafts in a row that one step can test; 0 while that is not known.
+        model: the target itself.
     """
 
     layout: TokenLayout
     codebook: Tensor | None
     device: torch.device
     residual: Residual
+    drafts: int = 0
+    model: ImageModel | None = None

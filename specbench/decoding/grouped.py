@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench.decoding.context import Context
 from specbench.decoding.sampling import rank
-from specbench.decoding.verifiers import RatioTest, Verdict, Window
+from specbench.decoding.verifiers import RatioTest, Verdict, Window, drift
 from specbench.errors import SpecbenchError
 
 
@@ -29,12 +29,13 @@ class Grouped(RatioTest):
         self._codebook = context.codebook
         self._nearest = _nearest(context.codebook, G) if cluster == "embedding" else None
 
-    def acceptance(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
         return self._judge(p, q, x)[0]
 
     def verify(self, window: Window, refined: Tensor) -> Verdict:
         a, size = self._judge(window.p, window.q, window.draft[..., None])
-        return Verdict(window.coin < a.squeeze(-1), {"cluster_size": size.squeeze(-1).float()})
+        a = a.squeeze(-1)
+        return Verdict(window.coin < a, {"cluster_size": size.squeeze(-1).float(), **drift(window, a)})
 
     def _judge(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Acceptance and cluster size [..., n] of candidates x [..., n]."""

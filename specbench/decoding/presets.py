@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specbench.decoding.components import CHOICES, Component, Option
-from specbench.errors import unknown_name
+from specbench.errors import SpecbenchError, unknown_name
 
 SJD = "Teng et al., Speculative Jacobi Decoding, ICLR 2025 (arXiv 2410.01699)"
 SJDPP = "Teng et al., SJD++: Improved Speculative Jacobi Decoding"
@@ -148,6 +148,22 @@ def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict
     }
 
 
+def _check_fit(name: str, choices: Mapping[str, str]) -> None:
+    """Refuse a value without the one it depends on."""
+    for kind in _kinds(choices):
+        needed = CHOICES[kind][choices[kind]].only_with
+        others = {value for other, value in choices.items() if other != kind}
+        if needed and not others & set(needed):
+            raise SpecbenchError(
+                f"decoder '{name}': --{kind} {choices[kind]} does not go with {_named(choices)}",
+                f"it needs {' or '.join(needed)}",
+            )
+
+
+def _named(choices: Mapping[str, str]) -> str:
+    return ", ".join(f"{kind} {value}" for kind, value in choices.items() if kind in ("drafter", "verifier"))
+
+
 def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec:
     """The preset `name` with the caller's choices and options applied.
 
@@ -163,6 +179,7 @@ def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec
         if given[kind] not in CHOICES[kind]:
             raise unknown_name(kind, str(given[kind]), CHOICES[kind])
         choices[kind] = given[kind]
+    _check_fit(name, choices)
     known = options_of(preset, choices)
     for option in given:
         if option not in known and option not in _kinds(choices):

@@ -8,8 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.decoding.drafters import Proposal
 from specbench.decoding.generation import Generation
 from specbench.decoding.sampling import at
+from specbench.decoding.trees import Routes, routes
+from specbench.decoding.walk import Walk
+
+DEPTHS = 8
+"""Depths of a draft for which its distance to the target is kept apart."""
 
 
 class Record:
@@ -28,6 +34,7 @@ class Record:
             torch.zeros(rows, window, dtype=torch.long, device=device) for _ in range(3)
         )
         self._facts: dict[str, Tensor] = {}
+        self._means: set[str] = set()
 
     def slots(self, p: Tensor, tokens: Tensor, positions: Tensor, step: int) -> None:
         """Note p [B, T, V] and the new tokens [B, T] of a window; a later step overwrites what was not committed."""
@@ -37,22 +44,45 @@ class Record:
         self._top1.scatter_(1, positions, p.amax(-1))
         self._step.scatter_(1, positions, torch.full_like(positions, step))
 
-    def scan(self, drafted: Tensor, first: Tensor, positions: Tensor, facts: Mapping[str, Tensor]) -> None:
-        """Count one scan: drafts stood where `drafted` [B, T], the first rejection was at slot `first` [B].
-
-        `facts` [B, T] are averaged over the free slots the scan reached.
-        """
+    def walk(self, seen: Walk, fed: Proposal, positions: Tensor) -> None:
+        """Count one step: how far it got among slots `positions` [B, T], and every draft tested on the way."""
+        tables = routes(fed.tree, positions.device)
         slot = torch.arange(positions.shape[1], device=positions.device)
-        counted = drafted & self._free[positions]
-        tested = counted & (slot <= first[:, None])
+        first = seen.first[:, None]
+        counted = tables.has_children[seen.columns] & self._free[positions]
         width = positions.shape[1]
         self._nfe += positions[:, 0] < self._length
         self._drafted[:, :width] += counted
-        self._tested[:, :width] += tested
-        self._accepted[:, :width] += counted & (slot < first[:, None])
-        for name, value in facts.items():
-            total = self._facts.setdefault(name, torch.zeros_like(self._logp[:, 0]))
-            total += torch.where(tested, value, 0.0).sum(1)
+        self._tested[:, :width] += counted & (slot <= first)
+        self._accepted[:, :width] += counted & (slot < first)
+        if tables.levels:
+            self._tests(seen, self._free[fed.positions - 1], tables)
+
+    def _tests(self, seen: Walk, free: Tensor, tables: Routes) -> None:
+        """Add up the facts of the drafts tested, those for slots that are not `free` [B, C] left out."""
+        tested = seen.tested & free
+        for name, value in seen.facts.items():
+            if name == "excess":
+                self._add("theorem2_bound", torch.where(tested, value, 0.0).sum(1), None)
+            elif name == "distance":
+                eldest = (tested & (tables.rank == 0)).float()
+                for depth, column in enumerate(tables.eldest_by_depth[:DEPTHS], start=1):
+                    self._add(f"draft_tv_{depth}", (value * eldest) @ column, eldest @ column)
+            else:
+                self._add(name, torch.where(tested, value, 0.0).sum(1), tested.sum(1))
+        if len(tables.levels) > 1:
+            for rank in range(len(tables.levels)):
+                own = tested & (tables.rank == rank)
+                self._add(f"sibling_{rank}_accepted", (own & seen.accepted).sum(1), own.sum(1))
+                self._add(f"sibling_{rank}_tested", own.sum(1), None)
+
+    def _add(self, name: str, total: Tensor, count: Tensor | None) -> None:
+        """Add to a fact that is a mean over `count`, or a sum."""
+        sums = self._facts.setdefault(name, torch.zeros(2, len(total), device=total.device))
+        sums[0] += total
+        if count is not None:
+            sums[1] += count
+            self._means.add(name)
 
     def rows(self, tokens: Tensor, forced: np.ndarray, spans_ms: Mapping[str, float]) -> list[Generation]:
         """One `Generation` per row of the finished batch."""
@@ -64,7 +94,6 @@ class Record:
         for row, nfe in enumerate(self._nfe.tolist()):
             token, logp, entropy, top1, step = (x[row] for x in slots)
             drafted, tested, accepted = (x[row] for x in offsets)
-            reached = tested.sum()
             generations.append(
                 Generation(
                     tokens=token.astype(np.int32),
@@ -78,9 +107,19 @@ class Record:
                     drafted=drafted,
                     tested=tested,
                     accepted=accepted,
-                    facts={name: float(total[row] / reached) for name, total in facts.items() if reached},
+                    facts=self._facts_of(row, facts),
                     spans_ms=dict(spans_ms),
                     batch=len(tokens),
                 )
             )
         return generations
+
+    def _facts_of(self, row: int, facts: Mapping[str, np.ndarray]) -> dict[str, float]:
+        """Sums as they are, means where anything was counted."""
+        found = {}
+        for name, (total, count) in facts.items():
+            if name not in self._means:
+                found[name] = float(total[row])
+            elif count[row]:
+                found[name] = float(total[row] / count[row])
+        return found

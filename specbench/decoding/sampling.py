@@ -82,6 +82,12 @@ def at(distribution: Tensor, tokens: Tensor) -> Tensor:
     return distribution.gather(-1, tokens[..., None]).squeeze(-1)
 
 
+def without(law: Tensor, tokens: Tensor) -> Tensor:
+    """`law` [..., V] with `tokens` [...] removed, normalised; all zero when nothing is left."""
+    left = law.scatter(-1, tokens[..., None], 0.0)
+    return left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
+
+
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """[...] tokens from unnormalised `weights` [..., V] by inversion of `uniform` [...] in (0, 1)."""
     mass = weights.cumsum(-1)

@@ -6,6 +6,7 @@ residual. `Match` needs neither: it compares the draft with the slot's next draw
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -16,14 +17,15 @@ from specbench.decoding.sampling import run_race
 
 
 class Window(NamedTuple):
-    """What verification sees of one step. Slot j of a row is stream slot n + j; T slots, V tokens.
+    """Drafts to test, each on its own: K per row, V tokens.
 
     Attributes:
-        p: [B, T, V] target distribution given the drafts before the slot.
-        q: [B, T, V] law the draft was really drawn from; all zero where no draft stands.
-        draft: [B, T] draft tokens.
-        drafted: [B, T] bool, False where no draft stands (the slot after the last draft).
-        coin: [B, T] float64 uniforms, fresh every step.
+        p: [B, K, V] target distribution given what stands before the draft, less what rejected siblings took.
+        q: [B, K, V] law the draft was really drawn from; all zero where no draft stands.
+        draft: [B, K] draft tokens.
+        drafted: [B, K] bool, False where no draft stands.
+        coin: [B, K] float64 uniforms, fresh every step.
+        depth: [K] how many drafts of this step stand on the way to it, itself included.
     """
 
     p: Tensor
@@ -31,14 +33,19 @@ class Window(NamedTuple):
     draft: Tensor
     drafted: Tensor
     coin: Tensor
+    depth: Tensor
+
+    def pick(self, places: Tensor | slice) -> Window:
+        """Some of the tests."""
+        return Window(*(field[:, places] for field in self[:-1]), self.depth[places])
 
 
 class Verdict(NamedTuple):
-    """Outcome per slot, as if every slot before it were accepted.
+    """Outcome per draft, as if everything before it were accepted.
 
     Attributes:
-        accepted: [B, T] bool.
-        facts: [B, T] numbers worth recording, by name.
+        accepted: [B, K] bool.
+        facts: [B, K] numbers worth recording, by name.
     """
 
     accepted: Tensor
@@ -46,27 +53,38 @@ class Verdict(NamedTuple):
 
 
 class Verifier(Protocol):
+    compares: bool
+    """Whether `verify` and `replace` look at `refined`."""
+
     def verify(self, window: Window, refined: Tensor) -> Verdict:
-        """`refined` [B, T] is the token the refinement puts into each slot."""
+        """`refined` [B, K] is the token the refinement puts into each draft's slot."""
         ...
 
-    def replace(self, p: Tensor, q: Tensor, refined: Tensor, race: Tensor) -> Tensor:
-        """[B] token for the first rejected slot, given its p, q [B, V], refined token [B] and race noise [B, V]."""
+    def left(self, window: Window) -> Tensor:
+        """[B, K, V] unnormalised: what to draw from once the draft is rejected."""
+        ...
+
+    def replace(self, left: Tensor, refined: Tensor, race: Tensor) -> Tensor:
+        """[B] token for the first slot without an accepted draft, given what is left [B, V], the slot's refined token
+        [B] and race noise [B, V]."""
         ...
 
 
 class RatioTest:
     """Accept a draft with probability a(x; p, q); subclasses define `acceptance` only."""
 
+    compares = False
+
     def __init__(self, context: Context):
         self._residual = context.residual
 
-    def acceptance(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
         """a(x; p, q), values above 1 meaning 1.
 
         Args:
             p, q: [..., V].
             x: [..., n] candidate tokens.
+            depth: of the draft in this step, 1 for the first; an int or of a shape that broadcasts to [...].
 
         Returns:
             [..., n].
@@ -74,11 +92,24 @@ class RatioTest:
         raise NotImplementedError
 
     def verify(self, window: Window, refined: Tensor) -> Verdict:
-        a = self.acceptance(window.p, window.q, window.draft[..., None]).squeeze(-1)
-        return Verdict(window.coin < a, {})
+        a = self.acceptance(window.p, window.q, window.draft[..., None], window.depth).squeeze(-1)
+        return Verdict(window.coin < a, drift(window, a))
 
-    def replace(self, p: Tensor, q: Tensor, refined: Tensor, race: Tensor) -> Tensor:
-        return run_race(self._residual(p, q, self.acceptance), race)
+    def left(self, window: Window) -> Tensor:
+        return self._residual(window.p, window.q, partial(self.acceptance, depth=window.depth))
+
+    def replace(self, left: Tensor, refined: Tensor, race: Tensor) -> Tensor:
+        return run_race(left, race)
+
+
+def drift(window: Window, a: Tensor) -> dict[str, Tensor]:
+    """What one draft x ~ q tells about the whole vocabulary, without looking at it.
+
+    `distance`: 1 - min(1, p/q), whose mean over x is TV(p, q). `excess`: [a - p/q]+, whose mean over x is
+    sum_y [q a - p]+, the position's term of Cool-SD's theorem 2 under the optimal residual.
+    """
+    fair = ratio(window.p, window.q, window.draft[..., None]).squeeze(-1).clamp(max=1)
+    return {"distance": 1 - fair, "excess": (a.clamp(max=1) - fair).clamp(min=0)}
 
 
 def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
@@ -90,7 +121,7 @@ def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
 class Exact(RatioTest):
     """min(1, p/q): speculative sampling (Leviathan et al. 2023; SJD eq. 4)."""
 
-    def acceptance(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
         return ratio(p, q, x)
 
 
@@ -101,7 +132,7 @@ class Amplify(RatioTest):
         super().__init__(context)
         self._k = k
 
-    def acceptance(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
         return self._k * ratio(p, q, x)
 
 
@@ -112,7 +143,7 @@ class Add(RatioTest):
         super().__init__(context)
         self._eps = eps
 
-    def acceptance(self, p: Tensor, q: Tensor, x: Tensor) -> Tensor:
+    def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
         mass = p.gather(-1, x) + self._eps
         return torch.where(mass > 0, mass / q.gather(-1, x), 0.0)
 
@@ -123,11 +154,16 @@ class Match:
     Lossless whenever the refinement draws from p: what is committed is always the refined token.
     """
 
+    compares = True
+
     def __init__(self, context: Context):
         pass
 
     def verify(self, window: Window, refined: Tensor) -> Verdict:
         return Verdict(refined == window.draft, {})
 
-    def replace(self, p: Tensor, q: Tensor, refined: Tensor, race: Tensor) -> Tensor:
+    def left(self, window: Window) -> Tensor:
+        return window.p
+
+    def replace(self, left: Tensor, refined: Tensor, race: Tensor) -> Tensor:
         return refined
