@@ -109,7 +109,8 @@ def fetch(source: Source, weights: str | None = None, revision: str | None = Non
     try:
         return find(source, weights, revision, main)
     except SpecbenchError:
-        if _folder(weights) and main:
+        folder = _folder(weights)
+        if folder and (main or (folder / source.folder_name).is_dir()):
             raise
     repo = weights if weights and main else source.repo
     return _in_folder(source, _snapshot(repo, source, revision if main else None, download=True), repo)
@@ -147,7 +148,7 @@ def _shards(folder: Path) -> set[str]:
 
 def _snapshot(repo: str, source: Source, revision: str | None, download: bool) -> Path | None:
     """Folder of the repository in the hub cache, None if it is not there and must not be fetched."""
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import constants, errors, snapshot_download
 
     patterns = [*source.files, INDEX]
     try:
@@ -163,7 +164,8 @@ def _snapshot(repo: str, source: Source, revision: str | None, download: bool) -
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
         if not download:
             return None
-        problem = f"'{repo}' is not in the hub cache and the hub does not answer ({type(error).__name__})"
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"no answer: {type(error).__name__}"
+        problem = f"'{repo}' is not in the hub cache, and cannot be fetched ({reason})"
     raise _missing(source, problem, repo, revision)
 
 

@@ -1,0 +1,29 @@
+"""Tiny checkpoints in exactly the layout of the published ones: same file names, tensor names, special tokens and
+configuration fields, small sizes, and random values everywhere, norms included.
+
+`write(name, folder)` gives a `Tiny`: the folder for `--weights`, and the library's own (or the official) computation
+to compare with.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from checkpoints import chameleon, emu3, janus, llamagen, simplear
+from checkpoints.parts import Tiny
+
+WRITERS = {
+    "lumina-512": lambda folder: chameleon.write_lumina(folder, 512),
+    "lumina": lambda folder: chameleon.write_lumina(folder, 768),
+    "lumina-1024": lambda folder: chameleon.write_lumina(folder, 1024),
+    "anole": chameleon.write_anole,
+    "llamagen": lambda folder: llamagen.write(folder, "t2i_XL_stage1_256.pt"),
+    "llamagen-512": lambda folder: llamagen.write(folder, "t2i_XL_stage2_512.pt"),
+    "janus": janus.write,
+    "simplear": simplear.write,
+    "emu3": emu3.write,
+}
+
+
+def write(name: str, folder: Path) -> Tiny:
+    return WRITERS[name](folder)

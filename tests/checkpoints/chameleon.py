@@ -1,0 +1,149 @@
+"""Lumina-mGPT and Anole."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import functional
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+from checkpoints.parts import VQ_SIZES, Tiny, byte_tokenizer, in_two_shards, randomise, stored, vq_network
+
+CODES = 24
+END_IMAGE, BEGIN_IMAGE = 4 + CODES, 5 + CODES
+RESERVED = {f"<reserved{number:05d}>": 6 + CODES + index for index, number in enumerate(range(8706, 8840))}
+SPECIALS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<eoss>": END_IMAGE, "<racm3:break>": BEGIN_IMAGE, **RESERVED}
+LETTERS = "ABCDEFGHIJ"
+IMAGE_WORDS = {f"IMGIMG{''.join(LETTERS[int(d)] for d in str(code))}Z": 4 + code for code in range(CODES)}
+FIRST_BYTE = 6 + CODES + len(RESERVED)
+
+
+def write_lumina(folder: Path, size: int) -> Tiny:
+    """Only the 768 px repository has a tokenizer, and none has an image decoder; both stand in subfolders here."""
+    network = _network()
+    for layer in network.model.layers:
+        for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
+            for values in (norm.weight, norm.bias):
+                values.data = values.data[:1].expand_as(values).clone()
+    network.save_pretrained(folder)
+    tensors = {name: tensor for name, tensor in stored(folder).items() if not name.startswith("model.vqmodel.")}
+    in_two_shards(folder, {name: t[:1] if re.search("[qk]_norm", name) else t for name, t in tensors.items()})
+    beside = folder if size == 768 else folder / "Lumina-mGPT-7B-768"
+    beside.mkdir(exist_ok=True)
+    tokenizer = _tokenizer()
+    tokenizer.save(str(beside / "tokenizer.json"))
+    decoder = meta_vq()
+    vq_folder = folder / "Anole-7b-v0.1-vqvae-hf"
+    vq_folder.mkdir()
+    save_file(decoder, vq_folder / "model.safetensors")
+
+    def prompt(text: str, conditional: bool) -> list[int]:
+        asked = f"Generate an image of 64x64 according to the following prompt:\n{text}"
+        image = [BEGIN_IMAGE, RESERVED["<reserved08802>"], RESERVED["<reserved08802>"]]
+        return [0, *tokenizer.encode(asked).ids, RESERVED["<reserved08706>"], *image] if conditional else image
+
+    return _tiny(folder, network, prompt, decoder)
+
+
+def write_anole(folder: Path) -> Tiny:
+    network = _network()
+    network.save_pretrained(folder)
+    decoder = meta_vq()
+    held = {f"model.vqmodel.{name}": tensor for name, tensor in decoder.items() if not name.startswith("loss.")}
+    in_two_shards(folder, stored(folder) | held)
+    tokenizer = _tokenizer()
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+    def prompt(text: str, conditional: bool) -> list[int]:
+        words = [*tokenizer.encode(text).ids, RESERVED["<reserved08706>"]] if conditional else []
+        return [0, *words, BEGIN_IMAGE]
+
+    return _tiny(folder, network, prompt, decoder)
+
+
+def _network() -> ChameleonForConditionalGeneration:
+    vocabulary = FIRST_BYTE + 256
+    config = ChameleonConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        vocabulary_map={**SPECIALS, **IMAGE_WORDS, "<image>": RESERVED["<reserved08707>"]},
+        vq_config={
+            "num_embeddings": CODES,
+            "embed_dim": 32,
+            **{
+                name: VQ_SIZES[name]
+                for name in ("latent_channels", "base_channels", "channel_multiplier", "num_res_blocks")
+            },
+        },
+    )
+    return randomise(ChameleonForConditionalGeneration(config))
+
+
+def _tokenizer():
+    return byte_tokenizer(SPECIALS, FIRST_BYTE, IMAGE_WORDS)
+
+
+def _tiny(folder: Path, network, prompt, decoder: dict[str, Tensor]) -> Tiny:
+    ids = [*range(4, 4 + CODES), RESERVED["<reserved08799>"]]
+
+    @torch.no_grad()
+    def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
+        start = prompt(text, conditional)
+        inputs = torch.tensor([start + [ids[token] for token in stream]])
+        # The class hides image logits, so its head is applied here.
+        return network.lm_head(network.model(inputs).last_hidden_state[0, len(start) - 1 :])
+
+    return Tiny(folder, logits, range(4, 4 + CODES), lambda codes: meta_decode(decoder, codes.view(1, 4, 4)))
+
+
+def meta_vq() -> dict[str, Tensor]:
+    """An image tokenizer under Meta's names, whose levels are numbered from the image down."""
+    levels = len(VQ_SIZES["channel_multiplier"])
+    network = vq_network(CODES, 32, attention=False)
+    names = {
+        name: re.sub(r"^decoder\.up\.(\d+)", lambda level: f"decoder.up.{levels - 1 - int(level[1])}", name)
+        for name in network.state_dict()
+    }
+    return {names[name]: tensor.clone() for name, tensor in network.state_dict().items()}
+
+
+def meta_decode(tensors: dict[str, Tensor], codes: Tensor) -> Tensor:
+    """The published VQGAN decoder, written out: codes [1, h, w] to [1, 3, 16 h, 16 w]."""
+
+    def convolve(name: str, x: Tensor) -> Tensor:
+        weight = tensors[f"{name}.weight"]
+        return functional.conv2d(x, weight, tensors[f"{name}.bias"], padding=weight.shape[-1] // 2)
+
+    def normalise(name: str, x: Tensor) -> Tensor:
+        return functional.group_norm(x, 32, tensors[f"{name}.weight"], tensors[f"{name}.bias"], eps=1e-6)
+
+    def residual(name: str, x: Tensor) -> Tensor:
+        h = convolve(f"{name}.conv1", functional.silu(normalise(f"{name}.norm1", x)))
+        h = convolve(f"{name}.conv2", functional.silu(normalise(f"{name}.norm2", h)))
+        shortcut = f"{name}.nin_shortcut"
+        return h + (convolve(shortcut, x) if f"{shortcut}.weight" in tensors else x)
+
+    def attend(name: str, x: Tensor) -> Tensor:
+        h = normalise(f"{name}.norm", x)
+        q, k, v = (convolve(f"{name}.{part}", h).flatten(2).transpose(1, 2) for part in "qkv")
+        out = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).softmax(-1) @ v
+        return x + convolve(f"{name}.proj_out", out.transpose(1, 2).reshape(x.shape))
+
+    x = tensors["quantize.embedding.weight"][codes].permute(0, 3, 1, 2)
+    x = convolve("decoder.conv_in", convolve("post_quant_conv", x))
+    x = residual("decoder.mid.block_1", x)
+    x = residual("decoder.mid.block_2", attend("decoder.mid.attn_1", x))
+    for level in reversed(range(len(VQ_SIZES["channel_multiplier"]))):
+        for block in range(VQ_SIZES["num_res_blocks"] + 1):
+            x = residual(f"decoder.up.{level}.block.{block}", x)
+        if level:
+            x = convolve(f"decoder.up.{level}.upsample.conv", functional.interpolate(x, scale_factor=2.0))
+    return convolve("decoder.conv_out", functional.silu(normalise("decoder.norm_out", x)))

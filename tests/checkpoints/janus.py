@@ -1,0 +1,80 @@
+"""Janus-Pro."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, JanusConfig, JanusForConditionalGeneration
+
+from checkpoints.parts import VQ_SIZES, Tiny, byte_tokenizer, randomise
+
+CODES = 24
+START, END, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
+NAMES = (START, END, PAD, "<|User|>", "<|Assistant|>", "<begin_of_image>", "<end_of_image>", "<image_placeholder>")
+SPECIALS = {name: 256 + index for index, name in enumerate(NAMES)}
+
+
+def write(folder: Path) -> Tiny:
+    network = network_of(JanusConfig)
+    network.save_pretrained(folder)
+    tokenizer = byte_tokenizer(SPECIALS, 0)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": START, "eos_token": END, "pad_token": PAD}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names))
+
+    @torch.no_grad()
+    def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
+        prompt = torch.tensor([prompt_ids(text)])
+        if not conditional:
+            kept = (prompt == SPECIALS[START]) | (prompt == SPECIALS["<begin_of_image>"])
+            prompt = torch.where(kept, prompt, SPECIALS[PAD])
+        embeds = network.get_input_embeddings()(prompt)
+        if stream:
+            image = network.prepare_embeddings_for_image_generation(torch.tensor([stream]))
+            embeds = torch.cat([embeds, image], dim=1)
+        hidden = network.model.language_model(inputs_embeds=embeds).last_hidden_state[0, prompt.shape[1] - 1 :]
+        return network.model.generation_head(hidden)
+
+    return Tiny(folder, logits, range(CODES), lambda codes: network.model.vqmodel.decode(codes))
+
+
+def prompt_ids(text: str) -> list[int]:
+    tokenizer = byte_tokenizer(SPECIALS, 0)
+    return tokenizer.encode(f"{START}<|User|>: {text}\n\n<|Assistant|>:<begin_of_image>").ids
+
+
+def network_of(kind: type) -> JanusForConditionalGeneration:
+    """The same random network every time."""
+    width = {"projection_dim": 32}
+    config = kind(
+        text_config={
+            "model_type": "llama",
+            "vocab_size": 256 + len(SPECIALS),
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "pad_token_id": SPECIALS[PAD],
+        },
+        vision_config={
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "image_size": 64,
+            "patch_size": 16,
+            "num_image_tokens": 16,
+            **width,
+        },
+        vq_config={"num_embeddings": CODES, "embed_dim": 8, "image_token_embed_dim": 32, **width, **VQ_SIZES},
+        tie_word_embeddings=False,
+    )
+    network = randomise(JanusForConditionalGeneration(config))
+    network.generation_config = GenerationConfig(
+        bos_token_id=SPECIALS[START], eos_token_id=SPECIALS[END], pad_token_id=SPECIALS[PAD], guidance_scale=5
+    )
+    network.generation_config.generation_kwargs = {"boi_token_id": SPECIALS["<begin_of_image>"]}
+    return network

@@ -1,0 +1,147 @@
+"""LlamaGen, with the official computation written out slowly."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+from torch.nn import functional
+from transformers import T5Config, T5ForConditionalGeneration
+
+from checkpoints.parts import Tiny, randomise, vq_network
+
+CODES, WIDTH, INNER, LAYERS, HEAD, TEXT, CAPTION, GRID = 24, 128, 48, 2, 64, 32, 120, 4
+
+
+def write(folder: Path, file: str) -> Tiny:
+    tensors = _tensors()
+    # Training saves its parsed arguments beside the weights.
+    torch.save({"model": tensors, "steps": 7, "args": argparse.Namespace(gpt_model="GPT-XL")}, folder / file)
+    image = vq_network(CODES, 8)
+    torch.save({"model": _official_vq(image)}, folder / "vq_ds16_t2i.pt")
+    t5 = _write_t5(folder / "flan-t5-xl")
+    tokenizer = Tokenizer.from_file(str(folder / "flan-t5-xl" / "tokenizer.json"))
+
+    @torch.no_grad()
+    def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
+        ids = tokenizer.encode(text.lower()).ids[:CAPTION]
+        padded = torch.tensor([ids + [0] * (CAPTION - len(ids))])
+        valid = torch.arange(CAPTION)[None] < len(ids)
+        vectors = t5.encoder(padded, attention_mask=valid.long()).last_hidden_state[0]
+        vectors = torch.cat([vectors[len(ids) :] * 0, vectors[: len(ids)]])
+        caption = vectors if conditional else tensors["cls_embedding.uncond_embedding"]
+        return official_logits(tensors, caption, CAPTION - len(ids), stream)
+
+    return Tiny(folder, logits, range(CODES), lambda codes: image.decode(codes))
+
+
+def official_logits(tensors: dict[str, Tensor], caption: Tensor, padding: int, stream: list[int]) -> Tensor:
+    """Logits [len(stream) + 1, codes]: captions left-padded to 120 vectors, one position and one head at a time."""
+    fc1, fc2 = (tensors[f"cls_embedding.cap_proj.{name}.weight"] for name in ("fc1", "fc2"))
+    x = functional.gelu(caption @ fc1.T, approximate="tanh") @ fc2.T
+    x = torch.cat([x, tensors["tok_embeddings.weight"][torch.tensor(stream, dtype=torch.long)]])
+    for layer in range(LAYERS):
+        held = {name.removeprefix(f"layers.{layer}."): t for name, t in tensors.items() if f"layers.{layer}." in name}
+        x = x + _attention(held, _rms(x, held["attention_norm.weight"]), padding)
+        h = _rms(x, held["ffn_norm.weight"])
+        gated = functional.silu(h @ held["feed_forward.w1.weight"].T) * (h @ held["feed_forward.w3.weight"].T)
+        x = x + gated @ held["feed_forward.w2.weight"].T
+    return _rms(x[CAPTION - 1 :], tensors["norm.weight"]) @ tensors["output.weight"].T
+
+
+def _attention(held: dict[str, Tensor], x: Tensor, padding: int) -> Tensor:
+    q, k, v = (x @ held["attention.wqkv.weight"].T).split(WIDTH, dim=-1)
+    heads = []
+    for start in range(0, WIDTH, HEAD):
+        part = slice(start, start + HEAD)
+        queries, keys = (torch.stack([_rotate(row, at) for at, row in enumerate(m[:, part])]) for m in (q, k))
+        scores = queries @ keys.T / HEAD**0.5
+        sees = torch.ones(len(x), len(x), dtype=torch.bool).tril()
+        sees[:, :padding] = False
+        sees |= torch.eye(len(x), dtype=torch.bool)
+        heads.append(scores.masked_fill(~sees, -torch.inf).softmax(-1) @ v[:, part])
+    return torch.cat(heads, dim=-1) @ held["attention.wo.weight"].T
+
+
+def _rotate(vector: Tensor, position: int) -> Tensor:
+    """Neighbouring pairs turned by row in the first half of a head, by column in the second; captions become 0."""
+    if position < CAPTION:
+        return vector * 0
+    row, column = divmod(position - CAPTION, GRID)
+    angles = [place * 10_000.0 ** (-2 * index / (HEAD // 2)) for place in (row, column) for index in range(HEAD // 4)]
+    turn = torch.polar(torch.ones(HEAD // 2), torch.tensor(angles))
+    return torch.view_as_real(torch.view_as_complex(vector.reshape(-1, 2).contiguous()) * turn).flatten()
+
+
+def _rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+
+
+def _tensors() -> dict[str, Tensor]:
+    shapes = {
+        "tok_embeddings.weight": (CODES, WIDTH),
+        "cls_embedding.uncond_embedding": (CAPTION, TEXT),
+        "cls_embedding.cap_proj.fc1.weight": (WIDTH, TEXT),
+        "cls_embedding.cap_proj.fc2.weight": (WIDTH, WIDTH),
+        "norm.weight": (WIDTH,),
+        "output.weight": (CODES, WIDTH),
+    }
+    for layer in range(LAYERS):
+        inner = {
+            "attention.wqkv.weight": (3 * WIDTH, WIDTH),
+            "attention.wo.weight": (WIDTH, WIDTH),
+            "feed_forward.w1.weight": (INNER, WIDTH),
+            "feed_forward.w3.weight": (INNER, WIDTH),
+            "feed_forward.w2.weight": (WIDTH, INNER),
+            "attention_norm.weight": (WIDTH,),
+            "ffn_norm.weight": (WIDTH,),
+        }
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in inner.items()}
+    generator = torch.Generator().manual_seed(3)
+    tensors = {}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=generator)
+        tensors[name] = 1 + 0.2 * noise if len(shape) == 1 else 1.5 * noise * shape[1] ** -0.5
+    return tensors
+
+
+def _official_vq(network) -> dict[str, Tensor]:
+    """An image tokenizer under LlamaGen's names."""
+
+    def official(name: str) -> str:
+        for side, blocks in (("decoder", "up"), ("encoder", "down")):
+            name = re.sub(rf"^{side}\.{blocks}\.(\d+)", rf"{side}.conv_blocks.\1", name)
+            name = re.sub(rf"^({side}\.conv_blocks\.\d+)\.block\.", r"\1.res.", name)
+        for index, part in enumerate(("block_1", "attn_1", "block_2")):
+            name = name.replace(f".mid.{part}.", f".mid.{index}.")
+        return name
+
+    tensors = {official(name): tensor for name, tensor in network.state_dict().items()}
+    return tensors | {"quantize.codebook_used": torch.zeros(65_536)}
+
+
+def _write_t5(folder: Path) -> T5ForConditionalGeneration:
+    config = T5Config(
+        vocab_size=40,
+        d_model=TEXT,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        tie_word_embeddings=False,
+    )
+    network = randomise(T5ForConditionalGeneration(config), seed=5)
+    network.save_pretrained(folder)
+    letters = "abcdefghijklmnopqrstuvwxyz,."
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((letter, -3.0) for letter in letters)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return network

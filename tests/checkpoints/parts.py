@@ -1,0 +1,89 @@
+"""Pieces that the writers share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor, nn
+from transformers import JanusVQVAEConfig
+from transformers.models.janus.modeling_janus import JanusVQVAE
+
+VQ_SIZES = {
+    "latent_channels": 32,
+    "base_channels": 32,
+    "channel_multiplier": [1, 1, 1, 2, 2],
+    "num_res_blocks": 1,
+    "num_patches": 4,
+}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A checkpoint on disk and what it should compute.
+
+    Attributes:
+        folder: for `--weights`.
+        logits: `logits(text, stream, conditional)` gives the logits [len(stream) + 1, vocabulary] of every slot, from
+            one full forward without cache; `stream` holds stream tokens, the row end being the one past the codes.
+        image_ids: where the image tokens stand in that vocabulary.
+        pixels: [1, h * w] codes to the reference's [1, 3, H, W] in [-1, 1].
+    """
+
+    folder: Path
+    logits: Callable[[str, list[int], bool], Tensor]
+    image_ids: range
+    pixels: Callable[[Tensor], Tensor]
+
+
+def randomise(network: nn.Module, seed: int = 0) -> nn.Module:
+    """Random values everywhere, so that no norm or bias can be confused with another."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in network.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() == 1 or "norm" in name:
+            parameter.data = 0.2 * noise + ("bias" not in name)
+        else:
+            parameter.data = noise * parameter[0].numel() ** -0.5 * 1.5
+    return network.eval()
+
+
+def byte_tokenizer(specials: Mapping[str, int], first_byte: int, fillers: Mapping[str, int] | None = None) -> Tokenizer:
+    """One token per byte of text, the special tokens, and ordinary words that no text contains."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: first_byte + index for index, letter in enumerate(letters)}
+    tokenizer = Tokenizer(models.BPE(vocab={**vocabulary, **specials, **(fillers or {})}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(specials))
+    return tokenizer
+
+
+def in_two_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Replace a folder's weights by two shards and their index."""
+    for old in folder.glob("*.safetensors"):
+        old.unlink()
+    names = sorted(tensors)
+    shards = {f"model-0000{number}-of-00002.safetensors": names[number - 1 :: 2] for number in (1, 2)}
+    for file, held in shards.items():
+        save_file({name: tensors[name].contiguous() for name in held}, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: file for file, held in shards.items() for name in held}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def stored(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder."""
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def vq_network(codes: int, width: int, attention: bool = True) -> JanusVQVAE:
+    network = randomise(JanusVQVAE(JanusVQVAEConfig(num_embeddings=codes, embed_dim=width, **VQ_SIZES)), seed=7)
+    if not attention:
+        network.decoder.up[0].attn = nn.ModuleList()
+        network.encoder.down[-1].attn = nn.ModuleList()
+    return network

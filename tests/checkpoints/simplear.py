@@ -1,0 +1,62 @@
+"""SimpleAR with the Cosmos decoder."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from checkpoints.parts import Tiny, byte_tokenizer, randomise
+
+WORDS, CODES = 270, 64_000
+SPECIALS = {"<|endoftext|>": 256, "<|t2i|>": 257, "<|soi|>": 258, "<|eoi|>": 259, "<|vtokens|>": 260}
+FILLERS = {f"word{number}": 261 + number for number in range(WORDS - 261)}
+NEGATIVE = (
+    "<|t2i|>An image of aerial view, overexposed, low quality, deformation, a poor composition, bad hands, bad teeth, "
+    "bad eyes, bad limbs, distortion<|soi|>"
+)
+
+
+class Cosmos(nn.Module):
+    """The signature of `decoder.jit`: codes [B, 1, h, w] to [B, 3, 1, 16 h, 16 w]."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.tensor([0.1, 0.2, 0.3]))
+
+    def forward(self, codes: Tensor) -> Tensor:
+        image = torch.sin(codes.float())[:, :, None] * self.weight[:, None, None, None]
+        return image.repeat_interleave(16, -1).repeat_interleave(16, -2)
+
+
+def write(folder: Path) -> Tiny:
+    config = Qwen2Config(
+        vocab_size=WORDS + CODES,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+    )
+    network = randomise(Qwen2ForCausalLM(config))
+    network.save_pretrained(folder)
+    tokenizer = byte_tokenizer(SPECIALS, 0, FILLERS)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    cosmos = Cosmos()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(cosmos, torch.zeros(1, 1, 4, 4, dtype=torch.int32)), folder / "decoder.jit")
+
+    @torch.no_grad()
+    def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
+        asked = f"<|t2i|>A highly realistic image of {text}<|soi|>" if conditional else NEGATIVE
+        start = tokenizer.encode(asked).ids
+        return network(torch.tensor([start + [WORDS + token for token in stream]])).logits[0, len(start) - 1 :]
+
+    ids = range(WORDS, WORDS + CODES)
+    return Tiny(folder, logits, ids, lambda codes: cosmos(codes.view(1, 1, 4, 4)).squeeze(2))
