@@ -127,7 +127,7 @@ class Parts:
         wanted = list(dict.fromkeys([*self.key, *columns])) if columns is not None else self.schema.names
         for _ in range(_REREADS):
             try:
-                tables = [self._read_part(path, wanted) for _, _, path in self._live()]
+                tables = [self._read_part(path, wanted) for _, _, path in self._settled()]
                 break
             except FileNotFoundError:
                 continue  # a writer merged this part away between listing and reading
@@ -135,6 +135,13 @@ class Parts:
             raise SpecbenchError(f"{self.folder} changes faster than it can be read", "try again", FAILURE)
         empty = pa.schema([self.schema.field(name) for name in wanted]).empty_table()
         return self._last_of_each_key(pa.concat_tables([empty, *tables]))
+
+    def _settled(self) -> list[tuple[int, int, Path]]:
+        """`_live` as two listings in a row agree on it: one alone may miss files that a merge renames meanwhile."""
+        live = self._live()
+        while (again := self._live()) != live:
+            live = again
+        return live
 
     def _live(self) -> list[tuple[int, int, Path]]:
         """(first, last, path) of the parts that count, in order."""
@@ -168,7 +175,9 @@ class Parts:
 
     def _write(self, first: int, last: int, table: pa.Table) -> Path:
         sink = pa.BufferOutputStream()
-        pq.write_table(table.replace_schema_metadata(self.schema.metadata), sink, compression="zstd", write_page_checksum=True)
+        pq.write_table(
+            table.replace_schema_metadata(self.schema.metadata), sink, compression="zstd", write_page_checksum=True
+        )
         path = self.folder / f"{first:08d}-{last:08d}.parquet"
         write_atomically(path, sink.getvalue().to_pybytes())
         return path

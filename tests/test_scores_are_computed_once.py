@@ -207,7 +207,15 @@ def test_scores_reach_the_tables_with_their_definition(tmp_path):
     scoring.score([folder])
     text = render_tables(report_rows([folder]))
     assert "| shapes-detector |" in text and "0.833 [" in text
-    assert "shapes-detector:colors" in text and "- shapes-detector: share of images" in text
+    assert "shapes-detector by part:" in text and "| colors |" in text and "- shapes-detector: share of images" in text
+
+
+def test_scores_of_a_part_of_the_images_say_so(tmp_path):
+    folder = drawn_run(tmp_path, n=4)
+    scoring.score([folder])
+    assert "(n=4)" not in render_tables(report_rows([folder]))
+    drawn_run(tmp_path, n=6)
+    assert "(n=4)" in render_tables(report_rows([folder]))
 
 
 def test_a_gallery_has_a_row_per_prompt_and_a_column_per_run(tmp_path):

@@ -122,26 +122,40 @@ QUALITY = (
 )
 
 
-def score_columns(rows: Sequence[Mapping], parts: bool) -> list[Column]:
-    """One column per metric and fingerprint, as values that were computed differently never share one.
-
-    `parts` selects the parts of metrics ("metric:part") instead of the metrics themselves.
-    """
-    scores = [score for row in rows for score in row["scores"] if (":" in score["metric"]) == parts]
-    found = dict.fromkeys((score["metric"], score["fingerprint"]) for score in scores)
-    metrics = [metric for metric, _ in found]
-    return [_score_column(*pair, shared=metrics.count(pair[0]) > 1) for pair in found]
+def score_columns(rows: Sequence[Mapping]) -> list[Column]:
+    """One column per metric and fingerprint, as values that were computed differently never share one."""
+    names = dict.fromkeys(score["metric"] for row in rows for score in row["scores"])
+    whole = [name for name in names if ":" not in name]
+    return [column for name in whole for column in _columns_of(name, name, rows, _summary(name))]
 
 
-def _score_column(metric: str, fingerprint: str, shared: bool) -> Column:
+def part_columns(rows: Sequence[Mapping]) -> dict[str, list[Column]]:
+    """The same for the parts of metrics ("metric:part"), by metric; headings are the parts' own names."""
+    names = dict.fromkeys(score["metric"] for row in rows for score in row["scores"])
+    columns: dict[str, list[Column]] = {}
+    for name in names:
+        metric, _, part = name.partition(":")
+        if part:
+            columns.setdefault(metric, []).extend(_columns_of(name, part, rows, None))
+    return columns
+
+
+def _columns_of(name: str, heading: str, rows: Sequence[Mapping], definition: str | None) -> list[Column]:
+    scores = [score for row in rows for score in row["scores"] if score["metric"] == name]
+    fingerprints = list(dict.fromkeys(score["fingerprint"] for score in scores))
+    shown = {digest: f"{heading} ({digest})" if len(fingerprints) > 1 else heading for digest in fingerprints}
+    return [Column(shown[digest], _score_cell(name, digest), definition) for digest in fingerprints]
+
+
+def _score_cell(name: str, fingerprint: str) -> Callable[[Mapping], str]:
     def cell(row: Mapping) -> str:
         for score in row["scores"]:
-            if (score["metric"], score["fingerprint"]) == (metric, fingerprint):
-                return with_interval(score["value"], score["low"], score["high"], digits=3)
+            if (score["metric"], score["fingerprint"]) == (name, fingerprint):
+                some = "" if ":" in name or score["n"] == row["n"] else f" (n={score['n']})"
+                return with_interval(score["value"], score["low"], score["high"], digits=3) + some
         return MISSING
 
-    heading = f"{metric} ({fingerprint})" if shared else metric
-    return Column(heading, cell, None if ":" in metric else _summary(metric))
+    return cell
 
 
 def _summary(metric: str) -> str | None:

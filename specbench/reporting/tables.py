@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from specbench.errors import unknown_name
-from specbench.reporting.columns import DECODER, QUALITY, SPEED, THROUGHPUT, WINDOW, Column, score_columns
+from specbench.reporting.columns import DECODER, QUALITY, SPEED, THROUGHPUT, WINDOW, Column, part_columns, score_columns
 
 READING = (
     "speed-up = step compression / (window cost x overhead), "
@@ -35,12 +35,12 @@ def markdown(rows: Sequence[Mapping]) -> str:
     for _, group in groupby(rows, key=lambda row: (row["model"], json.dumps(row["setting"], sort_keys=True))):
         runs = list(group)
         speed = THROUGHPUT if runs[0]["setting"]["batch"] > 1 else SPEED
-        quality = (*QUALITY, *score_columns(runs, parts=False))
+        quality = (*QUALITY, *score_columns(runs))
         blocks += [f"### {_heading(runs[0])}", _table(speed, runs)]
         blocks += [text for text in (_window_remark(runs),) if text]
         blocks.append(_table(quality, runs))
-        if parts := score_columns(runs, parts=True):
-            blocks.append(_table((DECODER, WINDOW, *parts), runs))
+        for metric, parts in part_columns(runs).items():
+            blocks += [f"{_escape(metric)} by part:", _table((DECODER, WINDOW, *parts), runs)]
         columns |= {column.heading: column for column in (*speed, *quality)}
     definitions = [text for column in columns.values() if (text := column.definition())]
     blocks.append("\n".join(f"- {_line(text)}" for text in [*definitions, READING]))
