@@ -1,0 +1,75 @@
+"""The network of the `shapes` model: stock transformers weights, and one set of inputs for every way to decode."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import DynamicCache, LlamaModel
+
+from specbench.models.shapes import network as shapes
+from specbench.models.shapes.captions import CaptionError
+from specbench.models.shapes.tokenizer import TOKENS, ShapesTokenizer
+
+CAPTIONS = ["a red circle left of a blue square", "three crosses"]
+
+
+@pytest.fixture(scope="module")
+def network():
+    torch.manual_seed(0)
+    return shapes.ShapesNetwork(codes=32, width=32, layers=2, heads=2, inner=48).eval()
+
+
+@torch.inference_mode()
+def test_cached_steps_give_the_logits_of_the_whole_image(network):
+    tokens = torch.randint(32, (2, TOKENS))
+    ids = network.encode(CAPTIONS)
+    whole = network(ids, tokens)
+    cache = DynamicCache()
+    embeds, pooled, steps = network.prefix_embeds(ids), network.pooled(ids), []
+    for start in range(0, TOKENS, 37):
+        hidden = network.llama(inputs_embeds=embeds, past_key_values=cache, use_cache=True).last_hidden_state
+        steps.append(network.head(hidden[:, -min(37, hidden.shape[1]) if start else -1 :]))
+        positions = torch.arange(start, min(start + 37, TOKENS)).expand(2, -1)
+        embeds = network.token_embeds(tokens.gather(1, positions), positions, pooled)
+    hidden = network.llama(inputs_embeds=embeds, past_key_values=cache, use_cache=True).last_hidden_state
+    steps.append(network.head(hidden[:, :-1]))
+    assert torch.allclose(torch.cat(steps, 1), whole, atol=1e-4)
+
+
+def test_the_null_caption_is_one_caption(network):
+    ids = network.encode(CAPTIONS)
+    assert network.encode(CAPTIONS).shape == (2, network.prefix)
+    null = network.prefix_embeds(ids, null=torch.tensor([True, False]))
+    assert torch.allclose(null[:1], network.prefix_embeds(network.null_ids(1)), atol=1e-6)
+    assert torch.allclose(null[1:], network.prefix_embeds(ids[1:]), atol=1e-6)
+    with pytest.raises(CaptionError, match="zebra"):
+        network.encode(["a red zebra"])
+
+
+def test_weights_are_read_strictly_and_survive_the_file(network, tmp_path):
+    tokenizer = ShapesTokenizer(codes=32, encoder=16, decoder=16, fine=8)
+    shapes.save(network, tokenizer, {"sampling": {"guidance": 3.0}}, tmp_path)
+    again = shapes.load(folder=tmp_path)
+    assert all(torch.allclose(a, b, atol=2e-3) for a, b in zip(network.parameters(), again.parameters(), strict=True))
+    assert shapes.load_tokenizer(folder=tmp_path).config == tokenizer.config
+    state = load_file(tmp_path / "network.safetensors")
+    LlamaModel(network.llama.config).load_state_dict(
+        {k.removeprefix("llama."): v for k, v in state.items() if k.startswith("llama.")}, strict=True
+    )
+    for broken in (state | {"surplus": torch.zeros(1)}, {k: v for k, v in state.items() if k != "row.weight"}):
+        save_file(broken, tmp_path / "network.safetensors")
+        with pytest.raises(RuntimeError, match=r"surplus|row\.weight"):
+            shapes.load(folder=tmp_path)
+
+
+def test_the_shipped_weights_are_small_half_precision_and_complete():
+    files = list(shapes.WEIGHTS.iterdir())
+    assert sum(f.stat().st_size for f in files) <= 30e6
+    for name, module in (("network", shapes.load()), ("tokenizer", shapes.load_tokenizer())):
+        state = load_file(shapes.WEIGHTS / f"{name}.safetensors")
+        assert set(state) == set(module.state_dict())
+        assert {t.dtype for t in state.values()} == {torch.float16}
+        assert all(t.isfinite().all() for t in state.values())
+    sampling = json.loads((shapes.WEIGHTS / "config.json").read_text())["sampling"]
+    assert set(sampling) == {"guidance", "top_k", "temperature"}
