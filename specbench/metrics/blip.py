@@ -1,0 +1,117 @@
+"""BLIP networks of transformers with weights in the authors' format (Li et al. 2022), which ImageReward and BLIP-VQA
+share.
+
+Sizes are read off the weights. The vision layer norms use 1e-6 as in the original; transformers' default of 1e-5
+shifts scores.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import BertTokenizer, BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
+from transformers.models.blip.modeling_blip_text import BlipTextLMHeadModel
+
+Weights = Mapping[str, Tensor]
+HEAD_WIDTH = 64
+TOKENS = 35
+DECODE_TOKEN, ENCODE_TOKEN = 30522, 30523
+"""[DEC] and [ENC], which the authors appended to BERT's vocabulary."""
+
+_VISION_NAMES = (
+    (r"^cls_token$", "embeddings.class_embedding"),
+    (r"^pos_embed$", "embeddings.position_embedding"),
+    (r"^patch_embed\.proj\.", "embeddings.patch_embedding."),
+    (r"^blocks\.(\d+)\.attn\.qkv\.", r"encoder.layers.\1.self_attn.qkv."),
+    (r"^blocks\.(\d+)\.attn\.proj\.", r"encoder.layers.\1.self_attn.projection."),
+    (r"^blocks\.(\d+)\.norm([12])\.", r"encoder.layers.\1.layer_norm\2."),
+    (r"^blocks\.(\d+)\.", r"encoder.layers.\1."),
+    (r"^norm\.", "post_layernorm."),
+)
+
+
+def part_of(weights: Weights, prefix: str) -> dict[str, Tensor]:
+    """The weights under a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
+def vision_network(weights: Weights) -> BlipVisionModel:
+    """The image encoder of `visual_encoder` weights, which are given without their prefix."""
+    hidden = weights["pos_embed"].shape[2]
+    patch = weights["patch_embed.proj.weight"].shape[2]
+    network = BlipVisionModel(
+        BlipVisionConfig(
+            hidden_size=hidden,
+            intermediate_size=weights["blocks.0.mlp.fc1.weight"].shape[0],
+            num_hidden_layers=_count(weights, r"blocks\.(\d+)\."),
+            num_attention_heads=hidden // HEAD_WIDTH,
+            image_size=patch * round((weights["pos_embed"].shape[1] - 1) ** 0.5),
+            patch_size=patch,
+            layer_norm_eps=1e-6,
+        )
+    )
+    network.load_state_dict({_vision_name(name): value for name, value in weights.items()})
+    return network
+
+
+def text_network(weights: Weights, image_width: int, head: bool = False) -> BlipTextModel | BlipTextLMHeadModel:
+    """The BERT with cross-attention to image features of a text encoder's weights, or of a decoder's with `head`."""
+    body = part_of(weights, "bert.") if head else weights
+    hidden = body["embeddings.word_embeddings.weight"].shape[1]
+    config = BlipTextConfig(
+        vocab_size=body["embeddings.word_embeddings.weight"].shape[0],
+        hidden_size=hidden,
+        encoder_hidden_size=image_width,
+        intermediate_size=body["encoder.layer.0.intermediate.dense.weight"].shape[0],
+        num_hidden_layers=_count(body, r"encoder\.layer\.(\d+)\."),
+        num_attention_heads=hidden // HEAD_WIDTH,
+        max_position_embeddings=body["embeddings.position_embeddings.weight"].shape[0],
+        layer_norm_eps=1e-12,
+        is_decoder=True,  # else no cross-attention is built; calls still say which way attention looks
+    )
+    network = BlipTextLMHeadModel(config) if head else BlipTextModel(config, add_pooling_layer=False)
+    wanted = network.state_dict()
+    known = {name: value for name, value in weights.items() if not name.endswith("position_ids")}
+    spare = {"cls.predictions.decoder.bias": known.get("cls.predictions.bias")} if head else {}
+    known |= {name: value for name, value in spare.items() if name in wanted and name not in known}
+    network.load_state_dict(known | {name: wanted[name] for name in wanted if name.endswith("position_ids")})
+    return network
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """Tensors of an authors' checkpoint, whose digest the caller has checked; nothing else in it is run."""
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    return content.get("model", content)
+
+
+class Tokenizer:
+    """Text to BERT token ids and mask, at most 35 tokens."""
+
+    def __init__(self, vocabulary: Path):
+        self._tokenizer = BertTokenizer(vocab=str(vocabulary))
+
+    def padded(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Ids and mask, [n, 35] each."""
+        found = self._tokenizer(
+            list(texts), padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt"
+        )
+        return found.input_ids, found.attention_mask
+
+    def ids(self, text: str) -> list[int]:
+        return self._tokenizer(text, truncation=True, max_length=TOKENS).input_ids
+
+
+def _vision_name(name: str) -> str:
+    for pattern, replacement in _VISION_NAMES:
+        name, found = re.subn(pattern, replacement, name)
+        if found:
+            return name
+    return name
+
+
+def _count(weights: Weights, pattern: str) -> int:
+    return 1 + max(int(found[1]) for name in weights if (found := re.match(pattern, name)))

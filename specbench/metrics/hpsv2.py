@@ -1,0 +1,75 @@
+"""`hpsv2[v2.1]` and `hpsv2[v2.0]`: Human Preference Score (Wu et al. 2023), computed by open_clip from the authors'
+checkpoints.
+
+The authors' way in is kept: resized as a float tensor with antialiasing, so that the longer side is 224, and padded
+with black before normalising.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specbench.metrics import checkpoints
+from specbench.metrics.base import Sample, Settings
+from specbench.metrics.clip import versions
+from specbench.metrics.openclip import MEAN, STD, image_embeddings, import_open_clip, text_embeddings
+from specbench.metrics.perimage import PerImageMetric
+
+ARCHITECTURE = "ViT-H-14"
+SIZE = 224
+
+
+def hps_input(pixels: np.ndarray) -> Tensor:
+    """uint8 [H, W, 3] to the network's float32 [3, 224, 224]."""
+    x_BCHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32)[None] / 255
+    height, width = x_BCHW.shape[2:]
+    scale = SIZE / max(height, width)
+    target = (round(height * scale), round(width * scale))
+    if scale != 1:
+        x_BCHW = F.interpolate(x_BCHW, target, mode="bicubic", antialias=True, align_corners=False)
+    down, across = SIZE - target[0], SIZE - target[1]
+    x_BCHW = F.pad(x_BCHW, (across // 2, across - across // 2, down // 2, down - down // 2))
+    return (x_BCHW[0] - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+
+def load_hpsv2(path: Path, device: str, architecture: str = ARCHITECTURE) -> torch.nn.Module:
+    """The network of an authors' checkpoint, whose digest the caller has checked, in float32."""
+    model = import_open_clip().create_model(architecture, pretrained=None, output_dict=True)
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(content["state_dict"])
+    return model.float().eval().requires_grad_(False).to(device)
+
+
+class Hpsv2(PerImageMetric):
+    """Cosine of image and caption under the HPSv2 network, in float32."""
+
+    summary = "human preference score: cosine of image and caption under the HPSv2 network, mean over images"
+
+    def __init__(self, variant: str, settings: Settings | None = None):
+        super().__init__(settings)
+        self.name = f"hpsv2[{variant}]"
+        self.checkpoints = (f"hpsv2-{variant}",)
+
+    def identity(self) -> Mapping[str, str]:
+        return {
+            "weights": checkpoints.CHECKPOINTS[self.checkpoints[0]].digest,
+            "resize": "longer side 224, tensor bicubic, antialiased, black padding",
+            **versions(),
+        }
+
+    @cached_property
+    def network(self) -> torch.nn.Module:
+        return load_hpsv2(checkpoints.require(self.checkpoints[0], self.settings.offline), self.settings.device)
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        device = self.settings.device
+        images = image_embeddings(self.network, [hps_input(sample.pixels) for sample in samples], device)
+        texts = text_embeddings(self.network, [sample.prompt for sample in samples], device)
+        return [{"value": value} for value in (images * texts).sum(1).tolist()]

@@ -1,0 +1,87 @@
+"""`imagereward`: a learned human preference (Xu et al. 2023), BLIP's image-grounded text encoder with a small head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from specbench.metrics import checkpoints
+from specbench.metrics.base import Sample
+from specbench.metrics.blip import Tokenizer, load_weights, part_of, text_network, vision_network
+from specbench.metrics.openclip import normalised, short_side_centre
+from specbench.metrics.perimage import PerImageMetric
+
+MEAN, STD = 0.16717362830052426, 1.0333394966054072
+
+
+class RewardNetwork(nn.Module):
+    """Images and token ids to rewards."""
+
+    def __init__(self, weights: Mapping[str, Tensor]):
+        super().__init__()
+        self.vision = vision_network(part_of(weights, "blip.visual_encoder."))
+        self.text = text_network(part_of(weights, "blip.text_encoder."), self.vision.config.hidden_size)
+        head = part_of(weights, "mlp.layers.")
+        layers = sorted(int(name.removesuffix(".weight")) for name in head if name.endswith(".weight"))
+        self.head = nn.Sequential(*(_linear(head, number) for number in layers))
+
+    def forward(self, images_BCHW: Tensor, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        """Rewards [B]; published to have mean 0 and deviation 1 on the authors' data."""
+        seen = self.vision(images_BCHW).last_hidden_state
+        states_BTD = self.text(
+            input_ids=ids_BT,
+            attention_mask=mask_BT,
+            encoder_hidden_states=seen,
+            encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.long, device=seen.device),
+        ).last_hidden_state
+        return (self.head(states_BTD[:, 0])[:, 0] - MEAN) / STD
+
+
+def load_imagereward(path: Path, device: str) -> RewardNetwork:
+    """The network of the authors' checkpoint, whose digest the caller has checked."""
+    return RewardNetwork(load_weights(path)).float().eval().requires_grad_(False).to(device)
+
+
+class ImageReward(PerImageMetric):
+    """Reward of image and caption; unbounded, usually between -2 and 2."""
+
+    name = "imagereward"
+    summary = "learned human preference, mean reward over images"
+    checkpoints = ("imagereward", "bert-vocabulary")
+
+    def identity(self) -> Mapping[str, str]:
+        return {
+            "weights": checkpoints.CHECKPOINTS["imagereward"].digest,
+            "vocabulary": checkpoints.CHECKPOINTS["bert-vocabulary"].digest,
+            "resize": "short side, Pillow bicubic, centre",
+            **{package: version(package) for package in ("transformers", "torch", "pillow")},
+        }
+
+    @cached_property
+    def network(self) -> RewardNetwork:
+        return load_imagereward(checkpoints.require("imagereward", self.settings.offline), self.settings.device)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(checkpoints.require("bert-vocabulary", self.settings.offline))
+
+    @torch.inference_mode()
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        size = self.network.vision.config.image_size
+        images = torch.stack([normalised(short_side_centre(sample.pixels, size)) for sample in samples])
+        ids, mask = self.tokenizer.padded([sample.prompt for sample in samples])
+        device = self.settings.device
+        rewards = self.network(images.to(device), ids.to(device), mask.to(device))
+        return [{"value": value} for value in rewards.tolist()]
+
+
+def _linear(weights: Mapping[str, Tensor], number: int) -> nn.Linear:
+    weight = weights[f"{number}.weight"]
+    layer = nn.Linear(weight.shape[1], weight.shape[0])
+    layer.load_state_dict({"weight": weight, "bias": weights[f"{number}.bias"]})
+    return layer

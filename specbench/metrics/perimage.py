@@ -1,0 +1,23 @@
+"""Metrics whose score is the mean of one number per image."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pandas as pd
+import pyarrow as pa
+
+from specbench.metrics.base import Metric, Score
+from specbench.stats import mean_interval
+
+
+class PerImageMetric(Metric):
+    """Keeps `value` of each image; the score is their mean, with prompts as the independent units."""
+
+    columns: ClassVar = {"value": pa.float32()}
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        if statistics.empty:
+            return []
+        values = statistics["value"].astype("float64")
+        return [Score(self.name, mean_interval(values, statistics["prompt_id"]), len(statistics))]
