@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
 
@@ -77,7 +78,9 @@ def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) 
         **{f"{span}_ms": spans.get(span) for span in SPANS},
         "ar_ms": sum(spans.get(span, 0.0) for span in AR_SPANS) if timed else None,
         "e2e_ms": sum(spans.values()) if timed else None,
-        "facts": json.dumps(generation.facts),
+        "facts": json.dumps(
+            {name: float(value) if math.isfinite(value) else None for name, value in generation.facts.items()}
+        ),
         **arrays,
     }
 

@@ -8,6 +8,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import synthetic
 import tiny
@@ -198,10 +199,10 @@ def test_synthetic_folders_are_read_like_real_ones(results):
 
 def test_a_card_tells_a_run_apart(tmp_path):
     noted = sjd(2)
-    noted[0].facts, noted[1].facts = {"cluster_size": 3.0}, {"cluster_size": 5.0}
+    noted[0].facts, noted[1].facts = {"cluster_size": np.float32(3.0)}, {"cluster_size": 5.0, "odd": np.nan}
     shown = card(folder(tmp_path, SJD, [*noted, None, None]))
     assert (shown["images"], shown["failed"], shown["errors"]) == (2, 2, {"no luck": 2})
-    assert shown["facts"] == {"cluster_size": 4.0}
+    assert shown["facts"] == {"cluster_size": 4.0, "odd": None}
     assert shown["decoder"]["options"]["window"] == 3 and shown["numbers"]["nfe"] == 2.0
     assert shown["invocations"][0]["environment"].startswith("Test CPU, 2 cores")
     assert json.dumps(shown) and card(folder(tmp_path, AR, ar(1)))["facts"] == {}

@@ -45,8 +45,9 @@ def card(folder: Path) -> dict:
     }
 
 
-def _means(facts: pd.Series) -> dict[str, float]:
+def _means(facts: pd.Series) -> dict[str, float | None]:
     """Mean over the images that have it, of each number noted per image."""
     if facts.empty:
         return {}
-    return {str(name): float(mean) for name, mean in pd.DataFrame(map(json.loads, facts)).mean().items()}
+    means = pd.DataFrame(map(json.loads, facts)).astype(float).mean()
+    return {str(name): None if pd.isna(mean) else float(mean) for name, mean in means.items()}
