@@ -12,6 +12,7 @@ Numbers are kept as measured; the summary on stdout is medians of them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import statistics
@@ -34,6 +35,8 @@ from specbench.models.base import ImageModel, TokenLayout
 from specbench.models.catalog import find_model, load_model
 
 PROMPT = "a red circle left of a blue square"
+STEPS = 16
+WARM_UP = 3
 
 
 def timed_decode(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, sample: int) -> dict:
@@ -134,29 +137,62 @@ def bench_generate(model: ImageModel, sampling: Sampling, rounds: int) -> tuple[
     return rows, lines
 
 
+@torch.inference_mode()
+def timed_forward(model: ImageModel, sampling: Sampling, window: int, sample: int) -> dict:
+    """Forwards of `window` columns whose middle is the middle of the image."""
+    session = model.begin(model.encode([PROMPT]), sampling.guidance, window)
+    start = (model.layout.length - window) // 2
+    positions = torch.arange(start, start + window)[None]
+    tokens = torch.zeros_like(positions)
+    times = []
+    for _ in range(STEPS):
+        start = time.perf_counter()
+        session.forward(tokens, positions)
+        times.append((time.perf_counter() - start) * 1e3)
+    return {"wall_ms": statistics.median(times[WARM_UP:]), "steps_ms": times, "window": window}
+
+
+class Enough(Exception):
+    """The stub was called often enough."""
+
+
 class StubModel:
-    """A model whose forward costs next to nothing: logits are views of a fixed table."""
+    """A model whose forward costs next to nothing, and which notes how long the loop takes between
+    forwards."""
 
     name, codebook, weights_sha256 = "stub", None, ""
     device, dtype = torch.device("cpu"), torch.float32
 
-    def __init__(self, v_image: int, columns: int, length: int):
-        self.layout = TokenLayout.plain(1, length, v_image)
+    def __init__(self, v_image: int, window: int):
+        self.layout = TokenLayout.plain(1, (STEPS + 1) * window, v_image)
         draw = torch.Generator().manual_seed(0)
-        base = 2 * torch.randn(1, columns, v_image, generator=draw)
+        base = 2 * torch.randn(1, window, v_image, generator=draw)
         # Two tables in turn: p changes between steps, so some drafts are rejected.
         self._tables = [base, base + 0.5 * torch.randn(base.shape, generator=draw)]
-        self._calls = 0
 
     def encode(self, prompts):
         return prompts
 
     def begin(self, prefix, guidance, columns):
+        self.between_ms: list[float] = []
+        self._left = None
         return self
 
     def forward(self, tokens, positions, tree=None):
-        self._calls += 1
-        return self._tables[self._calls % 2][:, : tokens.shape[1]]
+        if self._left is not None:
+            self.between_ms.append((time.perf_counter() - self._left) * 1e3)
+        if len(self.between_ms) == STEPS:
+            raise Enough
+        logits = self._tables[len(self.between_ms) % 2]
+        self._left = time.perf_counter()
+        return logits
+
+
+def timed_steps(stub: StubModel, decoder: DecoderSpec, sample: int) -> dict:
+    """Milliseconds between two forwards of a full window: sampling, verification, refinement, filling."""
+    with contextlib.suppress(Enough):
+        decode(stub, [Request("", "bench", sample)], decoder, Sampling(1.0, 1.0, 1000), seed=0, render=False)
+    return {"wall_ms": statistics.median(stub.between_ms[WARM_UP:]), "steps_ms": stub.between_ms}
 
 
 def step_cost(row: dict) -> dict[str, float]:
@@ -171,38 +207,43 @@ def with_window(name: str, window: int) -> DecoderSpec:
 
 
 def bench_overhead(model: ImageModel, sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Non-forward milliseconds per step, and their share beside a forward of `model` at the same window."""
-    rows, lines = [], ["decoder, window, vocabulary: other ms per step, share beside this model's forward"]
+    """Milliseconds between forwards by window and vocabulary, and their share beside a forward of `model`."""
+    rows, lines = [], ["decoder, window, vocabulary: ms between forwards, share beside this model's forward"]
     names = ("sjd", "scd-mc", "scd-gs", "gsd")
     for window in (16, 32, 64):
-        real = in_turns({"real": partial(timed_decode, model, with_window("sjd", window), sampling)}, rounds)
-        rows += [{**row, "window": window, "model": model.name} for row in real]
-        forward = median(real, "real", lambda row: step_cost(row)["forward"])
         for vocabulary in (1024, 8192, 65536):
-            stub, truncated = StubModel(vocabulary, window, length=256), Sampling(1.0, 1.0, 1000)
-            contenders = {name: partial(timed_decode, stub, with_window(name, window), truncated) for name in names}
+            stub = StubModel(vocabulary, window)
+            contenders = {name: partial(timed_steps, stub, with_window(name, window)) for name in names}
+            contenders["forward"] = partial(timed_forward, model, sampling, window)
             part = in_turns(contenders, rounds)
-            rows += [{**row, "window": window, "vocabulary": vocabulary, "model": "stub"} for row in part]
+            rows += [{**row, "window": window, "vocabulary": vocabulary} for row in part]
+            forward = median(part, "forward")
             for name in names:
-                other = median(part, name, lambda row: step_cost(row)["other"])
+                other = median(part, name)
                 share = other / (other + forward)
                 lines.append(f"{name}, {window}, {vocabulary}: {other:.2f}, {share:.0%}")
     return rows, lines
 
 
 def bench_window(model: ImageModel, sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Step and forward milliseconds of SJD against the window, and the forward relative to window 1."""
-    contenders = {
-        str(window): partial(timed_decode, model, with_window("sjd", window), sampling)
-        for window in (1, 2, 4, 8, 16, 32, 64, 128)
-    }
+    """SJD's mean step and a mid-image forward against the window; window cost is the forward's ratio to
+    window 1.
+
+    Windows shrink near the end of an image, so that wide ones' mean step can cost less than their full
+    forward.
+    """
+    windows = (1, 2, 4, 8, 16, 32, 64, 128)
+    contenders = {}
+    for window in windows:
+        contenders[f"decode {window}"] = partial(timed_decode, model, with_window("sjd", window), sampling)
+        contenders[f"forward {window}"] = partial(timed_forward, model, sampling, window)
     rows = in_turns(contenders, rounds)
-    one = median(rows, "1", lambda row: step_cost(row)["forward"])
+    one = median(rows, "forward 1")
     lines = ["window: ms per step, ms per forward, window cost"]
-    for name in contenders:
-        step = median(rows, name, lambda row: step_cost(row)["step"])
-        forward = median(rows, name, lambda row: step_cost(row)["forward"])
-        lines.append(f"{name}: {step:.2f}, {forward:.2f}, {forward / one:.2f}")
+    for window in windows:
+        step = median(rows, f"decode {window}", lambda row: step_cost(row)["step"])
+        forward = median(rows, f"forward {window}")
+        lines.append(f"{window}: {step:.2f}, {forward:.2f}, {forward / one:.2f}")
     return rows, lines
 
 
