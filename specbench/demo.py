@@ -49,24 +49,19 @@ def headline(rows: Sequence[Mapping]) -> list[dict[str, str]]:
 
 
 def _headline(row: Mapping, metrics: Sequence[str]) -> dict[str, str]:
-    speedup = "-"
-    if row["speedup"] is not None:
-        speedup = f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
+    from specbench.reporting.columns import number, with_interval
+
     values = {score["metric"]: score["value"] for score in row["scores"]}
     return {
         "decoder": row["decoder"],
         "lossless": "yes" if row["lossless"] else "no",
-        "steps": _number(row["nfe"], ".0f"),
-        "tokens a step": _number(row["step_compression"], ".2f"),
-        "window cost": _number(row["window_cost"], ".2f"),
-        "overhead": _number(row["overhead"], ".2f"),
-        "speed-up [95 %]": speedup,
-        **{metric: _number(values.get(metric), ".2f") for metric in metrics},
+        "steps": number(row["nfe"], 0),
+        "tokens a step": number(row["step_compression"]),
+        "window cost": number(row["window_cost"]),
+        "overhead": number(row["overhead"]),
+        "speed-up [95 %]": with_interval(row["speedup"], row["speedup_low"], row["speedup_high"], unit="x"),
+        **{metric: number(values.get(metric)) for metric in metrics},
     }
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
 
 
 def say_what_next(out: Path) -> None:
