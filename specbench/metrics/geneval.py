@@ -1,0 +1,122 @@
+"""`geneval[hf-m2f]`: GenEval's rules on what transformers' Mask2Former finds, colours by CLIP.
+
+The detector has the architecture of the official one but other weights, so its scores stand in a column of their own;
+`geneval[official]` are those of the official program, see `specbench.metrics.official`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+
+from specbench.metrics import checkpoints
+from specbench.metrics.base import Metric, Sample, Score
+from specbench.metrics.clip import versions
+from specbench.metrics.geneval_rules import COLORS, Found, confident, judge
+from specbench.metrics.hub import hub_folder, hub_problem, weights_digest
+from specbench.metrics.mask2former import Instance, Mask2Former
+from specbench.metrics.openclip import (
+    image_embeddings,
+    load_openai,
+    normalised,
+    short_side_centre,
+    text_embeddings,
+)
+from specbench.stats import mean_of_estimates, proportion_interval
+
+REPOSITORY = "facebook/mask2former-swin-small-coco-instance"
+RENAMED = {64: "computer mouse", 65: "tv remote", 66: "computer keyboard"}
+BACKGROUND = 0x99
+TEMPLATES = ("a photo of a {color} {name}", "a photo of a {color}-colored {name}", "a photo of a {color} object")
+KEPT_SCORE = 0.05
+"""Detections below are not kept with the features; the rules use none below 0.3."""
+
+
+class JudgedMetric(Metric):
+    """Keeps whether each image is right; the score is the share of right images per tag, and the plain mean of the
+    tags overall."""
+
+    columns: ClassVar = {"correct": pa.bool_(), "reason": pa.string(), "details": pa.string()}
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return category is not None and "include" in meta
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        parts = [
+            Score(f"{self.name}:{tag}", proportion_interval(rows["correct"], rows["prompt_id"]), len(rows))
+            for tag, rows in statistics.groupby("category", sort=True)
+        ]
+        if not parts:
+            return []
+        overall = mean_of_estimates([part.estimate for part in parts])
+        return [Score(self.name, overall, sum(part.n for part in parts)), *parts]
+
+
+class GenEval(JudgedMetric):
+    """Detect, classify colours where asked for, judge."""
+
+    name = "geneval[hf-m2f]"
+    summary = "share of images in which the asked-for objects are found by transformers' Mask2Former, mean over tags"
+    batch = 4
+    checkpoints = ("clip-l14",)
+
+    def identity(self) -> Mapping[str, str]:
+        return {
+            "detector": weights_digest(hub_folder(REPOSITORY, self.settings.offline)),
+            "colors": checkpoints.CHECKPOINTS["clip-l14"].digest,
+            "resize": "short side 800, long side at most 1333, Pillow bilinear, padded",
+            **versions(),
+        }
+
+    def missing(self) -> list[tuple[str, str]]:
+        problem = hub_problem(REPOSITORY)
+        return super().missing() + ([problem] if problem else [])
+
+    @cached_property
+    def detector(self) -> Callable[[np.ndarray], list[Instance]]:
+        from transformers import AutoConfig
+
+        folder = hub_folder(REPOSITORY, self.settings.offline)
+        labels = AutoConfig.from_pretrained(folder, local_files_only=True).id2label
+        return Mask2Former(folder, self.settings.device, dict(labels) | RENAMED)
+
+    @cached_property
+    def clip(self) -> torch.nn.Module:
+        return load_openai(checkpoints.require("clip-l14", self.settings.offline), self.settings.device)
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        return [self._judge(sample) for sample in samples]
+
+    def _judge(self, sample: Sample) -> dict[str, object]:
+        objects: dict[str, list[Found]] = {}
+        for one in self.detector(sample.pixels):
+            if one.score > KEPT_SCORE:
+                found = Found(one.box, one.score, partial(self.color, sample.pixels, one))
+                objects.setdefault(one.label, []).append(found)
+        verdict = judge(sample.meta, confident(objects, sample.category or ""))
+        details = {name: [[*one.box, round(one.score, 4)] for one in found] for name, found in objects.items()}
+        return {
+            "correct": verdict.correct, "reason": "; ".join(verdict.reasons), "details": json.dumps(details)
+        }  # fmt: skip
+
+    def color(self, pixels: np.ndarray, instance: Instance) -> str:
+        """The name among `COLORS` that fits an object best, seen alone on grey."""
+        x1, y1, x2, y2 = instance.box
+        alone = np.where(instance.mask[..., None], pixels, np.uint8(BACKGROUND))[y1:y2, x1:x2]
+        size = self.clip.visual.image_size[0]
+        seen = image_embeddings(self.clip, [normalised(short_side_centre(alone, size))], self.settings.device)
+        return COLORS[int((self._color_embeddings(instance.label) @ seen[0]).argmax())]
+
+    def _color_embeddings(self, name: str) -> torch.Tensor:
+        """One unit vector for each colour, [10, d]."""
+        texts = [template.format(color=color, name=name) for color in COLORS for template in TEMPLATES]
+        found = text_embeddings(self.clip, texts, self.settings.device)
+        means = found.unflatten(0, (len(COLORS), len(TEMPLATES))).mean(1)
+        return means / means.norm(dim=1, keepdim=True)

@@ -1,0 +1,98 @@
+"""GenEval's rules (Ghosh et al. 2023) on detected objects: pure functions, no images and no networks.
+
+An image is right when every `include` clause holds and no `exclude` clause does. Counting is exact because a count is
+asked for and one more is excluded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+THRESHOLD, COUNTING_THRESHOLD = 0.3, 0.9
+MOST_OBJECTS = 16
+NEAR = 0.1
+
+
+@dataclass(frozen=True)
+class Found:
+    """A detected object: `box` is x1, y1, x2, y2 in pixels; `color` gives its colour's name when asked."""
+
+    box: tuple[float, float, float, float]
+    score: float
+    color: Callable[[], str] = lambda: ""
+
+
+Objects = Mapping[str, Sequence[Found]]
+"""Detected objects by class name."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an image shows what was asked for, and why not."""
+
+    correct: bool
+    reasons: tuple[str, ...]
+
+
+def confident(objects: Objects, tag: str) -> dict[str, list[Found]]:
+    """The objects that count under a tag: above its threshold, best first, at most 16 of a class."""
+    threshold = COUNTING_THRESHOLD if tag == "counting" else THRESHOLD
+    kept = {
+        name: sorted((one for one in found if one.score > threshold), key=lambda one: -one.score)[:MOST_OBJECTS]
+        for name, found in objects.items()
+    }
+    return {name: found for name, found in kept.items() if found}
+
+
+def relations(a: Found, b: Found) -> set[str]:
+    """Where a lies from b: some of "left of", "right of", "above", "below"; none where they nearly coincide."""
+    corners = np.array([a.box, b.box], dtype=np.float64).reshape(2, 2, 2)
+    centres, sizes = corners.mean(axis=1), np.abs(corners[:, 1] - corners[:, 0])
+    offset = centres[0] - centres[1]
+    beyond = np.maximum(np.abs(offset) - NEAR * sizes.sum(axis=0), 0) * np.sign(offset)
+    if np.all(np.abs(beyond) < 1e-3):
+        return set()
+    across, down = beyond / np.linalg.norm(offset)
+    names = {"left of": across < -0.5, "right of": across > 0.5, "above": down < -0.5, "below": down > 0.5}
+    return {name for name, holds in names.items() if holds}
+
+
+def judge(meta: Mapping[str, object], objects: Objects) -> Verdict:
+    """Apply a prompt's clauses to the confident objects of an image."""
+    reasons: list[str] = []
+    matched: list[Sequence[Found] | None] = []
+    for clause in meta.get("include", ()):
+        found = objects.get(clause["class"], ())
+        reason = _include(clause, found, matched)
+        if reason:
+            reasons.append(reason)
+        matched.append(None if reason else found[: clause["count"]])
+    for clause in meta.get("exclude", ()):
+        found = objects.get(clause["class"], ())
+        if len(found) >= clause["count"]:
+            reasons.append(f"expected {clause['class']}<{clause['count']}, found {len(found)}")
+    return Verdict(not reasons, tuple(reasons))
+
+
+def _include(clause: Mapping, found: Sequence[Found], matched: Sequence[Sequence[Found] | None]) -> str | None:
+    """Why an `include` clause does not hold, or None. `matched` are the objects of the clauses before it."""
+    name, count = clause["class"], clause["count"]
+    if len(found) < count:
+        return f"expected {name}>={count}, found {len(found)}"
+    used = found[:count]
+    if "color" in clause:
+        colors = [one.color() for one in used]
+        if colors.count(clause["color"]) < count:
+            return f"expected {clause['color']} {name}>={count}, found {', '.join(colors)}"
+    if "position" in clause:
+        wanted, index = clause["position"]
+        others = matched[index]
+        if others is None:
+            return f"no target for {name} to be {wanted}"
+        if not all(wanted in relations(one, other) for one in used for other in others):
+            return f"expected {name} {wanted} target"
+    return None
