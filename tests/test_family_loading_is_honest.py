@@ -71,6 +71,10 @@ def refusal(name: str, folder) -> SpecbenchError:
     with pytest.raises(SpecbenchError) as raised:
         load(name, folder)
     assert "\n" not in raised.value.what + raised.value.try_this
+    if raised.value.exit_code == 2:
+        with pytest.raises(SpecbenchError) as checked:
+            INFO[name].configured(weights=str(folder), tiny=True).check()
+        assert checked.value.what == raised.value.what
     return raised.value
 
 
@@ -210,6 +214,12 @@ def test_a_checkpoint_of_another_image_vocabulary_is_refused_at_full_size(writte
     for name in ("anole", "llamagen", "janus", "emu3"):
         with pytest.raises(SpecbenchError, match="24 image tokens"):
             INFO[name].configured(weights=str(written[name])).load("cpu", "float32")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_whole_checkpoint_passes_the_check_without_being_loaded(name, tmp_path):
+    write(name, tmp_path)
+    INFO[name].configured(weights=str(tmp_path), tiny=True).check()
 
 
 @pytest.mark.parametrize("name", WRITERS)

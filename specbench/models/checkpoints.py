@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -18,7 +19,7 @@ from specbench.models.sources import Found
 
 
 def read_tensors(found: Found) -> dict[str, Tensor]:
-    """All tensors of the source's weight files, on the CPU; safetensors are mapped, not copied.
+    """All tensors of the source's weight files, mapped into memory rather than copied where the format allows it.
 
     Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module" or "state_dict".
 
@@ -46,7 +47,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     try:
         # Training scripts like to store their parsed arguments beside the weights.
         with torch.serialization.safe_globals([argparse.Namespace]):
-            held = torch.load(path, map_location="cpu", weights_only=True)
+            held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
         raise _damaged(path, error) from error
     for name in ("model", "module", "state_dict"):
@@ -110,6 +111,7 @@ def fill(network: nn.Module, tensors: Mapping[str, Tensor], where: str, device: 
     Args:
         tensors: exactly the network's parameters; shared ones may be left out.
         where: the files, for messages.
+        device: "meta" leaves the values in their files, after all checks.
 
     Raises:
         SpecbenchError: a parameter without tensor, a tensor without parameter, or a shape that differs.
@@ -153,13 +155,16 @@ def _finish(network: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
     left = [name for name, held in chain(network.named_parameters(), network.named_buffers()) if held.is_meta]
     if left:
         raise RuntimeError(f"never given a value: {left}")
+    network.requires_grad_(False).eval()
+    if device == "meta":
+        return network
     for parameter in network.parameters():
         parameter.data = parameter.data.to(device=device, dtype=dtype)
     for module in network.modules():
         for name, buffer in module.named_buffers(recurse=False):
             # Rotary frequencies stay float32 in every dtype.
             setattr(module, name, buffer.to(device))
-    return network.requires_grad_(False).eval()
+    return network
 
 
 def _renew_rotary(network: nn.Module) -> None:

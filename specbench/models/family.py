@@ -58,10 +58,12 @@ class Request:
         return {**full, **tiny} if self.info.tiny else dict(full)
 
 
-def load(info: HubModel, device: str, dtype: str) -> FamilyModel:
-    """The model of these facts, from its checkpoint or with random weights."""
-    found = info.fetch()
-    weights_sha256 = digest(found) if found else info.weights_sha256()
+def load(info: HubModel, device: str, dtype: str, found: tuple[Found, ...]) -> FamilyModel:
+    """The model of these facts, from its files or, without any, with random weights.
+
+    On the device "meta" everything is checked and no weight is read.
+    """
+    weights_sha256 = "" if device == "meta" else digest(found) if found else info.weights_sha256()
     request = Request(info, found, weights_sha256, device, getattr(torch, dtype))
     return load_object(info.target, f"model {info.name}")(request)
 

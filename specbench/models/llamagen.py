@@ -143,7 +143,7 @@ def load(request: Request) -> LlamaGen:
     fill(network, tensors, where, request.device, request.dtype)
     encoder = build(T5EncoderModel, read_config(text_files, T5Config))
     text_tensors = drop(read_tensors(text_files), ["decoder.", "lm_head."])
-    fill(encoder, text_tensors, describe(text_files), request.device, request.dtype)
+    fill(encoder, text_tensors, describe(text_files), request.device, _text_dtype(request))
     decoder = vq.load_llamagen_vq(read_tensors(image), describe(image), request.device)
     return LlamaGen(request, network, encoder, read_tokenizer(text_files), decoder)
 
@@ -152,13 +152,18 @@ def _random(request: Request) -> LlamaGen:
     config = _llama(request.sized(_XL, _TINY))
     text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
     network = randomise(build(Network, config, text_config.d_model), request.device, request.dtype)
-    encoder = randomise(build(T5EncoderModel, text_config), request.device, request.dtype)
+    encoder = randomise(build(T5EncoderModel, text_config), request.device, _text_dtype(request))
     tokenizer = stand_in_tokenizer({"</s>": 1}, first_byte=3)
     tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     decoder = vq.random_taming(
         request.sized(vq.LLAMAGEN_VQ, _TINY_VQ), normalise=True, attention=True, device=request.device
     )
     return LlamaGen(request, network, encoder, tokenizer, decoder)
+
+
+def _text_dtype(request: Request) -> torch.dtype:
+    """T5 overflows in float16."""
+    return torch.float32 if request.dtype == torch.float16 else request.dtype
 
 
 def _only(files: Found, vq_file: bool) -> Found:

@@ -75,7 +75,9 @@ def _cosmos(files: Found, device: str) -> vq.CosmosDecoder:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
-            return vq.CosmosDecoder(torch.jit.load(path, map_location=device).eval(), device)
+            return vq.CosmosDecoder(
+                torch.jit.load(path, map_location="cpu" if device == "meta" else device).eval(), device
+            )
     except RuntimeError as error:
         reason = str(error).splitlines()[0][:120]
         raise SpecbenchError(f"{path} cannot be read: {reason}", "download it again", MISSING_PREREQUISITE) from error

@@ -138,6 +138,16 @@ class HubModel:
             return hashlib.sha256(self.name.encode()).hexdigest()
         return digest(self.find())
 
+    def check(self) -> None:
+        """Account for every tensor and token as `load` does, reading names and shapes but not the weights.
+
+        Raises:
+            SpecbenchError: what `load` would raise for these files; nothing is downloaded.
+        """
+        from specbench.models.family import load
+
+        load(self, "meta", self.dtype, self.find())
+
     def load(self, device: str, dtype: str | None = None):
         """The model, ready to decode.
 
@@ -146,7 +156,7 @@ class HubModel:
         """
         from specbench.models.family import load
 
-        return load(self, device, dtype or self.dtype)
+        return load(self, device, dtype or self.dtype, self.fetch())
 
 
 def digest(found: tuple[Found, ...]) -> str:
