@@ -1,15 +1,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# CPU results and test times are steadier with one thread per process.
 TEST_ARGS ?= -n auto
 
-.PHONY: help demo install test check docs bench train-shapes clean
+.PHONY: help demo install test check docs train-shapes bench clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 $(VENV)/.run: pyproject.toml constraints.txt
+	@echo "Installing into $(VENV); this takes a minute or more, mostly for torch."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@
@@ -24,7 +24,7 @@ demo: $(VENV)/.run ## Install, then compare decoders on the embedded model: a ta
 	$(BIN)/specbench demo
 
 test: $(VENV)/.dev ## Install, then run the tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest $(TEST_ARGS)
 
 check: $(VENV)/.dev ## Lint, formatting, and generated parts of the README
 	$(BIN)/ruff check .
@@ -33,6 +33,12 @@ check: $(VENV)/.dev ## Lint, formatting, and generated parts of the README
 
 docs: $(VENV)/.dev ## Refresh the generated parts of the README
 	$(BIN)/python tools/refresh_readme.py
+
+train-shapes: $(VENV)/.run ## Train the embedded model again (hours on a CPU; continues where it stopped)
+	$(BIN)/python -m specbench.models.shapes.train
+
+bench: $(VENV)/.run ## Measure specbench itself; raw numbers go to results/speed
+	$(BIN)/python benchmarks/speed/bench.py
 
 clean: ## Remove .venv and caches, never results
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

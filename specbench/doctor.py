@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 import re
 import shutil
@@ -33,6 +34,7 @@ def check(model: str | None = None, out: Path = Path("results")) -> list[dict[st
         _python(),
         *_packages(),
         _torch(),
+        *_torchvision(),
         *(_model(info, required=bool(model)) for info in chosen),
         *_plugins(),
         *_disk(out),
@@ -70,6 +72,19 @@ def _torch() -> dict[str, str]:
     return _row(
         "torch", OK, f"{torch.__version__}, {available_threads()} CPU threads, {', '.join(devices) or 'no GPU'}"
     )
+
+
+def _torchvision() -> list[dict[str, str]]:
+    """Optional; but transformers imports it where it is installed, so one built for another torch breaks every model."""
+    if importlib.util.find_spec("torchvision") is None:
+        return []
+    version = metadata.version("torchvision")
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, OSError, RuntimeError) as error:
+        fix = "install the torchvision that belongs to this torch, from where torch came, or uninstall it"
+        return [_row("torchvision", MISSING, f"{version} does not fit this torch: {error}", fix)]
+    return [_row("torchvision", OK, version)]
 
 
 def _model(info: ModelInfo, required: bool) -> dict[str, str]:

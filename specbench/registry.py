@@ -43,17 +43,16 @@ def load_object(target: str, kind: str = "object") -> object:
     module_name, _, attribute = target.partition(":")
     try:
         return functools.reduce(getattr, attribute.split("."), importlib.import_module(module_name))
-    except ModuleNotFoundError as error:
-        missing = error.name or module_name
-        raise SpecbenchError(
-            f"{kind} '{target}': no module named '{missing}'", "is it installed in this environment?"
-        ) from None
-    except AttributeError:
-        raise SpecbenchError(f"{kind} '{target}': module '{module_name}' has no '{attribute}'") from None
     except SpecbenchError:
         raise
+    except AttributeError:
+        raise SpecbenchError(f"{kind} '{target}': module '{module_name}' has no '{attribute}'") from None
     except Exception as error:  # importing runs a stranger's code, which may fail in any way
-        raise SpecbenchError(f"{kind} '{target}' cannot be imported: {type(error).__name__}: {error}") from error
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            what = f"{kind} '{target}': no module named '{error.name}'"
+            raise SpecbenchError(what, "is it installed in this environment?") from None
+        what = f"{kind} '{target}' cannot be imported: {type(error).__name__}: {error}"
+        raise SpecbenchError(what, "'specbench doctor' looks for the cause") from error
 
 
 def plugins(kind: str) -> dict[str, EntryPoint]:
