@@ -53,6 +53,7 @@ def _check_shape(info: Mapping) -> None:
         if not all(isinstance(call[part], dict) for part in ("versions", "git", "hardware")):
             raise TypeError("invocation")
         list(call["hardware"].get("gpus") or ())
+        float(call.get("load") or 0)
 
 
 _PLAIN = {"str": str, "int": int, "float": int | float, "bool": bool}

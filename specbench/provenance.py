@@ -21,7 +21,7 @@ def now() -> str:
 
 def collect() -> dict[str, object]:
     """Facts about this process, as stored in `run.json` for every invocation that wrote rows."""
-    return {"started_at": now(), "versions": versions(), "git": git_state(), "hardware": hardware()}
+    return {"started_at": now(), "versions": versions(), "git": git_state(), "hardware": hardware(), "load": load()}
 
 
 def versions() -> dict[str, str | None]:
@@ -55,6 +55,14 @@ def hardware() -> dict[str, object]:
         "memory_gib": _memory_gib(),
         "gpus": _gpus(),
     }
+
+
+def load() -> float | None:
+    """Processes that wanted a core during the last minute: what else the machine was doing."""
+    try:
+        return round(os.getloadavg()[0], 1)
+    except (OSError, AttributeError):
+        return None
 
 
 def describe(info: dict[str, object]) -> str:

@@ -22,6 +22,7 @@ INVOCATION = {
     "versions": {"python": "3.11.0", "torch": "2.9.0", "specbench": "0.1.0"},
     "git": {"revision": "0123456789abcdef", "dirty": False},
     "hardware": {"platform": "Linux x86_64", "cpu": "Test CPU", "cores": 2, "memory_gib": 4.0, "gpus": []},
+    "load": 0.5,
 }
 
 

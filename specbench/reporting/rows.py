@@ -4,11 +4,11 @@ infinite.
 Keys: `run_id, folder, model, decoder, label, lossless, options` (every option in force), `setting` (dtype,
 device, threads, batch, seed, prompts, weights and sampling), `n, failed`, the numbers named after functions
 of `specbench.stats` (`nfe, step_compression, latency_ms, latency_e2e_ms, step_ms, throughput, acceptance,
-acceptance_by_offset, logp_mean, logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`), the comparison with AR
-(`speedup, speedup_low, speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline,
+acceptance_by_offset, logp_mean, logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`), the comparison
+with AR (`speedup, speedup_low, speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline,
 speedup_note`), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
-speedup_fastest_high, fastest_ar`), `scores` (a list of dicts `metric, value, low, high, n, fingerprint`) and
-`environment`.
+speedup_fastest_high, fastest_ar`), `scores` (a list of dicts `metric, value, low, high, n, fingerprint`),
+`environment` (machine and versions, a line each) and `load` (load average at the start of each invocation).
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "acceptance_by_offset": stats.acceptance_by_offset(rows),
         **{name: getattr(tokens, name, None) for name in stats.TokenStats.__dataclass_fields__},
         "scores": read_scores(run.folder),
+        "load": [call.get("load") for call in info["invocations"]],
         "environment": list(dict.fromkeys(describe(call) for call in info["invocations"])),
     }
 
@@ -111,7 +112,8 @@ def setting(spec: dict) -> dict:
 
 
 def label(decoder: dict) -> str:
-    """The decoder's name with the choices and options that differ from its preset's own; the window has its column."""
+    """The decoder's name with the choices and options that differ from its preset's own; the window has its
+    column."""
     name, options = decoder["name"], decoder["options"]
     usual = resolve(name) if name in PRESETS else None
     choices = {kind: decoder[kind] for kind in CHOICES if usual is None or decoder[kind] != getattr(usual, kind)}

@@ -45,7 +45,8 @@ def markdown(rows: Sequence[Mapping]) -> str:
     definitions = [text for column in columns.values() if (text := column.definition())]
     blocks.append("\n".join(f"- {_line(text)}" for text in [*definitions, READING]))
     machines = dict.fromkeys(line for row in rows for line in row["environment"])
-    blocks.append("\n".join(f"Measured on {_line(line)}." for line in machines))
+    lines = [f"Measured on {_line(line)}." for line in machines]
+    blocks.append("\n".join(lines + _load(rows)))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -111,6 +112,15 @@ def _window_remark(rows: Sequence[Mapping]) -> str | None:
         f"{worst['window_cost']:.1f} times as long as feeding one ({worst['label']}), so saving steps is not "
         f"saving as much time."
     )
+
+
+def _load(rows: Sequence[Mapping]) -> list[str]:
+    """Other work makes latencies noisy, so it is said how busy the machine was."""
+    known = [load for row in rows for load in row["load"] if isinstance(load, int | float)]
+    if not known:
+        return []
+    span = f"{min(known):.1f}" if min(known) == max(known) else f"{min(known):.1f} to {max(known):.1f}"
+    return [f"Load average when the runs started: {span}."]
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Mapping]) -> str:
