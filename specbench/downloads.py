@@ -37,7 +37,7 @@ class Remote:
 
     Attributes:
         url: where it is published.
-        digest: "sha256:..." or "md5:...", as the publisher or this project recorded it.
+        digest: "sha256:..." or "md5:...", as the publisher or this project recorded it; empty where nobody did.
         size: bytes, where known.
     """
 
@@ -69,7 +69,7 @@ def matches(path: Path, remote: Remote) -> bool:
     """Whether a local file is the published one."""
     if remote.size is not None and path.stat().st_size != remote.size:
         return False
-    return digest_of(path, remote.digest.partition(":")[0]) == remote.digest
+    return not remote.digest or digest_of(path, remote.digest.partition(":")[0]) == remote.digest
 
 
 def fetch(remote: Remote, target: Path, progress: Progress | None = None, forbidden: bool = False) -> Path:

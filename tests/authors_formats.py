@@ -139,6 +139,16 @@ def save_imagereward(path: Path, image: int = 32) -> Path:
     return path
 
 
+def save_vqa(path: Path, image: int = 32) -> Path:
+    """BLIP-VQA as its authors publish it."""
+    torch.manual_seed(3)
+    weights = vision_weights(image, 16, 128, 2, "visual_encoder.")
+    weights |= text_weights(30524, 64, 128, 2, "text_encoder.")
+    weights |= text_weights(30524, 64, 64, 2, "text_decoder.", head=True)
+    torch.save({"model": weights}, path)
+    return path
+
+
 def save_vocabulary(path: Path) -> Path:
     """A BERT vocabulary of the published length with a few words in it, "yes" and "no" at their published places."""
     words = VOCABULARY + [f"[unused{number}]" for number in range(1, 30522 - len(VOCABULARY) + 1)]

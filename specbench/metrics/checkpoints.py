@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbench.downloads import Remote, cache_folder, fetch, matches
+from specbench.downloads import Remote, cache_folder, digest_of, fetch, matches
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 
 
@@ -30,7 +30,8 @@ class Checkpoint:
 
     def hint(self) -> str:
         """Where to get the file and where to put it."""
-        return f"download {self.remote.url} to {self.path} ({self.remote.digest}; {self.licence})"
+        digest = self.remote.digest or "its digest is not published and goes into the score's identity"
+        return f"download {self.remote.url} to {self.path} ({digest}; {self.licence})"
 
 
 def _openai(file: str, sha256: str) -> Checkpoint:
@@ -70,6 +71,15 @@ CHECKPOINTS: dict[str, Checkpoint] = {
         "ImageReward.pt", "zai-org/ImageReward", "d71dc8d4912bc633c06ab8ef1ef6a81e8199d4369f14b47b29baf1d19de561f6",
         1_786_880_927, "Apache-2.0, THUDM",
     ),
+    "blip-vqa": Checkpoint(
+        "model_base_vqa_capfilt_large.pth",
+        Remote(
+            "https://storage.googleapis.com/sfr-vision-language-research/BLIP/models/"
+            "model_base_vqa_capfilt_large.pth",
+            "",
+        ),
+        "BSD-3-Clause, Salesforce",
+    ),
     "bert-vocabulary": Checkpoint(
         "bert-base-uncased-vocab.txt",
         Remote(
@@ -95,6 +105,11 @@ def require(name: str, offline: bool = False) -> Path:
         if error.exit_code != MISSING_PREREQUISITE:
             raise
         raise SpecbenchError(f"{wanted.file} is not on this disk", wanted.hint(), MISSING_PREREQUISITE) from None
+
+
+def file_digest(name: str) -> str:
+    """The digest of the file as it lies on this disk, for a checkpoint whose publisher names none."""
+    return digest_of(require(name, offline=True))
 
 
 def problem(name: str) -> str | None:

@@ -1,0 +1,216 @@
+"""`compbench[...]`: those parts of T2I-CompBench++ (Huang et al. 2025) that need none of its own programs.
+
+`blip-vqa` asks BLIP about every noun phrase of colour, shape and texture prompts; `clip-b32` is the cosine the paper
+uses for non-spatial ones. The others come from the official scripts, see `specbench.metrics.official`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.metrics import checkpoints
+from specbench.metrics.base import Sample, Score, Settings
+from specbench.metrics.blip import (
+    DECODE_TOKEN,
+    ENCODE_TOKEN,
+    Tokenizer,
+    load_weights,
+    part_of,
+    text_network,
+    vision_network,
+)
+from specbench.metrics.clip import Clip
+from specbench.metrics.openclip import normalised
+from specbench.metrics.perimage import PerImageMetric
+from specbench.stats import mean_interval
+
+YES, NO = 2748, 2053
+MOST_QUESTIONS = 8
+NOT_ASKED = ("top", "the side", "the left", "the right")
+REMOVED = '.!"()*#:;~'
+SPACY_MODEL = "en_core_web_sm"
+
+
+def questions(phrases: Sequence[str]) -> list[str]:
+    """What BLIP is asked about the noun phrases of a prompt, at most eight questions."""
+    asked = [phrase for phrase in phrases if phrase not in NOT_ASKED][:MOST_QUESTIONS]
+    return [f"{phrase}?".lower().translate(str.maketrans("", "", REMOVED)) for phrase in asked]
+
+
+class CategoryMetric(PerImageMetric):
+    """Means per category, as "metric:category"; nothing is averaged over categories.
+
+    Attributes:
+        categories: those that are scored.
+    """
+
+    categories: Sequence[str]
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return category in self.categories and "line" in meta
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        return [
+            Score(
+                f"{self.name}:{category}", mean_interval(rows["value"].astype("float64"), rows["prompt_id"]), len(rows)
+            )
+            for category, rows in statistics.groupby("category", sort=True)
+        ]
+
+
+class CompBenchClip(CategoryMetric, Clip):
+    """Cosine under CLIP ViT-B/32 with the prompt as it is."""
+
+    summary = "cosine of CLIP ViT-B/32, mean over images of non-spatial prompts"
+    categories = ("non_spatial",)
+
+    def __init__(self, settings: Settings | None = None):
+        Clip.__init__(self, "b32", settings)
+        self.name = "compbench[clip-b32]"
+
+
+class VqaNetwork(nn.Module):
+    """One image and questions of one length to the probability of "yes" against "no"."""
+
+    def __init__(self, weights: Mapping[str, Tensor]):
+        super().__init__()
+        self.vision = vision_network(part_of(weights, "visual_encoder."))
+        width = self.vision.config.hidden_size
+        self.reader = text_network(part_of(weights, "text_encoder."), width)
+        self.answerer = text_network(part_of(weights, "text_decoder."), self.reader.config.hidden_size, head=True)
+
+    def see(self, images_BCHW: Tensor) -> Tensor:
+        """Image features [B, tokens, d]."""
+        return self.vision(images_BCHW).last_hidden_state
+
+    def forward(self, seen_BSD: Tensor, ids_BT: Tensor) -> Tensor:
+        """Probabilities [B]. No padding: cross-attention would look at it."""
+        states = self.reader(
+            input_ids=ids_BT,
+            attention_mask=torch.ones_like(ids_BT),
+            encoder_hidden_states=seen_BSD,
+            encoder_attention_mask=torch.ones(seen_BSD.shape[:2], dtype=torch.long, device=ids_BT.device),
+        ).last_hidden_state
+        start = torch.full((len(ids_BT), 1), DECODE_TOKEN, device=ids_BT.device)
+        logits_BV = self.answerer(
+            input_ids=start,
+            attention_mask=torch.ones_like(start),
+            encoder_hidden_states=states,
+            encoder_attention_mask=torch.ones_like(ids_BT),
+            use_cache=False,
+        ).logits[:, -1]
+        return torch.sigmoid(logits_BV[:, YES] - logits_BV[:, NO])
+
+
+def load_vqa(path: Path, device: str) -> VqaNetwork:
+    """The network of the authors' checkpoint."""
+    return VqaNetwork(load_weights(path)).float().eval().requires_grad_(False).to(device)
+
+
+def noun_phrases() -> Callable[[str], list[str]]:
+    """spaCy's noun chunks of a text.
+
+    Raises:
+        SpecbenchError: exit code 5 where spaCy or its English model is not installed.
+    """
+    problem = _spacy_problem()
+    if problem:
+        raise SpecbenchError(*problem, MISSING_PREREQUISITE)
+    import spacy
+
+    parse = spacy.load(SPACY_MODEL)
+    return lambda text: [chunk.text for chunk in parse(text).noun_chunks]
+
+
+class BlipVqa(CategoryMetric):
+    """The product of BLIP's "yes" over the noun phrases of the prompt, rounded to four digits each."""
+
+    name = "compbench[blip-vqa]"
+    summary = "BLIP's yes to every noun phrase, mean over images of colour, shape and texture prompts"
+    categories = ("color", "shape", "texture")
+    batch = 8
+    checkpoints = ("blip-vqa", "bert-vocabulary")
+
+    def identity(self) -> Mapping[str, str]:
+        return {
+            "weights": checkpoints.file_digest("blip-vqa"),
+            "vocabulary": checkpoints.CHECKPOINTS["bert-vocabulary"].digest,
+            "resize": "squashed to 480, Pillow bicubic",
+            "phrases": f"{SPACY_MODEL} {version(SPACY_MODEL)}",
+            **{package: version(package) for package in ("spacy", "transformers", "torch", "pillow")},
+        }
+
+    def missing(self) -> list[tuple[str, str]]:
+        problem = _spacy_problem()
+        return super().missing() + ([problem] if problem else [])
+
+    @cached_property
+    def network(self) -> VqaNetwork:
+        return load_vqa(checkpoints.require("blip-vqa", self.settings.offline), self.settings.device)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(checkpoints.require("bert-vocabulary", self.settings.offline))
+
+    @cached_property
+    def phrases(self) -> Callable[[str], list[str]]:
+        return noun_phrases()
+
+    @torch.inference_mode()
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        size = self.network.vision.config.image_size
+        images = torch.stack([normalised(_squashed(sample.pixels, size)) for sample in samples])
+        seen = self.network.see(images.to(self.settings.device))
+        asked = [
+            (number, self._ids(question))
+            for number, sample in enumerate(samples)
+            for question in questions(self.phrases(sample.prompt))
+        ]
+        answers: list[list[float]] = [[] for _ in samples]
+        for number, answer in zip([number for number, _ in asked], self._answers(seen, asked), strict=True):
+            answers[number].append(round(answer, 4))
+        return [{"value": math.prod(found)} for found in answers]
+
+    def _ids(self, question: str) -> list[int]:
+        return [ENCODE_TOKEN, *self.tokenizer.ids(question)[1:]]
+
+    def _answers(self, seen: Tensor, asked: Sequence[tuple[int, list[int]]]) -> list[float]:
+        """Answers in the order of `asked`; questions of one length go together, so that none is padded."""
+        by_length = defaultdict(list)
+        for place, (_, ids) in enumerate(asked):
+            by_length[len(ids)].append(place)
+        answers = [0.0] * len(asked)
+        for places in by_length.values():
+            ids = torch.tensor([asked[place][1] for place in places], device=seen.device)
+            found = self.network(seen[[asked[place][0] for place in places]], ids)
+            for place, answer in zip(places, found.tolist(), strict=True):
+                answers[place] = answer
+        return answers
+
+
+def _squashed(pixels: np.ndarray, size: int) -> np.ndarray:
+    return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))
+
+
+def _spacy_problem() -> tuple[str, str] | None:
+    for package, hint in (
+        ("spacy", "pip install spacy"),
+        (SPACY_MODEL, f"python -m spacy download {SPACY_MODEL} (the paper's programs use its version 3.5.0)"),
+    ):
+        try:
+            version(package)
+        except PackageNotFoundError:
+            return f"{package} is not installed", hint
+    return None
