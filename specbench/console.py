@@ -65,8 +65,8 @@ class ProgressReporter:
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
-                TextColumn("left"),
                 TimeRemainingColumn(),
+                TextColumn("left"),
             )
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._task = self._bar.add_task(self.what, total=total, completed=done)

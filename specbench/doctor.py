@@ -75,7 +75,7 @@ def _torch() -> dict[str, str]:
 
 
 def _torchvision() -> list[dict[str, str]]:
-    """Optional; but transformers imports it where it is installed, so one built for another torch breaks every model."""
+    """Optional; but transformers imports it where it is there, so one built for another torch breaks every model."""
     if importlib.util.find_spec("torchvision") is None:
         return []
     version = metadata.version("torchvision")
