@@ -61,13 +61,17 @@ def models(_out: Path):
             "height": info.resolution[0],
             "width": info.resolution[1],
             "tokens": info.tokens,
+            "parameters_b": info.parameters and round(info.parameters / 1e9, 2),
+            "memory_gib": None if info.memory_bytes() is None else round(info.memory_bytes() / 2**30, 1),
             "on_disk": info.ready,
             "licence": info.licence,
+            "hub_id": info.hub_id,
             "summary": info.summary,
         }
         for name, info in catalog.models().items()
     ]
-    return rows, ("name", "height", "width", "tokens", "on_disk", "licence", "summary")
+    columns = ("name", "height", "width", "tokens", "parameters_b", "memory_gib", "on_disk", "hub_id", "licence")
+    return rows, columns
 
 
 def metrics(_out: Path):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from specbench import registry
 from specbench.config import Sampling
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
+from specbench.models.zoo import MODELS, HubModel
 
 if TYPE_CHECKING:
     from specbench.models.base import ImageModel
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A model before it is loaded.
+    """A model before it is loaded, with its files at known paths; `HubModel` has the same interface.
 
     Attributes:
         target: "module:function" called as `function(device: str, dtype: torch.dtype)`, returning an `ImageModel`.
@@ -44,6 +45,30 @@ class ModelInfo:
     weights: tuple[Path, ...] = ()
     dtype: str = "float32"
     prompt_check: str | None = None
+    parameters: int | None = None
+    hub_id: str | None = None
+
+    def configured(
+        self, weights: str | None = None, revision: str | None = None, random: bool = False, tiny: bool = False
+    ) -> ModelInfo:
+        """This model with other weights, which it does not take."""
+        if weights or revision or random or tiny:
+            raise SpecbenchError(
+                f"model '{self.name}' comes with its weights, at one size",
+                "leave --weights, --revision, --random-weights and --scale away",
+            )
+        return self
+
+    def memory_bytes(self, dtype: str | None = None, batch: int = 1) -> int | None:
+        """What is held while decoding; None where nobody has counted."""
+        return None
+
+    def load(self, device: str, dtype: str | None = None) -> ImageModel:
+        """The model, ready to decode."""
+        import torch
+
+        make = registry.load_object(self.target, f"model {self.name}")
+        return make(device=device, dtype=getattr(torch, dtype or self.dtype))
 
     @property
     def ready(self) -> bool:
@@ -96,6 +121,8 @@ class ModelInfo:
         return json.loads(self.config.read_text())
 
 
+Model = ModelInfo | HubModel
+
 _SHAPES = Path(__file__).parent / "shapes" / "weights"
 
 _BUILT_IN = (
@@ -114,27 +141,28 @@ _BUILT_IN = (
 
 
 @functools.cache
-def models() -> dict[str, ModelInfo]:
+def models() -> dict[str, Model]:
     """Every model, the built-in ones first; a built-in name wins over a plug-in's."""
-    found = {model.name: model for model in _BUILT_IN}
+    found: dict[str, Model] = {model.name: model for model in (*_BUILT_IN, *MODELS)}
     for name in registry.plugins("models"):
-        model = registry.load_plugin("models", name, lambda one: isinstance(one, ModelInfo), "a ModelInfo")
+        model = registry.load_plugin("models", name, lambda one: isinstance(one, Model), "a ModelInfo")
         if model is not None:
             found.setdefault(model.name, model)
     return found
 
 
-def find_model(name: str) -> ModelInfo:
+def find_model(name: str) -> Model:
     """The model of that name, or a SpecbenchError with the nearest one."""
     if name not in models():
         raise unknown_name("model", name, models())
     return models()[name]
 
 
-def load_model(name: str, device: str = "cpu", dtype: str | None = None) -> ImageModel:
+def load_model(model: str | Model, device: str = "cpu", dtype: str | None = None) -> ImageModel:
     """The model, ready to decode.
 
     Args:
+        model: a name, or the facts of a model, which may have been configured.
         dtype: "float32", "bfloat16" or "float16"; the model's own if None.
 
     Raises:
@@ -142,7 +170,7 @@ def load_model(name: str, device: str = "cpu", dtype: str | None = None) -> Imag
     """
     import torch
 
-    info = find_model(name)
+    info = find_model(model) if isinstance(model, str) else model
     info.require_weights()
     kind = device.partition(":")[0]
     if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.backends.mps.is_available()):
@@ -151,5 +179,4 @@ def load_model(name: str, device: str = "cpu", dtype: str | None = None) -> Imag
             "use --device cpu",
             MISSING_PREREQUISITE,
         )
-    load = registry.load_object(info.target, f"model {name}")
-    return load(device=device, dtype=getattr(torch, dtype or info.dtype))
+    return info.load(device, dtype)

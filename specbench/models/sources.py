@@ -116,6 +116,11 @@ def fetch(source: Source, weights: str | None = None, revision: str | None = Non
     return _in_folder(source, _snapshot(repo, source, revision if main else None, download=True), repo)
 
 
+def is_folder(weights: str) -> bool:
+    """Whether `--weights` names a folder, as opposed to a hub repository."""
+    return _folder(weights) is not None
+
+
 def _folder(weights: str | None) -> Path | None:
     """`weights` as a folder, None if it is a hub id or nothing."""
     if weights is None:

@@ -6,11 +6,17 @@ Sources of the facts: each family's official repository and its configuration on
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from specbench.config import Sampling
 from specbench.errors import SpecbenchError
-from specbench.models.sources import Found, Source, fetch, find
+from specbench.models.sources import Found, Source, fetch, find, is_folder
+
+if TYPE_CHECKING:
+    from specbench.models.family import FamilyModel
+    from specbench.prompts import Prompt
 
 TINY_GRID = (4, 4)
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -74,6 +80,10 @@ class HubModel:
         return self.source.licence
 
     @property
+    def hub_id(self) -> str:
+        return self.source.repo
+
+    @property
     def resolution(self) -> tuple[int, int]:
         """Image height and width in pixels."""
         return self.grid[0] * self.patch, self.grid[1] * self.patch
@@ -87,6 +97,19 @@ class HubModel:
     def stream(self) -> int:
         """Stream slots of one image, forced tokens included."""
         return self.grid[0] * (self.grid[1] + self.row_ends)
+
+    def require_weights(self) -> None:
+        """Raise a SpecbenchError with exit code 5 for files that are not on this disk and may not be downloaded."""
+        from huggingface_hub import constants
+
+        try:
+            self.find()
+        except SpecbenchError:
+            if constants.HF_HUB_OFFLINE or (self.weights and is_folder(self.weights)):
+                raise
+
+    def check_prompts(self, prompts: Iterable[Prompt]) -> None:
+        """Any text will do."""
 
     def sampling(self) -> Sampling:
         """The sampling the model is meant to be used with."""
@@ -148,7 +171,7 @@ class HubModel:
 
         load(self, "meta", self.dtype, self.find())
 
-    def load(self, device: str, dtype: str | None = None):
+    def load(self, device: str, dtype: str | None = None) -> FamilyModel:
         """The model, ready to decode.
 
         Raises:
