@@ -38,7 +38,7 @@ def choose_window(
     """
     if "window" not in dict(decoder.options):
         raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "leave --window away")
-    requests = [Request(prompt.text, PILOT_ID, number) for number, prompt in enumerate(prompts[:PILOTS])]
+    requests = [Request(prompts[number % len(prompts)].text, PILOT_ID, number) for number in range(PILOTS)]
     decode(model, requests[:1], with_window(decoder, 2), sampling, seed)
     ar = _measure(model, requests, resolve("ar"), sampling, seed)
     curve, best = [_point(1, ar, ar)], None
