@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specbench.settings import run_settings
 
 FILES = {
     "empty.txt": b"",
@@ -140,3 +146,24 @@ def test_an_unforeseen_error_is_one_line_unless_debugging(cli, monkeypatch):
     outcome = cli("list", "models")
     assert outcome.code == 1 and outcome.err == "error: RuntimeError: two lines (a bug; --debug shows where)\n"
     assert "Traceback" in cli("list", "models", "--debug").err
+
+
+names = [f"--{setting.name}" for setting in run_settings()]
+flags = st.sampled_from([*names, "--config", "--show-config", "-q", "--"])
+words = st.sampled_from(["0", "1", "-1", "nan", "inf", "1e999", "9" * 400, "auto", "ar", "gsd:G=3", "shapes", ":=,"])
+tokens = flags | words | st.text(max_size=12).filter(lambda text: "\0" not in text)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(arguments=st.lists(tokens, max_size=7))
+def test_any_command_line_is_planned_or_refused(arguments, tmp_path, monkeypatch):
+    from specbench.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.raises(SystemExit) as stopped, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        main(["run", "--dry-run", *arguments])
+    code = stopped.value.code or 0
+    assert code in (0, 2, 5), err.getvalue()
+    assert code == 0 or err.getvalue().count("\n") == 1, err.getvalue()
+    assert os.listdir(tmp_path) == []
