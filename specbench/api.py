@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
 from specbench.folders import find_runs, read_info, runs_in
-from specbench.models.catalog import find_model, load_model
-from specbench.plan import Plan, available_threads, make_plan, plan_decoders, plan_sampling
+from specbench.models.catalog import Model, load_model
+from specbench.plan import Plan, available_threads, make_plan, plan_decoders, plan_model, plan_sampling
 from specbench.prompts import Prompt, text_id
 from specbench.settings import merge, run_settings
 
@@ -36,8 +36,8 @@ def generate(
 
     Args:
         prompt: one caption, or several to decode as one batch.
-        settings: `seed`, `cfg`, `temperature`, `top_k`, `top_p`, `dtype`, `device`, `threads`, and every
-            option of the decoder, for example `G=50`.
+        settings: `seed`, `cfg`, `temperature`, `top_k`, `top_p`, `dtype`, `device`, `threads`, `weights`, `revision`,
+            `random_weights`, `scale`, and every option of the decoder, for example `G=50`.
 
     Returns:
         A `Generation` for one caption, a list for several. Pixels are in `.image`, uint8 [3, H, W].
@@ -48,12 +48,12 @@ def generate(
     from specbench.decoding.loop import Request, decode
 
     values = merge(run_settings(), _flags(settings | {"model": model, "decoder": decoder}), env={})
-    info = find_model(model)
+    info = plan_model(values)
     planned = plan_decoders(values["decoder"].value, values)[0]
     sampling = plan_sampling(info, values)
     texts = [prompt] if isinstance(prompt, str) else list(prompt)
     info.check_prompts(Prompt(text_id(text), text) for text in texts)
-    loaded = _load(model, values["device"].value, values["dtype"].value, values["threads"].value)
+    loaded = _load(info, values["device"].value, values["dtype"].value, values["threads"].value)
     requests = [Request(text, text_id(text)) for text in texts]
     images = decode(loaded, requests, planned.spec, sampling, values["seed"].value)
     for image in images:
@@ -81,7 +81,7 @@ def execute(plan: Plan, reporter: Reporter | None = None) -> RunSummary:
 
     if reporter:
         reporter.note(f"loading {plan.model.name} ({plan.dtype}, {plan.device})")
-    model = _load(plan.model.name, plan.device, plan.dtype, plan.threads)
+    model = _load(plan.model, plan.device, plan.dtype, plan.threads)
     specs, extras = [], {}
     for planned in plan.decoders:
         decoder, curve = planned.spec, None
@@ -133,11 +133,11 @@ def _flags(settings: Mapping[str, object]) -> dict[str, object]:
     return {name.replace("_", "-"): value for name, value in settings.items()}
 
 
-def _load(name: str, device: str, dtype: str | None, threads: int) -> ImageModel:
+def _load(model: Model, device: str, dtype: str | None, threads: int) -> ImageModel:
     import torch
 
     torch.set_num_threads(threads or available_threads())
-    return load_model(name, device, dtype)
+    return load_model(model, device, dtype)
 
 
 def _choose_window(

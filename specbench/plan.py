@@ -17,12 +17,16 @@ from specbench.config import RunSpec, Sampling
 from specbench.decoding.components import CHOICES
 from specbench.decoding.presets import PRESETS, DecoderSpec, options_of, resolve
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.models.catalog import ModelInfo, find_model
+from specbench.models.catalog import Model, find_model
 from specbench.prompts import Prompt, PromptSet, load_prompts, select
 from specbench.settings import Value, decoder_settings
 
 RUN_ORIGINS = (
     "model",
+    "weights",
+    "revision",
+    "random-weights",
+    "scale",
     "prompts",
     "seed",
     "batch",
@@ -60,7 +64,7 @@ class Plan:
     `chosen` are the prompts of `prompts` that will be generated; `settings` is what the plan was made from.
     """
 
-    model: ModelInfo
+    model: Model
     decoders: tuple[PlannedDecoder, ...]
     sampling: Sampling
     prompts: PromptSet
@@ -105,7 +109,7 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
             installed first.
     """
     value = {name: held.value for name, held in values.items()}
-    model = find_model(value["model"])
+    model = plan_model(values)
     decoders = plan_decoders(value["decoder"], values)
     prompts = load_prompts(value["prompts"])
     chosen = select(prompts, value["limit"], value["ids"])
@@ -199,7 +203,15 @@ def _unused(option: str, decoders: Sequence[str]) -> SpecbenchError:
     return SpecbenchError(f"--{option}: none of the chosen decoders ({', '.join(decoders)}) takes it", takes + hint)
 
 
-def plan_sampling(model: ModelInfo, values: Mapping[str, Value]) -> Sampling:
+def plan_model(values: Mapping[str, Value]) -> Model:
+    """The model with the weights and at the size that the settings ask for."""
+    value = {name: held.value for name, held in values.items()}
+    return find_model(value["model"]).configured(
+        value["weights"], value["revision"], value["random-weights"], value["scale"] == "tiny"
+    )
+
+
+def plan_sampling(model: Model, values: Mapping[str, Value]) -> Sampling:
     """The model's sampling with what was set changed; refuses a top-k beyond the image vocabulary."""
     given = {field: values[name].value for field, name in SAMPLING_SETTINGS.items()}
     sampling = replace(model.sampling(), **{name: held for name, held in given.items() if held is not None})

@@ -1,6 +1,6 @@
-"""From stored images to scores: features of each image once per metric fingerprint, then the run's numbers.
+"""From stored images to scores: features of each image once per metric and what makes them, then the run's numbers.
 
-`scores/<metric>-<fingerprint>/*.parquet` holds one row per image, appended as the work goes on: its key, the
+`scores/<metric>-<feature fingerprint>/*.parquet` holds one row per image, appended as the work goes on: its key, the
 `started_at` of its sample row (a redone image is scored again), its category, and the metric's columns.
 `scores/<metric>-<fingerprint>.parquet` holds the run's numbers. Only what is missing is computed; a run may
 still be writing.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,18 +20,34 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
 
 from specbench import registry
 from specbench.errors import BAD_INPUT, SpecbenchError
-from specbench.metrics.base import Metric, Sample, fingerprint
+from specbench.metrics.base import Metric, Sample, Settings, feature_fingerprint, fingerprint
 from specbench.parts import Parts, take_lock, write_atomically
+from specbench.pictures import read_picture
 from specbench.records import KEY
 from specbench.store import RunStore
 
 RUN_SCORES = ("metric", "value", "low", "high", "n", "fingerprint", "identity", "images")
 """Columns of the per-run file: a score per row; `identity` is JSON; `images` counts those of the run that
 could be scored."""
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pictures to score and where their scores go.
+
+    Attributes:
+        name: of the run, or of the folder they are in.
+        folder: gets a `scores` folder.
+        rows: `prompt_id, sample, prompt, category, meta` (JSON), `path`, and `started_at`, which changes whenever
+            the picture may have.
+    """
+
+    name: str
+    folder: Path
+    rows: pd.DataFrame
 
 
 @dataclass(frozen=True)
@@ -45,32 +61,62 @@ class Scored:
     skipped: str | None = None
 
 
+class Reporter:
+    """Who is told how scoring goes; this one says nothing. Calls are quick and must not fail."""
+
+    def start(self, name: str, metric: str, total: int, done: int) -> None:
+        """`total` images are to be scored by `metric`; `done` of them were before."""
+
+    def image(self, name: str, metric: str) -> None:
+        """One more is."""
+
+    def finish(self, name: str, metric: str) -> None:
+        """All are, and their scores are written."""
+
+
 def score(
     folders: Sequence[Path],
     metrics: Sequence[str] | None = None,
-    on_image: Callable[[str, str], None] | None = None,
+    settings: Settings | None = None,
+    reporter: Reporter | None = None,
 ) -> list[Scored]:
     """Score the images of run folders and keep the results beside them.
 
     Args:
-        metrics: names; None means every metric that can score any of the run's prompts.
-        on_image: called with run id and metric name after each image.
+        metrics: names; None means every metric that needs nothing from outside and can score any of the run's
+            prompts.
 
-    Raises: SpecbenchError: unknown metric, a metric that cannot score a run it was named for, or a missing or
-        damaged image.
+    Raises: SpecbenchError: unknown metric, one that lacks something or cannot score a run it was named for, or a
+        missing or damaged image.
     """
-    chosen = {name: registry.metric(name)() for name in (registry.metric_names() if metrics is None else metrics)}
-    done = []
-    for folder in folders:
-        outcomes = [_score_run(Path(folder), metric, on_image) for metric in chosen.values()]
-        for outcome in outcomes:
-            if metrics is not None and outcome.skipped:
-                raise SpecbenchError(
-                    f"metric '{outcome.metric}' cannot score {outcome.run_id}: {outcome.skipped}",
-                    "leave --metric away to score with what fits", BAD_INPUT,
-                )  # fmt: skip
-        done += outcomes
-    return done
+    return [outcome for folder in folders for outcome in score_images(run_images(folder), metrics, settings, reporter)]
+
+
+def score_images(
+    images: Images,
+    metrics: Sequence[str] | None = None,
+    settings: Settings | None = None,
+    reporter: Reporter | None = None,
+) -> list[Scored]:
+    """As `score`, for pictures from anywhere."""
+    names = registry.bundled_metrics() if metrics is None else metrics
+    outcomes = [score_with(images, registry.metric(name)(settings), reporter) for name in names]
+    for outcome in outcomes:
+        if metrics is not None and outcome.skipped:
+            raise SpecbenchError(
+                f"metric '{outcome.metric}' cannot score {outcome.run_id}: {outcome.skipped}",
+                "leave it away to score with what fits", BAD_INPUT,
+            )  # fmt: skip
+    return outcomes
+
+
+def run_images(folder: Path) -> Images:
+    """The pictures of a run."""
+    store = RunStore(folder)
+    rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image"])
+    rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
+    rows = rows.assign(path=[Path(folder) / image for image in rows["image"]])
+    return Images(store.info()["run_id"], Path(folder), rows.drop(columns=["status", "image"]))
 
 
 def read_scores(folder: Path) -> list[dict[str, object]]:
@@ -85,38 +131,43 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
 
 
 def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
-    """What is kept of each scored image of a run: key, category and the metric's own columns."""
+    """What is kept of each scored image: key, category and the metric's own columns."""
     return _parts(Path(folder), metric).read().to_pandas()
 
 
-def _score_run(folder: Path, metric: Metric, on_image: Callable[[str, str], None] | None) -> Scored:
-    store = RunStore(folder)
-    run_id = store.info()["run_id"]
-    rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image"])
-    rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
-    wanted = rows[[metric.accepts(row.category, json.loads(row.meta)) for row in rows.itertuples()]]
+def score_with(images: Images, metric: Metric, reporter: Reporter | None = None) -> Scored:
+    """Score pictures with one metric, only what is missing.
+
+    Raises:
+        SpecbenchError: the metric lacks something, or a picture is missing or damaged.
+    """
+    rows, reporter = images.rows, reporter or Reporter()
+    wanted = rows[[metric.accepts(_text(row.category), json.loads(row.meta)) for row in rows.itertuples()]]
     if wanted.empty:
         why = "its prompts lack what the metric needs" if len(rows) else "it has no images"
-        return Scored(run_id, metric.name, 0, 0, why)
-    parts = _parts(folder, metric)
-    with _writing(folder, parts):
+        return Scored(images.name, metric.name, 0, 0, why)
+    metric.prepare()
+    parts = _parts(images.folder, metric)
+    with _writing(images.folder, parts):
         there = parts.read(["started_at"]).to_pandas()
         known = set(there.itertuples(index=False, name=None))
         missing = wanted[[(row.prompt_id, row.sample, row.started_at) not in known for row in wanted.itertuples()]]
+        reporter.start(images.name, metric.name, len(wanted), len(wanted) - len(missing))
         for start in range(0, len(missing), metric.batch):
             chunk = missing.iloc[start : start + metric.batch]
-            parts.append(_feature_rows(folder, metric, chunk))
-            for _ in range(len(chunk) if on_image else 0):
-                on_image(run_id, metric.name)
+            parts.append(_feature_rows(metric, chunk))
+            for _ in range(len(chunk)):
+                reporter.image(images.name, metric.name)
         parts.compact()
-        _write_run_scores(folder, metric, wanted)
-    return Scored(run_id, metric.name, len(missing), len(wanted) - len(missing))
+        _write_run_scores(images.folder, metric, wanted)
+        reporter.finish(images.name, metric.name)
+    return Scored(images.name, metric.name, len(missing), len(wanted) - len(missing))
 
 
-def _feature_rows(folder: Path, metric: Metric, rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+def _feature_rows(metric: Metric, rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     samples = [
         Sample(row.prompt_id, int(row.sample), row.prompt, _text(row.category), json.loads(row.meta),
-               read_image(folder / row.image))
+               read_image(row.path))
         for row in rows.itertuples()
     ]  # fmt: skip
     for row, kept in zip(rows.itertuples(), metric.features(samples), strict=True):
@@ -131,7 +182,7 @@ def _feature_rows(folder: Path, metric: Metric, rows: pd.DataFrame) -> Iterator[
 
 def _write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None:
     features = image_features(folder, metric).merge(wanted[[*KEY, "started_at"]], on=[*KEY, "started_at"])
-    digest = fingerprint(metric)
+    digest, identity = fingerprint(metric), json.dumps(dict(metric.identity()), sort_keys=True)
     rows = [
         {
             "metric": item.name,
@@ -140,7 +191,7 @@ def _write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> Non
             "high": item.estimate.high,
             "n": item.n,
             "fingerprint": digest,
-            "identity": json.dumps(dict(metric.identity()), sort_keys=True),
+            "identity": identity,
             "images": len(wanted),
         }
         for item in metric.scores(metric.statistics(features))
@@ -156,13 +207,7 @@ def read_image(path: Path) -> np.ndarray:
     Raises:
         SpecbenchError: missing or damaged; the message names the file.
     """
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError, ValueError) as error:
-        raise SpecbenchError(
-            f"{path} is missing or damaged", "delete the file if it is there, and run again to redo it"
-        ) from error
+    return read_picture(path, "delete the file if it is there, and run again to redo it")
 
 
 def _parts(folder: Path, metric: Metric) -> Parts:
@@ -173,7 +218,7 @@ def _parts(folder: Path, metric: Metric) -> Parts:
         ("category", pa.string()),
     ]
     schema = pa.schema([*fixed, *metric.columns.items()])
-    return Parts(folder / "scores" / f"{metric.name}-{fingerprint(metric)}", schema, KEY)
+    return Parts(folder / "scores" / f"{metric.name}-{feature_fingerprint(metric)}", schema, KEY)
 
 
 @contextmanager

@@ -109,6 +109,23 @@ _WORK = (
 _MODEL = (
     Setting(Option("model", "shapes", "model to decode with; see 'specbench list models'"), _MODEL_PANEL, "NAME"),
     Setting(
+        Option("weights", "", "a checkpoint other than the official one"),
+        _MODEL_PANEL,
+        "DIR|OWNER/NAME",
+        unset="the model",
+    ),
+    Setting(Option("revision", "", "revision of its hub repository"), _MODEL_PANEL, "REF", unset="the hub"),
+    Setting(
+        Option("random-weights", False, "the true architecture with random weights, to measure speed only"),
+        _MODEL_PANEL,
+        "",
+    ),
+    Setting(
+        Option("scale", "full", "tiny: a grid of 4 x 4 tokens, and random weights to match", choices=("full", "tiny")),
+        _MODEL_PANEL,
+        "SIZE",
+    ),
+    Setting(
         Option("dtype", "float32", f"number format: {', '.join(_DTYPES)}", choices=_DTYPES),
         _MODEL_PANEL,
         "TYPE",

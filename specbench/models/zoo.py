@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from specbench.models.family import FamilyModel
     from specbench.prompts import Prompt
 
+RANDOM = "+random"
+"""In the name of every model with random weights, hence in every record of its runs."""
 TINY_GRID = (4, 4)
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -71,8 +73,10 @@ class HubModel:
         """This model with other weights. What is not the official model at its official size says so in its name."""
         if random and (weights or revision):
             raise SpecbenchError("--random-weights: cannot go together with --weights or --revision")
-        name = self.name + "+random" * random + "+tiny" * tiny
-        changes = {"weights": weights, "revision": revision, "random": random, "tiny": tiny}
+        if revision and weights and is_folder(weights):
+            raise SpecbenchError(f"--revision {revision}: --weights {weights} is a folder, not a hub repository")
+        name = self.name + RANDOM * random + "+tiny" * tiny
+        changes = {"weights": weights or None, "revision": revision or None, "random": random, "tiny": tiny}
         return replace(self, name=name, grid=TINY_GRID if tiny else self.grid, **changes)
 
     @property
