@@ -138,10 +138,11 @@ def ratio_of_totals(numerator: pd.Series, denominator: pd.Series, cluster: pd.Se
     if len(totals) < 2:
         return Estimate(value, None, None)
     draw = np.random.default_rng(seed)
-    ratios = []
-    for _ in range(BOOTSTRAP_RESAMPLES):
-        top, bottom = totals[draw.integers(0, len(totals), len(totals))].sum(axis=0)
-        ratios.append(top / bottom)
+    ratios, at_once = [], max(1, 10**6 // len(totals))
+    for start in range(0, BOOTSTRAP_RESAMPLES, at_once):
+        size = (min(at_once, BOOTSTRAP_RESAMPLES - start), len(totals))
+        sums = totals[draw.integers(0, len(totals), size)].sum(axis=1)
+        ratios.extend(sums[:, 0] / sums[:, 1])
     low, high = np.percentile(ratios, [2.5, 97.5])
     return Estimate(value, float(low), float(high))
 
