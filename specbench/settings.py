@@ -10,6 +10,7 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from specbench.decoding.components import CHOICES, Option
@@ -33,6 +34,7 @@ class Setting:
         unset: who decides when nobody sets it, for example "the model"; empty when `option.default` applies.
         many: it may be given several times, and takes lists separated by commas.
         words: extra words accepted beside `option`'s type, for example "auto" for a number.
+        others: further options of this name, of other decoders; a value stays text until its decoder reads it.
     """
 
     option: Option
@@ -41,6 +43,7 @@ class Setting:
     unset: str = ""
     many: bool = False
     words: tuple[str, ...] = ()
+    others: tuple[Option, ...] = ()
 
     @property
     def name(self) -> str:
@@ -69,7 +72,10 @@ class Setting:
             raise SpecbenchError(f"--{self.name} {value!r}: expected one value", self.option.help)
         if value in self.words:
             return value
-        return self.option.parse(value)
+        if any(_reads(option, value) for option in self.others):
+            return value
+        parsed = self.option.parse(value)
+        return value if self.others else parsed
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,14 @@ class Value:
     def given(self) -> bool:
         """Whether somebody set it, as opposed to a default."""
         return not self.origin.startswith(("default", "left to"))
+
+
+def _reads(option: Option, value: object) -> bool:
+    try:
+        option.parse(value)
+    except SpecbenchError:
+        return False
+    return True
 
 
 def split_list(text: str) -> list[str]:
@@ -163,20 +177,21 @@ def decoder_settings() -> tuple[Setting, ...]:
         )
         for kind, values in CHOICES.items()
     )
-    options: dict[str, Option] = {}
-    for component in (part for values in CHOICES.values() for part in values.values()):
-        options |= {option.name: option for option in component.options}
-    for preset in PRESETS.values():
-        options |= {option.name: option for option in options_of(preset).values() if option.name not in options}
+    variants: dict[str, dict[tuple, Option]] = {}
+    components = (part for values in CHOICES.values() for part in values.values())
+    presets = (options_of(preset).values() for preset in PRESETS.values())
+    for option in chain(*(part.options for part in components), *presets):
+        variants.setdefault(option.name, {}).setdefault((option.type, option.help), option)
     knobs = (
         Setting(
-            option,
+            first,
             "Decoder options",
-            "N|auto" if option.name == "window" else _metavar(option),
+            "N|auto" if name == "window" else _metavar(first),
             unset="the decoder",
-            words=("auto",) if option.name == "window" else (),
+            words=("auto",) if name == "window" else (),
+            others=tuple(others),
         )
-        for option in options.values()
+        for name, (first, *others) in ((name, found.values()) for name, found in variants.items())
     )
     return (*choices, *knobs)
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from specbench.decoding.components import Option
 from specbench.decoding.presets import PRESETS, options_of
 from specbench.settings import Setting
 
@@ -62,24 +63,29 @@ def _parameter(name: str, setting: Setting) -> inspect.Parameter:
 
 
 def _help(setting: Setting) -> str:
-    text = escape(setting.option.help[:1].upper() + setting.option.help[1:])
     if setting.panel == "Decoder options":
-        return f"{text} [dim]({_owners(setting.name)})[/dim]"
+        return "; ".join(_decoder_help(option) for option in (setting.option, *setting.others))
+    text = _sentence(setting.option.help)
     if setting.unset or setting.option.type is bool or setting.default in ("", []):
         return text
     return f"{text} [dim](default {escape(str(setting.option.default))})[/dim]"
 
 
-def _owners(option: str) -> str:
-    """Who takes a decoder option and with which default: "gsd 10", or "most 32, scd-mc 64"."""
+def _sentence(text: str) -> str:
+    return escape(text[:1].upper() + text[1:])
+
+
+def _decoder_help(option: Option) -> str:
+    """What a decoder option does, who takes it and with which default: "Cluster size (gsd 10)"."""
     defaults: dict[object, list[str]] = {}
     for name, preset in PRESETS.items():
-        known = options_of(preset)
-        if option in known:
-            defaults.setdefault(known[option].default, []).append(name)
-    parts = [f"{'/'.join(names)} {_shown(value)}" for value, names in defaults.items() if len(names) <= 4]
-    common = [f"{_shown(value)}" for value, names in defaults.items() if len(names) > 4]
-    return ", ".join([*(f"default {value}" for value in common), *parts]) or "with other choices"
+        known = options_of(preset).get(option.name)
+        if known and known.help == option.help:
+            defaults.setdefault(known.default, []).append(name)
+    rare = [f"{'/'.join(names)} {_shown(value)}" for value, names in defaults.items() if len(names) <= 4]
+    common = [f"default {_shown(value)}" for value, names in defaults.items() if len(names) > 4]
+    owners = ", ".join([*common, *rare]) or "with other choices"
+    return f"{_sentence(option.help)} [dim]({escape(owners)})[/dim]"
 
 
 def _shown(value: object) -> str:
