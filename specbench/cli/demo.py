@@ -11,7 +11,7 @@ from specbench.cli.options import flags, print_json, print_table
 from specbench.decoding.components import Option
 from specbench.settings import JSON, QUIET, Setting, merge
 
-_LIMIT = Setting(Option("limit", 12, "how many prompts", minimum=1), "What to run", "N")
+_LIMIT = Setting(Option("limit", 8, "how many prompts", minimum=1), "What to run", "N")
 _OUT = Setting(Option("out", "results/demo", "where its runs, table and picture go"), "Output", "DIR")
 _SETTINGS = (_LIMIT, _OUT, QUIET, JSON)
 _HELP = "Compare decoders on the embedded model, here and now: run, score, a table, a picture. Takes a few minutes."
