@@ -19,13 +19,15 @@ from specbench.metrics.blip import part_of
 from specbench.metrics.imagereward import MEAN, STD, ImageReward
 from specbench.metrics.openclip import MEAN as CLIP_MEAN
 from specbench.metrics.openclip import STD as CLIP_STD
-from specbench.metrics.openclip import import_torchvision, normalised, short_side_centre
+from specbench.metrics.openclip import import_open_clip, normalised, short_side_centre
+from specbench.metrics.standins import torchvision_if_it_loads, torchvision_loads
 
 try:
-    import_torchvision()
-    import open_clip
-except ImportError:
-    pytest.skip("open_clip is not installed", allow_module_level=True)
+    open_clip = import_open_clip()
+except SpecbenchError as error:
+    pytest.skip(error.what, allow_module_level=True)
+
+needs_torchvision = pytest.mark.skipif(not torchvision_loads(), reason="no torchvision that loads beside this torch")
 
 LONG = "a red cat and " * 40
 SHAPES = {"square": (80, 80), "landscape": (60, 100), "portrait": (101, 60), "large": (500, 333)}
@@ -112,8 +114,8 @@ def huggingface_twin(state: dict):
 
 
 def test_clip_equals_torchmetrics_over_transformers(clip_metric, openai_file):
-    pytest.importorskip("torchmetrics")
-    from torchmetrics.functional.multimodal import clip_score
+    with torchvision_if_it_loads():
+        clip_score = pytest.importorskip("torchmetrics.functional.multimodal").clip_score
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
     twin = huggingface_twin(torch.jit.load(str(openai_file)).state_dict())
@@ -154,6 +156,7 @@ def test_clip_equals_torchmetrics_over_transformers(clip_metric, openai_file):
     assert max(values) > 0.02, "the comparison is not between zeros"
 
 
+@needs_torchvision
 def test_clip_goes_in_as_open_clips_own_transform(clip_metric):
     theirs = open_clip.image_transform(64, is_train=False, mean=CLIP_MEAN, std=CLIP_STD)
     for name, pixels in pictures().items():
@@ -223,6 +226,7 @@ def test_imagereward_cuts_text_at_35_tokens(reward_metric):
     assert ids.shape == (2, 35) and mask.sum(1).tolist() == [35, 4] and ids[0, 0] == 3 and ids[0, -1] == 4
 
 
+@needs_torchvision
 @pytest.mark.parametrize("shape", [*SHAPES.values(), (224, 224), (300, 300), (100, 224)])
 def test_hps_goes_in_as_the_authors_transform(shape):
     from torchvision.transforms import functional as T
@@ -270,6 +274,7 @@ def test_hpsv2_loads_every_tensor_of_the_file(hps_file):
         hpsv2.load_hpsv2(hps_file.with_name("damaged.pt"), "cpu", "tiny-hps")
 
 
+@needs_torchvision
 def test_hpsv2_equals_the_authors_package(hps_file, monkeypatch, tmp_path):
     pytest.importorskip("hpsv2", reason="the hpsv2 package wants an environment of its own")
     import gzip

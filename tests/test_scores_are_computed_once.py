@@ -19,7 +19,7 @@ from PIL import Image
 from specbench import registry, scoring
 from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.folders import find_runs
-from specbench.metrics.base import Score, fingerprint
+from specbench.metrics.base import Metric, Score, fingerprint
 from specbench.metrics.shapes_detector import ShapesDetector
 from specbench.models.shapes import render, scene
 from specbench.prompts import Prompt
@@ -109,8 +109,9 @@ def test_a_scorer_killed_half_way_goes_on_where_it_was(tmp_path):
     code = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom specbench import scoring\n"
         "seen = []\n"
-        "def stop(*_):\n    seen.append(1)\n    if len(seen) == 20: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "scoring.score([Path(sys.argv[1])], on_image=stop)"
+        "class Stop(scoring.Reporter):\n    def image(self, *_):\n        seen.append(1)\n"
+        "        if len(seen) == 20: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "scoring.score([Path(sys.argv[1])], reporter=Stop())"
     )
     assert subprocess.run([sys.executable, "-c", code, str(folder)]).returncode == -signal.SIGKILL
     (outcome,) = scoring.score([folder])
@@ -162,7 +163,7 @@ def test_damaged_scores_are_named(tmp_path):
     assert path.name in caught.value.what
 
 
-class Brightness:
+class Brightness(Metric):
     """A metric of a user's own: mean pixel value."""
 
     name, summary, batch = "brightness", "mean pixel value", 2
@@ -172,14 +173,8 @@ class Brightness:
     def identity(self):
         return {"variant": self.variant}
 
-    def accepts(self, category, meta):
-        return True
-
     def features(self, samples):
         return [{"mean": float(sample.pixels.mean())} for sample in samples]
-
-    def statistics(self, features):
-        return features
 
     def scores(self, features):
         return [Score(self.name, mean_interval(features["mean"], features["prompt_id"]), len(features))]

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from specbench.downloads import Progress
 from specbench.stats import Estimate
 
 
@@ -28,12 +29,14 @@ class Settings:
         batch: images a network sees at once; each metric's own choice if None.
         reference: folder of the images to compare distributions with; the prompt set's own if None.
         offline: never download what is missing.
+        progress: told how downloads go.
     """
 
     device: str = "cpu"
     batch: int | None = None
     reference: Path | None = None
     offline: bool = False
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,17 @@ class Metric:
 
         problems = [(checkpoints.problem(name), checkpoints.CHECKPOINTS[name].hint()) for name in self.checkpoints]
         return [(problem, hint) for problem, hint in problems if problem]
+
+    def prepare(self) -> None:
+        """Bring what it needs to this disk, before anything else is asked of it.
+
+        Raises:
+            SpecbenchError: something is missing that cannot be had.
+        """
+        from specbench.metrics import checkpoints
+
+        for name in self.checkpoints:
+            checkpoints.require(name, self.settings.offline, self.settings.progress)
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         """Whether a prompt tells enough for its images to be scored."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbench.downloads import Remote, cache_folder, digest_of, fetch, matches
+from specbench.downloads import Progress, Remote, cache_folder, digest_of, fetch, matches
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 
 
@@ -92,7 +92,7 @@ CHECKPOINTS: dict[str, Checkpoint] = {
 }  # fmt: skip
 
 
-def require(name: str, offline: bool = False) -> Path:
+def require(name: str, offline: bool = False, progress: Progress | None = None) -> Path:
     """The checked file of a checkpoint, downloaded first if it is not there.
 
     Raises:
@@ -100,7 +100,7 @@ def require(name: str, offline: bool = False) -> Path:
     """
     wanted = CHECKPOINTS[name]
     try:
-        return fetch(wanted.remote, wanted.path, forbidden=offline)
+        return fetch(wanted.remote, wanted.path, progress, offline)
     except SpecbenchError as error:
         if error.exit_code != MISSING_PREREQUISITE:
             raise

@@ -125,8 +125,7 @@ def noun_phrases() -> Callable[[str], list[str]]:
     Raises:
         SpecbenchError: exit code 5 where spaCy or its English model is not installed.
     """
-    problem = _spacy_problem()
-    if problem:
+    if problem := _spacy_problem():
         raise SpecbenchError(*problem, MISSING_PREREQUISITE)
     import spacy
 
@@ -155,6 +154,11 @@ class BlipVqa(CategoryMetric):
     def missing(self) -> list[tuple[str, str]]:
         problem = _spacy_problem()
         return super().missing() + ([problem] if problem else [])
+
+    def prepare(self) -> None:
+        if problem := _spacy_problem():
+            raise SpecbenchError(*problem, MISSING_PREREQUISITE)
+        super().prepare()
 
     @cached_property
     def network(self) -> VqaNetwork:

@@ -53,6 +53,10 @@ class Fid(Metric):
     def missing(self) -> list[tuple[str, str]]:
         return super().missing() + self.reference.missing()
 
+    def prepare(self) -> None:
+        self.reference.require()
+        super().prepare()
+
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return self.reference.fits(meta)
 

@@ -79,6 +79,10 @@ class GenEval(JudgedMetric):
         problem = hub_problem(REPOSITORY)
         return super().missing() + ([problem] if problem else [])
 
+    def prepare(self) -> None:
+        super().prepare()
+        hub_folder(REPOSITORY, self.settings.offline)
+
     @cached_property
     def detector(self) -> Callable[[np.ndarray], list[Instance]]:
         from transformers import AutoConfig

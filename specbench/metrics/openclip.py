@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -15,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.metrics.standins import torchvision_if_it_loads
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
@@ -28,8 +27,8 @@ def import_open_clip() -> ModuleType:
         SpecbenchError: exit code 5 where it is not installed.
     """
     try:
-        import_torchvision()
-        import open_clip
+        with torchvision_if_it_loads():
+            import open_clip
     except ImportError as error:
         raise SpecbenchError(
             f"this metric needs open_clip, and {error.name or error} is not installed",
@@ -37,24 +36,6 @@ def import_open_clip() -> ModuleType:
             MISSING_PREREQUISITE,
         ) from None
     return open_clip
-
-
-@cache
-def import_torchvision() -> None:
-    """Import torchvision even where its operators cannot be loaded.
-
-    Its published wheels are built for CUDA; beside a CPU build of torch importing them fails while they describe
-    operators that then do not exist. open_clip needs none of them.
-    """
-    try:
-        import torchvision
-    except RuntimeError as error:
-        if "operator torchvision::" not in str(error):
-            raise
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-        with patch("torch.library.register_fake", lambda *_, **__: lambda function: function):
-            import torchvision  # noqa: F401
 
 
 def load_openai(path: Path, device: str) -> torch.nn.Module:

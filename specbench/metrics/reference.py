@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from specbench.downloads import cache_folder, digest_of
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.base import Settings
 from specbench.parts import write_atomically
 from specbench.pictures import pictures_in, read_picture
@@ -33,6 +34,11 @@ class ReferenceImages:
             return []
         what = f"reference folder {self.own} does not exist" if self.own else "COCO's images are not on this disk"
         return [(what, "specbench prompts fetch coco --images, or name a folder with --reference")]
+
+    def require(self) -> None:
+        """Raise a SpecbenchError with exit code 5 unless the images are there."""
+        for what, hint in self.missing():
+            raise SpecbenchError(what, hint, MISSING_PREREQUISITE)
 
     def fits(self, meta: Mapping[str, object]) -> bool:
         """Whether these images are the reference of a prompt: the user said so, or it is a caption of COCO."""

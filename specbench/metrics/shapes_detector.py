@@ -11,12 +11,12 @@ from typing import ClassVar
 import pandas as pd
 import pyarrow as pa
 
-from specbench.metrics.base import Sample, Score
+from specbench.metrics.base import Metric, Sample, Score
 from specbench.models.shapes import detector, scene
 from specbench.stats import mean_of_estimates, proportion_interval
 
 
-class ShapesDetector:
+class ShapesDetector(Metric):
     """Share of images that satisfy their caption, per category; the overall score is the mean of the
     categories."""
 

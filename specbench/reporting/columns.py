@@ -160,6 +160,6 @@ def _score_cell(name: str, fingerprint: str) -> Callable[[Mapping], str]:
 
 def _summary(metric: str) -> str | None:
     try:
-        return f"{metric}: {registry.metric(metric).summary}, with its 95 % interval."
+        return f"{metric}: {registry.metric_summary(metric)}, with its 95 % interval."
     except SpecbenchError:  # scored by a plug-in that is not installed here
         return None

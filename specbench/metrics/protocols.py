@@ -1,0 +1,14 @@
+"""The two protocols of the papers: which variants of the metrics stand behind a published number.
+
+They differ in nearly every step, so numbers of one never compare with numbers of the other. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+PROTOCOLS: Mapping[str, tuple[str, ...]] = {
+    "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),
+    "cool-sd": ("fid[clean+center256]", "clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"),
+}
+"""`sjd`: SJD, GSD, SJD++. `cool-sd`: Cool-SD, LANTERN, LANTERN++. The first group prints CLIP times 100."""
