@@ -79,12 +79,14 @@ def score(
     metrics: Sequence[str] | None = None,
     settings: Settings | None = None,
     reporter: Reporter | None = None,
+    where_they_fit: bool = False,
 ) -> list[Scored]:
     """Score the images of run folders and keep the results beside them.
 
     Args:
         metrics: names; None means every metric that needs nothing from outside and can score any of the run's
             prompts.
+        where_they_fit: named metrics that cannot score a run are left out instead of refused.
 
     Raises: SpecbenchError: unknown metric, one that lacks something or cannot score a run it was named for, or a
         missing or damaged image.
@@ -97,12 +99,13 @@ def score_images(
     metrics: Sequence[str] | None = None,
     settings: Settings | None = None,
     reporter: Reporter | None = None,
+    where_they_fit: bool = False,
 ) -> list[Scored]:
     """As `score`, for pictures from anywhere."""
     names = registry.bundled_metrics() if metrics is None else metrics
     outcomes = [score_with(images, registry.metric(name)(settings), reporter) for name in names]
     for outcome in outcomes:
-        if metrics is not None and outcome.skipped:
+        if metrics is not None and outcome.skipped and not where_they_fit:
             raise SpecbenchError(
                 f"metric '{outcome.metric}' cannot score {outcome.run_id}: {outcome.skipped}",
                 "leave it away to score with what fits", BAD_INPUT,

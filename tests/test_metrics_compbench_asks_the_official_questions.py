@@ -103,11 +103,12 @@ def test_categories_stand_beside_each_other_and_are_not_averaged():
     assert BlipVqa().accepts("texture", {"line": 0}) and not BlipVqa().accepts("complex", {"line": 0})
 
 
-def test_without_spacy_the_metric_says_so(monkeypatch):
-    monkeypatch.setattr(compbench, "SPACY_MODEL", "no_such_model")
+def test_without_spacy_the_metric_says_so_before_anything_is_downloaded(monkeypatch):
+    monkeypatch.setattr(BlipVqa, "packages", {"no_such_model": "python -m spacy download no_such_model"})
     assert any("is not installed" in what for what, _ in BlipVqa().missing())
-    with pytest.raises(SpecbenchError) as caught:
-        compbench.noun_phrases()
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("the network was used"))
+    with pytest.raises(SpecbenchError, match="no_such_model") as caught:
+        BlipVqa().prepare()
     assert caught.value.exit_code == MISSING_PREREQUISITE
 
 

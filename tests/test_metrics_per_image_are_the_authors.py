@@ -24,8 +24,8 @@ from specbench.metrics.standins import torchvision_if_it_loads, torchvision_load
 
 try:
     open_clip = import_open_clip()
-except SpecbenchError as error:
-    pytest.skip(error.what, allow_module_level=True)
+except ImportError as error:
+    pytest.skip(f"{error.name} is not installed", allow_module_level=True)
 
 needs_torchvision = pytest.mark.skipif(not torchvision_loads(), reason="no torchvision that loads beside this torch")
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import typer
 
 from specbench import console
 from specbench.cli.options import flags, print_json, print_table
-from specbench.downloads import Progress
+from specbench.cli.progress import transfer
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.settings import JSON, merge
 
@@ -47,14 +44,14 @@ def fetch(
         size = f", {found.images.archive.size / 1e6:.0f} MB" if found.images else ""
         licence = f": {found.images.count} images{size}; {found.images.licence}" if found.images else ""
         console.say(f"reference images of {found.name}{licence}")
-        with _transfer("images") as progress:
+        with transfer("images") as progress:
             folder = public.fetch_images(found, progress, offline, source)
     elif source is not None:
         folder = public.adopt_set(found, source)
     else:
         size = f"{found.download_size / 1e6:.0f} MB, " if found.download_size else ""
         console.say(f"{found.name}: {found.prompts} prompts ({size}{found.licence}; {found.page})")
-        with _transfer(found.name) as progress:
+        with transfer(found.name) as progress:
             folder = public.fetch_set(found, progress, offline)
     if not images:
         public.read_set(found)
@@ -77,28 +74,3 @@ def show(
         print_json(rows)
     else:
         print_table([row | {"text": " ".join(row["text"].split())} for row in rows], ("id", "category", "text"))
-
-
-@contextmanager
-def _transfer(what: str) -> Iterator[Progress]:
-    """Progress of a download: a bar on a terminal, a line now and then elsewhere."""
-    terminal = console.stderr()
-    if not terminal.is_terminal or terminal.is_dumb_terminal:
-        yield _Lines(what)
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=terminal, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-class _Lines:
-    def __init__(self, what: str):
-        self._what, self._told = what, time.monotonic()
-
-    def __call__(self, done: int, total: int | None) -> None:
-        if time.monotonic() - self._told > console.LINE_EVERY_S:
-            self._told = time.monotonic()
-            console.say(f"{self._what}: {done / 1e6:.1f}{f' of {total / 1e6:.1f}' if total else ''} MB")

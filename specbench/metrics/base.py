@@ -10,13 +10,16 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from specbench.downloads import Progress
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.stats import Estimate
 
 
@@ -37,6 +40,17 @@ class Settings:
     reference: Path | None = None
     offline: bool = False
     progress: Progress | None = None
+
+    def check(self) -> None:
+        """Raise a SpecbenchError if the device does not exist here or there is no such reference folder."""
+        import torch
+
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise SpecbenchError(f"--device {self.device}: {str(error).splitlines()[0]}", "cpu always works") from None
+        if self.reference is not None and not self.reference.is_dir():
+            raise SpecbenchError(f"reference folder {self.reference} does not exist")
 
 
 @dataclass(frozen=True)
@@ -78,6 +92,7 @@ class Metric:
         batch: images given to `features` at a time.
         columns: name and arrow type of what `features` keeps of an image.
         checkpoints: names in `specbench.metrics.checkpoints` of the files it needs.
+        packages: distributions it needs besides specbench's own, with the command that installs each.
     """
 
     name: str
@@ -85,6 +100,7 @@ class Metric:
     batch: int = 16
     columns: Mapping[str, pa.DataType]
     checkpoints: Sequence[str] = ()
+    packages: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, settings: Settings | None = None):
         self.settings = settings or Settings()
@@ -103,8 +119,15 @@ class Metric:
         """What is not there yet, each as (what is missing, what to do); empty when the metric is ready."""
         from specbench.metrics import checkpoints
 
-        problems = [(checkpoints.problem(name), checkpoints.CHECKPOINTS[name].hint()) for name in self.checkpoints]
-        return [(problem, hint) for problem, hint in problems if problem]
+        files = [(checkpoints.problem(name), checkpoints.CHECKPOINTS[name].hint()) for name in self.checkpoints]
+        return self._missing_packages() + [(problem, hint) for problem, hint in files if problem]
+
+    def _missing_packages(self) -> list[tuple[str, str]]:
+        return [
+            (f"metric '{self.name}' needs {package}, which is not installed", hint)
+            for package, hint in self.packages.items()
+            if not _installed(package)
+        ]
 
     def prepare(self) -> None:
         """Bring what it needs to this disk, before anything else is asked of it.
@@ -114,6 +137,8 @@ class Metric:
         """
         from specbench.metrics import checkpoints
 
+        for problem in self._missing_packages():
+            raise SpecbenchError(*problem, MISSING_PREREQUISITE)
         for name in self.checkpoints:
             checkpoints.require(name, self.settings.offline, self.settings.progress)
 
@@ -142,6 +167,14 @@ def fingerprint(metric: Metric) -> str:
 def feature_fingerprint(metric: Metric) -> str:
     """Eight hex digits that change whenever what makes the metric's features does."""
     return _digest(metric, metric.feature_identity())
+
+
+def _installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _digest(metric: Metric, identity: Mapping[str, str]) -> str:

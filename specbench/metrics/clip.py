@@ -25,6 +25,7 @@ from specbench.metrics.fid import with_influence
 from specbench.metrics.frechet import gaussian_mmd
 from specbench.metrics.front_ends import center256
 from specbench.metrics.openclip import (
+    PACKAGES,
     image_embeddings,
     load_openai,
     normalised,
@@ -72,6 +73,7 @@ class Clip(PerImageMetric):
 
     summary = "cosine of CLIP's image and caption embeddings, mean over images"
     batch = 32
+    packages = PACKAGES
 
     def __init__(self, variant: str, settings: Settings | None = None):
         super().__init__(settings)
@@ -113,6 +115,7 @@ class Cmmd(Metric):
     batch = 16
     columns: ClassVar = {"feature": pa.list_(pa.float32())}
     checkpoints = ("clip-l14-336",)
+    packages = PACKAGES
     sigma, scale = 10.0, 1000.0
 
     def __init__(self, settings: Settings | None = None):

@@ -10,8 +10,9 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,6 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics import checkpoints
 from specbench.metrics.base import Sample, Score, Settings
 from specbench.metrics.blip import (
@@ -120,13 +120,7 @@ def load_vqa(path: Path, device: str) -> VqaNetwork:
 
 
 def noun_phrases() -> Callable[[str], list[str]]:
-    """spaCy's noun chunks of a text.
-
-    Raises:
-        SpecbenchError: exit code 5 where spaCy or its English model is not installed.
-    """
-    if problem := _spacy_problem():
-        raise SpecbenchError(*problem, MISSING_PREREQUISITE)
+    """spaCy's noun chunks of a text."""
     import spacy
 
     parse = spacy.load(SPACY_MODEL)
@@ -141,6 +135,10 @@ class BlipVqa(CategoryMetric):
     categories = ("color", "shape", "texture")
     batch = 8
     checkpoints = ("blip-vqa", "bert-vocabulary")
+    packages: ClassVar = {
+        "spacy": "pip install spacy",
+        SPACY_MODEL: f"python -m spacy download {SPACY_MODEL} (the paper's programs use its version 3.5.0)",
+    }
 
     def identity(self) -> Mapping[str, str]:
         return {
@@ -150,15 +148,6 @@ class BlipVqa(CategoryMetric):
             "phrases": f"{SPACY_MODEL} {version(SPACY_MODEL)}",
             **{package: version(package) for package in ("spacy", "transformers", "torch", "pillow")},
         }
-
-    def missing(self) -> list[tuple[str, str]]:
-        problem = _spacy_problem()
-        return super().missing() + ([problem] if problem else [])
-
-    def prepare(self) -> None:
-        if problem := _spacy_problem():
-            raise SpecbenchError(*problem, MISSING_PREREQUISITE)
-        super().prepare()
 
     @cached_property
     def network(self) -> VqaNetwork:
@@ -206,15 +195,3 @@ class BlipVqa(CategoryMetric):
 
 def _squashed(pixels: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))
-
-
-def _spacy_problem() -> tuple[str, str] | None:
-    for package, hint in (
-        ("spacy", "pip install spacy"),
-        (SPACY_MODEL, f"python -m spacy download {SPACY_MODEL} (the paper's programs use its version 3.5.0)"),
-    ):
-        try:
-            version(package)
-        except PackageNotFoundError:
-            return f"{package} is not installed", hint
-    return None

@@ -23,6 +23,7 @@ from specbench.metrics.geneval_rules import COLORS, Found, confident, judge
 from specbench.metrics.hub import hub_folder, hub_problem, weights_digest
 from specbench.metrics.mask2former import Instance, Mask2Former
 from specbench.metrics.openclip import (
+    PACKAGES,
     image_embeddings,
     load_openai,
     normalised,
@@ -66,6 +67,7 @@ class GenEval(JudgedMetric):
     summary = "share of images in which the asked-for objects are found by transformers' Mask2Former, mean over tags"
     batch = 4
     checkpoints = ("clip-l14",)
+    packages = PACKAGES
 
     def identity(self) -> Mapping[str, str]:
         return {

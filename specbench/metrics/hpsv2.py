@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from specbench.metrics import checkpoints
 from specbench.metrics.base import Sample, Settings
 from specbench.metrics.clip import versions
-from specbench.metrics.openclip import MEAN, STD, image_embeddings, import_open_clip, text_embeddings
+from specbench.metrics.openclip import MEAN, PACKAGES, STD, image_embeddings, import_open_clip, text_embeddings
 from specbench.metrics.perimage import PerImageMetric
 
 ARCHITECTURE = "ViT-H-14"
@@ -51,6 +51,7 @@ class Hpsv2(PerImageMetric):
     """Cosine of image and caption under the HPSv2 network, in float32."""
 
     summary = "human preference score: cosine of image and caption under the HPSv2 network, mean over images"
+    packages = PACKAGES
 
     def __init__(self, variant: str, settings: Settings | None = None):
         super().__init__(settings)

@@ -12,29 +12,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.standins import torchvision_if_it_loads
 
+PACKAGES = {"open_clip_torch": "pip install 'specbench[score]'"}
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 @cache
 def import_open_clip() -> ModuleType:
-    """The library.
-
-    Raises:
-        SpecbenchError: exit code 5 where it is not installed.
-    """
-    try:
-        with torchvision_if_it_loads():
-            import open_clip
-    except ImportError as error:
-        raise SpecbenchError(
-            f"this metric needs open_clip, and {error.name or error} is not installed",
-            "pip install 'specbench[score]'",
-            MISSING_PREREQUISITE,
-        ) from None
+    """The library, which a metric that needs it names among its packages."""
+    with torchvision_if_it_loads():
+        import open_clip
     return open_clip
 
 

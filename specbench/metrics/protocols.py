@@ -7,8 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from specbench.errors import unknown_name
+
 PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),
     "cool-sd": ("fid[clean+center256]", "clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"),
 }
 """`sjd`: SJD, GSD, SJD++. `cool-sd`: Cool-SD, LANTERN, LANTERN++. The first group prints CLIP times 100."""
+
+
+def find_protocol(name: str) -> tuple[str, ...]:
+    """The metrics of a protocol.
+
+    Raises:
+        SpecbenchError: unknown name.
+    """
+    if name not in PROTOCOLS:
+        raise unknown_name("protocol", name, PROTOCOLS)
+    return PROTOCOLS[name]
