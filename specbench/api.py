@@ -8,16 +8,17 @@ Settings have the names of the command line's flags, with underscores: `top_k=10
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
 from specbench.folders import find_runs, read_info, runs_in
+from specbench.metrics.protocols import find_protocol
 from specbench.models.catalog import Model, load_model
 from specbench.plan import Plan, available_threads, make_plan, plan_decoders, plan_model, plan_sampling
-from specbench.prompts import Prompt, text_id
+from specbench.prompts import Prompt, load_prompts, text_id
 from specbench.settings import merge, run_settings
 
 if TYPE_CHECKING:
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
     from specbench.decoding.generation import Generation
     from specbench.decoding.presets import DecoderSpec
+    from specbench.metrics.base import Settings
     from specbench.models.base import ImageModel
     from specbench.runner import Reporter, RunSummary
+    from specbench.scoring import Reporter as ScoreReporter
 
 
 def generate(
@@ -97,13 +100,17 @@ def score(
     runs: Sequence[str] = (),
     metrics: Sequence[str] | None = None,
     out: str | Path = "results",
-    on_image: Callable[[str, str], None] | None = None,
+    protocol: str | None = None,
+    settings: Settings | None = None,
+    reporter: ScoreReporter | None = None,
 ) -> list[dict[str, object]]:
     """Compute what is missing of the metrics for the named runs, or for all in `out`.
 
     Args:
-        metrics: names; every metric that fits the prompts if None.
-        on_image: called with run id and metric name after each image.
+        metrics: names; if there are none and no protocol, every metric that needs nothing from outside and fits the
+            prompts.
+        protocol: "sjd" or "cool-sd" adds that protocol's metrics where they fit the prompts.
+        settings: device, batch, reference images, offline.
 
     Returns:
         One dict per score: `run_id, metric, value, low, high, n, fingerprint, identity, images`.
@@ -111,8 +118,36 @@ def score(
     from specbench import scoring
 
     folders = find_runs(out, runs)
-    scoring.score(folders, metrics, on_image)
+    if metrics or not protocol:
+        scoring.score(folders, metrics or None, settings, reporter)
+    if protocol:
+        scoring.score(folders, find_protocol(protocol), settings, reporter, where_they_fit=True)
     return [{"run_id": folder.name, **row} for folder in folders for row in scoring.read_scores(folder)]
+
+
+def score_folder(
+    images: str | Path,
+    prompts: str | Path,
+    metrics: Sequence[str] | None = None,
+    out: str | Path = "results",
+    protocol: str | None = None,
+    settings: Settings | None = None,
+    reporter: ScoreReporter | None = None,
+) -> list[dict[str, object]]:
+    """The same for pictures made elsewhere, called `<prompt id>.png` or `<prompt id>-<sample>.png`.
+
+    Raises:
+        SpecbenchError: a picture without a prompt or a prompt without a picture, besides what `score` raises.
+    """
+    from specbench import scoring
+    from specbench.foreign import foreign_images
+
+    found = foreign_images(Path(images), load_prompts(prompts), Path(out))
+    if metrics or not protocol:
+        scoring.score_images(found, metrics or None, settings, reporter)
+    if protocol:
+        scoring.score_images(found, find_protocol(protocol), settings, reporter, where_they_fit=True)
+    return [{"run_id": found.name, **row} for row in scoring.read_scores(found.folder)]
 
 
 def report(runs: Sequence[str] = (), out: str | Path = "results") -> list[dict[str, object]]:

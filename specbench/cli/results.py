@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import typer
 
 from specbench import console, registry
 from specbench.cli.options import flags, print_json, print_table
-from specbench.errors import unknown_name
+from specbench.cli.progress import ScoreProgress, TransferLines
+from specbench.errors import SpecbenchError, unknown_name
 from specbench.settings import JSON, OUT, QUIET, merge
 
 _SCORE = (OUT, QUIET, JSON)
@@ -33,16 +35,54 @@ def score(
     flags: dict,
     runs: list[str] = _RUNS,
     metric: list[str] = typer.Option(None, "--metric", metavar="NAME", help="Only this metric; may be repeated."),
+    protocol: str = typer.Option(
+        None, "--protocol", metavar="NAME", help="The metrics behind published numbers: sjd or cool-sd."
+    ),
+    device: str = typer.Option("cpu", "--device", metavar="DEVICE", help="Where the metrics' networks run."),
+    batch: int = typer.Option(
+        None,
+        "--batch",
+        metavar="N",
+        min=1,
+        max=4096,
+        help="Images a network sees at once.",
+        show_default="the metric's",
+    ),
+    reference: Path = typer.Option(
+        None, "--reference", metavar="DIR", help="Images that FID compares with.", show_default="those of COCO"
+    ),
+    offline: bool = typer.Option(False, "--offline", metavar="", help="Download nothing (also HF_HUB_OFFLINE=1)."),
+    images: Path = typer.Option(
+        None, "--images", metavar="DIR", help="Score pictures made elsewhere, called <prompt id>-<sample>.png."
+    ),
+    prompts: str = typer.Option(None, "--prompts", metavar="SET|FILE", help="The prompts of --images."),
 ) -> None:
+    from specbench.metrics.protocols import find_protocol
+
     values = merge(_SCORE, flags)
     for name in metric or ():
         if name not in registry.metric_names():
             raise unknown_name("metric", name, registry.metric_names())
+    if protocol:
+        find_protocol(protocol)
+    if (images is None) != (prompts is None):
+        raise SpecbenchError("--images and --prompts go together", "the prompts say what the pictures should show")
+    if images is not None and runs:
+        raise SpecbenchError("--images scores a folder of pictures, so no RUN can be named beside it")
     from specbench import api
+    from specbench.metrics.base import Settings
 
-    rows = api.score(runs or (), metric or None, str(values["out"].value))
+    told = not values["quiet"].value
+    settings = Settings(device, batch, reference, offline, TransferLines("weights") if told else None)
+    settings.check()
+    options = {"protocol": protocol, "settings": settings, "reporter": ScoreProgress() if told else None}
+    out = str(values["out"].value)
+    if images is not None:
+        rows = api.score_folder(images, prompts, metric or None, out, **options)
+    else:
+        rows = api.score(runs or (), metric or None, out, **options)
     if not rows:
-        console.say("no metric knows how to judge these runs' prompts")
+        console.say("no metric was named or knows by itself how to judge these prompts (see: specbench list metrics)")
     if values["json"].value:
         print_json(rows)
     elif rows:
