@@ -8,13 +8,13 @@ import pytest
 
 from specbench.config import Sampling
 from specbench.decoding.loop import Request, decode
-from specbench.decoding.presets import PRESETS, resolve
+from specbench.decoding.presets import PRESETS, options_of, resolve
 from specbench.models.base import TokenLayout
 from specbench.models.enumerable import EnumerableModel, joint
 
 ROWS = 500
 LAYOUTS = [TokenLayout.plain(2, 3, 3), TokenLayout.with_row_ends(2, 2, 4), TokenLayout.with_row_ends(1, 5, 3)]
-WITH_WINDOW = [name for name in PRESETS if name != "ar"]
+WITH_WINDOW = [name for name, preset in PRESETS.items() if "window" in options_of(preset)]
 WINDOWS = [2, 3, 5, 32]
 
 
@@ -73,7 +73,7 @@ def test_top_k_one_is_greedy_ar(name, layout):
     greedy = Sampling(2.0, 1.0, top_k=1)
     model = EnumerableModel(layout, ("a", "b"), seed=layout.length)
     only = [joint(model, greedy, prompt).argmax() for prompt in "ab"]
-    for window in WINDOWS if name != "ar" else [None]:
+    for window in WINDOWS if name in WITH_WINDOW else [None]:
         decoded = tokens(name, layout, greedy, **({"window": window} if window else {}))
         image = decoded[:, layout.free_slots()]
         index = image @ layout.v_image ** np.arange(image.shape[1] - 1, -1, -1)

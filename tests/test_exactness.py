@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.audit import CASES, audit, observe
+from specbench.audit import CASES, audit, observe, with_window
 from specbench.config import Sampling
 from specbench.decoding import drafters
 from specbench.decoding.loop import Request, decode
@@ -38,9 +38,24 @@ LOSSLESS = [
     ("sjd-pac", {"siblings": 5, "depth": 3, "fresh-q": "onehot"}),
     ("sjd-pac", {"refine": "gumbel", "depth": 2}),
     ("sjd-pac", {"refine": "resample", "init": "left-sample"}),
+    ("eagle", {}),
+    ("eagle", {"tree": "chain"}),
+    ("eagle", {"tree": "0 1 2 3 10 11 12 20 100", "verifier": "match", "refine": "resample"}),
 ]
 
-LOSSY = [("sjd++", {"tau": 0.5}), ("gsd", {}), ("amplify", {}), ("add", {})]
+LOSSY = [
+    ("sjd++", {"tau": 0.5}),
+    ("gsd", {}),
+    ("amplify", {}),
+    ("add", {}),
+    ("lantern", {"delta": 0.3}),
+    ("lantern++", {}),
+    ("lantern++-optimal", {}),
+    ("uniform-rsd", {}),
+    ("cool-sd", {"delta": 2.0}),
+    ("cool-sd-linear", {}),
+    ("zipar", {"rows-window": 1}),
+]
 
 
 def label(choice) -> str:
@@ -75,7 +90,7 @@ def test_an_image_does_not_depend_on_the_batch_it_is_decoded_in(name):
     for case in CASES[:2]:
         model = EnumerableModel(case.layout, ("a", "b", "c"))
         requests = [Request("abc"[index % 3], "prompt", index) for index in range(96)]
-        spec = resolve(name, {} if name == "ar" else {"window": case.window or 8})
+        spec = with_window(resolve(name), case.window or 8)
 
         def tokens(batch, model=model, requests=requests, spec=spec):
             parts = [requests[start : start + batch] for start in range(0, len(requests), batch)]

@@ -1,5 +1,6 @@
 """Relaxed acceptance and the law after a rejection: the papers' formulas, a linear program, and the exact joint."""
 
+import itertools
 import math
 import zlib
 
@@ -99,7 +100,7 @@ def test_exponential_schedule_over_five_drafts(delta, expected):
 def test_schedules_fall_and_keep_their_budget(drafts, delta, fall):
     for weights in (exponential(drafts, delta, fall), linear(drafts, delta, fall)):
         assert math.isclose(np.mean(weights), delta, rel_tol=1e-9)
-        assert all(later <= earlier + 1e-12 for earlier, later in zip(weights, weights[1:], strict=False))
+        assert all(later <= earlier + 1e-12 for earlier, later in itertools.pairwise(weights))
         assert min(weights) >= -1e-12
 
 

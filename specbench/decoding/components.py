@@ -84,6 +84,7 @@ class Component:
         summary: one line for `specbench list`.
         options: the knobs it adds.
         lossless: whether it leaves the joint distribution of the image equal to AR sampling.
+        ignores: choices that have no effect beside it.
         only_with: values of other choices it depends on; empty if it goes with all.
     """
 
@@ -92,6 +93,7 @@ class Component:
     options: tuple[Option, ...] = ()
     lossless: bool = True
     only_with: tuple[str, ...] = ()
+    ignores: tuple[str, ...] = ()
 
 
 WINDOW = Option("window", 16, "tokens fed per target forward: the last committed one and window-1 drafts", minimum=1)
@@ -128,7 +130,11 @@ _OMEGA = (
 )
 
 DRAFTERS = {
-    "none": Component("specbench.decoding.drafters:NoDraft", "no drafts: one token per forward (AR)"),
+    "none": Component(
+        "specbench.decoding.drafters:NoDraft",
+        "no drafts: one token per forward (AR)",
+        ignores=("init", "verifier", "residual", "refine"),
+    ),
     "jacobi": Component(
         "specbench.decoding.drafters:Jacobi", "the previous iteration's tail, then fresh tokens", (WINDOW,)
     ),
@@ -140,6 +146,25 @@ DRAFTERS = {
             Option("siblings", 3, "candidates for the first draft slot", minimum=1, maximum=16),
             Option("depth", 4, "slots each sibling branch covers", minimum=1),
         ),
+    ),
+    "eagle": Component(
+        "specbench.decoding.eagle:Eagle",
+        "a trained head extrapolates the target's features along a static tree",
+        (
+            Option("tree", "mc_sim_7b_63", "chain, mc_sim_7b_63, naive_extend_57, or paths such as '0 1 00 01 10'"),
+            Option("head", "", "folder of a draft head; the model's own if empty"),
+        ),
+        ignores=("init",),
+    ),
+    "zipar": Component(
+        "specbench.decoding.zipar:ZipAR",
+        "no drafts: several image rows grow side by side",
+        (
+            Option("rows-window", 8, "a row starts once the one above has this many tokens", minimum=1),
+            Option("adaptive", False, "let a row wait until its first token survives one more token above"),
+        ),
+        lossless=False,
+        ignores=("init", "verifier", "residual", "refine"),
     ),
 }
 

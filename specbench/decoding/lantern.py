@@ -1,4 +1,4 @@
-"""LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352): a draft may count its codebook neighbours' mass as its own.
+"""LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352): a draft may count its codebook neighbours' mass in.
 
 A(x) is x and the longest nearest-first run of its k neighbours whose summed target mass stays within a limit; x is
 accepted with min(1, p(A(x)) / q(x)). Four laws are in use after a rejection, see the residuals below; the released code

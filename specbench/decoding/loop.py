@@ -60,7 +60,8 @@ def decode(
         prefix = model.encode([request.text for request in requests])
     with spans("prefill"):
         session = model.begin(prefix, sampling.guidance, method.drafter.columns)
-    loop = Loop(method, session, Target(model.layout, sampling, model.device), noise, len(requests), spans)
+    make = getattr(method.drafter, "loop", Loop)
+    loop = make(method, session, Target(model.layout, sampling, model.device), noise, len(requests), spans)
     start = time.perf_counter()
     loop.run()
     total_ms = (time.perf_counter() - start) * 1e3

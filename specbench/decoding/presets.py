@@ -9,13 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from specbench.decoding.components import CHOICES, Component, Option
+from specbench.decoding.components import CHOICES, DRAFTERS, Component, Option
 from specbench.errors import SpecbenchError, unknown_name
 
 SJD = "Teng et al., Speculative Jacobi Decoding, ICLR 2025 (arXiv 2410.01699)"
 SJDPP = "Teng et al., SJD++: Improved Speculative Jacobi Decoding"
 GSD = "So et al., Grouped Speculative Decoding, ICCV 2025"
 SCD = "So et al., Speculative Coupled Decoding, ICML 2026 (arXiv 2510.24211)"
+
+EAGLE = "Li et al., EAGLE, ICML 2024 (arXiv 2401.15077)"
+LANTERN = "Jang et al., LANTERN, ICLR 2025 (arXiv 2410.03355)"
+LANTERNPP = "Park et al., LANTERN++ (arXiv 2502.06352)"
+ZIPAR = "He et al., ZipAR, ICML 2025 (arXiv 2412.04062)"
+COOLSD = "Annealed Relaxation of Speculative Decoding (Cool-SD), AAAI 2026 (arXiv 2601.09212)"
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,10 @@ class Preset:
 def _jacobi(**changed: str) -> dict[str, str]:
     base = {"drafter": "jacobi", "init": "uniform", "verifier": "exact", "residual": "standard", "refine": "resample"}
     return base | changed
+
+
+def _eagle(**changed: str) -> dict[str, str]:
+    return _jacobi(drafter="eagle", refine="restart") | changed
 
 
 _PRESETS = (
@@ -108,6 +118,58 @@ _PRESETS = (
         _jacobi(drafter="jacobi-tree", refine="couple"),
         {"window": 64},
     ),
+    Preset("eagle", "speculative decoding with an EAGLE-1 head on a static tree", EAGLE, "sec. 4", _eagle()),
+    Preset(
+        "lantern",
+        "accepts a draft for its codebook neighbours' mass, up to delta",
+        LANTERN,
+        "eqs. 3-5, on EAGLE-1's static tree",
+        _eagle(verifier="lantern", residual="lantern"),
+    ),
+    Preset(
+        "lantern++",
+        "accepts a draft for its codebook neighbours' mass, up to lambda p",
+        LANTERNPP,
+        "eqs. 3-6 of Cool-SD",
+        _eagle(verifier="lantern++", residual="lantern"),
+    ),
+    Preset(
+        "lantern++-optimal",
+        "LANTERN++ with the residual that minimises the bound",
+        COOLSD,
+        "sec. 5.2",
+        _eagle(verifier="lantern++", residual="optimal"),
+    ),
+    Preset(
+        "uniform-rsd",
+        "acceptance ratio times the same weight at every depth",
+        COOLSD,
+        "eqs. 10, 12-13",
+        _eagle(verifier="omega", residual="optimal"),
+    ),
+    Preset(
+        "cool-sd",
+        "acceptance ratio times a weight that decays exponentially with depth",
+        COOLSD,
+        "eqs. 10, 12, 16",
+        _eagle(verifier="omega", residual="optimal"),
+        {"schedule": "exponential"},
+    ),
+    Preset(
+        "cool-sd-linear",
+        "acceptance ratio times a weight that falls linearly with depth",
+        COOLSD,
+        "eqs. 10, 12, 17",
+        _eagle(verifier="omega", residual="optimal"),
+        {"schedule": "linear"},
+    ),
+    Preset(
+        "zipar",
+        "image rows decoded side by side, without verification",
+        ZIPAR,
+        "sec. 3",
+        _jacobi(drafter="zipar"),
+    ),
 )
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}
@@ -131,8 +193,8 @@ class DecoderSpec:
 
 
 def _kinds(choices: Mapping[str, str]) -> list[str]:
-    """Choices that take part: without drafts no other has an effect."""
-    return ["drafter"] if choices["drafter"] == "none" else list(CHOICES)
+    """Choices that take part: some drafters leave others without effect."""
+    return [kind for kind in CHOICES if kind not in DRAFTERS[choices["drafter"]].ignores]
 
 
 def _components(choices: Mapping[str, str]) -> list[Component]:

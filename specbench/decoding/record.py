@@ -44,6 +44,10 @@ class Record:
         self._top1.scatter_(1, positions, p.amax(-1))
         self._step.scatter_(1, positions, torch.full_like(positions, step))
 
+    def count_forward(self, running: Tensor) -> None:
+        """Count one target forward for the rows [B] that were not complete before it."""
+        self._nfe += running
+
     def walk(self, seen: Walk, fed: Proposal, positions: Tensor) -> None:
         """Count one step: how far it got among slots `positions` [B, T], and every draft tested on the way."""
         tables = routes(fed.tree, positions.device)
@@ -51,7 +55,7 @@ class Record:
         first = seen.first[:, None]
         counted = tables.has_children[seen.columns] & self._free[positions]
         width = positions.shape[1]
-        self._nfe += positions[:, 0] < self._length
+        self.count_forward(positions[:, 0] < self._length)
         self._drafted[:, :width] += counted
         self._tested[:, :width] += counted & (slot <= first)
         self._accepted[:, :width] += counted & (slot < first)

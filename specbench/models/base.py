@@ -144,6 +144,45 @@ class Session(Protocol):
         ...
 
 
+class FeatureSession(Session, Protocol):
+    """A session that a draft head can work beside. R rows: the conditional ones, then any unconditional ones.
+
+    Attributes:
+        features: [R, T, d] last hidden states of the latest forward, those that `logits` reads.
+        prompt_lengths: [R] elements P of each row's prompt.
+        prompt_features: [R, longest P - 1, d] those of the prompts without their last elements; None if there are none.
+        prompt_ids: [R, longest P] the prompts' elements as numbers in the head's token table.
+    """
+
+    features: Tensor
+    prompt_lengths: Tensor
+    prompt_features: Tensor | None
+    prompt_ids: Tensor
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Guided logits [B, T, v_image] of features [R, T, d], the target's own or a head's."""
+        ...
+
+
+class ScatteredSession(Protocol):
+    """A session in which stream slots need not be filled from the left."""
+
+    def forward_scattered(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
+        """Guided logits over the image vocabulary.
+
+        Args:
+            tokens, positions: [B, T] as in `Session.forward`, in any order; position N (past the end) is a column
+                that is neither read nor remembered.
+            fed: [B, N + 1] bool by position: columns that were fed so far, this forward's included. A column attends
+                to the prompt and to those at its own and earlier positions.
+            aside: [B, T] bool, columns whose token is a stand-in: seen by themselves alone, then forgotten.
+
+        Returns:
+            [B, T, v_image] float32.
+        """
+        ...
+
+
 class ImageModel(Protocol):
     """A text-to-image AR model as the decode loop, the runner and the reports see it."""
 

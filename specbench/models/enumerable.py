@@ -13,9 +13,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
 
 from specbench.config import Sampling
 from specbench.models.base import TokenLayout, Tree
+from specbench.models.eagle import EagleHead, new_head
 
 
 class EnumerableModel:
@@ -50,6 +52,19 @@ class EnumerableModel:
         number = {text: index for index, text in enumerate(self.prompts)}
         return torch.tensor([number[text] for text in prompts])
 
+    feature_size = 8
+    """Features are the logits themselves, padded: enough for a draft head to be audited with."""
+
+    def own_head(self) -> EagleHead:
+        """An untrained draft head."""
+        sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2}
+        config = LlamaConfig(vocab_size=self.layout.vocab, num_hidden_layers=1, pad_token_id=None, **sizes)
+        draw = torch.Generator().manual_seed(0)
+        return new_head(config, torch.randn(self.layout.vocab, 8, generator=draw), seed=0)
+
+    def table_ids(self, tokens: Tensor) -> Tensor:
+        return tokens
+
     def begin(self, prefix: Tensor, guidance: float, columns: int) -> EnumerableSession:
         return EnumerableSession(self, prefix, guidance, columns)
 
@@ -76,6 +91,9 @@ class EnumerableSession:
         self.weights = torch.tensor([layout.vocab**j for j in range(layout.length)])
         self.offsets = torch.tensor(model.offsets)
         self.aside: Tensor | None = None
+        self.features: Tensor | None = None
+        self.prompt_lengths = torch.ones(len(prefix) * (1 if guidance == 1 else 2), dtype=torch.long)
+        self.prompt_features, self.prompt_ids = None, None
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         if tokens.shape != positions.shape or tokens.shape[1] > self.columns:
@@ -92,6 +110,17 @@ class EnumerableSession:
             codes = self._tree_codes(tokens, positions, tree.ancestors)
         rows = self.offsets[positions.clamp(max=last)] + codes
         return self._logits(torch.where(positions > last, 0, rows))
+
+    def forward_scattered(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
+        """Slots that were not fed count as token 0, so the tables are defined for streams with holes."""
+        last = self.model.layout.length - 1
+        self._store(tokens, torch.where(aside, 0, positions))
+        before = (positions - 1).clamp(0, last)
+        weight = self.weights[before]
+        missing = torch.where(aside, tokens - self.consumed.gather(1, before), 0) * weight
+        rows = positions.clamp(max=last)
+        codes = self._prefix_codes().gather(1, rows) + missing
+        return self._logits(torch.where(positions > last, 0, self.offsets[rows] + codes))
 
     def keep(self, columns: Tensor, positions: Tensor) -> None:
         self._store(self.aside.gather(1, columns.long()), positions.long())
@@ -115,10 +144,16 @@ class EnumerableSession:
         return stored + terms @ ancestors.long().T
 
     def _logits(self, rows: Tensor) -> Tensor:
-        conditional = self.model.conditional[self.prompt[:, None], rows]
+        tables = [self.model.conditional] + [self.model.unconditional] * (self.guidance != 1)
+        found = torch.cat([table[self.prompt[:, None], rows] for table in tables])
+        self.features = torch.nn.functional.pad(found, (0, self.model.feature_size - found.shape[-1]))
+        return self.logits(self.features)
+
+    def logits(self, features: Tensor) -> Tensor:
+        features = features[..., : self.model.layout.v_image]
         if self.guidance == 1:
-            return conditional
-        unconditional = self.model.unconditional[self.prompt[:, None], rows]
+            return features
+        conditional, unconditional = features.chunk(2)
         return unconditional + self.guidance * (conditional - unconditional)
 
 

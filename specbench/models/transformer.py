@@ -19,6 +19,7 @@ class Prefix:
     Attributes:
         embeds: per row its prompt [P, d]; lengths may differ.
         state: per-row tensors [2B, ...] the adapter needs to embed image tokens.
+        ids: [2B, P'] per row the elements' numbers in the token table of a draft head, rows padded; zeros if None.
         shift: [2B] rotary position of each row's first element, for networks trained on left-padded prompts whose
             positions count the padding; zeros if None.
     """
@@ -26,12 +27,18 @@ class Prefix:
     embeds: Sequence[Tensor]
     state: tuple[Tensor, ...] = ()
     shift: Tensor | None = None
+    ids: Tensor | None = None
 
     def conditional(self) -> Prefix:
         """The rows without their unconditional twins."""
         rows = len(self.embeds) // 2
-        shift = None if self.shift is None else self.shift[:rows]
-        return Prefix(self.embeds[:rows], tuple(tensor[:rows] for tensor in self.state), shift)
+        return self.take(range(rows))
+
+    def take(self, rows: Sequence[int]) -> Prefix:
+        """Some of the rows."""
+        rows = list(rows)
+        shift, ids = (None if tensor is None else tensor[rows] for tensor in (self.shift, self.ids))
+        return Prefix([self.embeds[row] for row in rows], tuple(tensor[rows] for tensor in self.state), shift, ids)
 
 
 class TransformerModel:
@@ -72,6 +79,15 @@ class TransformerModel:
     def render(self, image_tokens: Tensor) -> Tensor:
         raise NotImplementedError
 
+    @property
+    def feature_size(self) -> int:
+        """Width of the hidden states that `head` reads."""
+        return self.backbone.config.hidden_size
+
+    def table_ids(self, tokens: Tensor) -> Tensor:
+        """Stream tokens as numbers in the backbone's token table, which draft heads share."""
+        return tokens
+
     def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
         return TransformerSession(self, prefix, guidance, columns)
 
@@ -81,6 +97,12 @@ class TransformerSession:
 
     A column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is
     fed by the first forward and prefill stops before it.
+
+    Attributes:
+        features: [R, T, d] last hidden states of the latest forward, conditional rows first.
+        prompt_lengths: [R] elements P of each row's prompt.
+        prompt_features: [R, longest P - 1, d] hidden states of the prompts without their last elements, padded.
+        prompt_ids: [R, longest P] see `Prefix.ids`.
     """
 
     def __init__(self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int):
@@ -88,7 +110,8 @@ class TransformerSession:
         self._guidance = guidance
         self._prefix = prefix if guidance != 1.0 else prefix.conditional()
         lengths = [len(embeds) for embeds in self._prefix.embeds]
-        self._last = torch.tensor(lengths, device=model.device)[:, None] - 1
+        self.prompt_lengths = torch.tensor(lengths, device=model.device)
+        self._last = self.prompt_lengths[:, None] - 1
         shift = self._prefix.shift
         self._shift = torch.zeros_like(self._last) if shift is None else shift.to(model.device)[:, None]
         self._start = torch.stack([embeds[-1] for embeds in self._prefix.embeds])[:, None]
@@ -97,16 +120,19 @@ class TransformerSession:
         self._cache = PositionCache(model.backbone.config.num_hidden_layers, self._scratch + columns)
         self._index = torch.arange(self._scratch + columns, device=model.device)
         self._fed: Tensor | None = None
-        self._prefill(max(lengths) - 1)
+        ids = self._prefix.ids
+        self.prompt_ids = torch.zeros_like(self._index[: max(lengths)]).expand(len(lengths), -1) if ids is None else ids
+        self.features: Tensor | None = None
+        self.prompt_features = self._prefill(max(lengths) - 1)
 
-    def _prefill(self, longest: int) -> None:
+    def _prefill(self, longest: int) -> Tensor | None:
         """Feed every prompt but its last element. Shorter rows write slots that their stream will overwrite."""
         if not longest:
-            return
+            return None
         rows = [embeds[:-1] for embeds in self._prefix.embeds]
         embeds = nn.utils.rnn.pad_sequence(rows, batch_first=True)
         slots = self._index[:longest].expand(len(embeds), -1)
-        self._run(embeds, slots, slots, self._index[:longest] <= slots[..., None], longest)
+        return self._run(embeds, slots, slots, self._index[:longest] <= slots[..., None], longest)
 
     def _run(self, embeds: Tensor, slots: Tensor, position_ids: Tensor, mask: Tensor, visible: int) -> Tensor:
         self._cache.placement.slots = slots
@@ -133,8 +159,28 @@ class TransformerSession:
         else:
             slots, mask = self._place_tree(position_ids, tree, visible)
         self._fed = slots
-        hidden = self._run(embeds, slots, position_ids, mask, visible)
-        return self._guide(self._model.head(hidden).float())
+        self.features = self._run(embeds, slots, position_ids, mask, visible)
+        return self.logits(self.features)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Guided logits [B, T, v_image] of features [R, T, d], the target's own or a draft head's."""
+        return self._guide(self._model.head(features).float())
+
+    def forward_scattered(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
+        repeats = len(self._last) // len(tokens)
+        tokens, positions, fed, aside = (x.repeat(repeats, 1) for x in (tokens, positions, fed, aside))
+        embeds = self._model.embed(tokens, positions, self._prefix.state)
+        embeds = torch.where((positions == 0)[..., None], self._start, embeds)
+        position_ids = self._last + positions
+        own = self._scratch + self._index[: positions.shape[1]]
+        slots = torch.where(aside, own, position_ids)
+        place = self._index - self._last
+        known = (place <= 0) | (fed.gather(1, place.clamp(0, fed.shape[1] - 1)) & (place < fed.shape[1]))
+        mask = known[:, None] & (self._index <= position_ids[..., None])
+        mask.scatter_(2, slots[..., None], True)
+        self._fed = slots
+        self.features = self._run(embeds, slots, position_ids, mask, len(self._index))
+        return self.logits(self.features)
 
     def _visible(self, position_ids: Tensor, tree: Tree | None) -> int:
         """Slots worth reading. On a GPU the answer would cost a synchronisation, so the whole buffer is."""

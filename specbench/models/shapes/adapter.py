@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specbench.models.base import TokenLayout
+from specbench.models.eagle import EagleHead, load_head
+from specbench.models.shapes import captions
 from specbench.models.shapes import network as shapes
+from specbench.models.shapes.render import render
+from specbench.models.shapes.scene import describe, realize, sample_request
 from specbench.models.shapes.tokenizer import GRID
 from specbench.models.transformer import Prefix, TransformerModel
 
@@ -29,13 +34,29 @@ class ShapesModel(TransformerModel):
 
     def encode(self, prompts: Sequence[str]) -> Prefix:
         ids = torch.cat([self._network.encode(prompts), self._network.null_ids(len(prompts))])
-        return Prefix(self._network.prefix_embeds(ids), (self._network.pooled(ids),))
+        table_ids = ids + self._network.codes
+        return Prefix(self._network.prefix_embeds(ids), (self._network.pooled(ids),), ids=table_ids)
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
         return self._network.token_embeds(tokens, positions - 1, state[0])
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._network.head(hidden)
+
+    def own_head(self) -> EagleHead:
+        """The shipped draft head."""
+        return load_head(shapes.WEIGHTS / "eagle")
+
+    def draft_data(self, count: int, seed: int) -> tuple[tuple[str, ...], Tensor]:
+        """Captions and tokens [count, 256] of rendered scenes, for a draft head to learn from."""
+        rng = np.random.default_rng([8, seed])
+        texts, tokens = [], []
+        while len(texts) < count:
+            scenes = [realize(sample_request(rng, plain=0.2), rng) for _ in range(min(64, count - len(texts)))]
+            texts += [captions.caption(describe(scene, rng)) for scene in scenes]
+            pixels = torch.from_numpy(np.stack([render(scene) for scene in scenes])).permute(0, 3, 1, 2)
+            tokens.append(self._tokenizer.encode(pixels.to(self.device)))
+        return tuple(texts), torch.cat(tokens)
 
     def render(self, image_tokens: Tensor) -> Tensor:
         return self._tokenizer.decode(image_tokens)

@@ -1,0 +1,140 @@
+"""`specbench train-head` and `specbench check-head`: draft heads for the EAGLE decoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from specbench import console
+from specbench.cli.options import flags, print_json, print_table
+from specbench.errors import SpecbenchError
+from specbench.settings import JSON, QUIET, merge
+
+_TRAIN = (QUIET,)
+_CHECK = (JSON,)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(name="train-head", help=_TRAIN_HELP)(train_head)
+    app.command(name="check-head", help=_CHECK_HELP)(check_head)
+
+
+_TRAIN_HELP = "\n\n".join(
+    (
+        "Train an EAGLE-1 draft head for a model, and print the folder it is in.",
+        "The target's features are computed once, then the head learns to extrapolate them. The same command continues "
+        "an interrupted training, to the same weights. Use the result with --head FOLDER.",
+    )
+)
+_CHECK_HELP = "\n\n".join(
+    (
+        "Say how far a draft head is from its model, by draft depth.",
+        "tv is the total variation distance between the model's and the head's guided distributions along true images, "
+        "with its 95 % interval; acceptance is what an exact chain would accept there. The last row pairs each feature "
+        "with the token before instead of the one after: a head that does better there was trained on the wrong pairs.",
+    )
+)
+
+_MODEL = typer.Option("shapes", "--model", metavar="NAME", help="The model to draft for.", show_default="shapes")
+_DEVICE = typer.Option("cpu", "--device", metavar="DEVICE", help="Where to compute.", show_default="cpu")
+_THREADS = typer.Option(0, "--threads", metavar="N", help="CPU threads; 0 means all.")
+_DATA = typer.Option(
+    None, "--data", metavar="FOLDER", help="A run of the model whose images to use, instead of its training data."
+)
+
+
+def _at_least(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise SpecbenchError(f"--{name} {value}: must be at least 1")
+
+
+@flags(_TRAIN)
+def train_head(
+    flags: dict,
+    model: str = _MODEL,
+    out: Path = typer.Option(..., "--out", metavar="FOLDER", help="Where the head goes."),
+    data: Path = _DATA,
+    images: int = typer.Option(1024, "--images", metavar="N", help="Images to learn from."),
+    epochs: int = typer.Option(16, "--epochs", metavar="N", help="How often each is seen."),
+    batch: int = typer.Option(16, "--batch", metavar="N", help="Images per step."),
+    lr: float = typer.Option(2e-3, "--lr", metavar="X", help="Peak learning rate."),
+    seed: int = typer.Option(0, "--seed", metavar="N", help="Of everything random."),
+    device: str = _DEVICE,
+    threads: int = _THREADS,
+) -> None:
+    _at_least(images=images, epochs=epochs, batch=batch)
+    if batch > images or not lr > 0:
+        raise SpecbenchError(
+            f"--batch {batch}: more than --images" if batch > images else f"--lr {lr}: must be above 0"
+        )
+    quiet = bool(merge(_TRAIN, flags)["quiet"].value)
+    loaded = _load(model, device, threads)
+    from specbench.training.head import Plan, train_head
+
+    plan = Plan(images, epochs, batch, lr, seed=seed)
+    progress = None if quiet else _Progress()
+    try:
+        train_head(loaded, out, plan, data, progress and progress.tell)
+    finally:
+        if progress:
+            progress.finish()
+    print(out)
+
+
+class _Progress:
+    """One bar per stage of a training."""
+
+    def __init__(self) -> None:
+        self._stage, self._done = "", 0
+        self._bar: console.ProgressReporter | None = None
+
+    def tell(self, stage: str, done: int, total: int, note: str) -> None:
+        if stage != self._stage:
+            self.finish()
+            self._stage, self._done = stage, 0
+            self._bar = console.ProgressReporter(stage)
+            self._bar.start(total, 0)
+        for _ in range(done - self._done):
+            self._bar.row(f"{stage} {note}-", {})
+        self._done = done
+
+    def finish(self) -> None:
+        if self._bar:
+            self._bar.finish()
+
+
+@flags(_CHECK)
+def check_head(
+    flags: dict,
+    model: str = _MODEL,
+    head: str = typer.Option("", "--head", metavar="FOLDER", help="The head; the model's own one if not given."),
+    data: Path = _DATA,
+    images: int = typer.Option(32, "--images", metavar="N", help="Images to follow."),
+    depths: int = typer.Option(5, "--depths", metavar="N", help="How far ahead to look."),
+    seed: int = typer.Option(10**6, "--seed", metavar="N", help="Chooses the images; not the training's."),
+    device: str = _DEVICE,
+    threads: int = _THREADS,
+) -> None:
+    _at_least(images=images, depths=depths)
+    values = merge(_CHECK, flags)
+    loaded = _load(model, device, threads)
+    from specbench.models.catalog import find_model
+    from specbench.models.eagle import head_for
+    from specbench.training.alignment import alignment
+    from specbench.training.data import corpus
+
+    found = corpus(loaded, images, seed, data)
+    rows = alignment(loaded, head_for(loaded, head), found, find_model(model).sampling(), depths)
+    print_json(rows) if values["json"].value else print_table(rows, ("depth", "tv", "tv_low", "tv_high", "acceptance"))
+
+
+def _load(model: str, device: str, threads: int):
+    import torch
+
+    from specbench.models.catalog import load_model
+
+    if threads:
+        torch.set_num_threads(threads)
+    return load_model(model, device)

@@ -1,0 +1,182 @@
+"""ZipAR (He et al., ICML 2025, arXiv 2412.04062): a row of the image does not wait for the row above to finish.
+
+Row r starts once row r - 1 has a window of tokens; from then on every unfinished row gets one token per forward, each
+column attending to the prompt and to all generated tokens earlier in raster order. No training, no verification, lossy:
+a token never sees what comes later in the rows above. Windows as wide as the row are AR.
+
+Where the grammar closes rows with a forced token, that token is fed early, at its true place. Elsewhere the first token
+of a row would need the last one of the row above: the newest token of the row above that one (of row 0 for row 1)
+stands in, under the true position, seen by that one column and not remembered.
+
+The adaptive window draws the first token x of a row from p and, each time the row above has grown, keeps it with
+probability min(1, p'(x)/p(x)) under the new p', else redraws it from [p' - p]+ and waits once more. The paper's code
+does not have it; this follows its text.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.context import Context
+from specbench.decoding.init import Init
+from specbench.decoding.noise import Noise, Stream
+from specbench.decoding.record import Record
+from specbench.decoding.residuals import standard
+from specbench.decoding.sampling import Target, at, run_race
+from specbench.decoding.spans import Spans
+from specbench.errors import SpecbenchError
+from specbench.models.base import ScatteredSession, TokenLayout
+
+if TYPE_CHECKING:
+    from specbench.decoding.build import Method
+
+
+class Lanes(NamedTuple):
+    """The columns of one forward, one per image row at work. B images, C of the rows.
+
+    Attributes:
+        rows: [C] image rows.
+        tokens, positions: [B, C] as a forward takes them; a column without work names the slot past the end.
+        fed: [B, C] bool, columns that are remembered.
+        aside: [B, C] bool, columns fed with a stand-in.
+        wanted: [B, C] bool, columns whose prediction is needed.
+    """
+
+    rows: Tensor
+    tokens: Tensor
+    positions: Tensor
+    fed: Tensor
+    aside: Tensor
+    wanted: Tensor
+
+
+class ZipAR:
+    """The settings of `RowsLoop`."""
+
+    def __init__(self, context: Context, init: Init | None, rows_window: int, adaptive: bool):
+        layout = context.layout
+        self.window = 1
+        self.columns = layout.height
+        self.lag = min(rows_window, layout.width)
+        self.adaptive = adaptive
+        self.slots = torch.tensor(_grid(layout), device=context.device)
+
+    def loop(self, *parts: object) -> RowsLoop:
+        """The loop that stands in for the usual one."""
+        return RowsLoop(*parts)
+
+
+def _grid(layout: TokenLayout) -> list[list[int]]:
+    """Stream slot of each image token, by row and column."""
+    free, width = layout.free_slots(), layout.width
+    grid = [free[row * width : (row + 1) * width] for row in range(layout.height)]
+    gaps = [below[0] - above[-1] for above, below in pairwise(grid)]
+    if free[0] > 0 or any(row[-1] - row[0] >= width for row in grid) or max(gaps, default=1) > 2:
+        raise SpecbenchError(
+            "zipar does not fit this model's grammar", "it needs rows closed by at most one forced token"
+        )
+    return grid
+
+
+class RowsLoop:
+    """State of one batch while its rows grow side by side. B images, H rows of W tokens, N stream slots.
+
+    Attributes:
+        tokens: [B, N + 1] by stream slot.
+        count: [B, H] tokens of each row.
+        record: what is measured along the way.
+    """
+
+    def __init__(
+        self, method: Method, session: ScatteredSession, target: Target, noise: Noise, rows: int, spans: Spans
+    ):
+        self._plan: ZipAR = method.drafter
+        self._session, self._target, self._noise, self._spans = session, target, noise, spans
+        device = target.forced.device
+        self._length = len(target.forced) - 1
+        self._slots = self._plan.slots
+        height, self._width = self._slots.shape
+        self.tokens = target.forced.clamp(min=0).expand(rows, -1).clone()
+        self.count = torch.zeros(rows, height, dtype=torch.long, device=device)
+        self._fed = torch.zeros(rows, self._length + 1, dtype=torch.bool, device=device)
+        self._done_feeding = torch.zeros(rows, height, dtype=torch.bool, device=device)
+        self._guess = torch.full((rows, height), -1, device=device)
+        self._guess_p = torch.zeros(rows, height, target.vocab if self._plan.adaptive else 0, device=device)
+        self.record = Record(rows, self._length, 1, target.forced)
+
+    def run(self) -> None:
+        """Decode every image to its end."""
+        step = 0
+        while True:
+            with self._spans("draft"):
+                lanes = self._lanes()
+            if lanes is None:
+                return
+            step += 1
+            with self._spans("target"):
+                logits = self._session.forward_scattered(lanes.tokens, lanes.positions, self._fed, lanes.aside)
+            with self._spans("verify"):
+                self._commit(self._target(logits, lanes.positions), lanes, step)
+
+    def _lanes(self) -> Lanes | None:
+        """What to feed next; None when every row of every image is complete."""
+        count, width = self.count, self._width
+        above = torch.nn.functional.pad(count[:, :-1], (1, 0), value=width)
+        starting = (count == 0) & (above >= self._plan.lag)
+        growing = (count > 0) & (count < width)
+        closing = (count == width) & ~self._done_feeding
+        closing[:, -1] = False
+        wanted = starting | growing
+        if not bool(wanted.any()):
+            return None
+        rows = (wanted | closing).any(0).nonzero().squeeze(1)
+        first = self._slots[:, 0].expand_as(count)
+        newest = self._slots.expand(len(count), -1, -1).gather(2, (count - 1).clamp(min=0)[..., None]).squeeze(2)
+        positions = torch.where(starting, first, newest + 1)
+        free = self._target.forced_at((positions - 1).clamp(min=0)) < 0
+        aside = starting & free & (above < width)
+        stand_in = newest.roll(2, dims=1)
+        stand_in[:, :2] = newest[:, :1]
+        consumed = torch.where(aside, stand_in, positions - 1)
+        tokens = self.tokens.gather(1, consumed.clamp(min=0))
+        work = wanted | closing
+        positions = torch.where(work, positions, self._length)
+        fed = work & ~aside
+        self._done_feeding |= closing
+        lanes = Lanes(rows, *(x[:, rows] for x in (tokens, positions, fed, aside, wanted)))
+        self._fed.scatter_(1, lanes.positions, self._fed.gather(1, lanes.positions) | lanes.fed)
+        return lanes
+
+    def _commit(self, p: Tensor, lanes: Lanes, step: int) -> None:
+        """Draw the columns' tokens [B, C] and note those that stay."""
+        race = self._noise.race(lanes.positions, p.shape[-1], Stream.TOKEN)
+        drawn, stays = run_race(p, race), lanes.wanted
+        if self._plan.adaptive:
+            drawn, stays = self._reconsider(p, drawn, lanes, step)
+        positions = torch.where(stays, lanes.positions, self._length)
+        self.tokens.scatter_(1, positions, drawn)
+        self.record.slots(p, drawn, positions, step)
+        self.record.count_forward((self.count < self._width).any(1))
+        self.count[:, lanes.rows] += stays
+
+    def _reconsider(self, p: Tensor, drawn: Tensor, lanes: Lanes, step: int) -> tuple[Tensor, Tensor]:
+        """Adaptive window: first tokens of rows [B, C], and which tokens stay."""
+        count = self.count[:, lanes.rows]
+        above = torch.nn.functional.pad(self.count[:, :-1], (1, 0), value=self._width)[:, lanes.rows]
+        starting = lanes.wanted & (count == 0)
+        guess, guess_p = self._guess[:, lanes.rows], self._guess_p[:, lanes.rows]
+        known = starting & (guess >= 0)
+        x = guess.clamp(min=0)
+        coin = self._noise.uniform(lanes.positions, Stream.COIN, step)
+        kept = known & (coin * at(guess_p, x) < at(p, x))
+        race = self._noise.race(lanes.positions, p.shape[-1], Stream.RESIDUAL, step)
+        redrawn = run_race(standard(p, guess_p), race)
+        first = torch.where(kept, guess, torch.where(known, redrawn, drawn))
+        self._guess[:, lanes.rows] = torch.where(starting, first, guess)
+        self._guess_p[:, lanes.rows] = torch.where(starting[..., None], p, guess_p)
+        settled = kept | (above == self._width)
+        return torch.where(starting, first, drawn), lanes.wanted & (~starting | settled)

@@ -1,0 +1,151 @@
+"""EAGLE-1's draft head (Li et al., ICML 2024, arXiv 2401.15077): one layer that extrapolates a target's features.
+
+A feature f_t is the target's last hidden state, the one its output matrix reads. Element t pairs it with the token that
+followed, and the layer's output stands for the next feature:
+
+    input_t = W [e(x_{t+1}); f_t] + b        f^_{t+1} = layer(input_1 .. input_t)        logits = target.head(f^_{t+1})
+
+Checkpoints have the layout of the public heads: `config.json`, and `model.safetensors` or `pytorch_model.bin` with
+`embed_tokens.weight`, `fc.{weight,bias}` and `layers.0.*`; the target's output matrix is not in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel
+from transformers.models.chameleon.configuration_chameleon import ChameleonConfig
+from transformers.models.chameleon.modeling_chameleon import ChameleonDecoderLayer
+
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.models.base import ImageModel
+
+_INPUT_NORM = "layers.0.input_layernorm.weight"
+_QUERY_NORM = "layers.0.self_attn.q_norm.weight"
+
+
+class EagleHead(LlamaModel):
+    """A one-layer Llama without final norm, fed with features.
+
+    Args:
+        config: sizes, with `num_hidden_layers` 1.
+        input_norm: whether the layer normalises its input (Chameleon's heads do, LlamaGen's do not).
+        query_norm: whether queries and keys are normalised per head, as Chameleon does.
+    """
+
+    def __init__(self, config: LlamaConfig, input_norm: bool = False, query_norm: bool = False):
+        super().__init__(config)
+        if query_norm:
+            self.layers[0] = _QueryNormed(ChameleonConfig(**_shared(config)), 0)
+        if not input_norm:
+            self.layers[0].input_layernorm = nn.Identity()
+        self.norm = nn.Identity()
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
+        self.embed_tokens.requires_grad_(False)
+
+    def extrapolate(self, ids: Tensor, features: Tensor, **attention: object) -> Tensor:
+        """Features [R, T, d] to come, from tokens [R, T] of the table and the features [R, T, d] that came before them.
+
+        `attention`: the mask, positions and cache of `LlamaModel.forward`.
+        """
+        inputs = self.fc(torch.cat([self.embed_tokens(ids), features], dim=-1))
+        return super().forward(inputs_embeds=inputs, **attention).last_hidden_state
+
+
+class _QueryNormed(ChameleonDecoderLayer):
+    """Chameleon's layer, returning what Llama's does."""
+
+    def forward(self, *args: object, **kwargs: object) -> Tensor:
+        return super().forward(*args, **kwargs)[0]
+
+
+def _shared(config: LlamaConfig) -> dict[str, object]:
+    names = (
+        "hidden_size intermediate_size num_attention_heads num_key_value_heads rms_norm_eps "
+        "max_position_embeddings vocab_size"
+    )
+    return {name: getattr(config, name) for name in names.split()} | {"attn_implementation": "sdpa"}
+
+
+def new_head(config: LlamaConfig, embedding: Tensor, seed: int) -> EagleHead:
+    """An untrained head with the frozen token table `embedding` [V, d]."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = EagleHead(config)
+    head.embed_tokens.weight.data.copy_(embedding)
+    return head
+
+
+def head_for(model: ImageModel, path: str) -> EagleHead:
+    """The head in folder `path`, or the model's own one if that is empty, ready to draft for `model`.
+
+    Raises:
+        SpecbenchError: exit code 5 where there is none; the file is not a head, or not one of this model.
+    """
+    if path:
+        head = load_head(Path(path))
+    elif hasattr(model, "own_head"):
+        head = model.own_head()
+    else:
+        raise SpecbenchError(
+            f"model '{model.name}' has no draft head of its own",
+            f"--head FOLDER, or make one with 'specbench train-head --model {model.name}'",
+            MISSING_PREREQUISITE,
+        )
+    if head.config.hidden_size != model.feature_size:
+        raise SpecbenchError(
+            f"--head {path}: made for features of size {head.config.hidden_size}, those of '{model.name}' "
+            f"have {model.feature_size}",
+            "is it a head of another model?",
+        )
+    return head.to(model.device, model.dtype).eval().requires_grad_(False)
+
+
+def load_head(folder: Path) -> EagleHead:
+    """The head stored in `folder`, float32."""
+    config_file = folder / "config.json"
+    files = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
+    weights = next((file for file in files if file.is_file()), None)
+    if weights is None or not config_file.is_file():
+        raise SpecbenchError(
+            f"no draft head in {folder}",
+            "it needs config.json and model.safetensors; 'specbench train-head' makes both",
+            MISSING_PREREQUISITE,
+        )
+    read = load_file if weights.suffix == ".safetensors" else _load_pickle
+    tensors = {name.removeprefix("model."): tensor.float() for name, tensor in read(weights).items()}
+    settings = json.loads(config_file.read_text())
+    settings = {name: settings[name] for name in LlamaConfig().to_dict() if name in settings}
+    settings |= {"num_hidden_layers": 1, "model_type": "llama", "pad_token_id": None}
+    config = LlamaConfig(**settings, attn_implementation="sdpa")
+    head = EagleHead(config, _INPUT_NORM in tensors, _QUERY_NORM in tensors)
+    _fill(head, tensors, weights)
+    return head
+
+
+def _load_pickle(path: Path) -> Mapping[str, Tensor]:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _fill(head: EagleHead, tensors: Mapping[str, Tensor], source: Path) -> None:
+    expected = head.state_dict()
+    odd = sorted(expected.keys() ^ tensors.keys())
+    odd += sorted(n for n in expected.keys() & tensors.keys() if expected[n].shape != tensors[n].shape)
+    if odd:
+        raise SpecbenchError(f"{source}: not an EAGLE-1 head, see its tensor {odd[0]}")
+    head.load_state_dict(tensors)
+
+
+def save_head(head: EagleHead, folder: Path, extra: Mapping[str, object]) -> None:
+    """Write `head` as float16 safetensors; `extra` entries go into config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().half().contiguous() for name, tensor in head.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    kept = (*_shared(head.config).keys() - {"attn_implementation"}, "head_dim", "rope_parameters")
+    config = {name: getattr(head.config, name) for name in sorted(kept)} | {"num_hidden_layers": 1, **extra}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

@@ -1,0 +1,81 @@
+"""Why is a draft head weak? Its distance to the target by depth, and whether it was trained on the right pairs."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from specbench.config import Sampling
+from specbench.decoding.eagle import HeadMemory
+from specbench.decoding.sampling import Target
+from specbench.decoding.trees import chain
+from specbench.models.eagle import EagleHead
+from specbench.models.transformer import TransformerModel
+from specbench.training.data import Corpus, teacher_forced
+
+
+@torch.inference_mode()
+def alignment(
+    model: TransformerModel, head: EagleHead, images: Corpus, sampling: Sampling, depths: int = 5, starts: int = 8
+) -> list[dict[str, object]]:
+    """Total variation between the target's distribution and the head's law, both guided and truncated as in decoding.
+
+    Args:
+        images: true streams the head follows.
+        starts: places per image from which it runs ahead.
+
+    Returns:
+        Per depth `depth`, `tv` (mean over images, places and true continuations), `tv_low`, `tv_high` (95 %, images
+        being the sample), `acceptance` = 1 - tv, what `exact` accepts of a chain's draft whose elders were accepted.
+        Then one row with `depth` "1, x_t" for the pairing (f_t, x_t): a head that is better there was trained wrongly.
+    """
+    tokens = images.tokens.to(model.device)
+    rows, length = tokens.shape
+    session = model.begin(model.encode(images.texts), sampling.guidance, length)
+    features = teacher_forced(session, tokens)
+    target = Target(model.layout, sampling, model.device)
+    positions = torch.arange(length, device=model.device).expand(rows, -1)
+    p = target(session.logits(features), positions)
+    ids = model.table_ids(tokens)
+
+    def seen_with(fed: Tensor) -> tuple[HeadMemory, Tensor]:
+        memory = HeadMemory(head, session, length, depths)
+        return memory, memory.append(fed[:, :-1], features[:, :-1], positions[:, :-1])
+
+    memory, seen = seen_with(ids)
+    free = torch.tensor(model.layout.forced, device=model.device) < 0
+
+    def distance(ahead: Tensor, slots: Tensor) -> Tensor:
+        """[B] mean TV over the slots that are free."""
+        law = target(session.logits(ahead), positions[:, slots])
+        tv = (law - p[:, slots]).abs().sum(-1) / 2
+        return (tv * free[slots]).sum(1) / free[slots].sum()
+
+    chosen = torch.linspace(0, length - 1 - depths, starts, device=model.device).long()
+    by_depth = [distance(seen, torch.arange(1, length, device=model.device))]
+    ahead = [seen[:, start : start + 1] for start in chosen.tolist()]
+    for depth in range(2, depths + 1):
+        ahead = [
+            _one_more(memory, ids, feature, start, depth, depths)
+            for feature, start in zip(ahead, chosen.tolist(), strict=True)
+        ]
+        by_depth.append(distance(torch.cat(ahead, 1), chosen + depth))
+    table = [{"depth": str(depth), **_summary(tv)} for depth, tv in enumerate(by_depth, start=1)]
+    shifted = torch.nn.functional.pad(ids[:, :-1], (1, 0))
+    wrong = distance(seen_with(shifted)[1], torch.arange(1, length, device=model.device))
+    return [*table, {"depth": "1, x_t", **_summary(wrong)}]
+
+
+def _one_more(memory: HeadMemory, ids: Tensor, feature: Tensor, start: int, depth: int, depths: int) -> Tensor:
+    """The head's next feature [R, 1, d] on the true path, `depth` slots after the newest true element `start`."""
+    positions = (start + 1 + torch.arange(depths, device=ids.device)).expand(len(ids), -1)
+    column = torch.tensor([depth - 1], device=ids.device)
+    return memory.branch(ids[:, start + depth - 1 : start + depth], feature, positions, chain(depths), column)
+
+
+def _summary(tv: Tensor) -> dict[str, float]:
+    mean = float(tv.mean())
+    half = 1.96 * float(tv.std(unbiased=True)) / math.sqrt(len(tv)) if len(tv) > 1 else math.nan
+    return {"tv": mean, "tv_low": max(0.0, mean - half), "tv_high": mean + half, "acceptance": 1 - mean}

@@ -1,0 +1,139 @@
+"""What a draft head learns from: token streams of a target model with the features the target computes along them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.errors import SpecbenchError
+from specbench.models.base import FeatureSession
+from specbench.models.transformer import TransformerModel
+
+CHUNK = 16
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Images as the target sees them, one row each.
+
+    Attributes:
+        texts: captions.
+        tokens: [n, N] stream tokens.
+    """
+
+    texts: tuple[str, ...]
+    tokens: Tensor
+
+
+def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) -> Corpus:
+    """`count` images: those stored in run folder `folder`, else the model's own training data.
+
+    Raises:
+        SpecbenchError: the model has none, or the folder has too few images or another model's.
+    """
+    if folder is None:
+        if not hasattr(model, "draft_data"):
+            raise SpecbenchError(
+                f"model '{model.name}' brings no images to learn from",
+                f"--data FOLDER, made with 'specbench run --model {model.name} --decoder ar'",
+            )
+        return Corpus(*model.draft_data(count, seed))
+    from specbench.store import RunStore
+
+    store = RunStore(folder)
+    rows = store.samples(["prompt", "tokens", "status"])
+    rows = rows[rows["status"] == "ok"].head(count)
+    tokens = torch.tensor(np.stack(rows["tokens"].tolist())) if len(rows) else torch.zeros(0, 0)
+    if len(rows) < count or tokens.shape[1] != model.layout.length or int(tokens.max()) >= model.layout.vocab:
+        raise SpecbenchError(
+            f"--data {folder}: {len(rows)} images of {tokens.shape[1]} tokens, {count} of {model.layout.length} wanted"
+        )
+    return Corpus(tuple(rows["prompt"]), tokens.long())
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Sequences of elements, prompt and stream alike. E elements at most.
+
+    Attributes:
+        ids: [n, E + 1] numbers in the head's token table.
+        features: [n, E, d] float16; features[t] reads ids[: t + 1] and predicts ids[t + 1].
+        prompt: [n] prompt elements P; the image's first token is ids[P].
+        length: [n] features that are there.
+    """
+
+    ids: Tensor
+    features: Tensor
+    prompt: Tensor
+    length: Tensor
+
+
+@torch.inference_mode()
+def examples(model: TransformerModel, images: Corpus, unconditional: Tensor) -> Examples:
+    """Teacher-forced features; rows where `unconditional` [n] holds are seen without their caption."""
+    rows = len(images.texts)
+    prefix = model.encode(images.texts)
+    chosen = [row + rows * int(unconditional[row]) for row in range(rows)]
+    session = model.begin(prefix.take(chosen + chosen), 1.0, model.layout.length)
+    features = teacher_forced(session, images.tokens)
+    if session.prompt_features is not None:
+        pieces = zip(session.prompt_features, features, session.prompt_lengths.tolist(), strict=True)
+        features = [torch.cat([prompt[: length - 1], stream]) for prompt, stream, length in pieces]
+    table = model.table_ids(images.tokens)
+    pieces = zip(session.prompt_ids, table, session.prompt_lengths.tolist(), strict=True)
+    ids = [torch.cat([prompt[:length], stream]) for prompt, stream, length in pieces]
+    pad = torch.nn.utils.rnn.pad_sequence
+    length = torch.tensor([len(row) for row in features])
+    return Examples(pad(ids, True).cpu(), pad(list(features), True).half().cpu(), session.prompt_lengths.cpu(), length)
+
+
+def teacher_forced(session: FeatureSession, tokens: Tensor) -> Tensor:
+    """Features [R, N, d] that predict `tokens` [B, N], each given those before it."""
+    positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    session.forward(torch.nn.functional.pad(tokens[:, :-1], (1, 0)), positions)
+    return session.features
+
+
+class FeatureStore:
+    """Examples in chunk files of a folder, so that an interrupted computation continues."""
+
+    def __init__(self, folder: Path):
+        self._folder = folder
+        self._loaded: dict[int, Examples] = {}
+
+    def compute(self, model: TransformerModel, images: Corpus, null: float, seed: int, tell: Callable) -> None:
+        """Make the missing chunks; `tell(done)` after each. A share `null` of the images is seen without caption."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        draw = torch.Generator().manual_seed(seed)
+        unconditional = torch.rand(len(images.texts), generator=draw) < null
+        for start in range(0, len(images.texts), CHUNK):
+            path = self._path(start // CHUNK)
+            if not path.is_file():
+                part = slice(start, start + CHUNK)
+                piece = Corpus(images.texts[part], images.tokens[part].to(model.device))
+                torch.save(vars(examples(model, piece, unconditional[part])), path.with_suffix(".part"))
+                path.with_suffix(".part").rename(path)
+            tell(min(start + CHUNK, len(images.texts)))
+
+    def rows(self, indices: list[int]) -> Examples:
+        """Some examples, float16 features; lengths are padded to the longest."""
+        picked = [self._row(index) for index in indices]
+        pad = torch.nn.utils.rnn.pad_sequence
+        ids, features, prompt, length = zip(*picked, strict=True)
+        return Examples(pad(ids, True), pad(features, True), torch.stack(prompt), torch.stack(length))
+
+    def _row(self, index: int) -> tuple[Tensor, ...]:
+        chunk, row = divmod(index, CHUNK)
+        if chunk not in self._loaded:
+            self._loaded[chunk] = Examples(**torch.load(self._path(chunk), weights_only=True, mmap=True))
+        found = self._loaded[chunk]
+        length = int(found.length[row])
+        return found.ids[row, : length + 1], found.features[row, :length], found.prompt[row], found.length[row]
+
+    def _path(self, chunk: int) -> Path:
+        return self._folder / f"{chunk:06d}.pt"

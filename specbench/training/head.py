@@ -1,0 +1,172 @@
+"""Training of an EAGLE-1 head: the target's features are computed once, then the head learns to extrapolate them.
+
+Element t pairs feature f_t with the token x_{t+1} that followed it, as drafting does. The loss over image positions is
+SmoothL1(f^, f) + 0.1 CE(softmax(head(f)), softmax(head(f^))), without guidance, and uniform noise blurs the input
+features only. Order, noise and learning rate are functions of the step, so that an interrupted training continues to
+the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from transformers import LlamaConfig
+
+from specbench.errors import SpecbenchError
+from specbench.models.eagle import EagleHead, new_head, save_head
+from specbench.models.transformer import TransformerModel
+from specbench.training.data import Examples, FeatureStore, corpus
+
+CLASSIFICATION = 0.1
+CLIP = 0.5
+CHECKPOINT_EVERY = 100
+NOISE = 0.2 * 512
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Hyper-parameters; the defaults suit the embedded model.
+
+    Attributes:
+        images: images to learn from, seen `epochs` times in batches of `batch`.
+        lr: peak learning rate, after `warmup` of all steps, from where it falls linearly to 0.
+        null: share of images seen without their caption, for guidance.
+    """
+
+    images: int = 1024
+    epochs: int = 16
+    batch: int = 16
+    lr: float = 2e-3
+    warmup: float = 0.03
+    null: float = 0.1
+    seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * (self.images // self.batch)
+
+
+def train_head(
+    model: TransformerModel, out: Path, plan: Plan, data: Path | None = None, tell: Callable | None = None
+) -> EagleHead:
+    """Train a head for `model` and store it in `out`; an interrupted training in `out` is taken up again.
+
+    Args:
+        data: run folder with the target's own images; the model's training data if None.
+        tell: called as `tell(stage, done, total, note)`.
+
+    Raises:
+        SpecbenchError: `out` holds another training, or there is nothing to learn from.
+    """
+    tell = tell or (lambda *_: None)
+    work = out / "training"
+    _claim(work, {"model": model.weights_sha256, "data": str(data or ""), **asdict(plan)})
+    store = FeatureStore(work / "features")
+    images = corpus(model, plan.images, plan.seed, data)
+    store.compute(model, images, plan.null, plan.seed, lambda done: tell("features", done, plan.images, ""))
+    trainer = Trainer(model, store, plan, work)
+    trainer.run(lambda done, loss: tell("steps", done, plan.steps, f"loss {loss:.4f}"))
+    save_head(trainer.head, out, {"trained_for": model.name, "target_sha256": model.weights_sha256, **asdict(plan)})
+    shutil.copyfile(work / "loss.jsonl", out / "loss.jsonl")
+    shutil.rmtree(work)
+    return trainer.head.eval()
+
+
+def _claim(work: Path, wanted: dict) -> None:
+    """Note what is trained in this folder, or refuse one where something else is."""
+    work.mkdir(parents=True, exist_ok=True)
+    plan_file = work / "plan.json"
+    if plan_file.is_file() and json.loads(plan_file.read_text()) != wanted:
+        raise SpecbenchError(f"{work.parent} holds an unfinished training with other settings", "choose another --out")
+    plan_file.write_text(json.dumps(wanted, indent=2))
+
+
+class Trainer:
+    """One training in a folder; building it takes up its checkpoint if there is one."""
+
+    def __init__(self, model: TransformerModel, store: FeatureStore, plan: Plan, work: Path):
+        self._model, self._store, self._plan, self._work = model, store, plan, work
+        self.head = untrained(model, plan.seed).to(model.device)
+        trained = [p for p in self.head.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(trained, lr=plan.lr, betas=(0.9, 0.95))
+        self._step = 0
+        self._losses: list[dict] = []
+        if (work / "state.pt").is_file():
+            state = torch.load(work / "state.pt", weights_only=True)
+            self.head.load_state_dict(state["head"])
+            self._optimizer.load_state_dict(state["optimizer"])
+            self._step, self._losses = state["step"], state["losses"]
+
+    def run(self, tell: Callable[[int, float], None]) -> None:
+        steps = self._plan.steps
+        self.head.train()
+        while self._step < steps:
+            parts = self._train_step(self._step)
+            self._step += 1
+            self._losses.append({"step": self._step, **{name: round(float(v), 6) for name, v in parts.items()}})
+            if self._step % CHECKPOINT_EVERY == 0 or self._step == steps:
+                self._checkpoint()
+            tell(self._step, float(parts["loss"]))
+
+    def _train_step(self, step: int) -> dict[str, Tensor]:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._plan.lr * rate(step, self._plan)
+        batch = self._store.rows(self._rows(step))
+        draw = torch.Generator().manual_seed(self._plan.seed * 1_000_003 + step)
+        parts = losses(self._model, self.head, batch, torch.rand(batch.features.shape, generator=draw) - 0.5)
+        self._optimizer.zero_grad(set_to_none=True)
+        parts["loss"].backward()
+        torch.nn.utils.clip_grad_value_(self.head.parameters(), CLIP)
+        self._optimizer.step()
+        return {name: value.detach() for name, value in parts.items()}
+
+    def _rows(self, step: int) -> list[int]:
+        epoch, within = divmod(step, self._plan.images // self._plan.batch)
+        order = torch.randperm(self._plan.images, generator=torch.Generator().manual_seed(self._plan.seed + epoch))
+        return order[within * self._plan.batch :][: self._plan.batch].tolist()
+
+    def _checkpoint(self) -> None:
+        state = {"head": self.head.state_dict(), "optimizer": self._optimizer.state_dict(), "step": self._step}
+        torch.save(state | {"losses": self._losses}, self._work / "state.part")
+        (self._work / "state.part").rename(self._work / "state.pt")
+        (self._work / "loss.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self._losses))
+
+
+def untrained(model: TransformerModel, seed: int) -> EagleHead:
+    """A head of the target's own layer sizes, with the target's token table."""
+    own = model.backbone.config
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
+    sizes = {name: getattr(own, name) for name in (*names, "vocab_size", "max_position_embeddings")}
+    config = LlamaConfig(**sizes, num_hidden_layers=1, pad_token_id=None, attn_implementation="sdpa")
+    return new_head(config, model.backbone.get_input_embeddings().weight.float(), seed)
+
+
+def rate(step: int, plan: Plan) -> float:
+    """Learning rate at a step, as a share of its peak."""
+    warm = max(1, round(plan.warmup * plan.steps))
+    return min((step + 1) / warm, (plan.steps - step) / max(1, plan.steps - warm))
+
+
+def losses(model: TransformerModel, head: EagleHead, batch: Examples, noise: Tensor) -> dict[str, Tensor]:
+    """Loss and its parts for one batch; `noise` [n, E, d] is uniform in -0.5 .. 0.5."""
+    features = batch.features.float().to(model.device)
+    elements = features.shape[1]
+    fed = features + noise.to(features.device) * (NOISE / elements)
+    guess = head.extrapolate(batch.ids[:, 1:elements].to(model.device), fed[:, :-1], use_cache=False)
+    place = torch.arange(elements - 1)
+    # The element at P - 1 pairs the prompt's last feature with the first image token: where drafting starts.
+    mask = ((place >= batch.prompt[:, None] - 1) & (place + 1 < batch.length[:, None])).float().to(model.device)
+    total = mask.sum() + 1e-5
+    regression = (functional.smooth_l1_loss(guess, features[:, 1:], reduction="none").mean(-1) * mask).sum() / total
+    wanted = model.head(features[:, 1:].to(model.dtype)).float().softmax(-1)
+    found = model.head(guess.to(model.dtype)).float().log_softmax(-1)
+    classification = -((wanted * found).sum(-1) * mask).sum() / total
+    loss = regression + CLASSIFICATION * classification
+    return {"loss": loss, "regression": regression, "classification": classification}
