@@ -166,9 +166,7 @@ def test_gsd_cluster_is_the_one_read_off_token_by_token(seed, G, d, delta, rank_
 )
 def test_truncation_keeps_ties_and_the_smallest_nucleus(seed, top_k, top_p, temperature):
     rng = np.random.default_rng(seed)
-    logits = rng.choice([-2.0, -0.5, 0.25, 1.0, 3.0], size=(16, V)) + (
-        rng.normal(size=(16, V)) if seed % 2 else 0
-    )
+    logits = rng.choice([-2.0, -0.5, 0.25, 1.0, 3.0], size=(16, V)) + (rng.normal(size=(16, V)) if seed % 2 else 0)
     if seed % 2 == 0:
         top_p = 1.0
     sampling = Sampling(1.0, temperature, top_k, top_p)
@@ -224,9 +222,7 @@ def test_noise_at_two_addresses_is_independent():
         assert independent(base, uniforms(0, stream)) > 1e-4, "streams"
     for step in (1, 2, 7):
         assert independent(base, uniforms(0, Stream.TOKEN, step)) > 1e-4, "draws"
-        assert independent(base[:, step:], uniforms(0, Stream.TOKEN, step)[:, :-step]) > 1e-4, (
-            "slot against draw"
-        )
+        assert independent(base[:, step:], uniforms(0, Stream.TOKEN, step)[:, :-step]) > 1e-4, "slot against draw"
 
 
 def test_no_two_addresses_share_a_number():
