@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import re
 import shutil
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
 from specbench import registry
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import ModelInfo, find_model, models
+from specbench.models.catalog import Model, find_model, models
 from specbench.plan import available_threads, check_writable
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 LOW_DISK_GIB = 1.0
 
 
-def check(model: str | None = None, out: Path = Path("results")) -> list[dict[str, str]]:
+def check(
+    model: str | None = None,
+    out: Path = Path("results"),
+    weights: str | None = None,
+    revision: str | None = None,
+    tiny: bool = False,
+    metrics: Sequence[str] = (),
+) -> list[dict[str, str]]:
     """Rows of `name, status ("ok", "warning" or "missing"), detail, fix`.
 
     Args:
-        model: only this model's files; all models if None.
+        model: only this model, whose files are then accounted for by name and shape; all models if None.
         out: the results folder to try.
+        metrics: these metrics must be ready too.
+        weights, revision, tiny: see `specbench.models.zoo.HubModel.configured`.
 
     Raises:
-        SpecbenchError: unknown model.
+        SpecbenchError: unknown model, or one that takes no other weights.
     """
-    chosen = [find_model(model)] if model else list(models().values())
+    named = [find_model(model).configured(weights, revision, tiny=tiny)] if model else []
     return [
         _python(),
         *_packages(),
         _torch(),
         *_torchvision(),
-        *(_model(info, required=bool(model)) for info in chosen),
+        *(_model(info, required=bool(named)) for info in named or models().values()),
+        *(row for info in named for row in _memory(info)),
+        *(row for name in metrics for row in _metric(name)),
         *_plugins(),
         *_disk(out),
     ]
@@ -87,13 +100,54 @@ def _torchvision() -> list[dict[str, str]]:
     return [_row("torchvision", OK, version)]
 
 
-def _model(info: ModelInfo, required: bool) -> dict[str, str]:
+def _model(info: Model, required: bool) -> dict[str, str]:
     try:
-        info.require_weights()
+        files = info.files()
+        if required:
+            info.check()
     except SpecbenchError as error:
         return _row(f"model {info.name}", MISSING if required else WARNING, error.what, error.try_this)
-    size = sum(path.stat().st_size for path in info.weights)
-    return _row(f"model {info.name}", OK, f"{size / 2**20:.1f} MiB in {info.config.parent}")
+    size = sum(path.stat().st_size for path in files)
+    complete = ", every tensor accounted for" if required else ""
+    return _row(f"model {info.name}", OK, f"{size / 2**20:.1f} MiB in {files[0].parent}{complete}")
+
+
+def _memory(info: Model) -> list[dict[str, str]]:
+    """Whether one image at a time, with guidance, would fit: on the first GPU if there is one, else in main memory."""
+    needed, available = info.memory_bytes(), _memory_here()
+    if needed is None or available is None:
+        return []
+    where, size = available
+    detail = f"about {needed / 2**30:.1f} GiB in {info.dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
+    if needed > size:
+        return [_row("memory", WARNING, detail, "another device, or a smaller model")]
+    return [_row("memory", OK, detail)]
+
+
+def _memory_here() -> tuple[str, int] | None:
+    try:
+        import torch
+    except (ImportError, OSError):
+        return None
+    if torch.cuda.is_available():
+        return "free on the GPU", torch.cuda.mem_get_info()[0]
+    try:
+        return "of main memory free", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _metric(name: str) -> list[dict[str, str]]:
+    """One row for each thing that a metric lacks."""
+    try:
+        missing = registry.metric(name)().missing()
+    except SpecbenchError as error:
+        if name not in registry.metric_names():
+            raise
+        missing = [(error.what, error.try_this)]
+    if not missing:
+        return [_row(f"metric {name}", OK, "everything it needs is on this disk")]
+    return [_row(f"metric {name}", MISSING, what, fix) for what, fix in missing]
 
 
 def _plugins() -> list[dict[str, str]]:

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from specbench import registry
 from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.metrics.base import Metric, Sample, Settings, feature_fingerprint, fingerprint
+from specbench.models.zoo import RANDOM
 from specbench.parts import Parts, take_lock, write_atomically
 from specbench.pictures import read_picture
 from specbench.records import KEY
@@ -114,12 +115,22 @@ def score_images(
 
 
 def run_images(folder: Path) -> Images:
-    """The pictures of a run."""
+    """The pictures of a run.
+
+    Raises:
+        SpecbenchError: the run's model has random weights.
+    """
     store = RunStore(folder)
+    info = store.info()
+    if RANDOM in info["spec"]["model"]:
+        raise SpecbenchError(
+            f"{info['run_id']}: {info['spec']['model']} has random weights, so its images mean nothing",
+            "name the runs to score",
+        )
     rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image"])
     rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
     rows = rows.assign(path=[Path(folder) / image for image in rows["image"]])
-    return Images(store.info()["run_id"], Path(folder), rows.drop(columns=["status", "image"]))
+    return Images(info["run_id"], Path(folder), rows.drop(columns=["status", "image"]))
 
 
 def read_scores(folder: Path) -> list[dict[str, object]]:

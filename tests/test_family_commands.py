@@ -82,6 +82,32 @@ def test_a_missing_checkpoint_is_one_line_with_what_to_type(cli, tmp_path, monke
     assert "hf download Alpha-VLLM/Lumina-mGPT-7B-768" in outcome.err and "licence" in outcome.err
 
 
+def test_doctor_accounts_for_every_tensor_without_loading(tmp_path):
+    from specbench.doctor import check
+
+    write("simplear", tmp_path)
+    rows = {row["name"]: row for row in check("simplear", tmp_path, weights=str(tmp_path), tiny=True)}
+    assert rows["model simplear+tiny"]["status"] == "ok" and "every tensor" in rows["model simplear+tiny"]["detail"]
+    assert "GiB in bfloat16" in rows["memory"]["detail"]
+    config = json.loads((tmp_path / "config.json").read_text())
+    changed = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
+    (tmp_path / "config.json").write_text(json.dumps(config | changed))
+    row = check("simplear", tmp_path, weights=str(tmp_path), tiny=True)
+    broken = next(row for row in row if row["name"].startswith("model "))
+    assert broken["status"] == "missing" and "lacks 'model.layers.2" in broken["detail"]
+
+
+def test_doctor_says_what_is_missing_and_that_it_would_not_fit(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("specbench.doctor._memory_here", lambda: ("free on the GPU", 12 * 2**30))
+    outcome = cli("doctor", "--model", "lumina", "--json")
+    rows = {row["name"]: row for row in json.loads(outcome.out)}
+    assert outcome.code == 5 and rows["model lumina"]["status"] == "missing"
+    assert "hf download" in rows["model lumina"]["fix"]
+    assert rows["memory"]["status"] == "warning" and "of 12.0 GiB free on the GPU" in rows["memory"]["detail"]
+    assert cli("doctor", "--weights", "a/b").code == 2
+
+
 def test_the_list_shows_what_each_model_takes(cli):
     rows = {row["name"]: row for row in json.loads(cli("list", "models", "--json").out)}
     assert set(WRITERS) < set(rows)

@@ -24,14 +24,20 @@ def add_to(app: typer.Typer) -> None:
 
 @flags(_DOCTOR)
 def doctor(
-    flags: dict, model: str = typer.Option(None, "--model", metavar="NAME", help="Require this model to be ready.")
+    flags: dict,
+    model: str = typer.Option(None, "--model", metavar="NAME", help="Require this model to be ready."),
+    weights: str = typer.Option(None, "--weights", metavar="DIR|OWNER/NAME", help="Its checkpoint, if not official."),
+    revision: str = typer.Option(None, "--revision", metavar="REF", help="Revision of its hub repository."),
+    metric: list[str] = typer.Option(None, "--metric", metavar="NAME", help="Require this metric to be ready, too."),
 ) -> None:
     from specbench.doctor import MISSING, check
 
     values = merge(_DOCTOR, flags)
-    rows = check(model, Path(str(values["out"].value)))
+    if (weights or revision) and not model:
+        raise SpecbenchError("--weights, --revision: of which model?", "name it with --model")
+    rows = check(model, Path(str(values["out"].value)), weights, revision, metrics=metric or ())
     print_json(rows) if values["json"].value else print_table(rows, ("name", "status", "detail", "fix"))
-    missing = [row["name"] for row in rows if row["status"] == MISSING]
+    missing = dict.fromkeys(row["name"] for row in rows if row["status"] == MISSING)
     if missing:
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)
 

@@ -85,6 +85,15 @@ class ModelInfo:
                     MISSING_PREREQUISITE,
                 )
 
+    def files(self) -> tuple[Path, ...]:
+        """Its files on this disk; raises what `require_weights` raises."""
+        self.require_weights()
+        return (self.config, *self.weights)
+
+    def check(self) -> None:
+        """The package's own files are taken as they are."""
+        self.require_weights()
+
     def weights_sha256(self) -> str:
         """Digest of the weights, the same that the loaded model carries."""
         digest = hashlib.sha256()

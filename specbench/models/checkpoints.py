@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -68,7 +69,7 @@ def read_config(found: Found, kind: type, **changes: object):
     path = found.named("config.json")
     try:
         return kind.from_dict(json.loads(path.read_text()) | changes)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, StrictDataclassError) as error:
         raise _damaged(path, error) from error
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.config import Sampling
@@ -158,6 +159,10 @@ class HubModel:
             return ()
         main = get(self.source, self.weights, self.revision)
         return (main, *(get(source, self.weights, main=False) for source in self.companions))
+
+    def files(self) -> tuple[Path, ...]:
+        """Its files on this disk; raises what `find` raises."""
+        return tuple(path for found in self.find() for path in found.paths)
 
     def weights_sha256(self) -> str:
         """Digest of all its files, the same that the loaded model carries."""
