@@ -35,7 +35,7 @@ def check(
         model: only this model, whose files are then accounted for by name and shape; all models if None.
         out: the results folder to try.
         metrics: these metrics must be ready too.
-        weights, revision, tiny: see `specbench.models.zoo.HubModel.configured`.
+        weights, revision, tiny: see `specbench.models.hub.HubModel.configured`.
 
     Raises:
         SpecbenchError: unknown model, or one that takes no other weights.

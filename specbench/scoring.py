@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from specbench import registry
 from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.metrics.base import Metric, Sample, Settings, feature_fingerprint, fingerprint
-from specbench.models.zoo import RANDOM
+from specbench.models.hub import RANDOM
 from specbench.parts import Parts, take_lock, write_atomically
 from specbench.pictures import read_picture
 from specbench.records import KEY

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from specbench import registry
 from specbench.config import Sampling
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
-from specbench.models.zoo import MODELS, HubModel
+from specbench.models.hub import HubModel
+from specbench.models.zoo import MODELS
 
 if TYPE_CHECKING:
     from specbench.models.base import ImageModel

@@ -16,9 +16,9 @@ from specbench.errors import SpecbenchError
 from specbench.models import vq
 from specbench.models.base import TokenLayout
 from specbench.models.checkpoints import describe
+from specbench.models.hub import HubModel, digest
 from specbench.models.sources import Found
 from specbench.models.transformer import Prefix, TransformerModel
-from specbench.models.zoo import HubModel, digest
 from specbench.registry import load_object
 
 
