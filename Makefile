@@ -2,6 +2,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TEST_ARGS ?= -n auto
+# Libraries that tests compare with, without the torchvision they ask for: one built for another torch than the one
+# here would keep transformers from importing.
+ORACLES := open_clip_torch ftfy wcwidth torchmetrics lightning-utilities torch-fidelity
 
 .PHONY: help demo install test check docs train-shapes bench clean
 
@@ -16,6 +19,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.run
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(ORACLES)
 # These name a torchvision, which seldom fits a CPU torch; the tests do without it.
 	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt open_clip_torch torch-fidelity ftfy wcwidth
 	touch $@

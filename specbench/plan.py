@@ -14,8 +14,8 @@ from pathlib import Path
 
 from specbench import registry
 from specbench.config import RunSpec, Sampling
-from specbench.decoding.components import CHOICES
-from specbench.decoding.presets import PRESETS, DecoderSpec, options_of, resolve
+from specbench.decoding.components import CHOICES, DRAFTERS
+from specbench.decoding.presets import PRESETS, DecoderSpec, Preset, options_of, resolve
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.models.catalog import Model, find_model
 from specbench.prompts import Prompt, PromptSet, load_prompts, select
@@ -181,8 +181,7 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str,
     if name not in PRESETS:
         raise unknown_name("decoder", name, PRESETS)
     preset = PRESETS[name]
-    drafts = preset.choices["drafter"] != "none"
-    given = {kind: plain[kind].value for kind in CHOICES if kind in plain and drafts} | dict(inline)
+    given = {kind: plain[kind].value for kind in _open_choices(preset, inline, plain)} | dict(inline)
     auto_window = given.get("window") == "auto" and bool(given.pop("window"))
     spec = resolve(name, given)
     known = options_of(preset, {kind: getattr(spec, kind) for kind in CHOICES})
@@ -193,6 +192,15 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str,
     origins = {option: plain[option].origin for option in [*given, *plain_options] if option in plain}
     origins |= dict.fromkeys(inline, "inline")
     return PlannedDecoder(resolve(name, given | options), auto_window, origins)
+
+
+def _open_choices(preset: Preset, inline: Mapping[str, str], plain: Mapping[str, Value]) -> list[str]:
+    """The choices that plain flags make for this decoder: none for AR, and only those its drafter leaves an effect."""
+    if preset.choices["drafter"] == "none":
+        return []
+    drafter = inline.get("drafter") or (plain["drafter"].value if "drafter" in plain else preset.choices["drafter"])
+    ignored = DRAFTERS[drafter].ignores if drafter in DRAFTERS else ()
+    return [kind for kind in CHOICES if kind in plain and kind not in ignored]
 
 
 def _unused(option: str, decoders: Sequence[str]) -> SpecbenchError:

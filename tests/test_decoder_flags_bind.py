@@ -81,6 +81,19 @@ def test_choices_leave_ar_alone():
         plan("ar", refine="couple")
 
 
+def test_an_option_of_two_decoders_is_read_by_each_as_its_own():
+    amplify, lantern = plan("amplify:k=1.5,lantern", k=5)
+    assert (option(amplify, "k"), option(lantern, "k")) == (1.5, 5)
+    assert option(plan("amplify", k=1.5)[0], "k") == 1.5
+    with pytest.raises(SpecbenchError, match=r"--k 1\.5: expected a whole number"):
+        plan("amplify,lantern", k=1.5)
+
+
+def test_a_choice_reaches_only_decoders_it_has_an_effect_on():
+    sjd, eagle = plan("sjd,eagle", init="left-repeat")
+    assert sjd.spec.init == "left-repeat" and eagle.spec == resolve("eagle")
+
+
 def test_window_auto_is_left_for_the_model_to_decide():
     ar, sjd, gsd = plan("ar,sjd,gsd:window=16", window="auto")
     assert (ar.auto_window, sjd.auto_window, gsd.auto_window) == (False, True, False)

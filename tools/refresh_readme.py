@@ -43,7 +43,7 @@ def decoders() -> str:
     lines = ["| decoder | lossless | what it does | options and defaults | from |", "| --- | --- | --- | --- | --- |"]
     for name, preset in PRESETS.items():
         spec = resolve(name)
-        options = ", ".join(f"{key}={value}" for key, value in spec.options) or "-"
+        options = ", ".join(f"{key}={value}" if value != "" else key for key, value in spec.options) or "-"
         lossless = "yes" if spec.lossless else "no"
         lines.append(f"| `{name}` | {lossless} | {preset.summary} | {options} | {preset.paper} |")
     return "\n".join([*lines, ""])
