@@ -92,7 +92,11 @@ def score(
     Raises: SpecbenchError: unknown metric, one that lacks something or cannot score a run it was named for, or a
         missing or damaged image.
     """
-    return [outcome for folder in folders for outcome in score_images(run_images(folder), metrics, settings, reporter)]
+    return [
+        outcome
+        for folder in folders
+        for outcome in score_images(run_images(folder), metrics, settings, reporter, where_they_fit)
+    ]
 
 
 def score_images(
