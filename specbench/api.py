@@ -52,7 +52,9 @@ def generate(
 
     values = merge(run_settings(), _flags(settings | {"model": model, "decoder": decoder}), env={})
     info = plan_model(values)
-    planned = plan_decoders(values["decoder"].value, values)[0]
+    planned, *others = plan_decoders(values["decoder"].value, values)
+    if others or planned.auto_window:
+        raise SpecbenchError("generate takes one decoder and a window that is a number", "specbench.run takes more")
     sampling = plan_sampling(info, values)
     texts = [prompt] if isinstance(prompt, str) else list(prompt)
     info.check_prompts(Prompt(text_id(text), text) for text in texts)

@@ -107,6 +107,9 @@ def test_python_refuses_what_the_command_line_refuses():
         specbench.generate("a red circle", decoder="gsd", GG=3)
     with pytest.raises(SpecbenchError, match="cats"):
         specbench.generate("three cats")
+    for settings in ({"decoder": "ar,sjd"}, {"decoder": "sjd", "window": "auto"}):
+        with pytest.raises(SpecbenchError, match="one decoder"):
+            specbench.generate("a red circle", **settings)
 
 
 def test_failed_images_exit_with_3_and_are_rows(cli, tmp_path, monkeypatch):
