@@ -178,6 +178,15 @@ def test_the_default_target_is_the_official_distribution(name, official, tiny_of
         torch.testing.assert_close(p[slot], expected, atol=1e-5, rtol=1e-3)
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("text", ["", "a", "two  dogs, and a cat " * 20], ids=["empty", "one letter", "too long"])
+def test_llamagen_captions_of_any_length(text, tiny_of):
+    tiny, model = tiny_of("llamagen")
+    logits = model.begin(model.encode([text]), 1.0, 2).forward(torch.tensor([[0, 3]]), torch.arange(2)[None])
+    expected = tiny.logits(" ".join(text.split()), [3], True)
+    torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=1e-4)
+
+
 def test_janus_equals_its_native_greedy_generation(tiny_of):
     _, model = tiny_of("janus")
     network = janus.network_of(JanusConfig)

@@ -63,6 +63,8 @@ def models(_out: Path):
             "tokens": info.tokens,
             "parameters_b": info.parameters and round(info.parameters / 1e9, 2),
             "memory_gib": None if info.memory_bytes() is None else round(info.memory_bytes() / 2**30, 1),
+            "step_bytes": info.step_bytes(),
+            "kv_bytes_per_token": info.kv_bytes(),
             "on_disk": info.ready,
             "licence": info.licence,
             "hub_id": info.hub_id,

@@ -64,6 +64,14 @@ class ModelInfo:
         """What is held while decoding; None where nobody has counted."""
         return None
 
+    def step_bytes(self, dtype: str | None = None) -> int | None:
+        """Weight bytes that one forward reads; None where nobody has counted."""
+        return None
+
+    def kv_bytes(self, dtype: str | None = None) -> int | None:
+        """Cache bytes of one token of one row; None where nobody has counted."""
+        return None
+
     def load(self, device: str, dtype: str | None = None) -> ImageModel:
         """The model, ready to decode."""
         import torch

@@ -1,5 +1,15 @@
 """What the families with official checkpoints share on top of the transformer core: prompts of token ids, image tokens
 that are words of the language model's own vocabulary, a sliced head, and how a family is loaded.
+
+transformers' classes are the networks. Written by hand, because it has nothing that fits:
+
+- Chameleon: the image head (its class hides image logits), the spread of query and key norms that Lumina-mGPT stores
+  once, and the way from Meta's image decoder into `JanusVQVAE` (its own `ChameleonVQVAE` only encodes);
+- LlamaGen: the way from the published tensors into `LlamaModel` and `JanusVQVAE`, and the rotary table over a grid;
+- SimpleAR: the table of its finite scalar codebook; its image decoder is a TorchScript file;
+- all: prompts, since the processors build none for images or differ from the official scripts; tokenizers are read by
+  the tokenizers library from `tokenizer.json` itself, which no tokenizer class then reinterprets; and loading, so that
+  every tensor is accounted for.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ def write(folder: Path, file: str) -> Tiny:
 
     @torch.no_grad()
     def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
-        ids = tokenizer.encode(text.lower()).ids[:CAPTION]
+        ids = tokenizer.encode(text.lower()).ids
+        ids = ids if len(ids) <= CAPTION else [*ids[: CAPTION - 1], 1]
         padded = torch.tensor([ids + [0] * (CAPTION - len(ids))])
         valid = torch.arange(CAPTION)[None] < len(ids)
         vectors = t5.encoder(padded, attention_mask=valid.long()).last_hidden_state[0]
