@@ -127,6 +127,27 @@ def score(
     return [{"run_id": folder.name, **row} for folder in folders for row in scoring.read_scores(folder)]
 
 
+def differences(
+    baseline: str,
+    runs: Sequence[str] = (),
+    metrics: Sequence[str] = (),
+    out: str | Path = "results",
+    settings: Settings | None = None,
+) -> list[dict[str, object]]:
+    """Scored runs minus a scored baseline over the images both have, with paired 95 % intervals.
+
+    Returns:
+        One dict per run and metric: `run_id, baseline, metric, difference, low, high, n, fingerprint`.
+    """
+    from specbench import registry, scoring
+
+    (reference,) = find_runs(out, [baseline])
+    folders = [folder for folder in find_runs(out, runs) if folder.resolve() != reference.resolve()]
+    made = [registry.metric(name)(settings) for name in metrics]
+    rows = [scoring.difference(folder, reference, metric) for folder in folders for metric in made]
+    return [row for row in rows if row is not None]
+
+
 def score_folder(
     images: str | Path,
     prompts: str | Path,

@@ -182,6 +182,30 @@ def score_with(images: Images, metric: Metric, reporter: Reporter | None = None)
     return Scored(images.name, metric.name, len(missing), len(wanted) - len(missing))
 
 
+def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object] | None:
+    """How a run's score differs from a baseline's over the images both have, both being scored; None where nothing
+    can be compared.
+
+    Returns:
+        `run_id, baseline, metric, difference, low, high, n, fingerprint`; the interval is paired.
+    """
+    features, theirs = (image_features(path, metric) for path in (folder, baseline))
+    found = metric.difference(features, theirs) if len(features) and len(theirs) else None
+    if found is None:
+        return None
+    estimate, n = found
+    return {
+        "run_id": folder.name,
+        "baseline": baseline.name,
+        "metric": metric.name,
+        "difference": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "n": n,
+        "fingerprint": fingerprint(metric),
+    }
+
+
 def _feature_rows(metric: Metric, rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     samples = [
         Sample(row.prompt_id, int(row.sample), row.prompt, _text(row.category), json.loads(row.meta),

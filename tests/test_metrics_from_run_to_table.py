@@ -75,6 +75,19 @@ def test_without_a_name_nothing_is_downloaded(tmp_path, cli, monkeypatch):
     assert outcome.code == 0 and json.loads(outcome.out) == [] and "no metric" in outcome.err
 
 
+def test_against_a_run_the_difference_is_paired(checkpoints, tmp_path, cli):
+    runs = [
+        stored_run(tmp_path / "out", PROMPTS, 2, spec, seed) for seed, spec in enumerate((synthetic.SJD, synthetic.AR))
+    ]
+    call = ("score", "--metric", "imagereward", "--offline", "--out", tmp_path / "out", "--json")
+    (row,) = json.loads(cli(*call, "--against", runs[1].name).out)
+    values = [scoring.image_features(run, ImageReward()).set_index(["prompt_id", "sample"])["value"] for run in runs]
+    gaps = (values[0] - values[1]).astype(float)
+    assert row["difference"] == pytest.approx(gaps.mean()) and row["low"] < gaps.mean() < row["high"] and row["n"] == 6
+    assert (row["run_id"], row["baseline"]) == (runs[0].name, runs[1].name)
+    assert "name them with --metric" in cli("score", "--against", runs[1].name, "--out", tmp_path / "out").err
+
+
 def test_fid_of_two_runs_against_one_reference(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     formats.stand_in(monkeypatch, "inception", calibrated.save_inception(tmp_path / "inception.pth"))
@@ -89,6 +102,9 @@ def test_fid_of_two_runs_against_one_reference(tmp_path, monkeypatch):
     assert {row["metric"] for row in rows} == {"fid[clean]", "kid[clean]"} and len(rows) == 4
     assert len({row["value"] for row in rows}) == 4 and len({row["fingerprint"] for row in rows}) == 1
     assert all(row["low"] is None for row in rows if row["metric"] == "fid[clean]"), "n < d has no interval"
+    (gap,) = api.differences(runs[1].name, metrics=["fid[clean]"], out=tmp_path / "out", settings=settings)
+    values = {row["run_id"]: row["value"] for row in rows if row["metric"] == "fid[clean]"}
+    assert gap["difference"] == pytest.approx(values[runs[0].name] - values[runs[1].name]) and gap["n"] == 3
     (tmp_path / "real" / "2.png").unlink()
     api.score([runs[0].name], ["fid[clean]"], tmp_path / "out", settings=settings)
     from specbench.reporting import render, report_rows

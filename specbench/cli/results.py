@@ -56,6 +56,9 @@ def score(
         None, "--images", metavar="DIR", help="Score pictures made elsewhere, called <prompt id>-<sample>.png."
     ),
     prompts: str = typer.Option(None, "--prompts", metavar="SET|FILE", help="The prompts of --images."),
+    against: str = typer.Option(
+        None, "--against", metavar="RUN", help="Print what differs from this run instead, over the images both have."
+    ),
 ) -> None:
     from specbench.metrics.protocols import find_protocol
 
@@ -67,6 +70,8 @@ def score(
         find_protocol(protocol)
     if (images is None) != (prompts is None):
         raise SpecbenchError("--images and --prompts go together", "the prompts say what the pictures should show")
+    if against and (images is not None or not (metric or protocol)):
+        raise SpecbenchError("--against compares runs by metrics", "name them with --metric or --protocol")
     if images is not None and runs:
         raise SpecbenchError("--images scores a folder of pictures, so no RUN can be named beside it")
     from specbench import api
@@ -80,13 +85,16 @@ def score(
     if images is not None:
         rows = api.score_folder(images, prompts, metric or None, out, **options)
     else:
-        rows = api.score(runs or (), metric or None, out, **options)
+        rows = api.score([*runs, against] if runs and against else runs or (), metric or None, out, **options)
+    if against:
+        names = [*(metric or ()), *(find_protocol(protocol) if protocol else ())]
+        rows = api.differences(against, runs or (), names, out, settings)
     if not rows:
         console.say("no metric was named or knows by itself how to judge these prompts (see: specbench list metrics)")
     if values["json"].value:
         print_json(rows)
     elif rows:
-        print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))
+        print_table(rows, ("run_id", "metric", "difference" if against else "value", "low", "high", "n"))
 
 
 @flags(_READ)

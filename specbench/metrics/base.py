@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from specbench.downloads import Progress
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.stats import Estimate
+from specbench.stats import Estimate, mean_interval
 
 
 @dataclass(frozen=True)
@@ -157,6 +157,26 @@ class Metric:
     def scores(self, statistics: object) -> list[Score]:
         """The numbers, the overall one first."""
         raise NotImplementedError
+
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Estimate, int] | None:
+        """This run's score minus a baseline's over the images both have, with a paired interval, and how many those
+        are; None where the metric has no such number. The arguments are those of `statistics`."""
+        return None
+
+
+def paired_features(features: pd.DataFrame, baseline: pd.DataFrame, column: str) -> pd.DataFrame:
+    """`prompt_id`, and `column` of both runs (the baseline's ending in `_base`) for the images both have."""
+    keys = ["prompt_id", "sample"]
+    return features[[*keys, column]].merge(baseline[[*keys, column]], on=keys, suffixes=("", "_base"))
+
+
+def mean_difference(features: pd.DataFrame, baseline: pd.DataFrame, column: str) -> tuple[Estimate, int] | None:
+    """Mean paired difference of a column, whole prompts being the independent units."""
+    both = paired_features(features, baseline, column)
+    if both.empty:
+        return None
+    gaps = both[column].astype("float64") - both[f"{column}_base"].astype("float64")
+    return mean_interval(gaps, both["prompt_id"]), len(both)
 
 
 def fingerprint(metric: Metric) -> str:

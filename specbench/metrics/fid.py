@@ -14,7 +14,7 @@ import pyarrow as pa
 import torch
 
 from specbench.metrics import checkpoints
-from specbench.metrics.base import Metric, Sample, Score, Settings
+from specbench.metrics.base import Metric, Sample, Score, Settings, paired_features
 from specbench.metrics.frechet import Gaussian, frechet_distance, frechet_influence, kid
 from specbench.metrics.front_ends import CROPS, FRONT_ENDS
 from specbench.metrics.inception import FEATURES, Inception, load_inception
@@ -88,6 +88,9 @@ class Fid(Metric):
         own_kid = with_influence(*kid(images.features, self.reference_features.features), prompts)
         return [Score(self.name, distance, images.n), Score(f"kid[{self.variant}]", own_kid, images.n)]
 
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Estimate, int] | None:
+        return fid_difference(features, baseline, self.reference_features)
+
 
 def fid_estimate(images: Gaussian, reference: Gaussian, prompts: Sequence[str]) -> Estimate:
     """FID with its 95 % interval over prompts, the reference images being given; no interval where images.n <= d."""
@@ -95,14 +98,11 @@ def fid_estimate(images: Gaussian, reference: Gaussian, prompts: Sequence[str]) 
     return Estimate(value, None, None) if influence is None else with_influence(value, influence, prompts)
 
 
-def fid_difference(images: pd.DataFrame, baseline: pd.DataFrame, reference: Gaussian) -> tuple[Estimate, int]:
-    """FID of one run minus another's over the images both have, and how many those are; the interval is paired.
-
-    Args:
-        images, baseline: rows with `prompt_id`, `sample` and `feature`.
-    """
-    keys = ["prompt_id", "sample"]
-    both = images[[*keys, "feature"]].merge(baseline[[*keys, "feature"]], on=keys, suffixes=("", "_base"))
+def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Gaussian) -> tuple[Estimate, int] | None:
+    """FID of one run minus another's over the images both have, and how many those are; the interval is paired."""
+    both = paired_features(features, baseline, "feature")
+    if len(both) < 2:
+        return None
     mine, theirs = (Gaussian(np.stack(both[column].to_list())) for column in ("feature", "feature_base"))
     value = frechet_distance(mine, reference) - frechet_distance(theirs, reference)
     influences = frechet_influence(mine, reference), frechet_influence(theirs, reference)

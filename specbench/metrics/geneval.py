@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 
 from specbench.metrics import checkpoints
-from specbench.metrics.base import Metric, Sample, Score
+from specbench.metrics.base import Metric, Sample, Score, mean_difference
 from specbench.metrics.clip import versions
 from specbench.metrics.geneval_rules import COLORS, Found, confident, judge
 from specbench.metrics.hub import hub_folder, hub_problem, weights_digest
@@ -30,7 +30,7 @@ from specbench.metrics.openclip import (
     short_side_centre,
     text_embeddings,
 )
-from specbench.stats import mean_of_estimates, proportion_interval
+from specbench.stats import Estimate, mean_of_estimates, proportion_interval
 
 REPOSITORY = "facebook/mask2former-swin-small-coco-instance"
 RENAMED = {64: "computer mouse", 65: "tv remote", 66: "computer keyboard"}
@@ -58,6 +58,10 @@ class JudgedMetric(Metric):
             return []
         overall = mean_of_estimates([part.estimate for part in parts])
         return [Score(self.name, overall, sum(part.n for part in parts)), *parts]
+
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Estimate, int] | None:
+        """Of the share of right images, every image counting the same."""
+        return mean_difference(features, baseline, "correct")
 
 
 class GenEval(JudgedMetric):

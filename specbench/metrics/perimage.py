@@ -7,8 +7,8 @@ from typing import ClassVar
 import pandas as pd
 import pyarrow as pa
 
-from specbench.metrics.base import Metric, Score
-from specbench.stats import mean_interval
+from specbench.metrics.base import Metric, Score, mean_difference
+from specbench.stats import Estimate, mean_interval
 
 
 class PerImageMetric(Metric):
@@ -21,3 +21,6 @@ class PerImageMetric(Metric):
             return []
         values = statistics["value"].astype("float64")
         return [Score(self.name, mean_interval(values, statistics["prompt_id"]), len(statistics))]
+
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Estimate, int] | None:
+        return mean_difference(features, baseline, "value")
