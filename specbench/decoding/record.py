@@ -90,22 +90,22 @@ class Record:
 
     def rows(self, tokens: Tensor, forced: np.ndarray, spans_ms: Mapping[str, float]) -> list[Generation]:
         """One `Generation` per row of the finished batch."""
-        per_slot = (tokens, self._logp, self._entropy, self._top1, self._step)
+        per_slot = (tokens.int(), self._logp, self._entropy, self._top1, self._step.int())
         slots = [x[:, : self._length].cpu().numpy() for x in per_slot]
         offsets = [x.cpu().numpy() for x in (self._drafted, self._tested, self._accepted)]
-        facts = {name: total.cpu().numpy() for name, total in self._facts.items()}
-        generations = []
+        facts = {name: total.tolist() for name, total in self._facts.items()}
+        generations, batch = [], len(tokens)
         for row, nfe in enumerate(self._nfe.tolist()):
             token, logp, entropy, top1, step = (x[row] for x in slots)
             drafted, tested, accepted = (x[row] for x in offsets)
             generations.append(
                 Generation(
-                    tokens=token.astype(np.int32),
+                    tokens=token,
                     forced=forced,
                     logp=logp,
                     entropy=entropy,
                     top1=top1,
-                    committed_step=step.astype(np.int32),
+                    committed_step=step,
                     nfe=nfe,
                     prefills=1,
                     drafted=drafted,
@@ -113,17 +113,17 @@ class Record:
                     accepted=accepted,
                     facts=self._facts_of(row, facts),
                     spans_ms=dict(spans_ms),
-                    batch=len(tokens),
+                    batch=batch,
                 )
             )
         return generations
 
-    def _facts_of(self, row: int, facts: Mapping[str, np.ndarray]) -> dict[str, float]:
+    def _facts_of(self, row: int, facts: Mapping[str, list[list[float]]]) -> dict[str, float]:
         """Sums as they are, means where anything was counted."""
         found = {}
         for name, (total, count) in facts.items():
             if name not in self._means:
-                found[name] = float(total[row])
+                found[name] = total[row]
             elif count[row]:
-                found[name] = float(total[row] / count[row])
+                found[name] = total[row] / count[row]
         return found
