@@ -17,7 +17,7 @@ from specbench.decoding.context import Context
 from specbench.decoding.drafters import Batch, Proposal
 from specbench.decoding.init import Init
 from specbench.decoding.noise import Stream
-from specbench.decoding.trees import chain, parse_tree, pruned
+from specbench.decoding.trees import chain, parse_tree, pruned, routes
 from specbench.models.base import Tree
 from specbench.models.cache import PositionCache
 from specbench.models.eagle import EagleHead, head_for
@@ -63,7 +63,7 @@ class Eagle:
     def propose(self, committed: Tensor, width: int, step: int) -> Proposal:
         known = self._learn()
         tree = chain(1) if known is None else pruned(self._tree, width - 1)
-        positions = committed[:, None] + torch.tensor(tree.depth, device=committed.device)
+        positions = committed[:, None] + routes(tree, committed.device).depth
         tokens = torch.zeros_like(positions)
         tokens[:, :1] = self._batch.tokens.gather(1, (committed[:, None] - 1).clamp(min=0))
         laws = torch.zeros(*tokens.shape, self._batch.target.vocab, device=tokens.device)
@@ -139,7 +139,7 @@ class HeadMemory:
         slots = (self._scratch + columns).expand(len(ids), -1)
         before = self._last + positions[:, :1]
         mask = (self._index < before[..., None]).expand(-1, len(columns), -1).clone()
-        ancestors = tree.ancestors.to(columns.device)[columns]
+        ancestors = routes(tree, columns.device).ancestors[columns] > 0
         ancestors[:, 0] = False
         mask[:, :, self._scratch : self._scratch + ancestors.shape[1]] = ancestors
         numbers = self._last + positions[:, columns] - 1

@@ -131,9 +131,9 @@ class RowsLoop:
         closing = (count == width) & ~self._done_feeding
         closing[:, -1] = False
         wanted = starting | growing
-        if not bool(wanted.any()):
-            return None
         rows = (wanted | closing).any(0).nonzero().squeeze(1)
+        if not len(rows):
+            return None
         first = self._slots[:, 0].expand_as(count)
         newest = self._slots.expand(len(count), -1, -1).gather(2, (count - 1).clamp(min=0)[..., None]).squeeze(2)
         positions = torch.where(starting, first, newest + 1)
