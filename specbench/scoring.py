@@ -72,7 +72,7 @@ class Reporter:
         """One more is."""
 
     def finish(self, name: str, metric: str) -> None:
-        """All are, and their scores are written."""
+        """No more are, because all are scored or something stopped it."""
 
 
 def score(
@@ -171,14 +171,16 @@ def score_with(images: Images, metric: Metric, reporter: Reporter | None = None)
         known = set(there.itertuples(index=False, name=None))
         missing = wanted[[(row.prompt_id, row.sample, row.started_at) not in known for row in wanted.itertuples()]]
         reporter.start(images.name, metric.name, len(wanted), len(wanted) - len(missing))
-        for start in range(0, len(missing), metric.batch):
-            chunk = missing.iloc[start : start + metric.batch]
-            parts.append(_feature_rows(metric, chunk))
-            for _ in range(len(chunk)):
-                reporter.image(images.name, metric.name)
+        try:
+            for start in range(0, len(missing), metric.batch):
+                chunk = missing.iloc[start : start + metric.batch]
+                parts.append(_feature_rows(metric, chunk))
+                for _ in range(len(chunk)):
+                    reporter.image(images.name, metric.name)
+        finally:
+            reporter.finish(images.name, metric.name)
         parts.compact()
         _write_run_scores(images.folder, metric, wanted)
-        reporter.finish(images.name, metric.name)
     return Scored(images.name, metric.name, len(missing), len(wanted) - len(missing))
 
 

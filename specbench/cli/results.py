@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -60,20 +60,14 @@ def score(
         None, "--against", metavar="RUN", help="Print what differs from this run instead, over the images both have."
     ),
 ) -> None:
-    from specbench.metrics.protocols import find_protocol
-
     values = merge(_SCORE, flags)
-    for name in metric or ():
-        if name not in registry.metric_names():
-            raise unknown_name("metric", name, registry.metric_names())
-    if protocol:
-        find_protocol(protocol)
+    names = _metrics_asked_for(metric or (), protocol)
     if (images is None) != (prompts is None):
         raise SpecbenchError("--images and --prompts go together", "the prompts say what the pictures should show")
-    if against and (images is not None or not (metric or protocol)):
-        raise SpecbenchError("--against compares runs by metrics", "name them with --metric or --protocol")
     if images is not None and runs:
         raise SpecbenchError("--images scores a folder of pictures, so no RUN can be named beside it")
+    if against and (images is not None or not names):
+        raise SpecbenchError("--against compares runs by metrics", "name them with --metric or --protocol")
     from specbench import api
     from specbench.metrics.base import Settings
 
@@ -87,7 +81,6 @@ def score(
     else:
         rows = api.score([*runs, against] if runs and against else runs or (), metric or None, out, **options)
     if against:
-        names = [*(metric or ()), *(find_protocol(protocol) if protocol else ())]
         rows = api.differences(against, runs or (), names, out, settings)
     if not rows:
         console.say("no metric was named or knows by itself how to judge these prompts (see: specbench list metrics)")
@@ -95,6 +88,15 @@ def score(
         print_json(rows)
     elif rows:
         print_table(rows, ("run_id", "metric", "difference" if against else "value", "low", "high", "n"))
+
+
+def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str]:
+    from specbench.metrics.protocols import find_protocol
+
+    for name in metrics:
+        if name not in registry.metric_names():
+            raise unknown_name("metric", name, registry.metric_names())
+    return list(dict.fromkeys([*metrics, *(find_protocol(protocol) if protocol else ())]))
 
 
 @flags(_READ)
