@@ -20,7 +20,9 @@ from specbench.decoding.loop import Request, decode
 from specbench.decoding.presets import resolve
 from specbench.decoding.relaxed import Omega, exponential, linear
 from specbench.decoding.residuals import optimal, standard
-from specbench.decoding.verifiers import Exact, Window
+from specbench.decoding.sampling import without
+from specbench.decoding.verifiers import Exact, Window, ratio
+from specbench.decoding.walk import what_is_left
 from specbench.divergence import total_variation
 from specbench.errors import SpecbenchError
 from specbench.models.base import TokenLayout
@@ -319,3 +321,55 @@ def test_a_residual_without_its_verifier_is_refused():
     with pytest.raises(SpecbenchError, match="lantern"):
         resolve("sjd", {"residual": "lantern"})
     assert resolve("sjd", {"verifier": "lantern", "residual": "lantern-release-q"}).verifier == "lantern"
+
+
+def two_siblings(rule) -> torch.Tensor:
+    """Law of the token emitted after two siblings drawn from Q without replacement, every draw written out."""
+    emitted = torch.zeros(4, dtype=torch.float64)
+    for x in range(4):
+        window = one_test(P, Q, x)
+        emitted[x] += Q[0, x] * accepted(rule, window)
+        left = what_is_left(rule, window)[:, 0]
+        p, q = left / left.sum(), without(Q, torch.tensor([x]))
+        for y in range(4):
+            chance = Q[0, x] * (1 - accepted(rule, window)) * q[0, y]
+            younger = one_test(p, q, y)
+            emitted[y] += chance * accepted(rule, younger)
+            rest = what_is_left(rule, younger)[0, 0]
+            emitted += chance * (1 - accepted(rule, younger)) * rest / rest.sum()
+    return emitted
+
+
+def one_test(p, q, x) -> Window:
+    draft = torch.tensor([[x]])
+    return Window(p[:, None], q[:, None], draft, q[:, [x]] > 0, torch.zeros(1, 1).double(), torch.tensor([1]))
+
+
+def accepted(rule, window) -> float:
+    return float(rule.acceptance(window.p, window.q, window.draft[..., None]).clamp(max=1)) if window.drafted else 0.0
+
+
+@pytest.mark.parametrize(
+    ("delta", "expected"), [(1.0, P[0].tolist()), (0.5, P[0].tolist()), (2.0, [0.45, 0.3, 0.15, 0.1])]
+)
+def test_worked_example_of_two_siblings(delta, expected):
+    np.testing.assert_allclose(two_siblings(omega(delta=delta)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("tree", "seed"), [("chain", 0), ("mc_sim_7b_63", 1), ("0 1 2 00 01 20 21 22 000", 2), ("0 1 10 11 100 1000", 3)]
+)
+def test_any_stricter_acceptance_is_lossless_on_any_tree(tree, seed, monkeypatch):
+    share = torch.rand(8, 8, generator=torch.Generator().manual_seed(seed))
+
+    def damped(self, p, q, x, depth=1):
+        place = torch.as_tensor(depth).clamp(max=7)[..., None]
+        return share[place.expand(x.shape), x] * ratio(p, q, x).clamp(max=1)
+
+    monkeypatch.setattr(Exact, "acceptance", damped)
+    options = {"tree": tree, "verifier": "exact"}
+    [result] = audit([resolve("eagle", options | {"residual": "optimal"})], samples=12_000, seed=seed)
+    assert result["verdict"] == "lossless", result
+    if tree == "chain":
+        [result] = audit([resolve("eagle", options | {"residual": "standard"})], samples=12_000, seed=seed)
+        assert result["verdict"] == "lossy", result
