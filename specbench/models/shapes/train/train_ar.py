@@ -42,11 +42,11 @@ class Plan:
         shards: different shards of 4096 scenes, then they repeat with other captions.
         easy_shards, plain: the first shards have this share of smooth backgrounds, so that objects are learnt first.
         context_weight: loss weight of a token next to an emitted object token.
-        aux: weight of the auxiliary losses, a tenth of it in the second half.
+        aux: weight of the auxiliary losses; falls with the learning rate, to a tenth.
         evaluate_every, prompts: samples between detector scores, and captions per score.
     """
 
-    samples: int = 64_000
+    samples: int = 28_800
     batch: int = 16
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
@@ -208,12 +208,11 @@ class Trainer:
         nll = F.cross_entropy(logits.transpose(1, 2), tokens, reduction="none")
         weights = context_weights(owner, self.plan.context_weight)
         aux = self.auxiliary(middle, auxiliary_targets(owner, shape, color))
-        share = self.plan.aux * (1.0 if self.samples < self.plan.samples / 2 else 0.1)
-        loss = (nll * weights).sum() / weights.sum() + share * aux
+        rate = self.rate()
+        loss = (nll * weights).sum() / weights.sum() + self.plan.aux * max(0.1, rate) * aux
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        rate = self.rate()
         for optimizer, peak in zip(self.optimizers, (self.plan.muon_lr, self.plan.adam_lr), strict=True):
             optimizer.param_groups[0]["lr"] = peak * rate
             optimizer.step()
