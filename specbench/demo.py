@@ -49,18 +49,21 @@ def headline(rows: Sequence[Mapping]) -> list[dict[str, str]]:
 
 
 def _headline(row: Mapping, metrics: Sequence[str]) -> dict[str, str]:
-    from specbench.reporting.columns import number, with_interval
+    from specbench.reporting.columns import MISSING, number
 
+    bounds = (row["speedup_low"], row["speedup_high"])
+    interval = MISSING if None in bounds else "–".join(map(number, bounds))
     values = {score["metric"]: score["value"] for score in row["scores"]}
     return {
         "decoder": row["decoder"],
         "lossless": "yes" if row["lossless"] else "no",
         "steps": number(row["nfe"], 0),
-        "tokens a step": number(row["step_compression"]),
+        "tokens per step": number(row["step_compression"]),
         "window cost": number(row["window_cost"]),
         "overhead": number(row["overhead"]),
-        "speed-up [95 %]": with_interval(row["speedup"], row["speedup_low"], row["speedup_high"], unit="x"),
-        **{metric: number(values.get(metric)) for metric in metrics},
+        "speed-up": number(row["speedup"]),
+        "95 %": interval,
+        **{metric.replace("-", " "): number(values.get(metric)) for metric in metrics},
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
 
 import typer
-from rich.box import MARKDOWN
+from rich.box import MARKDOWN, Box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -108,16 +108,26 @@ def _plain(value: object) -> object:
 
 
 def print_table(rows: Sequence[dict], columns: Sequence[str]) -> None:
-    """Rows as a table on stdout that is markdown as well; folded to the width of a terminal, if it is one."""
-    table = Table(box=MARKDOWN, header_style="bold")
-    for column in columns:
-        table.add_column(column.replace("_", " "), overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
-    console = Console(width=None if sys.stdout.isatty() else 1000, highlight=False)
+    """Rows as a table on stdout: as roomy as a terminal allows, markdown where there is no terminal."""
+    if sys.stdout.isatty():
+        console = Console(highlight=False)
+        layouts = [_table(rows, columns, None, *shape) for shape in ((" ", 2), ("\n", 2), ("\n", 1))]
+        table = next((one for one in layouts if console.measure(one).maximum <= console.width), layouts[-1])
+    else:
+        console, table = Console(width=1000), _table(rows, columns, MARKDOWN, " ", 1)
     with console.capture() as text:
         console.print(table)
-    print(text.get().strip())
+    print(text.get().strip("\n" if sys.stdout.isatty() else None))
+
+
+def _table(rows: Sequence[dict], columns: Sequence[str], box: Box | None, space: str, gap: int) -> Table:
+    """`space` stands between the words of a heading, `gap` blanks after each column."""
+    table = Table(box=box, header_style="bold", padding=(0, gap, 0, 1 if box else 0), pad_edge=bool(box))
+    for column in columns:
+        table.add_column(column.replace("_", " ").replace(" ", space), overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    return table
 
 
 def _cell(value: object) -> str:
