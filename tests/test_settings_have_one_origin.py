@@ -96,4 +96,5 @@ def test_any_value_is_taken_as_its_type_or_refused_in_words(name, value):
     except SpecbenchError as error:
         assert name in error.what
     else:
-        assert isinstance(parsed, list if setting.many else (setting.option.type, str))
+        kinds = list if setting.many else (setting.option.type, str)
+        assert parsed is value if setting.others else isinstance(parsed, kinds)
