@@ -146,9 +146,7 @@ def evaluate(prompts: Path, folder: Path, seed: int, repeats: int, limit: int | 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m specbench.models.shapes.train.evaluate", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/shapes-training"))
-    parser.add_argument(
-        "--prompts", type=Path, default=Path("prompts"), help="folder of the two prompt sets"
-    )
+    parser.add_argument("--prompts", type=Path, default=Path("prompts"), help="folder of the two prompt sets")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=1, help="images per prompt")
     parser.add_argument("--limit", type=int, help="only the first prompts of each set")
