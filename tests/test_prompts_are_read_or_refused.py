@@ -79,7 +79,11 @@ BAD = {
     "one line of 50 MB": ("p.txt", b"x" * 50_000_000, "line 1 is longer"),
     "one long prompt": ("p.txt", b"x" * 20_000, "20,000 characters"),
     "the same line twice": ("p.txt", b"a red circle\na red circle\n", "two prompts have the id"),
-    "the same id twice": ("p.jsonl", b'{"id": 1, "text": "a"}\n{"id": "1", "text": "b"}\n', "two prompts have the id '1'"),
+    "the same id twice": (
+        "p.jsonl",
+        b'{"id": 1, "text": "a"}\n{"id": "1", "text": "b"}\n',
+        "two prompts have the id '1'",
+    ),
     "not JSON": ("p.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
     "not an object": ("p.jsonl", b"[1]\n", "line 1 is not a JSON object"),
     "deep JSON": ("p.jsonl", b"[" * 200_000, "line 1 is not JSON"),

@@ -50,17 +50,18 @@ class Record:
 
     def walk(self, seen: Walk, fed: Proposal, positions: Tensor) -> None:
         """Count one step: how far it got among slots `positions` [B, T], and every draft tested on the way."""
+        self.count_forward(positions[:, 0] < self._length)
         tables = routes(fed.tree, positions.device)
+        if not tables.levels:
+            return
         slot = torch.arange(positions.shape[1], device=positions.device)
         first = seen.first[:, None]
         counted = tables.has_children[seen.columns] & self._free[positions]
         width = positions.shape[1]
-        self.count_forward(positions[:, 0] < self._length)
         self._drafted[:, :width] += counted
         self._tested[:, :width] += counted & (slot <= first)
         self._accepted[:, :width] += counted & (slot < first)
-        if tables.levels:
-            self._tests(seen, self._free[fed.positions - 1], tables)
+        self._tests(seen, self._free[fed.positions - 1], tables)
 
     def _tests(self, seen: Walk, free: Tensor, tables: Routes) -> None:
         """Add up the facts of the drafts tested, those for slots that are not `free` [B, C] left out."""

@@ -44,7 +44,17 @@ class Walk(NamedTuple):
 
 def walk(p: Tensor, fed: Proposal, verifier: Verifier, refine: Resample, noise: Noise, step: int) -> Walk:
     """Verify the drafts of one forward, given p [B, C, V] of every column."""
+    if len(fed.tree.parents) == 1:
+        return _lone_root(p, fed, noise)
     return Walker(p, fed, verifier, noise, step).walk(refine)
+
+
+def _lone_root(p: Tensor, fed: Proposal, noise: Noise) -> Walk:
+    """The walk of a forward without drafts: one draw from p with the slot's own frozen noise."""
+    token = run_race(p, noise.race(fed.positions, p.shape[-1], Stream.TOKEN))
+    here = torch.zeros_like(token)
+    nothing = torch.zeros_like(token, dtype=torch.bool)
+    return Walk(here[:, 0], here, token, p, nothing, nothing, {})
 
 
 class Walker:
@@ -61,12 +71,11 @@ class Walker:
 
     def walk(self, refine: Resample) -> Walk:
         tables, tokens = self._tables, self._fed.tokens
-        if tables.levels:
-            coin = self._coins()
-            if refine.keeps_tail or self._verifier.compares:
-                self._refined = refine.refine(self._following(coin), self._noise, self._fed.positions, self._step)
-            for level in tables.levels:
-                self._test(level, coin)
+        coin = self._coins()
+        if refine.keeps_tail or self._verifier.compares:
+            self._refined = refine.refine(self._following(coin), self._noise, self._fed.positions, self._step)
+        for level in tables.levels:
+            self._test(level, coin)
         lost = (~self._accepted).float()
         lost[:, 0] = 0
         alive = lost @ tables.ancestors.T == 0
@@ -119,8 +128,6 @@ class Walker:
         rows, vocab = self._rows, self._p.shape[-1]
         position = self._fed.positions[rows, stop][:, None]
         bonus = run_race(self._p[rows, stop], self._noise.race(position, vocab, Stream.TOKEN).squeeze(1))
-        if not self._windows:
-            return bonus
         left = what_is_left(self._verifier, self._failed(stop)).squeeze(1)
         race = self._noise.race(position, vocab, Stream.RESIDUAL, self._step).squeeze(1)
         replacement = self._verifier.replace(left, self._refined[rows, stop], race)

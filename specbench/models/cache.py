@@ -17,11 +17,13 @@ class Placement:
     Attributes:
         slots: [R, T] cache slots of the tokens being fed.
         visible: slots handed to attention; the mask decides among them.
+        run: the same slots as one run where all rows agree, else None.
     """
 
     def __init__(self) -> None:
         self.slots: Tensor
         self.visible: int
+        self.run: slice | None = None
 
 
 class PositionLayer(CacheLayerMixin):
@@ -44,9 +46,13 @@ class PositionLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        slots = self._placement.slots
-        self.keys[self._rows, :, slots] = key_states.transpose(1, 2)
-        self.values[self._rows, :, slots] = value_states.transpose(1, 2)
+        slots, run = self._placement.slots, self._placement.run
+        if run is not None:
+            self.keys[:, :, run] = key_states
+            self.values[:, :, run] = value_states
+        else:
+            self.keys[self._rows, :, slots] = key_states.transpose(1, 2)
+            self.values[self._rows, :, slots] = value_states.transpose(1, 2)
         visible = self._placement.visible
         return self.keys[:, :, :visible], self.values[:, :, :visible]
 

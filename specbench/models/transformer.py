@@ -134,13 +134,22 @@ class TransformerSession:
         slots = self._index[:longest].expand(len(embeds), -1)
         return self._run(embeds, slots, slots, self._index[:longest] <= slots[..., None], longest)
 
-    def _run(self, embeds: Tensor, slots: Tensor, position_ids: Tensor, mask: Tensor, visible: int) -> Tensor:
+    def _run(
+        self,
+        embeds: Tensor,
+        slots: Tensor,
+        position_ids: Tensor,
+        mask: Tensor | None,
+        visible: int,
+        run: slice | None = None,
+    ) -> Tensor:
         self._cache.placement.slots = slots
         self._cache.placement.visible = visible
+        self._cache.placement.run = run
         output = self._model.backbone(
             inputs_embeds=embeds,
             position_ids=position_ids + self._shift,
-            attention_mask=mask[:, None],
+            attention_mask=None if mask is None else mask[:, None],
             past_key_values=self._cache,
             use_cache=True,
         )
@@ -152,15 +161,27 @@ class TransformerSession:
         embeds = self._model.embed(tokens, positions, self._prefix.state)
         embeds = torch.where((positions == 0)[..., None], self._start, embeds)
         position_ids = self._last + positions
-        visible = self._visible(position_ids, tree)
         if tree is None:
-            slots = position_ids
-            mask = self._index[:visible] <= slots[..., None]
+            self._fed = position_ids
+            self.features = self._run_chain(embeds, position_ids)
         else:
-            slots, mask = self._place_tree(position_ids, tree, visible)
-        self._fed = slots
-        self.features = self._run(embeds, slots, position_ids, mask, visible)
+            self._fed, mask = self._place_tree(position_ids, tree, len(self._index))
+            self.features = self._run(embeds, self._fed, position_ids, mask, len(self._index))
         return self.logits(self.features)
+
+    def _run_chain(self, embeds: Tensor, position_ids: Tensor) -> Tensor:
+        """A chain, every column in its own place. Where asking is free of synchronisation, as on a CPU, unused slots
+        are not read, rows that stand alike are written as one run, and a lone column that sees all needs no mask.
+        """
+        visible, run = len(self._index), None
+        if not position_ids.is_cuda:
+            first, last = int(position_ids[:, 0].min()), int(position_ids[:, 0].max())
+            visible = last + position_ids.shape[1]
+            run = slice(first, visible) if first == last else None
+        if run is not None and position_ids.shape[1] == 1:
+            return self._run(embeds, position_ids, position_ids, None, visible, run)
+        mask = self._index[:visible] <= position_ids[..., None]
+        return self._run(embeds, position_ids, position_ids, mask, visible, run)
 
     def logits(self, features: Tensor) -> Tensor:
         """Guided logits [B, T, v_image] of features [R, T, d], the target's own or a draft head's."""
@@ -181,12 +202,6 @@ class TransformerSession:
         self._fed = slots
         self.features = self._run(embeds, slots, position_ids, mask, len(self._index))
         return self.logits(self.features)
-
-    def _visible(self, position_ids: Tensor, tree: Tree | None) -> int:
-        """Slots worth reading. On a GPU the answer would cost a synchronisation, so the whole buffer is."""
-        if tree is not None or position_ids.is_cuda:
-            return len(self._index)
-        return int(position_ids.max()) + 1
 
     def _place_tree(self, position_ids: Tensor, tree: Tree, visible: int) -> tuple[Tensor, Tensor]:
         """Cache slots [R, T] and mask [R, T, visible] of a tree: the trunk in place, branches in the scratch slots."""
