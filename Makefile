@@ -38,7 +38,7 @@ check: $(VENV)/.dev ## Lint, formatting, and generated parts of the README
 	$(BIN)/python -m pytest tests/test_readme_is_current.py
 
 docs: $(VENV)/.dev ## Refresh the generated parts of the README
-	$(BIN)/python tools/refresh_readme.py
+	$(BIN)/python .ci/refresh_readme.py
 
 train-shapes: $(VENV)/.run ## Train the embedded model again (hours on a CPU; continues where it stopped)
 	$(BIN)/python -m specbench.models.shapes.train

@@ -55,7 +55,7 @@ def _headline(row: Mapping, metrics: Sequence[str]) -> dict[str, str]:
 
     bounds = (row["speedup_low"], row["speedup_high"])
     interval = MISSING if None in bounds else "–".join(map(number, bounds))
-    values = {score["metric"]: score["value"] for score in row["scores"]}
+    values = {score["metric"]: _with_interval(score) for score in row["scores"]}
     return {
         "decoder": row["decoder"],
         "lossless": "yes" if row["lossless"] else "no",
@@ -65,8 +65,16 @@ def _headline(row: Mapping, metrics: Sequence[str]) -> dict[str, str]:
         "overhead": number(row["overhead"]),
         "speed-up": number(row["speedup"]),
         "95 %": interval,
-        **{metric.replace("-", " "): number(values.get(metric)) for metric in metrics},
+        **{metric.replace("-", " "): values.get(metric, MISSING) for metric in metrics},
     }
+
+
+def _with_interval(score: Mapping) -> str:
+    """A score with its 95 % interval, so that few prompts look like few prompts."""
+    from specbench.reporting.columns import number
+
+    text = number(score["value"])
+    return text if score["low"] is None else f"{text} [{number(score['low'])}–{number(score['high'])}]"
 
 
 def say_what_next(out: Path) -> None:

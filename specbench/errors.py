@@ -8,7 +8,6 @@ from collections.abc import Iterable
 FAILURE = 1
 BAD_INPUT = 2
 PARTIAL = 3
-GATE = 4
 MISSING_PREREQUISITE = 5
 INTERRUPTED = 130
 
@@ -27,6 +26,9 @@ class SpecbenchError(Exception):
         self.what = what
         self.try_this = try_this
         self.exit_code = exit_code
+
+    def __str__(self):
+        return f"{self.what} ({self.try_this})" if self.try_this else self.what
 
     def __reduce__(self):
         return type(self), (self.what, self.try_this, self.exit_code)

@@ -12,7 +12,7 @@ from specbench.cli import build_app
 from specbench.settings import run_settings
 
 ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(ROOT / ".ci"))
 README = (ROOT / "README.md").read_text()
 
 

@@ -138,6 +138,18 @@ class NoDraft(Jacobi):
     def __init__(self, context: Context, init: Init):
         super().__init__(context, init, window=1)
 
+    def begin(self, batch: Batch) -> None:
+        super().begin(batch)
+        self._no_law = torch.zeros(len(batch.tokens), 1, batch.target.vocab, device=batch.tokens.device)
+
+    def propose(self, committed: Tensor, width: int, step: int) -> Proposal:
+        positions = committed[:, None]
+        tokens = self._batch.tokens.gather(1, (positions - 1).clamp(min=0))
+        return Proposal(tokens, positions, self._no_law, chain(1), 1)
+
+    def observe(self, walk: Walk, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
+        pass
+
 
 class JacobiTree(Jacobi):
     """The Jacobi chain plus sibling branches at its first slot (SJD-PAC's proactive drafting, made exact).

@@ -63,7 +63,8 @@ def results() -> str:
     picture = RESULTS / PICTURE
     shown = f"\n![One row per prompt, one column per decoder]({picture.relative_to(ROOT)})\n"
     image = shown if picture.exists() else ""
-    return f"{table}\n\n{rows[0]['n']} prompts; measured on {rows[0]['environment'][0]}.\n{image}"
+    said = f"{rows[0]['n']} prompts show speed and are far too few to compare scores."
+    return f"{table}\n\n{said} Measured on {rows[0]['environment'][0]}.\n{image}"
 
 
 BLOCKS = {"commands": commands, "decoders": decoders, "results": results}
