@@ -20,8 +20,6 @@ $(VENV)/.run: pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.run
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(ORACLES)
-# These name a torchvision, which seldom fits a CPU torch; the tests do without it.
-	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt open_clip_torch torch-fidelity ftfy wcwidth
 	touch $@
 
 install: $(VENV)/.run ## Install specbench into .venv
