@@ -90,6 +90,7 @@ def execute(plan: Plan, reporter: Reporter | None = None) -> RunSummary:
     specs, extras = [], {}
     for planned in plan.decoders:
         decoder, curve = planned.spec, None
+        plan.head(decoder, download=True)
         if planned.auto_window:
             decoder, curve = _choose_window(model, plan, decoder, reporter)
         spec = plan.spec(decoder, model.weights_sha256)

@@ -30,7 +30,8 @@ class Sampling:
 class RunSpec:
     """Everything that decides what a run's rows contain. Two runs are the same run iff their `digest` agrees.
 
-    `prompts` is a set's name or a file; `prompts_sha256` its content. Which ids are generated, in which order and by
+    `prompts` is a set's name or a file; `prompts_sha256` its content. `head_sha256` is the digest of the draft head's
+    files, None for decoders without one. Which ids are generated, in which order and by
     which worker is not part of a run: rows are addressed by (prompt id, sample).
     """
 
@@ -45,10 +46,15 @@ class RunSpec:
     dtype: str
     device: str
     threads: int
+    head_sha256: str | None = None
+
+    def content(self) -> dict[str, object]:
+        """The spec as nested dicts, without what this run does not have."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def canonical(self) -> str:
-        """The spec as JSON with sorted keys, the form that is hashed and stored."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        """The same as JSON with sorted keys, the form that is hashed."""
+        return json.dumps(self.content(), sort_keys=True, separators=(",", ":"))
 
     @property
     def digest(self) -> str:

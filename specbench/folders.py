@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 from specbench.config import RunSpec, Sampling
@@ -62,6 +62,8 @@ _PLAIN = {"str": str, "int": int, "float": int | float, "bool": bool}
 def _build(kind: type, content: Mapping):
     """An instance of a spec's dataclass, or an error where a field is missing, unknown or of another type."""
     for field in fields(kind):
+        if field.name not in content and field.default is not MISSING:
+            continue
         if not isinstance(content[field.name], _PLAIN.get(str(field.type), object)):
             raise TypeError(field.name)
         if field.type == "float":
@@ -117,7 +119,7 @@ def runs_in(folder: Path) -> list[Path]:
 def spec_dict(spec: RunSpec) -> dict:
     """The spec as it stands in `run.json`: options as an object, infinity as "inf" so that any JSON reader
     copes."""
-    content = asdict(spec)
+    content = spec.content()
     content["decoder"]["options"] = dict(content["decoder"]["options"])
     return finite(content)
 

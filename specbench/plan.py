@@ -18,6 +18,8 @@ from specbench.decoding.components import CHOICES, DRAFTERS
 from specbench.decoding.presets import PRESETS, DecoderSpec, Preset, options_of, resolve
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.models.catalog import Model, find_model
+from specbench.models.heads import find_head, require_head
+from specbench.models.sources import Found
 from specbench.prompts import Prompt, PromptSet, load_prompts, select
 from specbench.settings import Value, decoder_settings
 
@@ -85,7 +87,8 @@ class Plan:
         return shared | options | dict(decoder.origins)
 
     def spec(self, decoder: DecoderSpec, weights_sha256: str) -> RunSpec:
-        """The run of one decoder."""
+        """The run of one decoder; its draft head must be on this disk."""
+        head = self.head(decoder)
         return RunSpec(
             model=self.model.name,
             weights_sha256=weights_sha256,
@@ -99,7 +102,13 @@ class Plan:
             device=self.device,
             threads=self.threads,
         )
+            head_sha256=head.sha256() if head else None,
 
+
+    def head(self, decoder: DecoderSpec, download: bool = False) -> Found | None:
+        """The files of the decoder's draft head; None where it has none."""
+        given = dict(decoder.options).get("head")
+        return None if given is None else find_head(given, self.model.name, self.model.head, download)
 
 def make_plan(values: Mapping[str, Value]) -> Plan:
     """The plan of a `run`, from its merged settings.
@@ -116,6 +125,9 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
     model.require_weights()
     model.check_prompts(chosen)
     plan = Plan(
+    for decoder in decoders:
+        if (head := dict(decoder.spec.options).get("head")) is not None:
+            require_head(head, model.name, model.head)
         model=model,
         decoders=tuple(decoders),
         sampling=plan_sampling(model, values),

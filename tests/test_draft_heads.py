@@ -17,6 +17,7 @@ from specbench.decoding.presets import resolve
 from specbench.decoding.sampling import Target
 from specbench.errors import SpecbenchError
 from specbench.models.eagle import head_for, load_head, new_head, save_head
+from specbench.models.heads import head_in
 from specbench.models.transformer import Prefix
 from specbench.training import head as training
 from specbench.training.alignment import alignment
@@ -192,20 +193,20 @@ def test_public_checkpoints_load(names, file, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**head_config().to_dict(), "model_type": "other"}))
     save = save_file if file.endswith("safetensors") else torch.save
     save(tensors, tmp_path / file)
-    head = load_head(tmp_path)
+    head = load_head(head_in(tmp_path))
     assert {name: tuple(t.shape) for name, t in head.state_dict().items()} == {n: tuple(SHAPES[n]) for n in names}
     ids, features = torch.randint(VOCAB, (2, 5), generator=draw), torch.randn(2, 5, D, generator=draw)
     assert head.extrapolate(ids, features, use_cache=False).isfinite().all()
     del tensors["fc.bias"]
     save(tensors, tmp_path / file)
     with pytest.raises(SpecbenchError, match=r"fc\.bias"):
-        load_head(tmp_path)
+        load_head(head_in(tmp_path))
 
 
 def test_a_stored_head_comes_back_and_others_are_refused(model, tmp_path):
     head = new_head(head_config(), torch.randn(VOCAB, D), seed=1)
     save_head(head, tmp_path / "good", {"trained_for": "tiny"})
-    back = load_head(tmp_path / "good")
+    back = load_head(head_in(tmp_path / "good"))
     for name, tensor in head.state_dict().items():
         assert torch.equal(tensor.half(), back.state_dict()[name].half()), name
     assert head_for(model, str(tmp_path / "good")).config.hidden_size == D

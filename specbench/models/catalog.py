@@ -33,6 +33,7 @@ class ModelInfo:
         weights: files that must be there before it can be loaded.
         config: JSON file with `network.codes`, the image vocabulary, and `sampling`, the default `Sampling`'s
             fields.
+        head: folder of the draft head it brings along, if any.
         prompt_check: optional "module:function" raising ValueError for a text the model cannot read.
     """
 
@@ -45,6 +46,7 @@ class ModelInfo:
     config: Path
     weights: tuple[Path, ...] = ()
     dtype: str = "float32"
+    head: Path | None = None
     prompt_check: str | None = None
     parameters: int | None = None
     hub_id: str | None = None
@@ -153,6 +155,7 @@ _BUILT_IN = (
         licence="Apache-2.0",
         config=_SHAPES / "config.json",
         weights=(_SHAPES / "network.safetensors", _SHAPES / "tokenizer.safetensors"),
+        head=_SHAPES / "eagle",
         prompt_check="specbench.models.shapes.captions:encode",
     ),
 )

@@ -22,8 +22,10 @@ from transformers import LlamaConfig, LlamaModel
 from transformers.models.chameleon.configuration_chameleon import ChameleonConfig
 from transformers.models.chameleon.modeling_chameleon import ChameleonDecoderLayer
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import SpecbenchError
 from specbench.models.base import ImageModel
+from specbench.models.heads import find_head
+from specbench.models.sources import Found
 
 _INPUT_NORM = "layers.0.input_layernorm.weight"
 _QUERY_NORM = "layers.0.self_attn.q_norm.weight"
@@ -82,21 +84,15 @@ def new_head(config: LlamaConfig, embedding: Tensor, seed: int) -> EagleHead:
 
 
 def head_for(model: ImageModel, path: str) -> EagleHead:
-    """The head in folder `path`, or the model's own one if that is empty, ready to draft for `model`.
+    """The head `path` (a folder or hub id), or the model's own one if that is empty, ready to draft for `model`.
 
     Raises:
         SpecbenchError: exit code 5 where there is none; the file is not a head, or not one of this model.
     """
-    if path:
-        head = load_head(Path(path))
-    elif hasattr(model, "own_head"):
+    if not path and hasattr(model, "own_head"):
         head = model.own_head()
     else:
-        raise SpecbenchError(
-            f"model '{model.name}' has no draft head of its own",
-            f"--head FOLDER, or make one with 'specbench train-head --model {model.name}'",
-            MISSING_PREREQUISITE,
-        )
+        head = load_head(find_head(path, model.name, None, download=True))
     if head.config.hidden_size != model.feature_size:
         raise SpecbenchError(
             f"--head {path}: made for features of size {head.config.hidden_size}, those of '{model.name}' "
@@ -106,17 +102,9 @@ def head_for(model: ImageModel, path: str) -> EagleHead:
     return head.to(model.device, model.dtype).eval().requires_grad_(False)
 
 
-def load_head(folder: Path) -> EagleHead:
-    """The head stored in `folder`, float32."""
-    config_file = folder / "config.json"
-    files = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
-    weights = next((file for file in files if file.is_file()), None)
-    if weights is None or not config_file.is_file():
-        raise SpecbenchError(
-            f"no draft head in {folder}",
-            "it needs config.json and model.safetensors; 'specbench train-head' makes both",
-            MISSING_PREREQUISITE,
-        )
+def load_head(found: Found) -> EagleHead:
+    """The head in these files, float32."""
+    config_file, weights = found.paths
     read = load_file if weights.suffix == ".safetensors" else _load_pickle
     tensors = {name.removeprefix("model."): tensor.float() for name, tensor in read(weights).items()}
     settings = json.loads(config_file.read_text())

@@ -77,6 +77,9 @@ class HubModel:
         changes = {"weights": weights or None, "revision": revision or None, "random": random, "tiny": tiny}
         return replace(self, name=name, grid=TINY_GRID if tiny else self.grid, **changes)
 
+    head = None
+    """No family brings a draft head along."""
+
     @property
     def licence(self) -> str:
         return self.source.licence

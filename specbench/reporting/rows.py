@@ -107,8 +107,8 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
 
 
 def setting(spec: dict) -> dict:
-    """What the rows of one table share: everything of the spec but the decoder."""
-    return {name: value for name, value in spec.items() if name not in ("decoder", "model")}
+    """What the rows of one table share: everything of the spec but the decoder with its draft head."""
+    return {name: value for name, value in spec.items() if name not in ("decoder", "head_sha256", "model")}
 
 
 def label(decoder: dict) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specbench.models.base import TokenLayout
 from specbench.models.eagle import EagleHead, load_head
+from specbench.models.heads import head_in
 from specbench.models.shapes import captions
 from specbench.models.shapes import network as shapes
 from specbench.models.shapes.render import render
@@ -45,7 +46,7 @@ class ShapesModel(TransformerModel):
 
     def own_head(self) -> EagleHead:
         """The shipped draft head."""
-        return load_head(shapes.WEIGHTS / "eagle")
+        return load_head(head_in(shapes.WEIGHTS / "eagle"))
 
     def draft_data(self, count: int, seed: int) -> tuple[tuple[str, ...], Tensor]:
         """Captions and tokens [count, 256] of rendered scenes, for a draft head to learn from."""
