@@ -40,7 +40,7 @@ def generate(
     Args:
         prompt: one caption, or several to decode as one batch.
         settings: `seed`, `cfg`, `temperature`, `top_k`, `top_p`, `dtype`, `device`, `threads`, `weights`, `revision`,
-            `random_weights`, `scale`, and every option of the decoder, for example `G=50`.
+            `random_weights`, `scale`, `trace`, and every option of the decoder, for example `G=50`.
 
     Returns:
         A `Generation` for one caption, a list for several. Pixels are in `.image`, uint8 [3, H, W].
@@ -60,7 +60,7 @@ def generate(
     info.check_prompts(Prompt(text_id(text), text) for text in texts)
     loaded = _load(info, values["device"].value, values["dtype"].value, values["threads"].value)
     requests = [Request(text, text_id(text)) for text in texts]
-    images = decode(loaded, requests, planned.spec, sampling, values["seed"].value)
+    images = decode(loaded, requests, planned.spec, sampling, values["seed"].value, trace=values["trace"].value)
     for image in images:
         if isinstance(image, SpecbenchError):
             raise image
@@ -96,7 +96,7 @@ def execute(plan: Plan, reporter: Reporter | None = None) -> RunSummary:
         spec = plan.spec(decoder, model.weights_sha256)
         specs.append(spec)
         extras[spec.run_id] = {"origins": plan.origins(planned)} | ({"window_curve": curve} if curve else {})
-    return runner.run(model, specs, plan.chosen, plan.samples, plan.out, reporter, extras)
+    return runner.run(model, specs, plan.chosen, plan.samples, plan.out, reporter, extras, plan.trace)
 
 
 def score(
@@ -182,10 +182,14 @@ def report(runs: Sequence[str] = (), out: str | Path = "results") -> list[dict[s
 
 
 def load(run: str, out: str | Path = "results") -> pd.DataFrame:
-    """The stored sample rows of one run, one per image, with the columns of `specbench.records.SAMPLES`."""
+    """The stored sample rows of one run, one per image, with the columns of `specbench.records.SAMPLES`; of `TRACES`
+    too where `run --trace` kept them."""
+    from specbench.records import KEY
     from specbench.store import RunStore
 
-    return RunStore(find_runs(out, [run])[0]).samples()
+    store = RunStore(find_runs(out, [run])[0])
+    traces = store.traces()
+    return store.samples() if traces.empty else store.samples().merge(traces, on=KEY, how="left")
 
 
 def _flags(settings: Mapping[str, object]) -> dict[str, object]:

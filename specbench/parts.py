@@ -113,7 +113,7 @@ class Parts:
     def clean(self) -> None:
         """Remove what an interrupted write or merge left behind."""
         live = {path for _, _, path in self._live()}
-        for path in self.folder.iterdir():
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
             stray_part = _NAME.fullmatch(path.name) and path not in live
             if stray_part or (path.name.startswith(".") and path.name.endswith(".tmp")):
                 path.unlink()

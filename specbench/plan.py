@@ -78,6 +78,7 @@ class Plan:
     device: str
     threads: int
     out: Path
+    trace: bool
     settings: Mapping[str, Value]
 
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
@@ -101,14 +102,14 @@ class Plan:
             dtype=self.dtype,
             device=self.device,
             threads=self.threads,
-        )
             head_sha256=head.sha256() if head else None,
-
+        )
 
     def head(self, decoder: DecoderSpec, download: bool = False) -> Found | None:
         """The files of the decoder's draft head; None where it has none."""
         given = dict(decoder.options).get("head")
         return None if given is None else find_head(given, self.model.name, self.model.head, download)
+
 
 def make_plan(values: Mapping[str, Value]) -> Plan:
     """The plan of a `run`, from its merged settings.
@@ -124,10 +125,10 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
     chosen = select(prompts, value["limit"], value["ids"])
     model.require_weights()
     model.check_prompts(chosen)
-    plan = Plan(
     for decoder in decoders:
         if (head := dict(decoder.spec.options).get("head")) is not None:
             require_head(head, model.name, model.head)
+    plan = Plan(
         model=model,
         decoders=tuple(decoders),
         sampling=plan_sampling(model, values),
@@ -140,6 +141,7 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
         device=_device(value["device"]),
         threads=value["threads"] or available_threads(),
         out=Path(value["out"]),
+        trace=value["trace"],
         settings=values,
     )
     check_writable(plan.out)

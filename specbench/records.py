@@ -63,6 +63,18 @@ the whole batch; `ar_ms` and `e2e_ms` are null unless the run decodes one image 
 those of Generation.
 """
 
+TRACES = pa.schema(
+    [
+        ("prompt_id", pa.string()),
+        ("sample", pa.int64()),
+        ("started_at", pa.string()),
+        ("draft_tv", pa.list_(pa.float32())),
+        ("draft_top1", pa.list_(pa.float32())),
+    ]
+)
+"""Columns of `traces/*.parquet`, which `run --trace` keeps; an image's row is the one with the `started_at` of its
+sample row."""
+
 
 def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) -> dict[str, object]:
     """The row of a decoded image. `timed`: the run's batch is 1, so its spans are latencies."""
@@ -83,6 +95,12 @@ def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) 
         ),
         **arrays,
     }
+
+
+def trace_row(base: Mapping[str, object], generation: Generation) -> dict[str, object]:
+    """What a traced image has beside its row."""
+    arrays = {name: getattr(generation, name).tolist() for name in ("draft_tv", "draft_top1")}
+    return {name: base[name] for name in (*KEY, "started_at")} | arrays
 
 
 def failed_row(base: Mapping[str, object], error: str) -> dict[str, object]:

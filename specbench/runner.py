@@ -18,7 +18,7 @@ from specbench.decoding.loop import Request, decode
 from specbench.errors import BAD_INPUT, INTERRUPTED, MISSING_PREREQUISITE, PARTIAL, SpecbenchError
 from specbench.models.base import ImageModel
 from specbench.prompts import Prompt
-from specbench.records import base_row, failed_row, sample_row
+from specbench.records import base_row, failed_row, sample_row, trace_row
 from specbench.store import RunStore
 
 Unit = tuple[Prompt, int]
@@ -108,6 +108,7 @@ def run(
     out: Path,
     reporter: Reporter | None = None,
     extras: Mapping[str, Mapping[str, object]] | None = None,
+    trace: bool = False,
 ) -> RunSummary:
     """Decode `samples` images of every prompt with every spec, interleaved, except those already stored.
 
@@ -115,6 +116,7 @@ def run(
         specs: all of `model`; they differ in their decoder.
         out: the results folder; each spec has a folder of its run id in it.
         extras: further entries of `run.json` by run id, for example the origin of each setting.
+        trace: keep a trace of every image; one that was stored without is decoded again.
 
     Raises:
         SpecbenchError: the settings do not fit the model, a folder is unusable, or the disk refused a row.
@@ -125,20 +127,20 @@ def run(
     stores = {spec: RunStore(Path(out) / spec.run_id) for spec in specs}
     for spec, store in stores.items():
         store.check(spec)
-    cold = [spec for spec in specs if _pending(stores[spec], units)]
+    cold = [spec for spec in specs if _pending(stores[spec], units, trace)]
     if cold:
         reporter.note(f"warming up {len(cold)} decoder{'s' if len(cold) > 1 else ''}")
     for spec in cold:
         _warm_up(model, spec, prompts[0])
     with ExitStack() as writing, _stop_on_interrupt() as stop:
-        work = {spec: _open(store, spec, units, extras, writing) for spec, store in stores.items()}
+        work = {spec: _open(store, spec, units, extras, trace, writing) for spec, store in stores.items()}
         todo = sum(map(len, work.values()))
         total = len(specs) * len(units)
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
         reporter.start(total, summary.resumed)
         writing.callback(reporter.finish)
         for spec, chunk in _interleaved(work):
-            for row in _decode_chunk(model, spec, chunk, stores[spec]):
+            for row in _decode_chunk(model, spec, chunk, trace, stores[spec]):
                 summary.count(row)
                 reporter.row(spec.run_id, row)
             if stop.is_set():
@@ -148,16 +150,16 @@ def run(
 
 
 def _open(
-    store: RunStore, spec: RunSpec, units: Sequence[Unit], extras: Mapping | None, writing: ExitStack
+    store: RunStore, spec: RunSpec, units: Sequence[Unit], extras: Mapping | None, trace: bool, writing: ExitStack
 ) -> list[Unit]:
     """Lock the folder of a run that has work left, and list that work; one that ended complete is left untouched."""
-    if _pending(store, units) or store.unfinished():
+    if _pending(store, units, trace) or store.unfinished():
         writing.enter_context(store.create(spec, provenance.collect(), (extras or {}).get(spec.run_id)))
-    return _pending(store, units)
+    return _pending(store, units, trace)
 
 
-def _pending(store: RunStore, units: Sequence[Unit]) -> list[Unit]:
-    completed = store.completed()
+def _pending(store: RunStore, units: Sequence[Unit], trace: bool) -> list[Unit]:
+    completed = store.completed(trace)
     return [(prompt, sample) for prompt, sample in units if (prompt.id, sample) not in completed]
 
 
@@ -182,34 +184,38 @@ def _warm_up(model: ImageModel, spec: RunSpec, prompt: Prompt) -> None:
         pass
 
 
-def _decode_chunk(model: ImageModel, spec: RunSpec, chunk: Sequence[Unit], store: RunStore) -> list[dict[str, object]]:
+def _decode_chunk(
+    model: ImageModel, spec: RunSpec, chunk: Sequence[Unit], trace: bool, store: RunStore
+) -> list[dict[str, object]]:
     """Decode one batch and put its rows on disk, failed ones included."""
     started_at = provenance.now()
-    rows, images = [], {}
-    for (prompt, sample), outcome in zip(chunk, _decode(model, spec, chunk), strict=True):
+    rows, traces, images = [], [], {}
+    for (prompt, sample), outcome in zip(chunk, _decode(model, spec, chunk, trace), strict=True):
         base = base_row(prompt, sample, spec.seed, started_at)
         if isinstance(outcome, SpecbenchError):
             rows.append(failed_row(base, outcome.what))
             continue
         rows.append(sample_row(base, outcome, timed=spec.batch == 1))
+        if trace:
+            traces.append(trace_row(base, outcome))
         if outcome.image is not None:
             images[rows[-1]["image"]] = outcome.image
-    store.append(rows, images)
+    store.append(rows, images, traces)
     return rows
 
 
-def _decode(model: ImageModel, spec: RunSpec, chunk: Sequence[Unit]) -> list[Generation | SpecbenchError]:
+def _decode(model: ImageModel, spec: RunSpec, chunk: Sequence[Unit], trace: bool) -> list[Generation | SpecbenchError]:
     """Each image or why it failed. When a batch breaks as a whole, its images are tried one by one."""
     requests = [Request(prompt.text, prompt.id, sample) for prompt, sample in chunk]
     try:
-        return decode(model, requests, spec.decoder, spec.sampling, spec.seed)
+        return decode(model, requests, spec.decoder, spec.sampling, spec.seed, trace=trace)
     except SpecbenchError as error:
         failure = error
     except Exception as error:  # the one place where whatever breaks an image becomes its row
         failure = SpecbenchError(f"{type(error).__name__}: {error}")
     if len(chunk) == 1:
         return [failure]
-    return [outcome for unit in chunk for outcome in _decode(model, spec, [unit])]
+    return [outcome for unit in chunk for outcome in _decode(model, spec, [unit], trace)]
 
 
 @contextmanager

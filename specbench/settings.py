@@ -163,6 +163,11 @@ _SAMPLING = tuple(
 )
 OUT = Setting(Option("out", "results", "the results folder"), "Output", "DIR")
 QUIET = Setting(Option("quiet", False, "say nothing but errors"), "Output", "")
+TRACE = Setting(
+    Option("trace", False, "keep, token by token, how far the draft's law was from the target's (TV) and its top-1"),
+    "Output",
+    "",
+)
 JSON = Setting(Option("json", False, "one JSON array on stdout"), "Output", "")
 
 
@@ -204,7 +209,7 @@ def _metavar(option: Option) -> str:
 
 def run_settings() -> tuple[Setting, ...]:
     """Every setting of `specbench run`."""
-    return (*_WORK, *_MODEL, *_SAMPLING, *decoder_settings(), OUT, QUIET, JSON)
+    return (*_WORK, *_MODEL, *_SAMPLING, *decoder_settings(), OUT, TRACE, QUIET, JSON)
 
 
 def read_config(path: str | Path, known: Iterable[str]) -> dict[str, object]:

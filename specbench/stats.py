@@ -220,6 +220,28 @@ def acceptance_by_offset(rows: pd.DataFrame) -> list[float | None]:
     return [_ratio(yes, all_) for yes, all_ in zip(accepted, tested, strict=True)]
 
 
+def top1(rows: pd.DataFrame) -> float | None:
+    """Top-1 of p: largest probability of the target distribution, mean over free tokens."""
+    return _mean(_slots(rows["top1"])[~_slots(rows["forced"]).astype(bool)])
+
+
+def draft_tv(rows: pd.DataFrame) -> float | None:
+    """TV(p, q): total variation between the target distribution and the law that the draft tested against it was drawn
+    from, mean over the tested drafts of images decoded with --trace."""
+    return _mean(_slots(rows["draft_tv"]))
+
+
+def draft_top1(rows: pd.DataFrame) -> float | None:
+    """Top-1 of q: largest probability of the law that a tested draft was drawn from, mean as TV(p, q)."""
+    return _mean(_slots(rows["draft_top1"]))
+
+
+def draft_tv_by_offset(rows: pd.DataFrame) -> list[float | None]:
+    """TV(p, q) by offset: the same for each place of the window, counted from its first draft."""
+    by_offset = _slots(rows["draft_tv"]).groupby(_slots(rows["committed_step"].map(_offsets)))
+    return [_mean(values) for _, values in by_offset]
+
+
 def mean_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
     """Mean with its 95 % interval: normal, from the spread between clusters; none from fewer than two
     clusters."""
@@ -275,6 +297,17 @@ def _free_tokens(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 def _token_counts(rows: pd.DataFrame) -> np.ndarray:
     return np.array([len(tokens) for tokens in rows["forced"]], dtype=np.int64)
+
+
+def _slots(column: pd.Series) -> pd.Series:
+    """One value per token from one list per image."""
+    return column.explode(ignore_index=True).infer_objects()
+
+
+def _offsets(step: np.ndarray) -> np.ndarray:
+    """Place of each slot [N] in the window of the `step` that committed it."""
+    starts = np.flatnonzero(np.diff(step, prepend=0))
+    return np.arange(len(step)) - np.repeat(starts, np.diff(starts, append=len(step)))
 
 
 def _offset_totals(counts: pd.Series) -> np.ndarray:

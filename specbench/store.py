@@ -21,7 +21,7 @@ from specbench.errors import SpecbenchError
 from specbench.folders import RUN_JSON, SCHEMA_VERSION, check_same_run, finite, read_info, spec_dict
 from specbench.parts import Parts, sync_folder, take_lock, write_atomically
 from specbench.provenance import now
-from specbench.records import KEY, SAMPLES, Key
+from specbench.records import KEY, SAMPLES, TRACES, Key
 
 
 class RunStore:
@@ -30,6 +30,7 @@ class RunStore:
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
         self._samples = Parts(self.folder / "samples", SAMPLES, KEY)
+        self._traces = Parts(self.folder / "traces", TRACES, KEY)
         self._lock: int | None = None
 
     def create(
@@ -83,8 +84,9 @@ class RunStore:
         """Whether the last one who wrote here was killed, so that there may be something to tidy up."""
         return (self.folder / RUN_JSON).exists() and self.info()["invocations"][-1].get("finished_at") is None
 
-    def completed(self) -> set[Key]:
-        """Keys of the images that are done. A rerun tries again what failed or whose picture is gone.
+    def completed(self, traced: bool = False) -> set[Key]:
+        """Keys of the images that are done, with `traced` those that have a trace. A rerun tries again what failed or
+        whose picture is gone.
 
         A folder without any pictures counts as one that was kept for its numbers.
         """
@@ -93,22 +95,37 @@ class RunStore:
         if (self.folder / "images").is_dir():
             there = {f"images/{name}" for name in os.listdir(self.folder / "images")}
             done = done[done["image"].isna() | done["image"].isin(there)]
+        if traced:
+            done = done.merge(self.traces([]), on=KEY)
         return set(zip(done["prompt_id"], done["sample"].astype(int), strict=True))
 
-    def append(self, rows: Sequence[Mapping[str, object]], images: Mapping[str, np.ndarray] | None = None) -> None:
-        """Put images and then their rows on disk before returning; all rows appear together or not at all.
+    def append(
+        self,
+        rows: Sequence[Mapping[str, object]],
+        images: Mapping[str, np.ndarray] | None = None,
+        traces: Sequence[Mapping[str, object]] = (),
+    ) -> None:
+        """Put images and traces and then their rows on disk before returning; all rows appear together or not at all.
 
         Args:
-            rows: see `specbench.records`.
+            rows, traces: see `specbench.records`.
             images: uint8 [3, H, W] by path inside the run folder.
         """
         for path, pixels in (images or {}).items():
             write_atomically(self.folder / path, _png(pixels))
+        if traces:
+            self._traces.append(traces)
         self._samples.append(rows)
 
     def samples(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """The stored rows, one per (prompt id, sample); the key is always among the columns."""
         return self._samples.read(columns).to_pandas()
+
+    def traces(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """The traces of the stored images, one row per (prompt id, sample); none where `run --trace` kept none."""
+        names = [*KEY, "started_at"]
+        kept = self._traces.read(None if columns is None else [*names, *columns]).to_pandas()
+        return kept.merge(self.samples(["started_at"]), on=names).drop(columns="started_at")
 
     def close(self, finished: bool = True) -> None:
         """End writing. With `finished`, tidy the parts up and note the time in `run.json`."""
@@ -117,6 +134,7 @@ class RunStore:
         try:
             if finished:
                 self._samples.compact()
+                self._traces.compact()
                 info = self.info()
                 info["invocations"][-1]["finished_at"] = now()
                 self._write_info(info)
@@ -132,6 +150,7 @@ class RunStore:
 
     def _clean(self) -> None:
         self._samples.clean()
+        self._traces.clean()
         for folder in (self.folder, self.folder / "images"):
             for leftover in folder.glob(".*.tmp"):
                 leftover.unlink()

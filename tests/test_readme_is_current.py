@@ -51,7 +51,7 @@ def test_the_options_of_run_are_frozen():
         *("decoder", "prompts", "limit", "ids", "samples", "seed", "batch"),
         *("model", "weights", "revision", "random-weights", "scale", "dtype", "device", "threads"),
         *("cfg", "temperature", "top-k", "top-p"),
-        *("out", "quiet", "json"),
+        *("out", "trace", "quiet", "json"),
     ]
 
 

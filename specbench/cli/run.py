@@ -110,7 +110,7 @@ def _show_plan(plan, as_json: bool) -> None:
         run_id, done = None, None
         if not planned.auto_window:
             run_id = plan.spec(planned.spec, weights).run_id
-            done = len(wanted & RunStore(plan.out / run_id).completed())
+            done = len(wanted & RunStore(plan.out / run_id).completed(plan.trace))
         rows.append(
             {
                 "run_id": run_id,

@@ -38,6 +38,9 @@ class Generation:
             the drafts tested, for example of the cluster size.
         spans_ms: milliseconds by span name; of the whole batch when `batch` > 1.
         batch: rows decoded together.
+        draft_tv: [N] float32 total variation between p and the law of the draft tested in the slot, NaN where none was;
+            only where asked for.
+        draft_top1: [N] float32 that law's largest probability, likewise.
         image: uint8 [3, H, W] pixels, once rendered.
     """
 
@@ -55,6 +58,8 @@ class Generation:
     spans_ms: dict[str, float]
     batch: int
     facts: dict[str, float] = field(default_factory=dict)
+    draft_tv: np.ndarray | None = None
+    draft_top1: np.ndarray | None = None
     image: np.ndarray | None = None
 
     @property

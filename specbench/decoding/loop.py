@@ -46,8 +46,11 @@ def decode(
     sampling: Sampling,
     seed: int,
     render: bool = True,
+    trace: bool = False,
 ) -> list[Generation | SpecbenchError]:
     """Decode `requests` as one batch.
+
+    `trace` keeps `Generation.draft_tv` and `draft_top1`; the time it takes is in no span.
 
     Returns:
         Per request its `Generation`, or the `SpecbenchError` that made this image fail (for example NaN logits); one
@@ -62,6 +65,8 @@ def decode(
         session = model.begin(prefix, sampling.guidance, method.drafter.columns)
     make = getattr(method.drafter, "loop", Loop)
     loop = make(method, session, Target(model.layout, sampling, model.device), noise, len(requests), spans)
+    if trace:
+        loop.record.trace(spans)
     start = time.perf_counter()
     loop.run()
     total_ms = (time.perf_counter() - start) * 1e3
@@ -72,6 +77,7 @@ def decode(
             pixels = model.render(model.layout.image_tokens(tokens)).cpu().numpy()
     spans_ms = spans.totals_ms()
     spans_ms["host"] = max(0.0, total_ms - sum(spans_ms[name] for name in ("draft", "target", "verify")))
+    spans_ms["verify"] -= spans_ms.pop("trace", 0.0)
     rows = loop.record.rows(tokens, np.array(model.layout.forced) >= 0, spans_ms)
     for row, image in zip(rows, pixels if render else [None] * len(rows), strict=True):
         row.image = image

@@ -11,6 +11,7 @@ from torch import Tensor
 from specbench.decoding.drafters import Proposal
 from specbench.decoding.generation import Generation
 from specbench.decoding.sampling import at
+from specbench.decoding.spans import Spans
 from specbench.decoding.trees import Routes, routes
 from specbench.decoding.walk import Walk
 
@@ -35,6 +36,7 @@ class Record:
         )
         self._facts: dict[str, Tensor] = {}
         self._means: set[str] = set()
+        self._spans: Spans | None = None
 
     def slots(self, p: Tensor, tokens: Tensor, positions: Tensor, step: int) -> None:
         """Note p [B, T, V] and the new tokens [B, T] of a window; a later step overwrites what was not committed."""
@@ -43,6 +45,11 @@ class Record:
         self._entropy.scatter_(1, positions, -(p * p.clamp(min=tiny).log()).sum(-1))
         self._top1.scatter_(1, positions, p.amax(-1))
         self._step.scatter_(1, positions, torch.full_like(positions, step))
+
+    def trace(self, spans: Spans) -> None:
+        """Note from now on how far the law of every tested draft is from p, in a span of its own."""
+        self._spans = spans
+        self._draft_tv, self._draft_top1 = (torch.full_like(self._logp, torch.nan) for _ in range(2))
 
     def count_forward(self, running: Tensor) -> None:
         """Count one target forward for the rows [B] that were not complete before it."""
@@ -59,9 +66,22 @@ class Record:
         counted = tables.has_children[seen.columns] & self._free[positions]
         width = positions.shape[1]
         self._drafted[:, :width] += counted
-        self._tested[:, :width] += counted & (slot <= first)
+        tested = counted & (slot <= first)
+        self._tested[:, :width] += tested
         self._accepted[:, :width] += counted & (slot < first)
         self._tests(seen, self._free[fed.positions - 1], tables)
+        if self._spans:
+            with self._spans("trace"):
+                self._trace(seen, fed, positions, tested)
+
+    def _trace(self, seen: Walk, fed: Proposal, positions: Tensor, tested: Tensor) -> None:
+        """Note p against the law of the eldest draft, by slot; a slot is tested in the step that commits it."""
+        laws = fed.laws.gather(1, seen.columns[..., None].expand_as(seen.p))
+        for traced, value in (
+            (self._draft_tv, (seen.p - laws).abs().sum(-1) / 2),
+            (self._draft_top1, laws.amax(-1)),
+        ):
+            traced.scatter_(1, positions, torch.where(tested, value, torch.nan))
 
     def _tests(self, seen: Walk, free: Tensor, tables: Routes) -> None:
         """Add up the facts of the drafts tested, those for slots that are not `free` [B, C] left out."""
@@ -93,6 +113,9 @@ class Record:
         """One `Generation` per row of the finished batch."""
         per_slot = (tokens.int(), self._logp, self._entropy, self._top1, self._step.int())
         slots = [x[:, : self._length].cpu().numpy() for x in per_slot]
+        traced = (
+            [x[:, : self._length].cpu().numpy() for x in (self._draft_tv, self._draft_top1)] if self._spans else None
+        )
         offsets = [x.cpu().numpy() for x in (self._drafted, self._tested, self._accepted)]
         facts = {name: total.tolist() for name, total in self._facts.items()}
         generations, batch = [], len(tokens)
@@ -115,6 +138,8 @@ class Record:
                     facts=self._facts_of(row, facts),
                     spans_ms=dict(spans_ms),
                     batch=batch,
+                    draft_tv=traced[0][row] if traced else None,
+                    draft_top1=traced[1][row] if traced else None,
                 )
             )
         return generations

@@ -122,6 +122,14 @@ QUALITY = (
 )
 
 
+TRACED = (
+    Column("TV(p, q)", _plain("draft_tv", 3), stats.draft_tv),
+    Column("top-1 of p", _plain("top1", 3), stats.top1),
+    Column("top-1 of q", _plain("draft_top1", 3), stats.draft_top1),
+)
+"""Shown where a run was traced."""
+
+
 def score_columns(rows: Sequence[Mapping]) -> list[Column]:
     """One column per metric and fingerprint, as values that were computed differently never share one."""
     names = dict.fromkeys(score["metric"] for row in rows for score in row["scores"])

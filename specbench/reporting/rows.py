@@ -4,7 +4,8 @@ infinite.
 Keys: `run_id, folder, model, decoder, label, lossless, options` (every option in force), `setting` (dtype,
 device, threads, batch, seed, prompts, weights and sampling), `n, failed`, the numbers named after functions
 of `specbench.stats` (`nfe, step_compression, latency_ms, latency_e2e_ms, step_ms, throughput, acceptance,
-acceptance_by_offset, logp_mean, logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`), the comparison
+acceptance_by_offset, top1, logp_mean, logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`; of traced
+images `draft_tv, draft_tv_by_offset, draft_top1`), the comparison
 with AR (`speedup, speedup_low, speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline,
 speedup_note`), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
 speedup_fastest_high, fastest_ar`), `scores` (a list of dicts `metric, value, low, high, n, fingerprint`),
@@ -27,13 +28,18 @@ from specbench.decoding.generation import SPANS
 from specbench.decoding.presets import PRESETS, resolve
 from specbench.folders import runs_in
 from specbench.provenance import describe
+from specbench.records import KEY
 from specbench.scoring import read_scores
 from specbench.store import RunStore
 
 _COLUMNS = (
-    *("status", "nfe", "batch", "forced", "logp", "entropy", "tested", "accepted"),
+    *("status", "nfe", "batch", "forced", "logp", "entropy", "top1", "tested", "accepted"),
     *(f"{span}_ms" for span in (*SPANS, "ar", "e2e")),
 )
+
+
+TRACED = ("draft_tv", "draft_tv_by_offset", "draft_top1")
+"""Numbers of `specbench.stats` that need traces."""
 
 
 @dataclass
@@ -54,6 +60,13 @@ class Run:
     def rows(self) -> pd.DataFrame:
         """Rows of images that were decoded."""
         return self.stored[self.stored["status"] == "ok"]
+
+    @cached_property
+    def traced(self) -> pd.DataFrame:
+        """The traces of those that have one, with the step that committed each slot."""
+        store = RunStore(self.folder)
+        traces = store.traces()
+        return traces.merge(store.samples(["committed_step"]), on=KEY) if len(traces) else traces
 
 
 def report_rows(folders: Sequence[Path]) -> list[dict]:
@@ -99,6 +112,8 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         **_against_fastest(run, ar_runs),
         "acceptance": stats.acceptance(rows),
         "acceptance_by_offset": stats.acceptance_by_offset(rows),
+        "top1": stats.top1(rows),
+        **{name: getattr(stats, name)(run.traced) if len(run.traced) else None for name in TRACED},
         **{name: getattr(tokens, name, None) for name in stats.TokenStats.__dataclass_fields__},
         "scores": read_scores(run.folder),
         "load": [call.get("load") for call in info["invocations"]],

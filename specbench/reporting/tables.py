@@ -10,7 +10,17 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 from specbench.errors import unknown_name
-from specbench.reporting.columns import DECODER, QUALITY, SPEED, THROUGHPUT, WINDOW, Column, part_columns, score_columns
+from specbench.reporting.columns import (
+    DECODER,
+    QUALITY,
+    SPEED,
+    THROUGHPUT,
+    TRACED,
+    WINDOW,
+    Column,
+    part_columns,
+    score_columns,
+)
 
 READING = (
     "speed-up = step compression / (window cost x overhead), "
@@ -35,7 +45,8 @@ def markdown(rows: Sequence[Mapping]) -> str:
     for _, group in groupby(rows, key=lambda row: (row["model"], json.dumps(row["setting"], sort_keys=True))):
         runs = list(group)
         speed = THROUGHPUT if runs[0]["setting"]["batch"] > 1 else SPEED
-        quality = (*QUALITY, *score_columns(runs))
+        traced = TRACED if any(row["draft_tv"] is not None for row in runs) else ()
+        quality = (*QUALITY, *traced, *score_columns(runs))
         blocks += [f"### {_heading(runs[0])}", _table(speed, runs)]
         blocks += [text for text in (_window_remark(runs),) if text]
         blocks.append(_table(quality, runs))
