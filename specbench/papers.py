@@ -1,7 +1,7 @@
 """The papers' tables and data figures as files: `benchmarks/<name>.toml`, checked and resolved. No torch here.
 
-A file says what to run for each row, which columns there are, what the paper printed, and on which hardware. A row is
-measured with the file's `[defaults]` and its own settings, which win.
+A file says what to run for each row, which columns there are, what the paper printed, and on which hardware. A cell is
+measured with the file's `[defaults]`, its row's settings and its column's, the later ones winning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BETTER = ("higher", "lower", "none")
 _SAMPLING = {"guidance": float, "temperature": float, "top_k": int, "top_p": float}
 _CASE = {"model": str, "decoder": str, "options": dict, "prompts": str, "dtype": str, "sampling": dict}
 _CASE |= dict.fromkeys(("limit", "samples", "seed", "batch"), int)
-_COLUMN = {"key": str, "header": str, "precision": int, "better": str, "scale": float}
+_COLUMN = {"key": str, "name": str, "header": str, "precision": int, "better": str, "scale": float} | _CASE
 _ROW = dict.fromkeys(("label", "group", "why", "hardware"), str)
 _ROW |= {"paper": dict, "spread": dict, "notes": dict, "runnable": bool} | _CASE
 _TABLE = dict.fromkeys(("name", "paper", "source", "title", "hardware"), str)
@@ -41,7 +41,7 @@ _PAPER = {"title": str, "authors": str, "venue": str, "year": int, "arxiv": str,
 
 @dataclass(frozen=True)
 class Case:
-    """What one row is measured with. None leaves a value to the model or to specbench.
+    """What one cell is measured with. None leaves a value to the model or to specbench.
 
     Attributes:
         options: of the decoder, its choices included.
@@ -65,19 +65,23 @@ class Column:
     """A column of a paper's table.
 
     Attributes:
+        name: what rows call it.
         key: one of `NUMBERS`, "score:METRIC", "score:METRIC/PART", or "printed:..." for what is never measured.
         score: the stored score it shows, "metric" or "metric:part"; None for other columns.
         precision: printed decimals.
         better: one of `BETTER`.
         scale: the measured number times this has the printed one's unit.
+        case: settings of its cells.
     """
 
+    name: str
     key: str
     header: str
     score: str | None
     precision: int
     better: str
     scale: float
+    case: Mapping[str, object]
 
     @property
     def metric(self) -> str | None:
@@ -94,17 +98,17 @@ class Row:
     """A row of a paper's table.
 
     Attributes:
-        case: what it is measured with; None where specbench cannot run it.
-        paper: printed values by column key; what the paper does not give is absent.
+        case: settings of its cells, the file's defaults included.
+        paper: printed values by column name; what the paper does not give is absent.
         spread: what is printed beside them in brackets or after a plus-minus sign, likewise.
-        notes: remarks on printed values by column key, and on the whole row under "row".
+        notes: remarks on printed values by column name, and on the whole row under "row".
         why: why specbench cannot run it; None where it can.
         hardware: what its values were measured on.
     """
 
     label: str
     group: str | None
-    case: Case | None
+    case: Mapping[str, object]
     paper: Mapping[str, float]
     spread: Mapping[str, float]
     notes: Mapping[str, str]
@@ -120,7 +124,7 @@ class Table:
         paper: a name in `benchmarks/papers.toml`.
         source: where in the paper it stands, "Table 1" or "Figure 6".
         hardware: what its values were measured on, where known.
-        axes: of a figure, by "x", "y": a column's key, "option:NAME", "sampling:NAME" or "model".
+        axes: of a figure, by "x", "y": a column's name, "option:NAME", "sampling:NAME" or "model".
     """
 
     name: str
@@ -132,6 +136,15 @@ class Table:
     axes: Mapping[str, str]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+
+    def case(self, row: Row, column: Column) -> Case | None:
+        """What a cell is measured with; None where specbench cannot."""
+        return _case(row.case, column.case) if row.why is None and column.measurable else None
+
+    def cases(self) -> list[Case]:
+        """The distinct cases of its cells, in order."""
+        found = [self.case(row, column) for row in self.rows for column in self.columns]
+        return list(dict.fromkeys(case for case in found if case is not None))
 
     def metrics(self) -> list[str]:
         """Metrics behind its columns."""
@@ -179,13 +192,13 @@ def read_table(path: Path) -> Table:
     if papers() and content["paper"] not in papers():
         raise _wrong(file, "paper", str(unknown_name("paper", content["paper"], papers())))
     defaults = dict(content.get("defaults", {}))
+    _check(defaults, _CASE | {"protocol": str}, (), file, "defaults")
     protocol = defaults.pop("protocol", None)
-    _check(defaults, _CASE, (), file, "defaults")
     columns = tuple(_column(entry, protocol, file, f"columns[{i}]") for i, entry in enumerate(content["columns"]))
-    keys = [column.key for column in columns]
-    if repeated := [key for key in keys if keys.count(key) > 1]:
-        raise _wrong(file, "columns", f"two have the key '{repeated[0]}'")
-    rows = tuple(_row(entry, keys, defaults, content, file, f"rows[{i}]") for i, entry in enumerate(content["rows"]))
+    names = [column.name for column in columns]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise _wrong(file, "columns", f"two are called '{repeated[0]}'; give one another `name`")
+    rows = tuple(_row(entry, names, defaults, content, file, f"rows[{i}]") for i, entry in enumerate(content["rows"]))
     for field, empty in (("columns", not columns), ("rows", not rows)):
         if empty:
             raise _wrong(file, field, "empty")
@@ -208,7 +221,10 @@ def _column(entry: object, protocol: str | None, file: str, place: str) -> Colum
     if better not in BETTER:
         raise _wrong(file, f"{place}.better", str(unknown_name("value", better, BETTER)))
     score = _score(key.removeprefix(SCORE), protocol, file, place) if key.startswith(SCORE) else None
-    return Column(key, entry["header"], score, entry.get("precision", 2), better, entry.get("scale", 1.0))
+    return Column(
+        entry.get("name", key), key, entry["header"], score, entry.get("precision", 2), better, entry.get("scale", 1.0),
+        {name: entry[name] for name in _CASE if name in entry},
+    )  # fmt: skip
 
 
 def _score(text: str, protocol: str | None, file: str, place: str) -> str:
@@ -223,7 +239,7 @@ def _score(text: str, protocol: str | None, file: str, place: str) -> str:
     return f"{name}:{part}" if part else name
 
 
-def _row(entry: object, keys: Sequence[str], defaults: Mapping, content: Mapping, file: str, place: str) -> Row:
+def _row(entry: object, columns: Sequence[str], defaults: Mapping, content: Mapping, file: str, place: str) -> Row:
     _check(entry, _ROW, ("label",), file, place)
     runnable = entry.get("runnable", True)
     if runnable == ("why" in entry):
@@ -232,28 +248,35 @@ def _row(entry: object, keys: Sequence[str], defaults: Mapping, content: Mapping
     for needed in ("model", "decoder") if runnable else ():
         if needed not in own and needed not in defaults:
             raise _wrong(file, f"{place}.{needed}", "missing here and in [defaults]")
-    for field, kind, known in (("paper", float, keys), ("spread", float, keys), ("notes", str, [*keys, "row"])):
+    for field, kind, known in (
+        ("paper", float, columns),
+        ("spread", float, columns),
+        ("notes", str, [*columns, "row"]),
+    ):
         for name, value in entry.get(field, {}).items():
             if name not in known:
                 raise _wrong(file, f"{place}.{field}", str(unknown_name("column", name, known)))
             if not _is(value, kind):
                 raise _wrong(file, f"{place}.{field}.{name}", f"{value!r} is no {_NOUNS[kind]}")
     return Row(
-        entry["label"], entry.get("group"), _case(defaults, own) if runnable else None,
-        entry.get("paper", {}), entry.get("spread", {}), entry.get("notes", {}),
-        entry.get("why"), entry.get("hardware", content.get("hardware")),
+        entry["label"], entry.get("group"), _merged(defaults, own), entry.get("paper", {}), entry.get("spread", {}),
+        entry.get("notes", {}), entry.get("why"), entry.get("hardware", content.get("hardware")),
     )  # fmt: skip
 
 
-def _case(defaults: Mapping, own: Mapping) -> Case:
-    """The defaults with a row's own settings; default options count where the decoder takes them."""
+def _merged(defaults: Mapping, own: Mapping) -> dict[str, object]:
+    """The defaults with settings that win; default options count where the decoder takes them."""
     merged = {**defaults, **own}
-    takes = _takes(str(merged["decoder"]))
+    takes = _takes(str(merged.get("decoder")))
     options = {name: value for name, value in defaults.get("options", {}).items() if name in takes}
-    options |= own.get("options", {})
-    sampling = {**defaults.get("sampling", {}), **own.get("sampling", {})}
-    merged |= {"options": tuple(sorted(options.items())), "sampling": tuple(sorted(sampling.items()))}
-    return Case(**merged)
+    merged["options"] = options | own.get("options", {})
+    merged["sampling"] = {**defaults.get("sampling", {}), **own.get("sampling", {})}
+    return merged
+
+
+def _case(row: Mapping, column: Mapping) -> Case:
+    merged = _merged(row, column)
+    return Case(**merged | {name: tuple(sorted(merged[name].items())) for name in ("options", "sampling")})
 
 
 def _takes(decoder: str) -> set[str]:
