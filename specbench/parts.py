@@ -11,9 +11,12 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -124,17 +127,32 @@ class Parts:
         Raises:
             SpecbenchError: a part is damaged or of another schema version; the message names the file.
         """
-        wanted = list(dict.fromkeys([*self.key, *columns])) if columns is not None else self.schema.names
+        wanted = self._with_key(self.schema.names if columns is None else columns)
+        return pa.concat_tables([wanted.empty_table(), *self.batches(wanted.names)])
+
+    def batches(self, columns: Sequence[str], size: int = 65_536) -> Iterator[pa.Table]:
+        """The same a piece of at most `size` rows at a time; merges meanwhile change nothing."""
+        wanted = self._with_key(columns)
+        with ExitStack() as stack:
+            parts = self._open_all(stack)
+            kept = _last_of_each([part.read(self._with_key(())) for part in parts])
+            first = 0
+            for table in chain.from_iterable(part.batches(wanted, size) for part in parts):
+                mask = kept[first : first + len(table)]
+                first += len(table)
+                yield table if mask.all() else table.filter(pa.array(mask))
+
+    def _with_key(self, columns: Sequence[str]) -> pa.Schema:
+        return pa.schema([self.schema.field(name) for name in dict.fromkeys([*self.key, *columns])])
+
+    def _open_all(self, stack: ExitStack) -> list[_Part]:
+        """The parts that count; open ones stay readable when a writer merges them away."""
         for _ in range(_REREADS):
             try:
-                tables = [self._read_part(path, wanted) for _, _, path in self._settled()]
-                break
+                return [stack.enter_context(_Part(path)) for _, _, path in self._settled()]
             except FileNotFoundError:
-                continue  # a writer merged this part away between listing and reading
-        else:
-            raise SpecbenchError(f"{self.folder} changes faster than it can be read", "try again", FAILURE)
-        empty = pa.schema([self.schema.field(name) for name in wanted]).empty_table()
-        return self._last_of_each_key(pa.concat_tables([empty, *tables]))
+                continue  # a writer merged this part away between listing and opening
+        raise SpecbenchError(f"{self.folder} changes faster than it can be read", "try again", FAILURE)
 
     def _settled(self) -> list[tuple[int, int, Path]]:
         """`_live` as two listings in a row agree on it: one alone may miss files that a merge renames meanwhile."""
@@ -167,8 +185,12 @@ class Parts:
             self._merge(tail)
 
     def _merge(self, parts: list[tuple[int, int, Path]]) -> None:
-        table = pa.concat_tables([self._read_part(path, self.schema.names) for _, _, path in parts])
-        target = self._write(parts[0][0], parts[-1][1], self._last_of_each_key(table))
+        tables = []
+        for _, _, path in parts:
+            with _Part(path) as part:
+                tables.append(part.read(self.schema))
+        kept = _last_of_each([table.select(list(self.key)) for table in tables])
+        target = self._write(parts[0][0], parts[-1][1], pa.concat_tables(tables).filter(pa.array(kept)))
         for _, _, path in parts:
             if path != target:
                 path.unlink()
@@ -182,31 +204,55 @@ class Parts:
         write_atomically(path, sink.getvalue().to_pybytes())
         return path
 
-    def _read_part(self, path: Path, columns: list[str]) -> pa.Table:
-        try:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
-                version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"unknown").decode()
-                if version != str(SCHEMA_VERSION):
-                    raise SpecbenchError(
-                        f"{path} has schema version {version}; this specbench reads {SCHEMA_VERSION}",
-                        "use the specbench version that wrote it",
-                    )
-                table = file.read(columns=columns).select(columns)
-                return table.cast(pa.schema([self.schema.field(name) for name in columns]))
-        except FileNotFoundError:
-            raise
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise SpecbenchError(
-                f"{path} is damaged: not a readable parquet part",
-                "specbench puts only whole parts in place, so something changed it later; "
-                "delete it and run again: only its rows are redone",
-            ) from error
-
     def _replaced_rows(self) -> bool:
         live = self._live()
         total = sum(pq.read_metadata(path).num_rows for _, _, path in live)
         return total > self.read(columns=[]).num_rows
 
-    def _last_of_each_key(self, table: pa.Table) -> pa.Table:
-        replaced = table.select(list(self.key)).to_pandas().duplicated(keep="last").to_numpy()
-        return table.filter(pa.array(~replaced)) if replaced.any() else table
+
+class _Part:
+    """One open part; what is wrong with it is a SpecbenchError that names the file."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        with self._blamed():
+            self._file = pq.ParquetFile(path, page_checksum_verification=True)
+            version = (self._file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"unknown").decode()
+        if version != str(SCHEMA_VERSION):
+            raise SpecbenchError(
+                f"{path} has schema version {version}; this specbench reads {SCHEMA_VERSION}",
+                "use the specbench version that wrote it",
+            )
+
+    def __enter__(self) -> _Part:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._file.close()
+
+    def read(self, wanted: pa.Schema) -> pa.Table:
+        with self._blamed():
+            return self._file.read(columns=wanted.names).select(wanted.names).cast(wanted)
+
+    def batches(self, wanted: pa.Schema, size: int) -> Iterator[pa.Table]:
+        with self._blamed():
+            for batch in self._file.iter_batches(size, columns=wanted.names):
+                yield pa.Table.from_batches([batch]).select(wanted.names).cast(wanted)
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            raise SpecbenchError(
+                f"{self._path} is damaged: not a readable parquet part",
+                "specbench puts only whole parts in place, so something changed it later; "
+                "delete it and run again: only its rows are redone",
+            ) from error
+
+
+def _last_of_each(keys: Sequence[pa.Table]) -> np.ndarray:
+    """Which rows no later one of the same key replaced."""
+    return ~pa.concat_tables(keys).to_pandas().duplicated(keep="last").to_numpy() if keys else np.empty(0, bool)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from PIL import Image
 
 from specbench.config import RunSpec
@@ -120,6 +121,10 @@ class RunStore:
     def samples(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """The stored rows, one per (prompt id, sample); the key is always among the columns."""
         return self._samples.read(columns).to_pandas()
+
+    def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The same a piece at a time, for runs of any size."""
+        return self._samples.batches(columns)
 
     def traces(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """The traces of the stored images, one row per (prompt id, sample); none where `run --trace` kept none."""

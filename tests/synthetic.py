@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import tiny
 
+from specbench import stats
 from specbench.config import RunSpec
 from specbench.decoding.generation import Generation
 from specbench.prompts import Prompt
-from specbench.records import base_row, failed_row, sample_row
+from specbench.records import SAMPLES, base_row, failed_row, sample_row
 from specbench.store import RunStore
 
 INVOCATION = {
@@ -67,7 +69,7 @@ def stored_rows(generations: Sequence[Generation | None], timed: bool = True) ->
 
 def frame(generations: Sequence[Generation], timed: bool = True) -> pd.DataFrame:
     """The rows as statistics see them."""
-    return pd.DataFrame(stored_rows(generations, timed))
+    return stats.condense(pa.Table.from_pylist(stored_rows(generations, timed), schema=SAMPLES))
 
 
 def folder(out: Path, spec: RunSpec, generations: Sequence[Generation | None], **hardware: object) -> Path:

@@ -28,12 +28,12 @@ from specbench.decoding.generation import SPANS
 from specbench.decoding.presets import PRESETS, resolve
 from specbench.folders import runs_in
 from specbench.provenance import describe
-from specbench.records import KEY
+from specbench.records import KEY, SAMPLES
 from specbench.scoring import read_scores
 from specbench.store import RunStore
 
 _COLUMNS = (
-    *("status", "nfe", "batch", "forced", "logp", "entropy", "top1", "tested", "accepted"),
+    *("status", "nfe", "batch", "tested", "accepted", *stats.LISTS),
     *(f"{span}_ms" for span in (*SPANS, "ar", "e2e")),
 )
 
@@ -54,7 +54,9 @@ class Run:
 
     @cached_property
     def stored(self) -> pd.DataFrame:
-        return RunStore(self.folder).samples(_COLUMNS)
+        """A condensed row per stored image, failed ones too."""
+        pieces = [stats.condense(piece) for piece in RunStore(self.folder).batches(_COLUMNS)]
+        return pd.concat(pieces, ignore_index=True) if pieces else stats.condense(SAMPLES.empty_table())
 
     @cached_property
     def rows(self) -> pd.DataFrame:
@@ -121,6 +123,13 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
     }
 
 
+def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None:
+    """The AR run of the same model that differs least, after the fields that must agree and do not."""
+    model = run.info["spec"]["model"]
+    candidates = [(differences(run.info, ar.info), ar) for ar in ar_runs if ar.info["spec"]["model"] == model]
+    return min(candidates, key=lambda pair: (len(pair[0]), pair[1].folder.name), default=None)
+
+
 def setting(spec: dict) -> dict:
     """What the rows of one table share: everything of the spec but the decoder with its draft head."""
     return {name: value for name, value in spec.items() if name not in ("decoder", "head_sha256", "model")}
@@ -157,12 +166,10 @@ def _against_ar(run: Run, ar_runs: Sequence[Run]) -> dict:
             "baseline",
         )
     )
-    candidates = [
-        (differences(run.info, ar.info), ar) for ar in ar_runs if ar.info["spec"]["model"] == run.info["spec"]["model"]
-    ]
-    if not candidates:
+    nearest = nearest_ar(run, ar_runs)
+    if nearest is None:
         return empty | {"speedup_note": "no AR run"}
-    differing, ar = min(candidates, key=lambda pair: (len(pair[0]), pair[1].folder.name))
+    differing, ar = nearest
     if differing:
         return empty | {"speedup_note": f"differs from AR in {', '.join(differing)}"}
     result = stats.speed_up(run.rows, ar.rows)

@@ -1,0 +1,44 @@
+"""Every derived number, one function each. The first paragraph of a docstring is the definition printed under
+tables.
+
+`rows` is what `condense` makes of stored sample rows with status "ok" (see `specbench.records.SAMPLES`): lists by token
+have become sums by image. A number that the rows cannot give is None, never 0. Token statistics look at free slots
+only: where the grammar forced a token nothing was chosen.
+"""
+
+from specbench.stats.condensed import LISTS, condense
+from specbench.stats.drafts import acceptance, acceptance_by_offset, draft_top1, draft_tv, draft_tv_by_offset
+from specbench.stats.intervals import (
+    Estimate,
+    mean_interval,
+    mean_of_estimates,
+    proportion_interval,
+    ratio_of_totals,
+)
+from specbench.stats.significance import Difference, holm, mean_difference, prompts_needed, speed_difference
+from specbench.stats.speed import (
+    SpeedUp,
+    latency_e2e_ms,
+    latency_ms,
+    nfe,
+    overhead,
+    paired,
+    speed_up,
+    speedup,
+    step_compression,
+    step_ms,
+    step_ratio,
+    throughput,
+    window_cost,
+)
+from specbench.stats.tokens import TokenStats, logp_mean, logp_std, nll_gap, perplexity, token_stats, top1
+
+__all__ = [
+    "LISTS", "condense",
+    "nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput",
+    "SpeedUp", "paired", "speed_up", "speedup", "step_ratio", "window_cost", "overhead",
+    "TokenStats", "token_stats", "logp_mean", "logp_std", "perplexity", "nll_gap", "top1",
+    "acceptance", "acceptance_by_offset", "draft_tv", "draft_top1", "draft_tv_by_offset",
+    "Estimate", "mean_interval", "proportion_interval", "mean_of_estimates", "ratio_of_totals",
+    "Difference", "mean_difference", "speed_difference", "holm", "prompts_needed",
+]  # fmt: skip

@@ -1,0 +1,101 @@
+"""A value and its 95 % interval. Whole clusters (prompts) are the independent units, and one alone gives none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy.special import ndtr, ndtri, stdtrit
+
+LEVEL = 0.975
+BOOTSTRAP_RESAMPLES = 2000
+MOST_UNITS = 10_000
+"""More clusters than this are resampled in random groups of about equal size, which are as independent."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval; `low` and `high` are None where n does not allow one."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+def ratio_of_totals(
+    numerator: Sequence[float], denominator: Sequence[float], cluster: Sequence[Hashable], seed: int = 0
+) -> Estimate:
+    """Sum over sum with a percentile bootstrap interval that resamples whole clusters; none from fewer than two.
+
+    The percentiles are the expanded ones of Hesterberg ("What teachers should know about the bootstrap", 2015, 3.4),
+    which make up for how narrow the bootstrap is with few clusters.
+    """
+    totals = pd.DataFrame({"top": np.asarray(numerator), "bottom": np.asarray(denominator)})
+    totals = totals.groupby(np.asarray(cluster, dtype=object), sort=False).sum().to_numpy()
+    value = float(totals[:, 0].sum() / totals[:, 1].sum())
+    if len(totals) < 2:
+        return Estimate(value, None, None)
+    draw = np.random.default_rng(seed)
+    units = _grouped(totals, draw)
+    n, ratios, at_once = len(units), [], max(1, 10**6 // len(units))
+    for start in range(0, BOOTSTRAP_RESAMPLES, at_once):
+        size = (min(at_once, BOOTSTRAP_RESAMPLES - start), n)
+        sums = units[draw.integers(0, n, size)].sum(axis=1)
+        ratios.extend(sums[:, 0] / sums[:, 1])
+    outside = 100 * ndtr(-math.sqrt(n / (n - 1)) * stdtrit(n - 1, LEVEL))
+    low, high = np.percentile(ratios, [outside, 100 - outside])
+    return Estimate(value, float(low), float(high))
+
+
+def mean_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
+    """Mean with its 95 % interval: Student's t, from the spread between clusters; none from fewer than two
+    clusters."""
+    mean, error, n = clustered_mean(values, clusters)
+    if error is None:
+        return Estimate(mean, None, None)
+    half = float(stdtrit(n - 1, LEVEL)) * error
+    return Estimate(mean, mean - half, mean + half)
+
+
+def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
+    """Share of ones with its 95 % Wilson interval; images of one prompt count as less than independent ones,
+    by the spread between prompts."""
+    values = np.asarray(values, dtype=np.float64)
+    share, error, prompts = clustered_mean(values, clusters)
+    if error is None:
+        return Estimate(share, None, None)
+    n = min(float(len(values)), share * (1 - share) / error**2) if error > 0 else float(prompts)
+    z = float(ndtri(LEVEL))
+    centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n * n))
+    return Estimate(share, min(share, centre - half), max(share, centre + half))
+
+
+def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:
+    """Unweighted mean of independent estimates; its interval combines theirs (the MOVER rule)."""
+    value = float(np.mean([part.value for part in parts]))
+    if any(part.low is None for part in parts):
+        return Estimate(value, None, None)
+    below = math.sqrt(sum((part.value - part.low) ** 2 for part in parts)) / len(parts)
+    above = math.sqrt(sum((part.high - part.value) ** 2 for part in parts)) / len(parts)
+    return Estimate(value, value - below, value + above)
+
+
+def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[float, float | None, int]:
+    """Mean, its standard error with whole clusters as the independent units (None for a single one), and their
+    number."""
+    values = np.asarray(values, dtype=np.float64)
+    mean = float(values.mean())
+    sums = pd.Series(values - mean).groupby(np.asarray(clusters, dtype=object), sort=False).sum().to_numpy()
+    n = len(sums)
+    return mean, None if n < 2 else math.sqrt(n / (n - 1) * np.square(sums).sum()) / len(values), n
+
+
+def _grouped(totals: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    if len(totals) <= MOST_UNITS:
+        return totals
+    group = draw.permutation(len(totals)) % MOST_UNITS
+    return np.stack([np.bincount(group, column) for column in totals.T], axis=1)

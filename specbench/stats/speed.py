@@ -1,0 +1,112 @@
+"""How fast a run was, and how much faster than another over the same images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from specbench.stats.intervals import Estimate, ratio_of_totals
+from specbench.stats.ratios import mean, ratio
+
+
+def nfe(rows: pd.DataFrame) -> float | None:
+    """NFE: target forwards per image after prefill, mean over images; a guidance pair counts once."""
+    return mean(rows["nfe"])
+
+
+def step_compression(rows: pd.DataFrame) -> float | None:
+    """Step compression: stream tokens over target forwards, both summed over all images (a ratio of
+    totals)."""
+    return ratio(rows["stream_tokens"].sum(), rows["nfe"].sum())
+
+
+def latency_ms(rows: pd.DataFrame) -> float | None:
+    """Latency: milliseconds per image from the start of prefill to the last token, mean over images decoded
+    one at a time."""
+    return mean(rows["ar_ms"])
+
+
+def latency_e2e_ms(rows: pd.DataFrame) -> float | None:
+    """End-to-end latency: latency plus prompt encoding and rendering of pixels."""
+    return mean(rows["e2e_ms"])
+
+
+def step_ms(rows: pd.DataFrame) -> float | None:
+    """Step: latency over target forwards, milliseconds, a ratio of totals."""
+    return ratio(rows["ar_ms"].sum(min_count=1), rows["nfe"].sum())
+
+
+def throughput(rows: pd.DataFrame) -> float | None:
+    """Throughput: images per second, from the spans of the batches the images were decoded in."""
+    spans = [name for name in rows.columns if name.endswith("_ms") and name not in ("ar_ms", "e2e_ms")]
+    seconds = (rows[spans].sum(axis=1) / rows["batch"]).sum() / 1e3
+    return ratio(len(rows), seconds)
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """A paired speed-up and its factors: `total.value == steps / (window_cost * overhead)` exactly.
+
+    Attributes:
+        total: see `speedup`.
+        steps: see `step_ratio`.
+        window_cost: see `window_cost`.
+        overhead: see `overhead`.
+        end_to_end: the same ratio for the end-to-end latency.
+        pairs: images that both runs decoded.
+    """
+
+    total: Estimate
+    steps: float
+    window_cost: float
+    overhead: float
+    end_to_end: float | None
+    pairs: int
+
+
+def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
+    """The images both runs hold, matched by (prompt id, sample); the baseline's columns end in `_base`."""
+    columns = ["prompt_id", "sample", "nfe", "target_ms", "ar_ms", "e2e_ms"]
+    return rows[columns].merge(baseline[columns], on=["prompt_id", "sample"], suffixes=("", "_base"))
+
+
+def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
+    """The speed-up of `rows` over the AR rows `baseline` with its factors, or None without timed pairs."""
+    pairs = paired(rows, baseline)
+    timed = pairs.dropna(subset=["ar_ms", "ar_ms_base"])
+    if timed.empty or not (timed[["target_ms", "target_ms_base"]].sum() > 0).all():
+        return None
+    return SpeedUp(
+        speedup(timed), step_ratio(timed), window_cost(timed), overhead(timed),
+        ratio(timed["e2e_ms_base"].sum(), timed["e2e_ms"].sum()), len(timed),
+    )  # fmt: skip
+
+
+def speedup(pairs: pd.DataFrame) -> Estimate:
+    """Speed-up: AR's latency over this run's, each summed over the same images (a ratio of totals); the
+    interval is a 95 % bootstrap over prompts.
+
+    Equal to step compression / (window cost x overhead), over the paired images.
+    """
+    return ratio_of_totals(pairs["ar_ms_base"], pairs["ar_ms"], pairs["prompt_id"])
+
+
+def step_ratio(pairs: pd.DataFrame) -> float:
+    """Steps: AR's target forwards over this run's, summed over the same images; step compression relative to
+    AR's."""
+    return float(pairs["nfe_base"].sum() / pairs["nfe"].sum())
+
+
+def window_cost(pairs: pd.DataFrame) -> float:
+    """Window cost: time of this run's target forward (a whole window) over the time of AR's (one token), on
+    the machine that ran both."""
+    mine = pairs["target_ms"].sum() / pairs["nfe"].sum()
+    return float(mine / (pairs["target_ms_base"].sum() / pairs["nfe_base"].sum()))
+
+
+def overhead(pairs: pd.DataFrame) -> float:
+    """Overhead: step time over target-forward time (prefill, drafting and verification come on top), relative
+    to the same ratio of AR."""
+    mine = pairs["ar_ms"].sum() / pairs["target_ms"].sum()
+    return float(mine / (pairs["ar_ms_base"].sum() / pairs["target_ms_base"].sum()))

@@ -1,0 +1,83 @@
+"""How probable the committed tokens were under the target distribution, in nats."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from specbench.stats.ratios import ratio
+
+
+@dataclass(frozen=True)
+class TokenStats:
+    """Statistics of the free tokens' probabilities under the target distribution, in nats.
+
+    Attributes:
+        logp_mean, logp_std, perplexity, nll_gap: see the functions of these names.
+        nll_gap_se: standard error of the gap, images being independent; None for one image.
+        zero_probability: tokens that the target distribution gives probability 0; with any, the means are
+        infinite.
+    """
+
+    logp_mean: float
+    logp_std: float | None
+    perplexity: float
+    nll_gap: float
+    nll_gap_se: float | None
+    zero_probability: int
+
+
+def token_stats(rows: pd.DataFrame) -> TokenStats | None:
+    """All token statistics at once, or None without free tokens."""
+    if not rows["free_tokens"].sum():
+        return None
+    gap, standard_error = nll_gap(rows)
+    return TokenStats(
+        logp_mean(rows), logp_std(rows), perplexity(rows), gap, standard_error, int(rows["impossible"].sum())
+    )
+
+
+def logp_mean(rows: pd.DataFrame) -> float | None:
+    """Log p: mean natural log of the committed tokens' probability under the target distribution, over all
+    free tokens."""
+    return ratio(rows["logp_sum"].sum(), rows["free_tokens"].sum())
+
+
+def logp_std(rows: pd.DataFrame) -> float | None:
+    """Std of log p: standard deviation over all free tokens."""
+    n, mean = rows["free_tokens"].sum(), logp_mean(rows)
+    if n < 2 or not math.isfinite(mean):
+        return None
+    own = rows["logp_sum"] / rows["free_tokens"].clip(lower=1)
+    between = (rows["free_tokens"] * (own - mean) ** 2).sum()
+    return math.sqrt((rows["logp_spread"].sum() + between) / (n - 1))
+
+
+def perplexity(rows: pd.DataFrame) -> float | None:
+    """Perplexity: exp of minus the mean log p."""
+    mean = logp_mean(rows)
+    return None if mean is None else float(np.exp(-mean))
+
+
+def nll_gap(rows: pd.DataFrame) -> tuple[float, float | None]:
+    """NLL - H gap: mean of -log p minus the mean entropy of the distributions the tokens were drawn from, in
+    nats per token, with its standard error over images; 0 within its error for an exact sampler (a zero gap
+    proves nothing, a gap proves bias)."""
+    rows = rows[rows["free_tokens"] > 0]
+    n, tokens = len(rows), rows["free_tokens"].sum()
+    excess = -rows["logp_sum"] - rows["entropy_sum"]
+    mean = float(excess.sum() / tokens)
+    if not math.isfinite(mean):
+        return math.inf, None
+    if n < 2:
+        return mean, None
+    squares = np.square(excess - mean * rows["free_tokens"]).sum()
+    return mean, float(math.sqrt(n / (n - 1) * squares) / tokens)
+
+
+def top1(rows: pd.DataFrame) -> float | None:
+    """Top-1 of p: largest probability of the target distribution, mean over free tokens."""
+    return ratio(rows["top1_sum"].sum(), rows["free_tokens"].sum())
