@@ -51,7 +51,7 @@ def markdown(rows: Sequence[Mapping]) -> str:
         blocks += [text for text in (_window_remark(runs),) if text]
         blocks.append(_table(quality, runs))
         for metric, parts in part_columns(runs).items():
-            blocks += [f"{_escape(metric)} by part:", _table((DECODER, WINDOW, *parts), runs)]
+            blocks += [f"{escape(metric)} by part:", _table((DECODER, WINDOW, *parts), runs)]
         columns |= {column.heading: column for column in (*speed, *quality)}
     definitions = [text for column in columns.values() if (text := column.definition())]
     blocks.append("\n".join(f"- {_line(text)}" for text in [*definitions, READING]))
@@ -136,14 +136,14 @@ def _load(rows: Sequence[Mapping]) -> list[str]:
 
 def _table(columns: Sequence[Column], rows: Sequence[Mapping]) -> str:
     lines = [
-        " | ".join(_escape(column.heading) for column in columns),
+        " | ".join(escape(column.heading) for column in columns),
         " | ".join("---" if index == 0 else "---:" for index in range(len(columns))),
-        *(" | ".join(_escape(column.cell(row)) for column in columns) for row in rows),
+        *(" | ".join(escape(column.cell(row)) for column in columns) for row in rows),
     ]
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def _escape(text: str) -> str:
+def escape(text: str) -> str:
     return _line(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
@@ -159,10 +159,10 @@ def _flat(row: Mapping) -> dict[str, object]:
         elif isinstance(value, dict | list):
             flat[name] = json.dumps(value, sort_keys=True, ensure_ascii=False)
         else:
-            flat[name] = _inert(value)
+            flat[name] = inert(value)
     return flat
 
 
-def _inert(value: object) -> object:
+def inert(value: object) -> object:
     """Text that a spreadsheet would run as a formula, made plain text."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value
