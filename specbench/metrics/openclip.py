@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from specbench.metrics.standins import torchvision_if_it_loads
+
+Tokenize = Callable[[Sequence[str]], Tensor]
+"""Texts to ids [n, context length]."""
 
 PACKAGES = {"open_clip_torch": "pip install 'specbench[score]'"}
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -32,6 +35,22 @@ def load_openai(path: Path, device: str) -> torch.nn.Module:
     the weights."""
     model = import_open_clip().openai.load_openai_model(str(path), precision="fp32", device="cpu")
     return model.eval().requires_grad_(False).to(device)
+
+
+def empty_folder_model(folder: Path) -> torch.nn.Module:
+    """The network that a folder's `open_clip_config.json` describes, with random weights, in float32."""
+    return import_open_clip().create_model(f"local-dir:{folder}", load_weights=False)
+
+
+def load_folder_model(folder: Path, device: str) -> torch.nn.Module:
+    """A CLIP in float32 from a folder as open_clip publishes them: configuration, weights and tokenizer."""
+    model = import_open_clip().create_model(f"local-dir:{folder}")
+    return model.eval().requires_grad_(False).to(device)
+
+
+def folder_tokenizer(folder: Path) -> Tokenize:
+    """The tokenizer of such a folder."""
+    return import_open_clip().get_tokenizer(f"local-dir:{folder}")
 
 
 def normalised(pixels: np.ndarray) -> Tensor:
@@ -58,7 +77,12 @@ def image_embeddings(model: torch.nn.Module, images: Sequence[Tensor], device: s
 
 
 @torch.inference_mode()
-def text_embeddings(model: torch.nn.Module, texts: Sequence[str], device: str) -> Tensor:
-    """Unit vectors [n, d] of texts cut to 77 tokens with the end token kept, float32 on the CPU."""
-    tokens = import_open_clip().tokenize(list(texts), context_length=model.context_length)
+def text_embeddings(
+    model: torch.nn.Module, texts: Sequence[str], device: str, tokenize: Tokenize | None = None
+) -> Tensor:
+    """Unit vectors [n, d], float32 on the CPU; CLIP's own tokenizer cuts texts to 77 tokens and keeps the end token."""
+    if tokenize is None:
+        tokens = import_open_clip().tokenize(list(texts), context_length=model.context_length)
+    else:
+        tokens = tokenize(list(texts))
     return model.encode_text(tokens.to(device), normalize=True).cpu()
