@@ -54,18 +54,23 @@ class ReferenceImages:
 
     def features(self, extract: Extract, identity: Mapping[str, str], batch: int) -> np.ndarray:
         """Features of all images, [n, d]; `identity` is what makes them."""
-        key = json.dumps([dict(identity), self.identity()], sort_keys=True)
-        path = cache_folder() / "references" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.npy"
-        if path.is_file():
-            return np.load(path, allow_pickle=False)
         paths = pictures_in(self.folder)
-        parts = [
-            extract([read_picture(picture) for picture in paths[start : start + batch]])
-            for start in range(0, len(paths), batch)
-        ]
-        features = np.concatenate(parts)
-        sink = io.BytesIO()
-        np.save(sink, features)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, sink.getvalue())
-        return features
+        chunks = (paths[start : start + batch] for start in range(0, len(paths), batch))
+        return kept_features(
+            [dict(identity), self.identity()],
+            lambda: np.concatenate([extract([read_picture(path) for path in chunk]) for chunk in chunks]),
+        )
+
+
+def kept_features(key: object, compute: Callable[[], np.ndarray]) -> np.ndarray:
+    """An array [n, d] from the cache, or computed and kept there; `key`, plain JSON, is everything that makes it."""
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    path = cache_folder() / "references" / f"{digest[:16]}.npy"
+    if path.is_file():
+        return np.load(path, allow_pickle=False)
+    features = compute()
+    sink = io.BytesIO()
+    np.save(sink, features)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, sink.getvalue())
+    return features
