@@ -1,0 +1,64 @@
+"""`shapes-clip`: cosine of image and caption under the small CLIP that the package brings for the `shapes` world.
+
+It goes the way of the real ones, through open_clip, and its values compare with no other CLIP's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import torch
+
+from specbench.downloads import digest_of
+from specbench.metrics.base import Sample
+from specbench.metrics.clip import versions
+from specbench.metrics.openclip import (
+    PACKAGES,
+    Tokenize,
+    folder_tokenizer,
+    image_embeddings,
+    load_folder_model,
+    normalised,
+    short_side_centre,
+    text_embeddings,
+)
+from specbench.metrics.perimage import PerImageMetric
+from specbench.models.shapes.network import WEIGHTS
+
+FOLDER = WEIGHTS / "clip"
+
+
+class ShapesClip(PerImageMetric):
+    """Cosine of image and caption, between -1 and 1."""
+
+    name = "shapes-clip"
+    summary = "cosine of image and caption under the small CLIP of the shapes world, mean over images"
+    batch = 64
+    packages = PACKAGES
+
+    def identity(self) -> Mapping[str, str]:
+        return {
+            "weights": digest_of(FOLDER / "open_clip_model.safetensors"),
+            "words": digest_of(FOLDER / "tokenizer.json"),
+            "resize": "short side, Pillow bicubic, centre",
+            **versions(),
+        }
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return isinstance(meta.get("scene"), Mapping)
+
+    @cached_property
+    def network(self) -> torch.nn.Module:
+        return load_folder_model(FOLDER, self.settings.device)
+
+    @cached_property
+    def tokenize(self) -> Tokenize:
+        return folder_tokenizer(FOLDER)
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        device, size = self.settings.device, self.network.visual.image_size
+        inputs = [normalised(short_side_centre(sample.pixels, size)) for sample in samples]
+        images = image_embeddings(self.network, inputs, device)
+        texts = text_embeddings(self.network, [sample.prompt for sample in samples], device, self.tokenize)
+        return [{"value": value} for value in (images * texts).sum(1).tolist()]

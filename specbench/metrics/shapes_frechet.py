@@ -1,0 +1,112 @@
+"""`shapes-frechet`: Frechet distance to true pictures of the same captions, in the features of a small network of the
+`shapes` world.
+
+The renderer draws the reference: every caption that was scored, equally often, from a fixed seed. The arithmetic is
+FID's, the features are not, and its values compare with no FID.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+
+from specbench.downloads import digest_of
+from specbench.metrics.base import Metric, Sample, Score
+from specbench.metrics.fid import fid_difference, fid_estimate
+from specbench.metrics.frechet import Gaussian
+from specbench.metrics.reference import ReferenceImages, kept_features
+from specbench.models.shapes import features, render, scene
+from specbench.stats import Difference
+
+RENDERS = 2048
+SEED = 0
+
+
+class ShapesFrechet(Metric):
+    """Distance between generated images and renders of their captions; no interval up to 64 images. A folder of
+    reference images takes the place of the renders."""
+
+    name = "shapes-frechet"
+    summary = (
+        "Frechet distance to renders of the same captions in a small network's 64 features; no interval up to n = 64"
+    )
+    batch = 64
+    columns: ClassVar = {"scene": pa.string(), "feature": pa.list_(pa.float32(), features.FEATURES)}
+
+    def feature_identity(self) -> Mapping[str, str]:
+        return {"weights": digest_of(features.FILE), "torch": torch.__version__}
+
+    def identity(self) -> Mapping[str, str]:
+        own = self.settings.reference
+        return {**self.feature_identity(), **(ReferenceImages(self.settings).identity() if own else rendered())}
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return isinstance(meta.get("scene"), Mapping)
+
+    @cached_property
+    def network(self) -> torch.nn.Module:
+        return features.load_features(self.settings.device)
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        scenes = [json.dumps(sample.meta["scene"], sort_keys=True) for sample in samples]
+        rows = self.extract([sample.pixels for sample in samples])
+        return [{"scene": text, "feature": row} for text, row in zip(scenes, rows, strict=True)]
+
+    @torch.inference_mode()
+    def extract(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Images uint8 [64, 64, 3] to features float32 [n, 64]."""
+        x_BCHW = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+        return self.network(x_BCHW.to(self.settings.device)).cpu().numpy()
+
+    def reference_features(self, statistics: pd.DataFrame) -> Gaussian:
+        """Of renders of the captions that were scored, or of the user's folder."""
+        if self.settings.reference:
+            own = ReferenceImages(self.settings)
+            return Gaussian(own.features(self.extract, self.feature_identity(), self.batch))
+        scenes = sorted(set(statistics["scene"]))
+        key = [dict(self.feature_identity()), rendered(), scenes]
+        return Gaussian(kept_features(key, lambda: self._of_renders(scenes)))
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        if len(statistics) < 2:
+            return []
+        images = Gaussian(np.stack(statistics["feature"].to_list()))
+        distance = fid_estimate(images, self.reference_features(statistics), statistics["prompt_id"].to_list())
+        return [Score(self.name, distance, images.n)]
+
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
+        return fid_difference(features, baseline, self.reference_features(features))
+
+    def _of_renders(self, scenes: Sequence[str]) -> np.ndarray:
+        pictures = list(true_pictures(scenes, -(-RENDERS // len(scenes))))
+        starts = range(0, len(pictures), self.batch)
+        return np.concatenate([self.extract(pictures[start : start + self.batch]) for start in starts])
+
+
+def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:
+    """`copies` renders, uint8 [64, 64, 3], of each request in `scenes` (JSON); what is drawn of one does not depend on
+    the others."""
+    for text in scenes:
+        request = scene.Request.from_json(json.loads(text))
+        rng = np.random.default_rng([SEED, *hashlib.sha256(text.encode()).digest()])
+        for _ in range(copies):
+            yield render.render(scene.realize(request, rng))
+
+
+def rendered() -> dict[str, str]:
+    """What decides the reference, besides the captions."""
+    source = inspect.getsource(render) + inspect.getsource(scene)
+    return {
+        "reference": f"renders of the captions, {RENDERS} or a few more",
+        "reference_seed": str(SEED),
+        "renderer": hashlib.sha256(source.encode()).hexdigest()[:16],
+    }

@@ -1,0 +1,63 @@
+"""A training loop that can be stopped at any step and taken up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from rich.progress import track
+
+LOG_EVERY = 50
+SAVE_EVERY = 250
+
+
+class Stateful(Protocol):
+    def state_dict(self) -> dict: ...
+    def load_state_dict(self, state: dict) -> object: ...
+
+
+def train(
+    out: Path, name: str, parts: Mapping[str, Stateful], steps: int, step: Callable[[int], Mapping[str, float]]
+) -> bool:
+    """Call `step` with the numbers 0 to steps - 1, going on after what `out/<name>.pt` holds of `parts`.
+
+    SIGTERM ends it early with everything saved. Means of what `step` returns go to `out/<name>.jsonl`.
+
+    Returns:
+        Whether all steps are done.
+    """
+    checkpoint = out / f"{name}.pt"
+    first, spent = 0, 0.0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, map_location="cpu")
+        for key, part in parts.items():
+            part.load_state_dict(state[key])
+        first, spent = state["step"], state["cpu_s"]
+    stopped: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
+    began, sums = time.process_time(), {}
+    try:
+        for number in track(range(first, steps), description=name):
+            for key, value in step(number).items():
+                sums.setdefault(key, []).append(value)
+            done, cpu_s = number + 1, spent + time.process_time() - began
+            if done % LOG_EVERY == 0 or done == steps:
+                row = {"step": done, "cpu_s": round(cpu_s)} | {k: round(sum(v) / len(v), 4) for k, v in sums.items()}
+                with open(out / f"{name}.jsonl", "a") as log:
+                    log.write(json.dumps(row) + "\n")
+                sums = {}
+            if done % SAVE_EVERY == 0 or done == steps or stopped:
+                state = {key: part.state_dict() for key, part in parts.items()}
+                torch.save(state | {"step": done, "cpu_s": cpu_s}, checkpoint.with_suffix(".part"))
+                os.replace(checkpoint.with_suffix(".part"), checkpoint)
+            if stopped:
+                return False
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    return True
