@@ -17,9 +17,10 @@ from specbench.errors import SpecbenchError
 from specbench.folders import find_runs, read_info, runs_in
 from specbench.metrics.protocols import find_protocol
 from specbench.models.catalog import Model, load_model
-from specbench.plan import Plan, available_threads, make_plan, plan_decoders, plan_model, plan_sampling
+from specbench.plan import Plan, available_threads, plan_decoders, plan_model, plan_sampling, together
 from specbench.prompts import Prompt, load_prompts, text_id
 from specbench.settings import merge, run_settings
+from specbench.sweep import sweep_plans
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,36 +68,53 @@ def generate(
     return images[0] if isinstance(prompt, str) else images
 
 
-def run(reporter: Reporter | None = None, **settings: object) -> RunSummary:
+def run(
+    reporter: Reporter | None = None, sweep: Mapping[str, Sequence[object]] | None = None, **settings: object
+) -> RunSummary:
     """Decode a prompt set with one or several decoders into the results folder, continuing what is there.
 
     Args:
+        sweep: settings to run with each of several values, for example `{"G": [3, 10], "window": [8, 16]}`; several
+            make every combination.
         settings: those of `specbench run`, for example `decoder=["ar", "gsd:G=50"], prompts="shapes",
             limit=8`.
 
     Raises:
-        SpecbenchError: see `specbench.plan.make_plan` and `specbench.runner.run`.
+        SpecbenchError: see `specbench.sweep.sweep_plans` and `specbench.runner.run`.
     """
-    return execute(make_plan(merge(run_settings(), _flags(settings), env={})), reporter)
+    return execute(sweep_plans(merge(run_settings(), _flags(settings), env={}), _flags(sweep or {})), reporter)
 
 
-def execute(plan: Plan, reporter: Reporter | None = None) -> RunSummary:
-    """Carry a plan out."""
+def execute(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) -> RunSummary:
+    """Carry plans out. Those that share their work (`specbench.plan.Plan.work`) take turns on one set of weights."""
+    from specbench.runner import RunSummary
+
+    summary = RunSummary([], total=0, resumed=0)
+    for group in together([plans] if isinstance(plans, Plan) else plans):
+        summary.add(_execute_together(group, reporter))
+        if summary.interrupted:
+            break
+    return summary
+
+
+def _execute_together(plans: Sequence[Plan], reporter: Reporter | None) -> RunSummary:
     from specbench import runner
 
+    first = plans[0]
     if reporter:
-        reporter.note(f"loading {plan.model.name} ({plan.dtype}, {plan.device})")
-    model = _load(plan.model, plan.device, plan.dtype, plan.threads)
+        reporter.note(f"loading {first.model.name} ({first.dtype}, {first.device})")
+    model = _load(first.model, first.device, first.dtype, first.threads)
     specs, extras = [], {}
-    for planned in plan.decoders:
-        decoder, curve = planned.spec, None
-        plan.head(decoder, download=True)
-        if planned.auto_window:
-            decoder, curve = _choose_window(model, plan, decoder, reporter)
-        spec = plan.spec(decoder, model.weights_sha256)
-        specs.append(spec)
-        extras[spec.run_id] = {"origins": plan.origins(planned)} | ({"window_curve": curve} if curve else {})
-    return runner.run(model, specs, plan.chosen, plan.samples, plan.out, reporter, extras, plan.trace)
+    for plan in plans:
+        for planned in plan.decoders:
+            decoder, curve = planned.spec, None
+            plan.head(decoder, download=True)
+            if planned.auto_window:
+                decoder, curve = _choose_window(model, plan, decoder, reporter)
+            spec = plan.spec(decoder, model.weights_sha256)
+            specs.append(spec)
+            extras[spec.run_id] = {"origins": plan.origins(planned)} | ({"window_curve": curve} if curve else {})
+    return runner.run(model, specs, first.chosen, first.samples, first.out, reporter, extras, first.trace)
 
 
 def score(
@@ -138,7 +156,7 @@ def differences(
     """Scored runs minus a scored baseline over the images both have, with paired 95 % intervals.
 
     Returns:
-        One dict per run and metric: `run_id, baseline, metric, difference, low, high, n, fingerprint`.
+        One dict per run and metric: `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`.
     """
     from specbench import registry, scoring
 

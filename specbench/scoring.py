@@ -189,7 +189,7 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     can be compared.
 
     Returns:
-        `run_id, baseline, metric, difference, low, high, n, fingerprint`; the interval is paired.
+        `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`; interval and p-value are paired.
     """
     features, theirs = (image_features(path, metric) for path in (folder, baseline))
     found = metric.difference(features, theirs) if len(features) and len(theirs) else None
@@ -203,6 +203,8 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
         "difference": estimate.value,
         "low": estimate.low,
         "high": estimate.high,
+        "p": estimate.p,
+        "spread": estimate.spread,
         "n": n,
         "fingerprint": fingerprint(metric),
     }

@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from specbench.downloads import Progress
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.stats import Estimate, mean_interval
+from specbench.stats import Difference, Estimate
+from specbench.stats import mean_difference as paired_mean
 
 
 @dataclass(frozen=True)
@@ -158,25 +159,37 @@ class Metric:
         """The numbers, the overall one first."""
         raise NotImplementedError
 
-    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Estimate, int] | None:
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         """This run's score minus a baseline's over the images both have, with a paired interval, and how many those
         are; None where the metric has no such number. The arguments are those of `statistics`."""
         return None
 
 
-def paired_features(features: pd.DataFrame, baseline: pd.DataFrame, column: str) -> pd.DataFrame:
-    """`prompt_id`, and `column` of both runs (the baseline's ending in `_base`) for the images both have."""
+def paired_features(
+    features: pd.DataFrame, baseline: pd.DataFrame, column: str, also: Sequence[str] = ()
+) -> pd.DataFrame:
+    """`prompt_id`, `column` of both runs (the baseline's ending in `_base`) for the images both have, and columns that
+    are `also` wanted of the first."""
     keys = ["prompt_id", "sample"]
-    return features[[*keys, column]].merge(baseline[[*keys, column]], on=keys, suffixes=("", "_base"))
+    return features[[*keys, column, *also]].merge(baseline[[*keys, column]], on=keys, suffixes=("", "_base"))
 
 
-def mean_difference(features: pd.DataFrame, baseline: pd.DataFrame, column: str) -> tuple[Estimate, int] | None:
-    """Mean paired difference of a column, whole prompts being the independent units."""
-    both = paired_features(features, baseline, column)
+def mean_difference(
+    features: pd.DataFrame, baseline: pd.DataFrame, column: str, over_categories: bool = False
+) -> tuple[Difference, int] | None:
+    """Mean paired difference of a column, whole prompts being the independent units.
+
+    Args:
+        over_categories: the mean is that of the categories' means.
+    """
+    both = paired_features(features, baseline, column, ["category"] if over_categories else ())
     if both.empty:
         return None
     gaps = both[column].astype("float64") - both[f"{column}_base"].astype("float64")
-    return mean_interval(gaps, both["prompt_id"]), len(both)
+    if over_categories:
+        category = both["category"].fillna("")
+        gaps = gaps * len(both) / (category.nunique() * category.map(category.value_counts()))
+    return paired_mean(gaps, both["prompt_id"]), len(both)
 
 
 def fingerprint(metric: Metric) -> str:

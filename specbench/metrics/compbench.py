@@ -34,7 +34,7 @@ from specbench.metrics.blip import (
 from specbench.metrics.clip import Clip
 from specbench.metrics.openclip import normalised
 from specbench.metrics.perimage import PerImageMetric
-from specbench.stats import Estimate, mean_interval
+from specbench.stats import Difference, mean_interval
 
 YES, NO = 2748, 2053
 MOST_QUESTIONS = 8
@@ -69,7 +69,7 @@ class CategoryMetric(PerImageMetric):
             for category, rows in statistics.groupby("category", sort=True)
         ]
 
-    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Estimate, int] | None:
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return None
 
 

@@ -19,7 +19,7 @@ from specbench.metrics.frechet import Gaussian, frechet_distance, frechet_influe
 from specbench.metrics.front_ends import CROPS, FRONT_ENDS
 from specbench.metrics.inception import FEATURES, Inception, load_inception
 from specbench.metrics.reference import ReferenceImages
-from specbench.stats import Estimate, mean_interval
+from specbench.stats import Difference, Estimate, mean_difference, mean_interval
 
 
 class Fid(Metric):
@@ -88,7 +88,7 @@ class Fid(Metric):
         own_kid = with_influence(*kid(images.features, self.reference_features.features), prompts)
         return [Score(self.name, distance, images.n), Score(f"kid[{self.variant}]", own_kid, images.n)]
 
-    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Estimate, int] | None:
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return fid_difference(features, baseline, self.reference_features)
 
 
@@ -98,7 +98,9 @@ def fid_estimate(images: Gaussian, reference: Gaussian, prompts: Sequence[str]) 
     return Estimate(value, None, None) if influence is None else with_influence(value, influence, prompts)
 
 
-def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Gaussian) -> tuple[Estimate, int] | None:
+def fid_difference(
+    features: pd.DataFrame, baseline: pd.DataFrame, reference: Gaussian
+) -> tuple[Difference, int] | None:
     """FID of one run minus another's over the images both have, and how many those are; the interval is paired."""
     both = paired_features(features, baseline, "feature")
     if len(both) < 2:
@@ -107,8 +109,8 @@ def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Ga
     value = frechet_distance(mine, reference) - frechet_distance(theirs, reference)
     influences = frechet_influence(mine, reference), frechet_influence(theirs, reference)
     if influences[0] is None:
-        return Estimate(value, None, None), len(both)
-    return with_influence(value, influences[0] - influences[1], both["prompt_id"].to_list()), len(both)
+        return Difference(value, None, None), len(both)
+    return mean_difference(influences[0] - influences[1], both["prompt_id"], value), len(both)
 
 
 def with_influence(value: float, influence: np.ndarray, prompts: Sequence[str]) -> Estimate:

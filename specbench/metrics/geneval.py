@@ -30,7 +30,7 @@ from specbench.metrics.openclip import (
     short_side_centre,
     text_embeddings,
 )
-from specbench.stats import Estimate, mean_of_estimates, proportion_interval
+from specbench.stats import Difference, mean_of_estimates, proportion_interval
 
 REPOSITORY = "facebook/mask2former-swin-small-coco-instance"
 RENAMED = {64: "computer mouse", 65: "tv remote", 66: "computer keyboard"}
@@ -59,9 +59,8 @@ class JudgedMetric(Metric):
         overall = mean_of_estimates([part.estimate for part in parts])
         return [Score(self.name, overall, sum(part.n for part in parts)), *parts]
 
-    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Estimate, int] | None:
-        """Of the share of right images, every image counting the same."""
-        return mean_difference(features, baseline, "correct")
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
+        return mean_difference(features, baseline, "correct", over_categories=True)
 
 
 class GenEval(JudgedMetric):
@@ -90,7 +89,7 @@ class GenEval(JudgedMetric):
         hub_folder(REPOSITORY, self.settings.offline)
 
     @cached_property
-    def detector(self) -> Callable[[np.ndarray], list[Instance]]:
+    def detector(self) -> Callable[[Sequence[np.ndarray]], list[list[Instance]]]:
         from transformers import AutoConfig
 
         folder = hub_folder(REPOSITORY, self.settings.offline)
@@ -102,11 +101,12 @@ class GenEval(JudgedMetric):
         return load_openai(checkpoints.require("clip-l14", self.settings.offline), self.settings.device)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        return [self._judge(sample) for sample in samples]
+        detected = self.detector([sample.pixels for sample in samples])
+        return [self._judge(sample, found) for sample, found in zip(samples, detected, strict=True)]
 
-    def _judge(self, sample: Sample) -> dict[str, object]:
+    def _judge(self, sample: Sample, detected: Sequence[Instance]) -> dict[str, object]:
         objects: dict[str, list[Found]] = {}
-        for one in self.detector(sample.pixels):
+        for one in detected:
             if one.score > KEPT_SCORE:
                 found = Found(one.box, one.score, partial(self.color, sample.pixels, one))
                 objects.setdefault(one.label, []).append(found)

@@ -8,7 +8,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.metrics.base import Metric, Score, mean_difference
-from specbench.stats import Estimate, mean_interval
+from specbench.stats import Difference, mean_interval
 
 
 class PerImageMetric(Metric):
@@ -22,5 +22,5 @@ class PerImageMetric(Metric):
         values = statistics["value"].astype("float64")
         return [Score(self.name, mean_interval(values, statistics["prompt_id"]), len(statistics))]
 
-    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Estimate, int] | None:
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return mean_difference(features, baseline, "value")

@@ -11,9 +11,9 @@ from typing import ClassVar
 import pandas as pd
 import pyarrow as pa
 
-from specbench.metrics.base import Metric, Sample, Score
+from specbench.metrics.base import Metric, Sample, Score, mean_difference
 from specbench.models.shapes import detector, scene
-from specbench.stats import mean_of_estimates, proportion_interval
+from specbench.stats import Difference, mean_of_estimates, proportion_interval
 
 
 class ShapesDetector(Metric):
@@ -53,6 +53,9 @@ class ShapesDetector(Metric):
         ]
         overall = mean_of_estimates([part.estimate for part in parts])
         return [Score(self.name, overall, sum(part.n for part in parts)), *parts]
+
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
+        return mean_difference(features, baseline, "correct", over_categories=True)
 
     @staticmethod
     def _judge(sample: Sample) -> dict[str, object]:
