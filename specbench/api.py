@@ -192,6 +192,16 @@ def score_folder(
     return [{"run_id": found.name, **row} for row in scoring.read_scores(found.folder)]
 
 
+def compare(
+    run_a: str, run_b: str, out: str | Path = "results", settings: Settings | None = None
+) -> list[dict[str, object]]:
+    """Two runs over the images both have, A being the baseline; see `specbench.compare.compare_runs`."""
+    from specbench.compare import compare_runs
+
+    (a,), (b,) = find_runs(out, [run_a]), find_runs(out, [run_b])
+    return compare_runs(a, b, settings)
+
+
 def report(runs: Sequence[str] = (), out: str | Path = "results") -> list[dict[str, object]]:
     """One row per run, with its numbers; see `specbench.reporting` for the keys."""
     from specbench import reporting

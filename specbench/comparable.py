@@ -15,15 +15,16 @@ def is_ar(info: Mapping) -> bool:
     return info["spec"]["decoder"]["drafter"] == "none"
 
 
-def differences(info: Mapping, baseline: Mapping, any_configuration: bool = False) -> list[str]:
+def differences(info: Mapping, baseline: Mapping, any_configuration: bool = False, other: str = "AR") -> list[str]:
     """Fields that must agree for a speed-up and do not, each as "dtype (bfloat16, AR float32)".
 
-    With `any_configuration` the number format and the threads are free: the same work on the same machine.
+    With `any_configuration` the number format and the threads are free: the same work on the same machine. `other` is
+    what the baseline is called.
     """
     mine, theirs = _fields(info), _fields(baseline)
     free = _CONFIGURATION if any_configuration else ()
     return [
-        f"{name} ({_short(mine[name])}, AR {_short(theirs[name])})"
+        f"{name} ({_short(mine[name])}, {other} {_short(theirs[name])})"
         for name in mine
         if name not in free and mine[name] != theirs[name]
     ]
@@ -37,7 +38,7 @@ def configuration(info: Mapping) -> str:
 
 def _fields(info: Mapping) -> dict[str, object]:
     spec = info["spec"]
-    fields = {name: spec[name] for name in (*_WORK, *_CONFIGURATION)}
+    fields = {name: spec[name] for name in (*_WORK, *_CONFIGURATION)} | {"mode": spec.get("mode") or "latency"}
     fields |= {name: spec["sampling"][name] for name in SAMPLING}
     return fields | {"hardware": _hardware(info)}
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 FAILURE = 1
 BAD_INPUT = 2
 PARTIAL = 3
+GATE = 4
 MISSING_PREREQUISITE = 5
 INTERRUPTED = 130
 
