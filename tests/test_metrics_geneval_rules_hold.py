@@ -154,21 +154,32 @@ def tiny_detector(tmp_path):
 def test_detector_runs_from_a_checkpoint_folder(tiny_detector, monkeypatch):
     monkeypatch.setattr("specbench.metrics.mask2former.SHORT", 96)
     labels = {number: f"class {number}" for number in range(80)} | geneval.RENAMED
-    found = Mask2Former(tiny_detector, "cpu", labels)(calibrated.images(1, 60, 90)[0])
+    (found,) = Mask2Former(tiny_detector, "cpu", labels)(calibrated.images(1, 60, 90))
     assert 0 < len(found) <= 100 and all(one.mask.shape == (60, 90) for one in found)
     for one in found:
         x1, y1, x2, y2 = one.box
         assert one.mask[y1:y2, x1:x2].sum() == one.mask.sum() > 0 and 0 < one.score < 1
 
 
+def test_what_is_detected_does_not_depend_on_the_batch(tiny_detector, monkeypatch):
+    monkeypatch.setattr("specbench.metrics.mask2former.SHORT", 96)
+    detector = Mask2Former(tiny_detector, "cpu", dict(enumerate(map(str, range(80)))))
+    images = [*calibrated.images(2, 60, 90), *calibrated.images(1, 90, 60), *calibrated.images(1, 60, 90, seed=5)]
+    together = detector(images)
+    for pixels, beside in zip(images, together, strict=True):
+        (alone,) = detector([pixels])
+        assert [one.label for one in beside] == [one.label for one in alone]
+        assert [one.score for one in beside] == pytest.approx([one.score for one in alone], rel=1e-5)
+        assert np.abs(np.array([one.box for one in beside]) - np.array([one.box for one in alone])).max() <= 1
+    assert len({round(found[0].score, 6) for found in together}) == 4
+
+
 def test_metric_joins_detector_colours_and_rules(monkeypatch, tmp_path):
     metric = GenEval(Settings(offline=True))
     mask = np.zeros((40, 60), dtype=bool)
     mask[10:30, 5:25] = True
-    metric.detector = lambda pixels: [
-        Instance("cup", 0.8, (5, 10, 25, 30), mask),
-        Instance("cup", 0.04, (0, 0, 9, 9), mask),
-    ]
+    instances = [Instance("cup", 0.8, (5, 10, 25, 30), mask), Instance("cup", 0.04, (0, 0, 9, 9), mask)]
+    metric.detector = lambda images: [instances for _ in images]
     monkeypatch.setattr(GenEval, "color", lambda self, pixels, instance: "green")
     asked = {"include": [{"class": "cup", "count": 1, "color": "green"}]}
     (row,) = metric.features([Sample("p", 0, "", "colors", asked, calibrated.images(1, 40, 60)[0])])

@@ -185,9 +185,9 @@ def test_over_long_prompts_keep_their_end_token(clip_metric):
     assert value == clip_metric.features([sample(pictures()["square"], LONG + "and a dog")])[0]["value"]
 
 
-@pytest.mark.parametrize("name", ["clip", "imagereward"])
-def test_values_do_not_depend_on_the_batch(name, request):
-    metric = request.getfixturevalue("clip_metric" if name == "clip" else "reward_metric")
+@pytest.mark.parametrize("fixture", ["clip_metric", "reward_metric", "hps_metric"])
+def test_values_do_not_depend_on_the_batch(fixture, request):
+    metric = request.getfixturevalue(fixture)
     asked = [sample(pixels, prompt, i) for i, (pixels, prompt) in
              enumerate(zip(pictures().values(), ("a cat", LONG, "red dogs", "a"), strict=True))]  # fmt: skip
     together = [row["value"] for row in metric.features(asked)]
@@ -262,6 +262,14 @@ def hps_file(tmp_path_factory):
     return folder / "HPS.pt"
 
 
+@pytest.fixture
+def hps_metric(hps_file, monkeypatch):
+    entry = formats.stand_in(monkeypatch, "hpsv2-v2.1", hps_file)
+    metric = hpsv2.Hpsv2("v2.1", Settings(offline=True))
+    metric.network = hpsv2.load_hpsv2(entry.path, "cpu", "tiny-hps")
+    return metric
+
+
 def test_hpsv2_loads_every_tensor_of_the_file(hps_file):
     model = hpsv2.load_hpsv2(hps_file, "cpu", "tiny-hps")
     content = torch.load(hps_file, weights_only=True)["state_dict"]
@@ -275,7 +283,7 @@ def test_hpsv2_loads_every_tensor_of_the_file(hps_file):
 
 
 @needs_torchvision
-def test_hpsv2_equals_the_authors_package(hps_file, monkeypatch, tmp_path):
+def test_hpsv2_equals_the_authors_package(hps_metric, hps_file, monkeypatch, tmp_path):
     pytest.importorskip("hpsv2", reason="the hpsv2 package wants an environment of its own")
     import gzip
 
@@ -296,13 +304,9 @@ def test_hpsv2_equals_the_authors_package(hps_file, monkeypatch, tmp_path):
     monkeypatch.setitem(img_score.model_dict, "model", model)
     monkeypatch.setitem(img_score.model_dict, "preprocess_val", preprocess)
     monkeypatch.setattr(img_score, "root_path", str(tmp_path))
-    monkeypatch.setattr(hpsv2, "ARCHITECTURE", "tiny-hps")
-    entry = formats.stand_in(monkeypatch, "hpsv2-v2.1", hps_file)
-    metric = hpsv2.Hpsv2("v2.1", Settings(offline=True))
-    metric.network = hpsv2.load_hpsv2(entry.path, "cpu", "tiny-hps")
     shown = pictures() | {"as large as the network": calibrated.images(1, 224, 224)[0]}
     for name, pixels in shown.items():
         for prompt in ("a red cat", LONG):
             theirs = float(img_score.score(Image.fromarray(pixels), prompt, cp=str(hps_file))[0])
-            mine = metric.features([sample(pixels, prompt)])[0]["value"]
+            mine = hps_metric.features([sample(pixels, prompt)])[0]["value"]
             assert mine == pytest.approx(theirs, abs=1e-6), name

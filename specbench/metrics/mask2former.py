@@ -3,6 +3,7 @@ resolution, boxes around them, score = class probability x mean mask probability
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,17 +66,26 @@ def instances(
     binary = masks > 0
     inside = (masks.sigmoid() * binary).flatten(1).sum(1) / (binary.flatten(1).sum(1) + 1e-6)
     scores = (best.values * inside[place]).tolist()
+    boxes, seen = _boxes(binary), binary.cpu().numpy()
     found = [
-        Instance(labels[int(kind)], score, _box(binary[slot]), binary[slot].numpy())
-        for kind, slot, score in zip(label, place, scores, strict=True)
-        if binary[slot].any()
+        Instance(labels[kind], score, boxes[slot], seen[slot])
+        for kind, slot, score in zip(label.tolist(), place.tolist(), scores, strict=True)
+        if boxes[slot][2] > 0
     ]
     return sorted(found, key=lambda one: -one.score)
 
 
-def _box(mask: Tensor) -> tuple[int, int, int, int]:
-    rows, columns = mask.any(1).nonzero(), mask.any(0).nonzero()
-    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+def _boxes(masks: Tensor) -> list[tuple[int, int, int, int]]:
+    """Extents of masks bool [n, H, W]; x2 is 0 for an empty one."""
+    (x1, x2), (y1, y2) = (_extent(masks.any(axis)) for axis in (1, 2))
+    return [tuple(box) for box in torch.stack([x1, y1, x2, y2], 1).tolist()]
+
+
+def _extent(marked: Tensor) -> tuple[Tensor, Tensor]:
+    """First place and the place after the last one in each row of bool [n, length]; 0 after an empty row."""
+    length = marked.shape[1]
+    last = length - marked.flip(1).int().argmax(1)
+    return marked.int().argmax(1), torch.where(marked.any(1), last, 0)
 
 
 class Mask2Former:
@@ -89,11 +99,18 @@ class Mask2Former:
         self.device, self.labels = device, labels
 
     @torch.inference_mode()
-    def __call__(self, pixels: np.ndarray) -> list[Instance]:
-        """The instances of an image uint8 [H, W, 3], best first."""
-        x_CHW, inner = network_input(pixels)
-        output = self.network(x_CHW[None].to(self.device))
-        return instances(
-            output.class_queries_logits[0].float().cpu(), output.masks_queries_logits[0].float().cpu(),
-            self.labels, x_CHW.shape[1:], inner, pixels.shape[:2],
-        )  # fmt: skip
+    def __call__(self, images: Sequence[np.ndarray]) -> list[list[Instance]]:
+        """The instances of each image uint8 [H, W, 3], best first; images of one size go in together."""
+        by_size = defaultdict(list)
+        for number, pixels in enumerate(images):
+            by_size[pixels.shape].append(number)
+        found: list[list[Instance]] = [[] for _ in images]
+        for numbers in by_size.values():
+            inputs, inner = zip(*(network_input(images[number]) for number in numbers), strict=True)
+            output = self.network(torch.stack(inputs).to(self.device))
+            for row, number in enumerate(numbers):
+                found[number] = instances(
+                    output.class_queries_logits[row], output.masks_queries_logits[row],
+                    self.labels, inputs[row].shape[1:], inner[row], images[number].shape[:2],
+                )  # fmt: skip
+        return found
