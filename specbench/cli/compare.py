@@ -39,6 +39,10 @@ def compare(
     if values["json"].value:
         print_json(rows)
     else:
-        print_table(rows, FIELDS)
+        print_table([{name: _rounded(value) for name, value in row.items()} for row in rows], FIELDS)
     for gate in gates:
         gate.check(rows)
+
+
+def _rounded(value: object) -> object:
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -7,25 +7,10 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 
 from specbench.errors import unknown_name
-from specbench.reporting.columns import (
-    DECODER,
-    QUALITY,
-    SPEED,
-    THROUGHPUT,
-    TRACED,
-    WINDOW,
-    Column,
-    part_columns,
-    score_columns,
-)
-
-READING = (
-    "speed-up = step compression / (window cost x overhead), "
-    "step compression counted against AR's over the same images."
-)
+from specbench.reporting.columns import Column
+from specbench.reporting.sections import circumstances, definitions, sections
 
 
 def render(rows: Sequence[Mapping], fmt: str = "markdown") -> str:
@@ -41,23 +26,15 @@ def render(rows: Sequence[Mapping], fmt: str = "markdown") -> str:
 
 def markdown(rows: Sequence[Mapping]) -> str:
     """Tables of speed and of quality for each setting, then what every column means, then the machine."""
-    blocks, columns = [], {}
-    for _, group in groupby(rows, key=lambda row: (row["model"], json.dumps(row["setting"], sort_keys=True))):
-        runs = list(group)
-        speed = THROUGHPUT if runs[0]["setting"]["batch"] > 1 else SPEED
-        traced = TRACED if any(row["draft_tv"] is not None for row in runs) else ()
-        quality = (*QUALITY, *traced, *score_columns(runs))
-        blocks += [f"### {_heading(runs[0])}", _table(speed, runs)]
-        blocks += [text for text in (_window_remark(runs),) if text]
-        blocks.append(_table(quality, runs))
-        for metric, parts in part_columns(runs).items():
-            blocks += [f"{escape(metric)} by part:", _table((DECODER, WINDOW, *parts), runs)]
-        columns |= {column.heading: column for column in (*speed, *quality)}
-    definitions = [text for column in columns.values() if (text := column.definition())]
-    blocks.append("\n".join(f"- {_line(text)}" for text in [*definitions, READING]))
-    machines = dict.fromkeys(line for row in rows for line in row["environment"])
-    lines = [f"Measured on {_line(line)}." for line in machines]
-    blocks.append("\n".join(lines + _load(rows)))
+    blocks, found = [], sections(rows)
+    for section in found:
+        blocks.append(f"### {_line(section.heading)}")
+        for table in section.tables:
+            blocks += [f"{escape(table.title)}:"] if table.title else []
+            blocks.append(_table(table.columns, section.runs))
+            blocks += [table.remark] if table.remark else []
+    blocks.append("\n".join(f"- {_line(text)}" for text in definitions(found)))
+    blocks.append("\n".join(_line(text) for text in circumstances(rows)))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -93,45 +70,6 @@ def finite(value):
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _heading(row: Mapping) -> str:
-    setting = row["setting"]
-    sampling = setting["sampling"]
-    parts = [f"prompts {setting['prompts']}", f"seed {setting['seed']}"]
-    parts += [f"guidance {sampling['guidance']:g}", f"temperature {sampling['temperature']:g}"]
-    parts += [f"top-k {sampling['top_k']}" if sampling["top_k"] else "no top-k"]
-    threads = f"{setting['threads']} thread{'s' if setting['threads'] != 1 else ''}"
-    parts += [f"top-p {sampling['top_p']:g}"] if sampling["top_p"] < 1 else []
-    parts += [
-        setting["dtype"],
-        setting["device"],
-        threads,
-        f"batch {setting['batch']}",
-    ]
-    return _line(f"{row['model']}: {', '.join(parts)}")
-
-
-def _window_remark(rows: Sequence[Mapping]) -> str | None:
-    """Says in words what the window cost column does to the speed-up, where a window is not free."""
-    costly = [row for row in rows if (row["window_cost"] or 0) > 1.1]
-    if not costly:
-        return None
-    worst = max(costly, key=lambda row: row["window_cost"])
-    return (
-        f"A window is not free on this machine: feeding {worst['options'].get('window', 1)} tokens takes "
-        f"{worst['window_cost']:.1f} times as long as feeding one ({worst['label']}), so saving steps is not "
-        f"saving as much time."
-    )
-
-
-def _load(rows: Sequence[Mapping]) -> list[str]:
-    """Other work makes latencies noisy, so it is said how busy the machine was."""
-    known = [load for row in rows for load in row["load"] if isinstance(load, int | float)]
-    if not known:
-        return []
-    span = f"{min(known):.1f}" if min(known) == max(known) else f"{min(known):.1f} to {max(known):.1f}"
-    return [f"Load average when the runs started: {span}."]
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Mapping]) -> str:

@@ -1,0 +1,119 @@
+"""What a report says, whatever it is rendered as: runs of one setting together, their tables, and the notes below."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from specbench.reporting.columns import (
+    DECODER,
+    QUALITY,
+    SPEED,
+    THROUGHPUT,
+    TRACED,
+    WINDOW,
+    Column,
+    part_columns,
+    score_columns,
+)
+
+READING = (
+    "speed-up = step compression / (window cost x overhead), "
+    "step compression counted against AR's over the same images."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns over the runs of a section; a table with a `title` is a detail whose columns need no definition."""
+
+    columns: Sequence[Column]
+    title: str | None = None
+    remark: str | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """Runs (report rows) that share a model and a setting, and their tables."""
+
+    heading: str
+    runs: Sequence[Mapping]
+    tables: Sequence[Table]
+
+
+def sections(rows: Sequence[Mapping]) -> list[Section]:
+    """The rows of `report_rows` by setting."""
+    groups = groupby(rows, key=lambda row: (row["model"], json.dumps(row["setting"], sort_keys=True)))
+    return [_section(list(group)) for _, group in groups]
+
+
+def definitions(found: Sequence[Section]) -> list[str]:
+    """What every column means, once each."""
+    columns = {
+        column.heading: column
+        for section in found
+        for table in section.tables
+        if table.title is None
+        for column in table.columns
+    }
+    return [*(text for column in columns.values() if (text := column.definition())), READING]
+
+
+def circumstances(rows: Sequence[Mapping]) -> list[str]:
+    """The machines and versions behind the rows, and how busy they were."""
+    machines = dict.fromkeys(line for row in rows for line in row["environment"])
+    return [f"Measured on {line}." for line in machines] + _load(rows)
+
+
+def _section(runs: list[Mapping]) -> Section:
+    speed = THROUGHPUT if runs[0]["setting"]["batch"] > 1 else SPEED
+    traced = TRACED if any(row["draft_tv"] is not None for row in runs) else ()
+    quality = (*QUALITY, *traced, *score_columns(runs))
+    parts = part_columns(runs).items()
+    tables = [
+        Table(speed, remark=_window_remark(runs)),
+        Table(quality),
+        *(Table((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
+    ]
+    return Section(_heading(runs[0]), runs, tables)
+
+
+def _heading(row: Mapping) -> str:
+    setting = row["setting"]
+    sampling = setting["sampling"]
+    parts = [f"prompts {setting['prompts']}", f"seed {setting['seed']}"]
+    parts += [f"guidance {sampling['guidance']:g}", f"temperature {sampling['temperature']:g}"]
+    parts += [f"top-k {sampling['top_k']}" if sampling["top_k"] else "no top-k"]
+    threads = f"{setting['threads']} thread{'s' if setting['threads'] != 1 else ''}"
+    parts += [f"top-p {sampling['top_p']:g}"] if sampling["top_p"] < 1 else []
+    parts += [
+        setting["dtype"],
+        setting["device"],
+        threads,
+        f"batch {setting['batch']}",
+    ]
+    return f"{row['model']}: {', '.join(parts)}"
+
+
+def _window_remark(rows: Sequence[Mapping]) -> str | None:
+    """Says in words what the window cost column does to the speed-up, where a window is not free."""
+    costly = [row for row in rows if (row["window_cost"] or 0) > 1.1]
+    if not costly:
+        return None
+    worst = max(costly, key=lambda row: row["window_cost"])
+    return (
+        f"A window is not free on this machine: feeding {worst['options'].get('window', 1)} tokens takes "
+        f"{worst['window_cost']:.1f} times as long as feeding one ({worst['label']}), so saving steps is not "
+        f"saving as much time."
+    )
+
+
+def _load(rows: Sequence[Mapping]) -> list[str]:
+    """Other work makes latencies noisy, so it is said how busy the machine was."""
+    known = [load for row in rows for load in row["load"] if isinstance(load, int | float)]
+    if not known:
+        return []
+    span = f"{min(known):.1f}" if min(known) == max(known) else f"{min(known):.1f} to {max(known):.1f}"
+    return [f"Load average when the runs started: {span}."]
