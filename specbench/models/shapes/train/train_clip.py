@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -137,10 +138,16 @@ class ClipTrainer:
         self.model = empty_folder_model(folder)
         self.words = word_tokenizer()
         self.words.enable_padding(length=CONTEXT)
-        self.scenes = scenes_with_captions(IMAGES, np.random.default_rng([9, seed]))
-        self.images = pixels(self.scenes)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PEAK, betas=(0.9, 0.98), weight_decay=0.05)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda s: learning_rate(s, steps))
+
+    @cached_property
+    def scenes(self) -> list[Scene]:
+        return scenes_with_captions(IMAGES, np.random.default_rng([9, self.seed]))
+
+    @cached_property
+    def images(self) -> Tensor:
+        return pixels(self.scenes)
 
     def step(self, number: int) -> dict[str, float]:
         rng = np.random.default_rng([10, self.seed, number])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -75,16 +76,21 @@ class FeatureTrainer:
         torch.manual_seed(seed)
         self.seed = seed
         self.reader = Reader()
-        scenes = scenes_of(IMAGES, seed=2 * seed)
-        self.images, self.labels = pixels(scenes), labels(scenes)
         self.optimizer = torch.optim.AdamW(self.reader.parameters(), lr=PEAK, weight_decay=0.01)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda s: learning_rate(s, steps))
 
+    @cached_property
+    def data(self) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Pictures and labels."""
+        scenes = scenes_of(IMAGES, seed=2 * self.seed)
+        return pixels(scenes), labels(scenes)
+
     def step(self, number: int) -> dict[str, float]:
+        images, known = self.data
         rng = np.random.default_rng([12, self.seed, number])
-        rows = torch.from_numpy(rng.choice(len(self.images), BATCH, replace=False))
-        texture, kinds, count = self.reader(self.images[rows])
-        wanted = [label[rows] for label in self.labels]
+        rows = torch.from_numpy(rng.choice(len(images), BATCH, replace=False))
+        texture, kinds, count = self.reader(images[rows])
+        wanted = [label[rows] for label in known]
         losses = {
             "texture": F.cross_entropy(texture, wanted[0]),
             "kinds": F.binary_cross_entropy_with_logits(kinds, wanted[1], reduction="none").sum(1).mean(),
