@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 TEST_ARGS ?= -n auto
 # Libraries that tests compare with, without the torchvision they ask for: one built for another torch than the one
 # here would keep transformers from importing.
-ORACLES := open_clip_torch ftfy wcwidth torchmetrics lightning-utilities torch-fidelity
+ORACLES := open_clip_torch torchmetrics lightning-utilities torch-fidelity
 
 .PHONY: help demo install test check docs train-shapes bench clean
 

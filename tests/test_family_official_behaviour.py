@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -246,8 +247,8 @@ def test_facts_agree_with_the_architecture(name, monkeypatch):
         networks.append(network)
         return network
 
-    module = sys.modules[INFO[name].target.partition(":")[0]]
-    for owner in (module, vq, sys.modules["specbench.models.chameleon"]):
+    module = import_module(INFO[name].target.partition(":")[0])
+    for owner in (module, vq, import_module("specbench.models.chameleon")):
         if hasattr(owner, "randomise"):
             monkeypatch.setattr(owner, "randomise", without_memory)
     info = INFO[name].configured(random=True)

@@ -5,7 +5,8 @@ transformers' classes are the networks. Written by hand, because it has nothing 
 
 - Chameleon: the image head (its class hides image logits), the spread of query and key norms that Lumina-mGPT stores
   once, and the way from Meta's image decoder into `JanusVQVAE` (its own `ChameleonVQVAE` only encodes);
-- LlamaGen: the way from the published tensors into `LlamaModel` and `JanusVQVAE`, and the rotary table over a grid;
+- LlamaGen: the way from the published tensors into `LlamaModel` and `JanusVQVAE`, the rotary table over a grid, and the
+  cleaning of captions;
 - SimpleAR: the table of its finite scalar codebook; its image decoder is a TorchScript file;
 - all: prompts, since the processors build none for images or differ from the official scripts; tokenizers are read by
   the tokenizers library from `tokenizer.json` itself, which no tokenizer class then reinterprets; and loading, so that
@@ -130,7 +131,12 @@ class FamilyModel(TransformerModel):
     def encode(self, prompts: Sequence[str]) -> Prefix:
         pairs = [self.prompt_ids(text) for text in prompts]
         rows = [conditional for conditional, _ in pairs] + [unconditional for _, unconditional in pairs]
-        return Prefix([self.backbone.embed_tokens(torch.tensor(row, device=self.device)) for row in rows])
+        rows = [torch.tensor(row, device=self.device) for row in rows]
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return Prefix([self.backbone.embed_tokens(row) for row in rows], ids=ids)
+
+    def table_ids(self, tokens: Tensor) -> Tensor:
+        return self._stream_ids[tokens]
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
         return self.backbone.embed_tokens(self._stream_ids[tokens])

@@ -3,8 +3,7 @@
 Hand-written, and why: the conversion of the weights (the published layout is the authors' own), and the rotary table
 over rows and columns of the grid (transformers has none like it). The caption is read by FLAN-T5 XL.
 
-Differences from the official code: rotation happens in the model's number format instead of float32, and captions are
-lower-cased, with runs of blanks made one, instead of being cleaned by its regular expressions for web pages.
+Difference from the official code: rotation happens in the model's number format instead of float32.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from transformers import LlamaConfig, LlamaModel, T5Config, T5EncoderModel
 
 from specbench.errors import SpecbenchError
 from specbench.models import vq
+from specbench.models.captions import clean
 from specbench.models.checkpoints import (
     build,
     describe,
@@ -127,10 +127,6 @@ class LlamaGen(FamilyModel):
         ids = self.tokenizer.encode(clean(text)).ids
         output = self._encoder(torch.tensor([ids], device=self.device))
         return output.last_hidden_state[0].to(self.dtype)
-
-
-def clean(caption: str) -> str:
-    return re.sub(r"\s+", " ", caption).strip().lower()
 
 
 def load(request: Request) -> LlamaGen:
