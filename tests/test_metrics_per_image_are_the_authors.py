@@ -8,6 +8,7 @@ import types
 import authors_formats as formats
 import calibrated
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from PIL import Image
@@ -176,6 +177,32 @@ def test_clip_variants_differ_in_prefix_and_picture(openai_file, monkeypatch):
     assert values[0] == values[list(clip.VARIANTS).index(same_by_design["b16"])]
     assert len({round(value, 6) for value in values}) == len(values) - 1
     assert len({fingerprint(metric) for metric in metrics}) == len(metrics)
+
+
+def test_cmmd_is_the_published_distance_less_its_bias(openai_file, monkeypatch, tmp_path):
+    formats.stand_in(monkeypatch, "clip-l14-336", openai_file)
+    (tmp_path / "real").mkdir()
+    real, made = calibrated.images(5, 70, 90, seed=1), calibrated.images(6, 100, 60, seed=2)
+    for number, pixels in enumerate(real):
+        Image.fromarray(pixels).save(tmp_path / "real" / f"{number}.png")
+    metric = clip.Cmmd(Settings(offline=True, reference=tmp_path / "real"))
+    asked = [sample(pixels, number=number) for number, pixels in enumerate(made)]
+    rows = pd.DataFrame(metric.features(asked)).assign(prompt_id=[one.prompt_id for one in asked])
+    (score,) = metric.scores(rows)
+
+    twin = huggingface_twin(torch.jit.load(str(openai_file)).state_dict())
+    squashed = [Image.fromarray(x).resize((64, 64), Image.Resampling.BICUBIC) for x in (*made, *real)]
+    scaled = torch.stack([torch.from_numpy(np.array(x)).double().div(255) for x in squashed])
+    inputs = ((scaled - torch.tensor(CLIP_MEAN)) / torch.tensor(CLIP_STD)).float().permute(0, 3, 1, 2)
+    with torch.no_grad():
+        unit = torch.nn.functional.normalize(twin.get_image_features(inputs).pooler_output.double())
+    kernel = torch.exp(-torch.cdist(unit, unit).square() / 200)
+    xx, yy, xy = kernel[:6, :6], kernel[6:, 6:], kernel[:6, 6:]
+    published = 1000 * (xx.mean() + yy.mean() - 2 * xy.mean())
+    bias = 1000 * ((1 - (xx.sum() - 6) / 30) / 6 + (1 - (yy.sum() - 5) / 20) / 5)
+    assert score.estimate.value == pytest.approx((published - bias).item(), abs=1e-3)
+    assert published > 0.05 and bias > 0.05, "neither part of the comparison is nothing"
+    assert score.n == 6 and score.estimate.low < score.estimate.value < score.estimate.high
 
 
 def test_over_long_prompts_keep_their_end_token(clip_metric):

@@ -20,7 +20,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from specbench.metrics import checkpoints
-from specbench.metrics.base import Metric, Sample, Score, Settings
+from specbench.metrics.base import Sample, Score, Settings
 from specbench.metrics.fid import with_influence
 from specbench.metrics.frechet import gaussian_mmd
 from specbench.metrics.front_ends import center256
@@ -33,7 +33,7 @@ from specbench.metrics.openclip import (
     text_embeddings,
 )
 from specbench.metrics.perimage import PerImageMetric
-from specbench.metrics.reference import ReferenceImages
+from specbench.metrics.reference import ReferenceMetric
 
 PREFIX = "A photo depicts "
 
@@ -106,7 +106,7 @@ class Clip(PerImageMetric):
         return [{"value": value} for value in (images * texts).sum(1).tolist()]
 
 
-class Cmmd(Metric):
+class Cmmd(ReferenceMetric):
     """Squared MMD to the reference images in CLIP embeddings under a Gaussian kernel of width 10, times 1000; the
     unbiased estimate, so it may be below zero."""
 
@@ -118,36 +118,15 @@ class Cmmd(Metric):
     packages = PACKAGES
     sigma, scale = 10.0, 1000.0
 
-    def __init__(self, settings: Settings | None = None):
-        super().__init__(settings)
-        self.reference = ReferenceImages(self.settings)
-
     def feature_identity(self) -> Mapping[str, str]:
         weights = checkpoints.CHECKPOINTS[self.checkpoints[0]].digest
         return {"weights": weights, "resize": "squashed, Pillow bicubic", **versions()}
-
-    def identity(self) -> Mapping[str, str]:
-        return {**self.feature_identity(), **self.reference.identity()}
-
-    def missing(self) -> list[tuple[str, str]]:
-        return super().missing() + self.reference.missing()
-
-    def prepare(self) -> None:
-        self.reference.require()
-        super().prepare()
-
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return self.reference.fits(meta)
 
     @cached_property
     def network(self) -> torch.nn.Module:
         return load_openai(checkpoints.require(self.checkpoints[0], self.settings.offline), self.settings.device)
 
-    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        return [{"feature": row} for row in self.extract([sample.pixels for sample in samples])]
-
     def extract(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Images uint8 [H, W, 3] to unit vectors float32 [n, d]."""
         size = self.network.visual.image_size[0]
         squashed = [Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC) for pixels in images]
         inputs = [normalised(np.asarray(image)) for image in squashed]
@@ -157,8 +136,7 @@ class Cmmd(Metric):
         if len(statistics) < 2:
             return []
         images = np.stack(statistics["feature"].to_list())
-        reference = self.reference.features(self.extract, self.feature_identity(), self.batch)
-        value, influence = gaussian_mmd(images, reference, self.sigma)
+        value, influence = gaussian_mmd(images, self.reference_features, self.sigma)
         estimate = with_influence(self.scale * value, self.scale * influence, statistics["prompt_id"].to_list())
         return [Score(self.name, estimate, len(images))]
 

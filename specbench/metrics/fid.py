@@ -14,15 +14,15 @@ import pyarrow as pa
 import torch
 
 from specbench.metrics import checkpoints
-from specbench.metrics.base import Metric, Sample, Score, Settings, paired_features
+from specbench.metrics.base import Score, Settings, paired_features
 from specbench.metrics.frechet import Gaussian, frechet_distance, frechet_influence, kid
 from specbench.metrics.front_ends import CROPS, FRONT_ENDS
 from specbench.metrics.inception import FEATURES, Inception, load_inception
-from specbench.metrics.reference import ReferenceImages
+from specbench.metrics.reference import ReferenceMetric
 from specbench.stats import Difference, Estimate, mean_difference, mean_interval
 
 
-class Fid(Metric):
+class Fid(ReferenceMetric):
     """Distance between generated and reference images; only equal front ends, crops and n compare."""
 
     summary = "distance to the reference images in Inception features; KID beside it"
@@ -36,7 +36,6 @@ class Fid(Metric):
         self.name = f"fid[{variant}]"
         self.front_end, _, crop = variant.partition("+")
         self.crop = crop or "none"
-        self.reference = ReferenceImages(self.settings)
 
     def feature_identity(self) -> Mapping[str, str]:
         return {
@@ -47,49 +46,32 @@ class Fid(Metric):
             "pillow": version("pillow"),
         }
 
-    def identity(self) -> Mapping[str, str]:
-        return {**self.feature_identity(), **self.reference.identity()}
-
-    def missing(self) -> list[tuple[str, str]]:
-        return super().missing() + self.reference.missing()
-
-    def prepare(self) -> None:
-        self.reference.require()
-        super().prepare()
-
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return self.reference.fits(meta)
-
     @cached_property
     def network(self) -> Inception:
         path = checkpoints.require("inception", self.settings.offline)
         return load_inception(path, self.settings.device)
 
-    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        return [{"feature": row} for row in self.extract([sample.pixels for sample in samples])]
-
     @torch.inference_mode()
     def extract(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Images uint8 [H, W, 3] to features float32 [n, 2048]."""
         prepare, crop = FRONT_ENDS[self.front_end], CROPS[self.crop]
         x_BCHW = torch.stack([prepare(crop(pixels)) for pixels in images])
         return self.network(x_BCHW.to(self.settings.device)).cpu().numpy()
 
     @cached_property
-    def reference_features(self) -> Gaussian:
-        return Gaussian(self.reference.features(self.extract, self.feature_identity(), self.batch))
+    def _reference(self) -> Gaussian:
+        return Gaussian(self.reference_features)
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         images = Gaussian(np.stack(statistics["feature"].to_list()))
         if images.n < 2:
             return []
         prompts = statistics["prompt_id"].to_list()
-        distance = fid_estimate(images, self.reference_features, prompts)
-        own_kid = with_influence(*kid(images.features, self.reference_features.features), prompts)
+        distance = fid_estimate(images, self._reference, prompts)
+        own_kid = with_influence(*kid(images.features, self.reference_features), prompts)
         return [Score(self.name, distance, images.n), Score(f"kid[{self.variant}]", own_kid, images.n)]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        return fid_difference(features, baseline, self.reference_features)
+        return fid_difference(features, baseline, self._reference)
 
 
 def fid_estimate(images: Gaussian, reference: Gaussian, prompts: Sequence[str]) -> Estimate:

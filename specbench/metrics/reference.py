@@ -1,4 +1,4 @@
-"""Features of the images that FID, KID and CMMD compare with, computed once and kept under a fingerprint."""
+"""The images that FID, KID and CMMD compare with: their features are computed once and kept under a fingerprint."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
 from specbench.downloads import cache_folder, digest_of
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.metrics.base import Settings
+from specbench.metrics.base import Metric, Sample, Settings
 from specbench.parts import write_atomically
 from specbench.pictures import pictures_in, read_picture
 from specbench.prompts import public
@@ -60,6 +61,42 @@ class ReferenceImages:
             [dict(identity), self.identity()],
             lambda: np.concatenate([extract([read_picture(path) for path in chunk]) for chunk in chunks]),
         )
+
+
+class ReferenceMetric(Metric):
+    """A distance between the features of a run's images and those of the reference images.
+
+    Subclasses give `feature_identity`, `extract` and the scores.
+    """
+
+    def __init__(self, settings: Settings | None = None):
+        super().__init__(settings)
+        self.reference = ReferenceImages(self.settings)
+
+    def extract(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Images uint8 [H, W, 3] of any sizes to features float32 [n, d]."""
+        raise NotImplementedError
+
+    def identity(self) -> Mapping[str, str]:
+        return {**self.feature_identity(), **self.reference.identity()}
+
+    def missing(self) -> list[tuple[str, str]]:
+        return super().missing() + self.reference.missing()
+
+    def prepare(self) -> None:
+        self.reference.require()
+        super().prepare()
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return self.reference.fits(meta)
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        return [{"feature": row} for row in self.extract([sample.pixels for sample in samples])]
+
+    @cached_property
+    def reference_features(self) -> np.ndarray:
+        """[n, d] of the reference images."""
+        return self.reference.features(self.extract, self.feature_identity(), self.batch)
 
 
 def kept_features(key: object, compute: Callable[[], np.ndarray]) -> np.ndarray:
