@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,10 +65,12 @@ def speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
     ]
 
 
-def quality_rows(a: Path, b: Path, settings: Settings | None = None) -> list[dict[str, object]]:
-    """B's overall scores minus A's, paired."""
+def quality_rows(
+    a: Path, b: Path, settings: Settings | None = None, wanted: Callable[[str], bool] = lambda name: True
+) -> list[dict[str, object]]:
+    """B's overall scores minus A's, paired, of the metrics that are wanted."""
     scores = [{(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b)]
-    whole = [key for key in (scores[0] | scores[1]) if ":" not in key[0]]
+    whole = [key for key in (scores[0] | scores[1]) if ":" not in key[0] and wanted(key[0])]
     rows = [_quality_row(a, b, scores[0][key], settings) for key in whole if key in scores[0] and key in scores[1]]
     compared = {row["name"] for row in rows}
     for name in dict.fromkeys(name for name, _ in whole if name not in compared):

@@ -30,9 +30,9 @@ from specbench.pictures import read_picture
 from specbench.records import KEY
 from specbench.store import RunStore
 
-RUN_SCORES = ("metric", "value", "low", "high", "n", "fingerprint", "identity", "images")
-"""Columns of the per-run file: a score per row; `identity` is JSON; `images` counts those of the run that
-could be scored."""
+RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "identity", "images")
+"""Columns of the per-run file: a score per row; `note` is a warning or null; `identity` is JSON; `images` counts those
+of the run that could be scored."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,9 @@ class Reporter:
     def finish(self, name: str, metric: str) -> None:
         """No more are, because all are scored or something stopped it."""
 
+    def left_out(self, name: str, metric: str, why: str) -> None:
+        """`metric`, which nobody named, is not computed."""
+
 
 def score(
     folders: Sequence[Path],
@@ -85,8 +88,8 @@ def score(
     """Score the images of run folders and keep the results beside them.
 
     Args:
-        metrics: names; None means every metric that needs nothing from outside and can score any of the run's
-            prompts.
+        metrics: names; None means every metric that needs nothing from outside but an installed package and can
+            score any of the run's prompts.
         where_they_fit: named metrics that cannot score a run are left out instead of refused.
 
     Raises: SpecbenchError: unknown metric, one that lacks something or cannot score a run it was named for, or a
@@ -107,15 +110,25 @@ def score_images(
     where_they_fit: bool = False,
 ) -> list[Scored]:
     """As `score`, for pictures from anywhere."""
-    names = registry.bundled_metrics() if metrics is None else metrics
-    outcomes = [score_with(images, registry.metric(name)(settings), reporter) for name in names]
+    if metrics is None:
+        made = [registry.metric(name)(settings) for name in registry.bundled_metrics()]
+        return [_score_if_ready(images, metric, reporter) for metric in made]
+    outcomes = [score_with(images, registry.metric(name)(settings), reporter) for name in metrics]
     for outcome in outcomes:
-        if metrics is not None and outcome.skipped and not where_they_fit:
+        if outcome.skipped and not where_they_fit:
             raise SpecbenchError(
                 f"metric '{outcome.metric}' cannot score {outcome.run_id}: {outcome.skipped}",
                 "leave it away to score with what fits", BAD_INPUT,
             )  # fmt: skip
     return outcomes
+
+
+def _score_if_ready(images: Images, metric: Metric, reporter: Reporter | None) -> Scored:
+    """As `score_with`, but a package that is not installed leaves the metric out."""
+    for why, hint in metric.missing_packages():
+        (reporter or Reporter()).left_out(images.name, metric.name, f"{why} ({hint})")
+        return Scored(images.name, metric.name, 0, 0, why)
+    return score_with(images, metric, reporter)
 
 
 def run_images(folder: Path) -> Images:
@@ -142,7 +155,7 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
     scores: list[dict[str, object]] = []
     for path in sorted((Path(folder) / "scores").glob("*.parquet")):
         try:
-            scores += pq.ParquetFile(path).read().to_pylist()
+            scores += [row | {"note": row.get("note")} for row in pq.ParquetFile(path).read().to_pylist()]
         except (pa.ArrowException, OSError) as error:
             raise SpecbenchError(f"{path} is damaged: not readable as scores", "delete it and score again") from error
     return scores
@@ -151,6 +164,14 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
 def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
     """What is kept of each scored image: key, category and the metric's own columns."""
     return _parts(Path(folder), metric).read().to_pandas()
+
+
+def image_values(folder: Path, metric: Metric) -> pd.DataFrame | None:
+    """`value` of each scored image by its key, for a metric that is a mean of one number per image; else None."""
+    column = next((name for name in ("value", "correct") if name in metric.columns), None)
+    if column is None:
+        return None
+    return _parts(Path(folder), metric).read([column]).to_pandas().rename(columns={column: "value"})
 
 
 def score_with(images: Images, metric: Metric, reporter: Reporter | None = None) -> Scored:
@@ -236,6 +257,7 @@ def _write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> Non
             "low": item.estimate.low,
             "high": item.estimate.high,
             "n": item.n,
+            "note": item.note,
             "fingerprint": digest,
             "identity": identity,
             "images": len(wanted),

@@ -1,0 +1,51 @@
+"""Quality against speed: which settings are worth having, and which another one dominates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from specbench.stats import Estimate
+
+_DISTANCES = ("fid[", "kid[", "cmmd[")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run; `dominated_by` is the label of a run that is at least as fast and as good, and better in one."""
+
+    label: str
+    run_id: str
+    speed: Estimate
+    quality: Estimate
+    dominated_by: str | None = None
+
+
+def lower_is_better(metric: str) -> bool:
+    """Distances to reference images are better when small, every other score when large."""
+    return metric.startswith(_DISTANCES)
+
+
+def pareto(runs: Sequence[Mapping], metric: str, fingerprint: str) -> list[Point]:
+    """A point for each report row that has both a speed-up and this score, the dominated ones marked.
+
+    Whether a run dominates another is a matter of the values alone; the intervals say how sure that is.
+    """
+    points = []
+    for row in runs:
+        named = [s for s in row["scores"] if (s["metric"], s["fingerprint"]) == (metric, fingerprint)]
+        if named and row["speedup"] is not None:
+            speed = Estimate(row["speedup"], row["speedup_low"], row["speedup_high"])
+            quality = Estimate(named[0]["value"], named[0]["low"], named[0]["high"])
+            points.append(Point(row["label"], row["run_id"], speed, quality))
+    sign = -1 if lower_is_better(metric) else 1
+    return [_marked(point, points, sign) for point in points]
+
+
+def _marked(point: Point, points: Sequence[Point], sign: int) -> Point:
+    here = (point.speed.value, sign * point.quality.value)
+    for other in points:
+        there = (other.speed.value, sign * other.quality.value)
+        if there != here and there[0] >= here[0] and there[1] >= here[1]:
+            return Point(point.label, point.run_id, point.speed, point.quality, other.label)
+    return point
