@@ -40,6 +40,9 @@ class TransferLines:
 class ScoreProgress:
     """Tells a scorer's progress (`specbench.scoring.Reporter`), run by run and metric by metric."""
 
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
     def start(self, name: str, metric: str, total: int, done: int) -> None:
         self._reporter = console.ProgressReporter(f"images of {name} by {metric}")
         self._reporter.start(total, done)
@@ -49,3 +52,8 @@ class ScoreProgress:
 
     def finish(self, name: str, metric: str) -> None:
         self._reporter.finish()
+
+    def left_out(self, name: str, metric: str, why: str) -> None:
+        if why not in self._told:
+            console.say(why)
+        self._told.add(why)

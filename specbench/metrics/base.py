@@ -77,11 +77,12 @@ class Sample:
 @dataclass(frozen=True)
 class Score:
     """One number about a run. `name` is the metric's, or "metric:part" for a part of it; `n` the images
-    behind it."""
+    behind it; `note` warns whoever reads the number, if there is need."""
 
     name: str
     estimate: Estimate
     n: int
+    note: str | None = None
 
 
 class Metric:
@@ -121,9 +122,10 @@ class Metric:
         from specbench.metrics import checkpoints
 
         files = [(checkpoints.problem(name), checkpoints.CHECKPOINTS[name].hint()) for name in self.checkpoints]
-        return self._missing_packages() + [(problem, hint) for problem, hint in files if problem]
+        return self.missing_packages() + [(problem, hint) for problem, hint in files if problem]
 
-    def _missing_packages(self) -> list[tuple[str, str]]:
+    def missing_packages(self) -> list[tuple[str, str]]:
+        """Of `missing`, what no download brings."""
         return [
             (f"metric '{self.name}' needs {package}, which is not installed", hint)
             for package, hint in self.packages.items()
@@ -138,7 +140,7 @@ class Metric:
         """
         from specbench.metrics import checkpoints
 
-        for problem in self._missing_packages():
+        for problem in self.missing_packages():
             raise SpecbenchError(*problem, MISSING_PREREQUISITE)
         for name in self.checkpoints:
             checkpoints.require(name, self.settings.offline, self.settings.progress)
