@@ -31,7 +31,7 @@ from .train_tokenizer import learning_rate
 
 IMAGES = 12_288
 BATCH = 64
-STEPS = 1000
+STEPS = 640
 PEAK = 1.5e-3
 NEAR_MISSES = 3
 TRIES = 1000

@@ -20,7 +20,7 @@ from .train_tokenizer import learning_rate
 
 IMAGES = 12_288
 BATCH = 64
-STEPS = 1200
+STEPS = 640
 PEAK = 3e-3
 KINDS = [(shape, color) for shape in SHAPES for color in COLORS]
 
