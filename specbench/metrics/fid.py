@@ -68,7 +68,7 @@ class Fid(ReferenceMetric):
         prompts = statistics["prompt_id"].to_list()
         distance = fid_estimate(images, self._reference, prompts)
         own_kid = with_influence(*kid(images.features, self.reference_features), prompts)
-        return [Score(self.name, distance, images.n), Score(f"kid[{self.variant}]", own_kid, images.n)]
+        return [Score(self.name, distance, images.n, few(images)), Score(f"kid[{self.variant}]", own_kid, images.n)]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return fid_difference(features, baseline, self._reference)
@@ -93,6 +93,13 @@ def fid_difference(
     if influences[0] is None:
         return Difference(value, None, None), len(both)
     return mean_difference(influences[0] - influences[1], both["prompt_id"], value), len(both)
+
+
+def few(images: Gaussian) -> str | None:
+    """The warning that belongs to a distance of no more images than dimensions."""
+    if images.n > images.d:
+        return None
+    return f"{images.n} images are few for {images.d} features: the distance is too large and has no interval"
 
 
 def with_influence(value: float, influence: np.ndarray, prompts: Sequence[str]) -> Estimate:

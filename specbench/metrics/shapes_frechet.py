@@ -21,7 +21,7 @@ import torch
 
 from specbench.downloads import digest_of
 from specbench.metrics.base import Metric, Sample, Score
-from specbench.metrics.fid import fid_difference, fid_estimate
+from specbench.metrics.fid import few, fid_difference, fid_estimate
 from specbench.metrics.frechet import Gaussian
 from specbench.metrics.reference import ReferenceImages, kept_features
 from specbench.models.shapes import features, render, scene
@@ -81,7 +81,7 @@ class ShapesFrechet(Metric):
             return []
         images = Gaussian(np.stack(statistics["feature"].to_list()))
         distance = fid_estimate(images, self.reference_features(statistics), statistics["prompt_id"].to_list())
-        return [Score(self.name, distance, images.n)]
+        return [Score(self.name, distance, images.n, few(images))]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return fid_difference(features, baseline, self.reference_features(features))

@@ -74,7 +74,7 @@ def _section(runs: list[Mapping]) -> Section:
     parts = part_columns(runs).items()
     tables = [
         Table(speed, remark=_window_remark(runs)),
-        Table(quality),
+        Table(quality, remark=_score_remark(runs)),
         *(Table((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
     return Section(_heading(runs[0]), runs, tables)
@@ -108,6 +108,12 @@ def _window_remark(rows: Sequence[Mapping]) -> str | None:
         f"{worst['window_cost']:.1f} times as long as feeding one ({worst['label']}), so saving steps is not "
         f"saving as much time."
     )
+
+
+def _score_remark(rows: Sequence[Mapping]) -> str | None:
+    """The warnings that came with the scores, once each."""
+    notes = dict.fromkeys(f"{s['metric']}: {s['note']}." for row in rows for s in row["scores"] if s.get("note"))
+    return " ".join(notes) or None
 
 
 def _load(rows: Sequence[Mapping]) -> list[str]:
