@@ -82,7 +82,7 @@ def by_hand(model, head, prefix, row, tokens, drafts):
         guesses = []
         for number in range(len(drafts) + 1):
             known = torch.tensor([ids + drafts[:number]])
-            guess = head.extrapolate(known, torch.cat([features, *guesses], dim=1), use_cache=False)[:, -1:]
+            guess = head.extrapolate(known, torch.cat([features, *guesses], dim=1))[:, -1:]
             guesses.append(guess)
         extrapolated.append(model.head(torch.cat(guesses, 1)[0]))
     logits = extrapolated[1] + GUIDED.guidance * (extrapolated[0] - extrapolated[1])
@@ -196,7 +196,7 @@ def test_public_checkpoints_load(names, file, tmp_path):
     head = load_head(head_in(tmp_path))
     assert {name: tuple(t.shape) for name, t in head.state_dict().items()} == {n: tuple(SHAPES[n]) for n in names}
     ids, features = torch.randint(VOCAB, (2, 5), generator=draw), torch.randn(2, 5, D, generator=draw)
-    assert head.extrapolate(ids, features, use_cache=False).isfinite().all()
+    assert head.extrapolate(ids, features).isfinite().all()
     del tensors["fc.bias"]
     save(tensors, tmp_path / file)
     with pytest.raises(SpecbenchError, match=r"fc\.bias"):

@@ -113,7 +113,8 @@ class HeadMemory:
     def __init__(self, head: EagleHead, session, slots: int, columns: int):
         """`session` hands out features; `slots` stream slots at most, trees of `columns`."""
         self._head = head
-        self._last = session.prompt_lengths[:, None] - 1
+        prompt = session.draft_prompt()
+        self._last = prompt.lengths[:, None] - 1
         longest = int(self._last.max())
         self._scratch = longest + slots + 1
         self._cache = PositionCache(1, self._scratch + columns)
@@ -121,7 +122,7 @@ class HeadMemory:
         if longest:
             slots = self._index[:longest].expand(len(self._last), -1)
             mask = self._index[:longest] <= slots[..., None]
-            self._run(session.prompt_ids[:, 1:], session.prompt_features, slots, slots, mask, longest)
+            self._run(prompt.ids[:, 1:], prompt.features, slots, slots, mask, longest)
 
     def append(self, ids: Tensor, features: Tensor, positions: Tensor) -> Tensor:
         """Feed true elements: tokens [B, T] at stream slots `positions` [B, T] with features [R, T, d] before them.
@@ -157,7 +158,6 @@ class HeadMemory:
             position_ids=numbers,
             attention_mask=mask[:, None],
             past_key_values=self._cache,
-            use_cache=True,
         )
 
 

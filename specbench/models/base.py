@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -144,20 +144,32 @@ class Session(Protocol):
         ...
 
 
+class DraftPrompt(NamedTuple):
+    """The prompts of a batch as a draft head sees them. R rows of P elements each, padded behind.
+
+    Attributes:
+        lengths: [R] elements P.
+        features: [R, longest P - 1, d] hidden states of all elements but the last; None if there are none.
+        ids: [R, longest P] the elements as numbers in the head's token table.
+    """
+
+    lengths: Tensor
+    features: Tensor | None
+    ids: Tensor | None
+
+
 class FeatureSession(Session, Protocol):
     """A session that a draft head can work beside. R rows: the conditional ones, then any unconditional ones.
 
     Attributes:
         features: [R, T, d] last hidden states of the latest forward, those that `logits` reads.
-        prompt_lengths: [R] elements P of each row's prompt.
-        prompt_features: [R, longest P - 1, d] those of the prompts without their last elements; None if there are none.
-        prompt_ids: [R, longest P] the prompts' elements as numbers in the head's token table.
     """
 
     features: Tensor
-    prompt_lengths: Tensor
-    prompt_features: Tensor | None
-    prompt_ids: Tensor
+
+    def draft_prompt(self) -> DraftPrompt:
+        """The prompts of all rows."""
+        ...
 
     def logits(self, features: Tensor) -> Tensor:
         """Guided logits [B, T, v_image] of features [R, T, d], the target's own or a head's."""

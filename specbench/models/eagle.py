@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaModel
+from transformers import Cache, LlamaConfig, LlamaModel
 from transformers.models.chameleon.configuration_chameleon import ChameleonConfig
 from transformers.models.chameleon.modeling_chameleon import ChameleonDecoderLayer
 
@@ -38,7 +38,12 @@ class EagleHead(LlamaModel):
         config: sizes, with `num_hidden_layers` 1.
         input_norm: whether the layer normalises its input (Chameleon's heads do, LlamaGen's do not).
         query_norm: whether queries and keys are normalised per head, as Chameleon does.
+
+    Attributes:
+        published_as: the `input_type` of LlamaGen's published heads; empty for all others.
     """
+
+    published_as = ""
 
     def __init__(self, config: LlamaConfig, input_norm: bool = False, query_norm: bool = False):
         super().__init__(config)
@@ -50,13 +55,28 @@ class EagleHead(LlamaModel):
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
         self.embed_tokens.requires_grad_(False)
 
-    def extrapolate(self, ids: Tensor, features: Tensor, **attention: object) -> Tensor:
+    def extrapolate(
+        self,
+        ids: Tensor,
+        features: Tensor,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
         """Features [R, T, d] to come, from tokens [R, T] of the table and the features [R, T, d] that came before them.
 
-        `attention`: the mask, positions and cache of `LlamaModel.forward`.
+        Without mask and positions the elements are a sequence from its start, each seeing those before it. The layer is
+        called directly, since what `LlamaModel.forward` does around it takes a quarter of a small layer's time.
         """
         inputs = self.fc(torch.cat([self.embed_tokens(ids), features], dim=-1))
-        return super().forward(inputs_embeds=inputs, **attention).last_hidden_state
+        if position_ids is None:
+            position_ids = torch.arange(ids.shape[1], device=ids.device)[None]
+        return self.layers[0](
+            inputs,
+            attention_mask=attention_mask,
+            position_embeddings=self.rotary_emb(inputs, position_ids),
+            past_key_values=past_key_values,
+        )
 
 
 class _QueryNormed(ChameleonDecoderLayer):
@@ -99,6 +119,14 @@ def head_for(model: ImageModel, path: str) -> EagleHead:
             f"have {model.feature_size}",
             "is it a head of another model?",
         )
+    largest = int(model.table_ids(torch.arange(model.layout.vocab, device=model.device)).max())
+    if largest >= head.embed_tokens.num_embeddings:
+        raise SpecbenchError(
+            f"--head {path}: knows {head.embed_tokens.num_embeddings} tokens, '{model.name}' has a token {largest}",
+            "is it a head of another model?",
+        )
+    if hasattr(model, "adopt_head"):
+        head = model.adopt_head(head)
     return head.to(model.device, model.dtype).eval().requires_grad_(False)
 
 
@@ -107,13 +135,23 @@ def load_head(found: Found) -> EagleHead:
     config_file, weights = found.paths
     read = load_file if weights.suffix == ".safetensors" else _load_pickle
     tensors = {name.removeprefix("model."): tensor.float() for name, tensor in read(weights).items()}
-    settings = json.loads(config_file.read_text())
-    settings = {name: settings[name] for name in LlamaConfig().to_dict() if name in settings}
+    stored = json.loads(config_file.read_text())
+    settings = {name: stored[name] for name in LlamaConfig().to_dict() if name in stored}
     settings |= {"num_hidden_layers": 1, "model_type": "llama", "pad_token_id": None}
     config = LlamaConfig(**settings, attn_implementation="sdpa")
+    _spread_norms(tensors, config)
     head = EagleHead(config, _INPUT_NORM in tensors, _QUERY_NORM in tensors)
     _fill(head, tensors, weights)
+    head.published_as = stored.get("input_type", "")
     return head
+
+
+def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:
+    """Query and key norms that are stored once, for every head; those stored per head stay."""
+    for name, count in (("q_norm", config.num_attention_heads), ("k_norm", config.num_key_value_heads)):
+        for norm in (f"layers.0.self_attn.{name}.{part}" for part in ("weight", "bias")):
+            if norm in tensors:
+                tensors[norm] = tensors[norm].repeat_interleave(max(count // len(tensors[norm]), 1), dim=0)
 
 
 def _load_pickle(path: Path) -> Mapping[str, Tensor]:

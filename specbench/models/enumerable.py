@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from specbench.config import Sampling
-from specbench.models.base import TokenLayout, Tree
+from specbench.models.base import DraftPrompt, TokenLayout, Tree
 from specbench.models.eagle import EagleHead, new_head
 
 
@@ -92,8 +92,6 @@ class EnumerableSession:
         self.offsets = torch.tensor(model.offsets)
         self.aside: Tensor | None = None
         self.features: Tensor | None = None
-        self.prompt_lengths = torch.ones(len(prefix) * (1 if guidance == 1 else 2), dtype=torch.long)
-        self.prompt_features, self.prompt_ids = None, None
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         if tokens.shape != positions.shape or tokens.shape[1] > self.columns:
@@ -121,6 +119,10 @@ class EnumerableSession:
         rows = positions.clamp(max=last)
         codes = self._prefix_codes().gather(1, rows) + missing
         return self._logits(torch.where(positions > last, 0, self.offsets[rows] + codes))
+
+    def draft_prompt(self) -> DraftPrompt:
+        rows = len(self.prompt) * (1 if self.guidance == 1 else 2)
+        return DraftPrompt(torch.ones(rows, dtype=torch.long), None, None)
 
     def keep(self, columns: Tensor, positions: Tensor) -> None:
         self._store(self.aside.gather(1, columns.long()), positions.long())

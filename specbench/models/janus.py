@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 
+import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import JanusConfig
@@ -65,6 +66,14 @@ class Janus(FamilyModel):
         """The unconditional prompt has the same length: padding everywhere else, and attended to."""
         ids = self.words(f"{self._start}<|User|>: {text}\n\n<|Assistant|>:{BEGIN_IMAGE}")
         return ids, [one if one in self._kept else self._pad for one in ids]
+
+    def token_table(self) -> Tensor:
+        """Words, then image tokens, which Janus embeds by a network of their own."""
+        codes = torch.arange(self.layout.v_image, device=self.device)
+        return torch.cat([self.backbone.embed_tokens.weight, self.embed(codes, codes, ())])
+
+    def table_ids(self, tokens: Tensor) -> Tensor:
+        return tokens + self.backbone.embed_tokens.num_embeddings
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
         return self._network.generation_aligner(self._network.generation_embeddings(tokens))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import torch
 from tokenizers import Tokenizer
@@ -20,6 +21,7 @@ from transformers import LlamaConfig, LlamaModel, T5Config, T5EncoderModel
 
 from specbench.errors import SpecbenchError
 from specbench.models import vq
+from specbench.models.base import DraftPrompt
 from specbench.models.captions import clean
 from specbench.models.checkpoints import (
     build,
@@ -31,6 +33,7 @@ from specbench.models.checkpoints import (
     read_tensors,
     read_tokenizer,
 )
+from specbench.models.eagle import EagleHead
 from specbench.models.family import FamilyModel, Request, stand_in_tokenizer
 from specbench.models.sources import Found
 from specbench.models.transformer import Prefix
@@ -60,18 +63,18 @@ class GridRotary(nn.Module):
     """Rotation by row in one half of a head, by column in the other; none at all for the caption.
 
     At caption positions cosine and sine are both 0, so queries and keys vanish there and captions are read by uniform
-    attention. A table of `CAPTION + height * width` positions; later ones, which only overhanging windows have, take
+    attention. A table of `caption + height * width` positions; later ones, which only overhanging windows have, take
     the last.
     """
 
-    def __init__(self, height: int, width: int, base: float = 10_000.0):
+    def __init__(self, height: int, width: int, base: float = 10_000.0, caption: int = CAPTION):
         super().__init__()
         half = HEAD // 2
         frequencies = base ** -(torch.arange(0, half, 2) / half)
         rows = torch.outer(torch.arange(height), frequencies)[:, None].expand(-1, width, -1)
         columns = torch.outer(torch.arange(width), frequencies)[None].expand(height, -1, -1)
         angles = torch.cat([rows, columns], dim=-1).reshape(height * width, half).repeat(1, 2)
-        nothing = torch.zeros(CAPTION, HEAD)
+        nothing = torch.zeros(caption, HEAD)
         self.register_buffer("cos", torch.cat([nothing, angles.cos()]), persistent=False)
         self.register_buffer("sin", torch.cat([nothing, angles.sin()]), persistent=False)
 
@@ -120,7 +123,35 @@ class LlamaGen(FamilyModel):
         lengths = [len(caption) for caption in captions] * 2
         nothing = [self._network.uncond_embedding[CAPTION - len(caption) :] for caption in captions]
         shift = CAPTION - torch.tensor(lengths, device=self.device)
-        return Prefix([self._network.project(vectors) for vectors in captions + nothing], shift=shift)
+        captioned = torch.arange(len(lengths), device=self.device) < len(captions)
+        return Prefix([self._network.project(vectors) for vectors in captions + nothing], (captioned,), shift=shift)
+
+    def draft_prompt(self, prompt: DraftPrompt, state: tuple[Tensor, ...]) -> DraftPrompt:
+        """All positions, as the published heads were trained: padding counts, and token 0 stands for every caption.
+
+        The padding of a caption is zeros, which the network leaves at zero; that of an unconditional row is its learned
+        vectors, each attending to itself.
+        """
+        rows = []
+        for length, features, captioned in zip(prompt.lengths.tolist(), prompt.features, *state, strict=True):
+            padding = self._lone_features[: CAPTION - length]
+            rows.append(torch.cat([padding * 0 if captioned else padding, features[: length - 1]]))
+        lengths = torch.full_like(prompt.lengths, CAPTION)
+        return DraftPrompt(lengths, torch.stack(rows), lengths.new_zeros(len(rows), CAPTION))
+
+    @cached_property
+    def _lone_features(self) -> Tensor:
+        """[CAPTION, d] features of the learned vectors, none seeing another."""
+        alone = self._network.project(self._network.uncond_embedding)[:, None]
+        return self.backbone(inputs_embeds=alone, use_cache=False).last_hidden_state[:, 0]
+
+    def adopt_head(self, head: EagleHead) -> EagleHead:
+        """A published head (they have an `input_type`) turns adjacent pairs and sees the grid one position early."""
+        if head.published_as:
+            for matrix in (head.layers[0].self_attn.q_proj.weight, head.layers[0].self_attn.k_proj.weight):
+                matrix.data = _halves(matrix.data)
+            head.rotary_emb = GridRotary(self.layout.height, self.layout.width, caption=CAPTION - 1)
+        return head
 
     def _caption(self, text: str) -> Tensor:
         """T5's vectors [L, d_text] of one caption."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from specbench.models.base import TokenLayout, Tree
+from specbench.models.base import DraftPrompt, TokenLayout, Tree
 from specbench.models.cache import PositionCache
 
 
@@ -84,9 +84,17 @@ class TransformerModel:
         """Width of the hidden states that `head` reads."""
         return self.backbone.config.hidden_size
 
+    def token_table(self) -> Tensor:
+        """[n, d] inputs of tokens: what a new draft head embeds them with."""
+        return self.backbone.get_input_embeddings().weight
+
     def table_ids(self, tokens: Tensor) -> Tensor:
-        """Stream tokens as numbers in the backbone's token table, which draft heads share."""
+        """Stream tokens as numbers in the token table of draft heads."""
         return tokens
+
+    def draft_prompt(self, prompt: DraftPrompt, state: tuple[Tensor, ...]) -> DraftPrompt:
+        """What a draft head is shown of the prompts, for families whose heads see more than the model is fed."""
+        return prompt
 
     def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
         return TransformerSession(self, prefix, guidance, columns)
@@ -100,9 +108,6 @@ class TransformerSession:
 
     Attributes:
         features: [R, T, d] last hidden states of the latest forward, conditional rows first.
-        prompt_lengths: [R] elements P of each row's prompt.
-        prompt_features: [R, longest P - 1, d] hidden states of the prompts without their last elements, padded.
-        prompt_ids: [R, longest P] see `Prefix.ids`.
     """
 
     def __init__(self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int):
@@ -110,8 +115,7 @@ class TransformerSession:
         self._guidance = guidance
         self._prefix = prefix if guidance != 1.0 else prefix.conditional()
         lengths = [len(embeds) for embeds in self._prefix.embeds]
-        self.prompt_lengths = torch.tensor(lengths, device=model.device)
-        self._last = self.prompt_lengths[:, None] - 1
+        self._last = torch.tensor(lengths, device=model.device)[:, None] - 1
         shift = self._prefix.shift
         self._shift = torch.zeros_like(self._last) if shift is None else shift.to(model.device)[:, None]
         self._start = torch.stack([embeds[-1] for embeds in self._prefix.embeds])[:, None]
@@ -120,10 +124,8 @@ class TransformerSession:
         self._cache = PositionCache(model.backbone.config.num_hidden_layers, self._scratch + columns)
         self._index = torch.arange(self._scratch + columns, device=model.device)
         self._fed: Tensor | None = None
-        ids = self._prefix.ids
-        self.prompt_ids = torch.zeros_like(self._index[: max(lengths)]).expand(len(lengths), -1) if ids is None else ids
         self.features: Tensor | None = None
-        self.prompt_features = self._prefill(max(lengths) - 1)
+        self._prompt_features = self._prefill(max(lengths) - 1)
 
     def _prefill(self, longest: int) -> Tensor | None:
         """Feed every prompt but its last element. Shorter rows write slots that their stream will overwrite."""
@@ -156,11 +158,7 @@ class TransformerSession:
         return output.last_hidden_state
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
-        repeats = len(self._last) // len(tokens)
-        tokens, positions = tokens.repeat(repeats, 1), positions.repeat(repeats, 1)
-        embeds = self._model.embed(tokens, positions, self._prefix.state)
-        embeds = torch.where((positions == 0)[..., None], self._start, embeds)
-        position_ids = self._last + positions
+        embeds, position_ids = self._embed(tokens, positions)
         if tree is None:
             self._fed = position_ids
             self.features = self._run_chain(embeds, position_ids)
@@ -169,13 +167,27 @@ class TransformerSession:
             self.features = self._run(embeds, self._fed, position_ids, mask, len(self._index))
         return self.logits(self.features)
 
+    def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs [R, T, d] and cache slots [R, T] of columns [B, T]."""
+        tokens, positions = self._twice(tokens), self._twice(positions)
+        embeds = self._model.embed(tokens, positions, self._prefix.state)
+        if self._fed is None:
+            # Only a session's first forward predicts slot 0, whose input is the prompt's last element.
+            embeds = torch.where((positions == 0)[..., None], self._start, embeds)
+        return embeds, self._last + positions
+
+    def _twice(self, columns: Tensor) -> Tensor:
+        """[B, T] to [R, T]: the unconditional rows of guidance are fed what the conditional ones are."""
+        return columns if len(columns) == len(self._last) else torch.cat([columns, columns])
+
     def _run_chain(self, embeds: Tensor, position_ids: Tensor) -> Tensor:
         """A chain, every column in its own place. Where asking is free of synchronisation, as on a CPU, unused slots
         are not read, rows that stand alike are written as one run, and a lone column that sees all needs no mask.
         """
         visible, run = len(self._index), None
         if not position_ids.is_cuda:
-            first, last = int(position_ids[:, 0].min()), int(position_ids[:, 0].max())
+            starts = position_ids[:, 0].tolist()
+            first, last = min(starts), max(starts)
             visible = last + position_ids.shape[1]
             run = slice(first, visible) if first == last else None
         if run is not None and position_ids.shape[1] == 1:
@@ -187,13 +199,16 @@ class TransformerSession:
         """Guided logits [B, T, v_image] of features [R, T, d], the target's own or a draft head's."""
         return self._guide(self._model.head(features).float())
 
+    def draft_prompt(self) -> DraftPrompt:
+        lengths, ids = self._last[:, 0] + 1, self._prefix.ids
+        if ids is None:
+            ids = lengths.new_zeros(len(lengths), int(lengths.max()))
+        return self._model.draft_prompt(DraftPrompt(lengths, self._prompt_features, ids), self._prefix.state)
+
     def forward_scattered(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
-        repeats = len(self._last) // len(tokens)
-        tokens, positions, fed, aside = (x.repeat(repeats, 1) for x in (tokens, positions, fed, aside))
-        embeds = self._model.embed(tokens, positions, self._prefix.state)
-        embeds = torch.where((positions == 0)[..., None], self._start, embeds)
-        position_ids = self._last + positions
-        own = self._scratch + self._index[: positions.shape[1]]
+        embeds, position_ids = self._embed(tokens, positions)
+        fed, aside = self._twice(fed), self._twice(aside)
+        own = self._scratch + self._index[: position_ids.shape[1]]
         slots = torch.where(aside, own, position_ids)
         place = self._index - self._last
         known = (place <= 0) | (fed.gather(1, place.clamp(0, fed.shape[1] - 1)) & (place < fed.shape[1]))
@@ -218,9 +233,8 @@ class TransformerSession:
         if self._guidance == 1.0:
             return logits
         conditional, unconditional = logits.chunk(2)
-        return unconditional + self._guidance * (conditional - unconditional)
+        return torch.lerp(unconditional, conditional, self._guidance)
 
     def keep(self, columns: Tensor, positions: Tensor) -> None:
-        repeats = len(self._last) // len(columns)
-        source = self._fed.gather(1, columns.repeat(repeats, 1))
-        self._cache.move(source, self._last + positions.repeat(repeats, 1))
+        source = self._fed.gather(1, self._twice(columns))
+        self._cache.move(source, self._last + self._twice(positions))

@@ -80,16 +80,16 @@ def examples(model: TransformerModel, images: Corpus, unconditional: Tensor) -> 
     prefix = model.encode(images.texts)
     chosen = [row + rows * int(unconditional[row]) for row in range(rows)]
     session = model.begin(prefix.take(chosen + chosen), 1.0, model.layout.length)
-    features = teacher_forced(session, images.tokens)
-    if session.prompt_features is not None:
-        pieces = zip(session.prompt_features, features, session.prompt_lengths.tolist(), strict=True)
+    prompts, features = session.draft_prompt(), teacher_forced(session, images.tokens)
+    lengths = prompts.lengths.tolist()
+    if prompts.features is not None:
+        pieces = zip(prompts.features, features, lengths, strict=True)
         features = [torch.cat([prompt[: length - 1], stream]) for prompt, stream, length in pieces]
-    table = model.table_ids(images.tokens)
-    pieces = zip(session.prompt_ids, table, session.prompt_lengths.tolist(), strict=True)
+    pieces = zip(prompts.ids, model.table_ids(images.tokens), lengths, strict=True)
     ids = [torch.cat([prompt[:length], stream]) for prompt, stream, length in pieces]
     pad = torch.nn.utils.rnn.pad_sequence
     length = torch.tensor([len(row) for row in features])
-    return Examples(pad(ids, True).cpu(), pad(list(features), True).half().cpu(), session.prompt_lengths.cpu(), length)
+    return Examples(pad(ids, True).cpu(), pad(list(features), True).half().cpu(), prompts.lengths.cpu(), length)
 
 
 def teacher_forced(session: FeatureSession, tokens: Tensor) -> Tensor:

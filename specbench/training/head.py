@@ -143,9 +143,10 @@ def untrained(model: TransformerModel, seed: int) -> EagleHead:
     """A head of the target's own layer sizes, with the target's token table."""
     own = model.backbone.config
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
-    sizes = {name: getattr(own, name) for name in (*names, "vocab_size", "max_position_embeddings")}
-    config = LlamaConfig(**sizes, num_hidden_layers=1, pad_token_id=None, attn_implementation="sdpa")
-    return new_head(config, model.backbone.get_input_embeddings().weight.float(), seed)
+    sizes = {name: getattr(own, name) for name in (*names, "max_position_embeddings")}
+    table = model.token_table().float()
+    sizes |= {"num_hidden_layers": 1, "vocab_size": len(table), "pad_token_id": None}
+    return new_head(LlamaConfig(**sizes, attn_implementation="sdpa"), table, seed)
 
 
 def rate(step: int, plan: Plan) -> float:
@@ -159,7 +160,7 @@ def losses(model: TransformerModel, head: EagleHead, batch: Examples, noise: Ten
     features = batch.features.float().to(model.device)
     elements = features.shape[1]
     fed = features + noise.to(features.device) * (NOISE / elements)
-    guess = head.extrapolate(batch.ids[:, 1:elements].to(model.device), fed[:, :-1], use_cache=False)
+    guess = head.extrapolate(batch.ids[:, 1:elements].to(model.device), fed[:, :-1])
     place = torch.arange(elements - 1)
     # The element at P - 1 pairs the prompt's last feature with the first image token: where drafting starts.
     mask = ((place >= batch.prompt[:, None] - 1) & (place + 1 < batch.length[:, None])).float().to(model.device)
