@@ -26,12 +26,12 @@ def test_cached_steps_give_the_logits_of_the_whole_image(network):
     ids = network.encode(CAPTIONS)
     whole = network(ids, tokens)
     cache = DynamicCache()
-    embeds, pooled, steps = network.prefix_embeds(ids), network.pooled(ids), []
+    embeds, slot_embeds, steps = network.prefix_embeds(ids), network.slot_embeds(ids), []
     for start in range(0, TOKENS, 37):
         hidden = network.llama(inputs_embeds=embeds, past_key_values=cache, use_cache=True).last_hidden_state
         steps.append(network.head(hidden[:, -min(37, hidden.shape[1]) if start else -1 :]))
         positions = torch.arange(start, min(start + 37, TOKENS)).expand(2, -1)
-        embeds = network.token_embeds(tokens.gather(1, positions), positions, pooled)
+        embeds = network.token_embeds(tokens.gather(1, positions), positions + 1, slot_embeds)
     hidden = network.llama(inputs_embeds=embeds, past_key_values=cache, use_cache=True).last_hidden_state
     steps.append(network.head(hidden[:, :-1]))
     assert torch.allclose(torch.cat(steps, 1), whole, atol=1e-4)

@@ -121,15 +121,18 @@ class Jacobi:
         if width == 1:
             return slots, torch.zeros(len(positions), 1, target.vocab, device=positions.device)
         drawn, q = self._init.fill(slots, self._batch.noise)
-        forced = target.forced_at(positions)
-        drawn = torch.where(forced >= 0, forced, drawn)
-        q = torch.where((forced >= 0)[..., None], one_hot(forced.clamp(min=0), q.shape[-1]), q)
+        if target.has_grammar:
+            forced = target.forced_at(positions)
+            drawn = torch.where(forced >= 0, forced, drawn)
+            q = torch.where((forced >= 0)[..., None], one_hot(forced.clamp(min=0), q.shape[-1]), q)
         tokens.scatter_(1, positions, torch.where(fresh, drawn, tokens.gather(1, positions)))
-        if self._laws is not None:
-            kept = torch.arange(width - 1, device=positions.device) + self._shift[:, None]
-            kept = self._laws[self._rows, kept.clamp(max=self._laws.shape[1] - 1)]
-            q = torch.where(fresh[..., None], q, kept)
-        return slots, torch.nn.functional.pad(q, (0, 0, 0, 1))
+        if self._laws is None:
+            return slots, torch.nn.functional.pad(q, (0, 0, 0, 1))
+        kept = torch.arange(width - 1, device=positions.device) + self._shift[:, None]
+        kept = self._laws[self._rows, kept.clamp(max=self._laws.shape[1] - 1)]
+        laws = kept.new_zeros(len(kept), width, target.vocab)
+        torch.where(fresh[..., None], q, kept, out=laws[:, :-1])
+        return slots, laws
 
 
 class NoDraft(Jacobi):

@@ -41,10 +41,9 @@ class Record:
     def slots(self, p: Tensor, tokens: Tensor, positions: Tensor, step: int) -> None:
         """Note p [B, T, V] and the new tokens [B, T] of a window; a later step overwrites what was not committed."""
         self._logp.scatter_(1, positions, at(p, tokens).log())
-        tiny = torch.finfo(p.dtype).tiny
-        self._entropy.scatter_(1, positions, -(p * p.clamp(min=tiny).log()).sum(-1))
+        self._entropy.scatter_(1, positions, torch.special.entr(p).sum(-1))
         self._top1.scatter_(1, positions, p.amax(-1))
-        self._step.scatter_(1, positions, torch.full_like(positions, step))
+        self._step.scatter_(1, positions, step)
 
     def trace(self, spans: Spans) -> None:
         """Note from now on how far the law of every tested draft is from p, in a span of its own."""

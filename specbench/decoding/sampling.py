@@ -57,6 +57,8 @@ class Target:
         self._specials = layout.vocab - layout.v_image
         self.forced = torch.tensor([*layout.forced, -1], device=device)
         """[N + 1] forced id per stream slot, -1 where free; the last entry stands for every slot past the end."""
+        self.has_grammar = any(token >= 0 for token in layout.forced)
+        """Whether any slot is forced."""
 
     def forced_at(self, positions: Tensor) -> Tensor:
         """[B, T] forced id at stream slots `positions`, -1 where free."""

@@ -36,10 +36,10 @@ class ShapesModel(TransformerModel):
     def encode(self, prompts: Sequence[str]) -> Prefix:
         ids = torch.cat([self._network.encode(prompts), self._network.null_ids(len(prompts))])
         table_ids = ids + self._network.codes
-        return Prefix(self._network.prefix_embeds(ids), (self._network.pooled(ids),), ids=table_ids)
+        return Prefix(self._network.prefix_embeds(ids), (self._network.slot_embeds(ids),), ids=table_ids)
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
-        return self._network.token_embeds(tokens, positions - 1, state[0])
+        return self._network.token_embeds(tokens, positions, state[0])
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._network.head(hidden)

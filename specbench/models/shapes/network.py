@@ -94,34 +94,36 @@ class ShapesNetwork(nn.Module):
         if null is not None:
             ids = torch.where(null[:, None], self.null_ids(1), ids)
         embeds = self.llama.embed_tokens(ids + self.codes)
-        start = self.place(torch.zeros_like(ids[:, :1])) + self.pooled(ids)[:, None]
+        start = self.slot_embeds(ids)[:, :1]
         return torch.cat([embeds[:, :-1], embeds[:, -1:] + start], dim=1)
 
-    def token_embeds(self, tokens: Tensor, positions: Tensor, pooled: Tensor) -> Tensor:
+    def slot_embeds(self, ids: Tensor) -> Tensor:
+        """What the input that predicts each image token gets besides the token before it: [R, 16] to [R, 256, d]."""
+        slots = torch.arange(TOKENS, device=ids.device)
+        return self.row(slots // GRID) + self.column(slots % GRID) + self.pooled(ids)[:, None]
+
+    def token_embeds(self, tokens: Tensor, slots: Tensor, slot_embeds: Tensor) -> Tensor:
         """Inputs of image tokens.
 
         Args:
             tokens: [R, W] image tokens consumed.
-            positions: [R, W] where those tokens stand in the image, 0-based in raster order; the output at position p
-                predicts token p + 1. The last position, 255, predicts nothing.
-            pooled: [R, d] from `pooled`.
+            slots: [R, W] the image token that each input predicts, one past its own place; past the end, where
+                nothing is left to predict, the last one's embedding is used.
+            slot_embeds: [R, 256, d] from `slot_embeds`.
 
         Returns:
             [R, W, d].
         """
-        return self.llama.embed_tokens(tokens) + self.place((positions + 1).clamp(max=TOKENS - 1)) + pooled[:, None]
-
-    def place(self, positions: Tensor) -> Tensor:
-        """Row plus column embedding of image positions, [...] to [..., d]."""
-        return self.row(positions // GRID) + self.column(positions % GRID)
+        index = slots.clamp(max=TOKENS - 1)[..., None].expand(-1, -1, slot_embeds.shape[-1])
+        return self.llama.embed_tokens(tokens) + slot_embeds.gather(1, index)
 
     def inputs(self, ids: Tensor, tokens: Tensor) -> Tensor:
         """Inputs of a whole image, teacher-forced: ids [R, 16] and tokens [R, 256] to [R, 271, d].
 
         The last 256 outputs predict the 256 tokens.
         """
-        positions = torch.arange(TOKENS - 1, device=tokens.device).expand(len(tokens), -1)
-        image = self.token_embeds(tokens[:, :-1], positions, self.pooled(ids))
+        slots = torch.arange(1, TOKENS, device=tokens.device).expand(len(tokens), -1)
+        image = self.token_embeds(tokens[:, :-1], slots, self.slot_embeds(ids))
         return torch.cat([self.prefix_embeds(ids), image], dim=1)
 
     def forward(self, ids: Tensor, tokens: Tensor) -> Tensor:

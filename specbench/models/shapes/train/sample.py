@@ -28,7 +28,7 @@ def sample(
     """Image tokens [R, 256] for captions [R, 16], drawn one by one under classifier-free guidance."""
     rows = len(ids)
     both = torch.cat([ids, network.null_ids(rows)])
-    pooled = network.pooled(both)
+    slot_embeds = network.slot_embeds(both)
     cache = DynamicCache()
     embeds = network.prefix_embeds(both)
     tokens = torch.empty(rows, TOKENS, dtype=torch.long, device=ids.device)
@@ -40,7 +40,7 @@ def sample(
         chosen = torch.multinomial(best.values.softmax(-1), 1, generator=generator)
         tokens[:, position : position + 1] = best.indices.gather(1, chosen)
         last = tokens[:, position : position + 1].repeat(2, 1)
-        embeds = network.token_embeds(last, torch.full_like(last, position), pooled)
+        embeds = network.token_embeds(last, torch.full_like(last, position + 1), slot_embeds)
     return tokens
 
 
