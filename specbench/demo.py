@@ -77,7 +77,9 @@ def _with_interval(score: Mapping) -> str:
     return text if score["low"] is None else f"{text} [{number(score['low'])}–{number(score['high'])}]"
 
 
-def say_what_next(out: Path) -> None:
-    """Where the rest is."""
+def say_what_next(out: Path, rows: Sequence[Mapping]) -> None:
+    """What to beware of in the report rows, and where the rest is."""
+    for warning in dict.fromkeys(f"{s['metric']}: {s['note']}" for row in rows for s in row["scores"] if s["note"]):
+        console.say(warning)
     console.say(f"Everything, with the definition of every number: {out / TABLES}")
     console.say("Next: specbench run --help")

@@ -36,4 +36,4 @@ def demo(flags: dict) -> None:
     print_table(table, list(table[0]))
     print(f"\n{out / show.PICTURE}")
     if not quiet:
-        show.say_what_next(out)
+        show.say_what_next(out, rows)
