@@ -96,6 +96,18 @@ METRICS: dict[str, MetricEntry] = {
         "specbench.metrics.compbench:CompBenchClip",
         "T2I-CompBench++: cosine of CLIP ViT-B/32 on non-spatial prompts, mean over images",
     ),
+    **{
+        f"compbench[{part}-owlv2]": MetricEntry(
+            f"specbench.metrics.compbench_detected:{target}",
+            f"T2I-CompBench++'s {rules}, mean over images; uncalibrated, the paper's own detector by export and import",
+        )
+        for part, target, rules in (
+            ("spatial", "Spatial2d", "2D rules on what OWLv2 finds"),
+            ("3d-spatial", "Spatial3d", "3D rules on what OWLv2 and Depth Anything V2 find"),
+            ("numeracy", "Numeracy", "counting rules on what OWLv2 finds"),
+            ("3-in-1", "ThreeInOne", "3-in-1 for complex prompts with OWLv2 in its 2D part"),
+        )
+    },
 }
 """The built-in metrics by name."""
 

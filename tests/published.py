@@ -45,6 +45,7 @@ def files(name: str) -> dict[str, bytes]:
         return {"evaluation_metadata.jsonl": "\n".join(json.dumps(row) for row in GENEVAL).encode()}
     content = {f"{category}_val.txt": f"a {category} cup\r\ntwo cups ".encode() for category in CATEGORIES}
     kinds = {"spatial": "a complex cup", "action": "two cups", "spatialaction": ""}
+    content["new_objects.txt"] = b"cup - cups\nmouse - mice"
     return content | {f"complex_val_{kind}.txt": text.encode() for kind, text in kinds.items()}
 
 

@@ -1,7 +1,8 @@
 """`compbench[...]`: those parts of T2I-CompBench++ (Huang et al. 2025) that need none of its own programs.
 
 `blip-vqa` asks BLIP about every noun phrase of colour, shape and texture prompts; `clip-b32` is the cosine the paper
-uses for non-spatial ones. The others come from the official scripts, see `specbench.metrics.official`.
+uses for non-spatial ones. The others take a detector: see `specbench.metrics.compbench_detected`, and
+`specbench.metrics.official` for the paper's own programs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from specbench.metrics import checkpoints
+from specbench.metrics import checkpoints, grammar
 from specbench.metrics.base import Sample, Score, Settings
 from specbench.metrics.blip import (
     DECODE_TOKEN,
@@ -40,7 +40,6 @@ YES, NO = 2748, 2053
 MOST_QUESTIONS = 8
 NOT_ASKED = ("top", "the side", "the left", "the right")
 REMOVED = '.!"()*#:;~'
-SPACY_MODEL = "en_core_web_sm"
 
 
 def questions(phrases: Sequence[str]) -> list[str]:
@@ -70,7 +69,7 @@ class CategoryMetric(PerImageMetric):
         ]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        return None
+        return super().difference(features, baseline) if features["category"].nunique() == 1 else None
 
 
 class CompBenchClip(CategoryMetric, Clip):
@@ -122,14 +121,6 @@ def load_vqa(path: Path, device: str) -> VqaNetwork:
     return VqaNetwork(load_weights(path)).float().eval().requires_grad_(False).to(device)
 
 
-def noun_phrases() -> Callable[[str], list[str]]:
-    """spaCy's noun chunks of a text."""
-    import spacy
-
-    parse = spacy.load(SPACY_MODEL)
-    return lambda text: [chunk.text for chunk in parse(text).noun_chunks]
-
-
 class BlipVqa(CategoryMetric):
     """The product of BLIP's "yes" over the noun phrases of the prompt, rounded to four digits each."""
 
@@ -138,18 +129,15 @@ class BlipVqa(CategoryMetric):
     categories = ("color", "shape", "texture")
     batch = 8
     checkpoints = ("blip-vqa", "bert-vocabulary")
-    packages: ClassVar = {
-        "spacy": "pip install spacy",
-        SPACY_MODEL: f"python -m spacy download {SPACY_MODEL} (the paper's programs use its version 3.5.0)",
-    }
+    packages = grammar.PACKAGES
 
     def identity(self) -> Mapping[str, str]:
         return {
             "weights": checkpoints.file_digest("blip-vqa"),
             "vocabulary": checkpoints.CHECKPOINTS["bert-vocabulary"].digest,
             "resize": "squashed to 480, Pillow bicubic",
-            "phrases": f"{SPACY_MODEL} {version(SPACY_MODEL)}",
-            **{package: version(package) for package in ("spacy", "transformers", "torch", "pillow")},
+            **grammar.identity(),
+            **{package: version(package) for package in ("transformers", "torch", "pillow")},
         }
 
     @cached_property
@@ -162,7 +150,7 @@ class BlipVqa(CategoryMetric):
 
     @cached_property
     def phrases(self) -> Callable[[str], list[str]]:
-        return noun_phrases()
+        return grammar.Grammar().noun_phrases
 
     @torch.inference_mode()
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:

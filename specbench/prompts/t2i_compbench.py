@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from specbench.prompts import Prompt, text_id
 
 CATEGORIES = ("color", "shape", "texture", "spatial", "3d_spatial", "numeracy", "non_spatial", "complex")
+NUMBERS = {"a": 1, "an": 1} | {
+    word: number
+    for number, word in enumerate(("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 1)
+}
 KINDS = ("spatial", "action", "spatialaction")
 
 
 def read(folder: Path) -> list[Prompt]:
-    """All categories in the order of `CATEGORIES`. `meta` has `line`, the prompt's number in its file, and for
-    complex prompts `kind`, one of `KINDS`, which decides what their score is made of."""
+    """All categories in the order of `CATEGORIES`.
+
+    `meta` has `line`, the prompt's number in its file; for complex prompts `kind`, one of `KINDS`, which decides what
+    their score is made of; for numeracy prompts `counts`, how many of each object are asked for.
+    """
     return [prompt for category in CATEGORIES for prompt in _category(folder, category)]
 
 
 def _category(folder: Path, category: str) -> list[Prompt]:
     kinds = _kinds(folder) if category == "complex" else {}
+    names = _names(folder) if category == "numeracy" else {}
     return [
         Prompt(
             f"{category}-{text_id(text)}",
             text,
             category,
-            {"line": line} | ({"kind": kinds[text]} if text in kinds else {}),
+            {"line": line}
+            | ({"kind": kinds[text]} if text in kinds else {})
+            | ({"counts": counts(text, names)} if names else {}),
         )
         for line, text in enumerate(_lines(folder / f"{category}_val.txt"))
     ]
@@ -31,6 +43,20 @@ def _category(folder: Path, category: str) -> list[Prompt]:
 
 def _kinds(folder: Path) -> dict[str, str]:
     return {text: kind for kind in KINDS for text in _lines(folder / f"complex_val_{kind}.txt")}
+
+
+def counts(text: str, names: Mapping[str, str]) -> dict[str, int]:
+    """How many of each object a prompt asks for; `names` gives the singular of every word for one, singulars too."""
+    words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    found: dict[str, int] = {}
+    for number, word in re.findall(rf"\b({'|'.join(NUMBERS)}) ({words})\b", text.lower()):
+        found[names[word]] = found.get(names[word], 0) + NUMBERS[number]
+    return found
+
+
+def _names(folder: Path) -> dict[str, str]:
+    pairs = [line.split(" - ") for line in _lines(folder / "new_objects.txt")]
+    return {word: singular for singular, plural in pairs for word in (singular, plural)}
 
 
 def _lines(path: Path) -> list[str]:

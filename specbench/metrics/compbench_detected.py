@@ -1,0 +1,217 @@
+"""The parts of T2I-CompBench++ that need a detector, with one of transformers: columns of their own.
+
+The paper's programs use UniDet, whose licence keeps it outside; OWLv2 sees other things with other scores, and asks
+for the very words of the prompt. Their own answers come by `specbench.metrics.official`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from importlib.metadata import version
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+
+from specbench.metrics import grammar
+from specbench.metrics.base import Metric, Sample, Settings
+from specbench.metrics.compbench import BlipVqa, CategoryMetric, CompBenchClip
+from specbench.metrics.compbench_rules import (
+    DEPTHS,
+    RELATIONS,
+    THREE_IN_ONE,
+    Box,
+    numeracy,
+    relation,
+    spatial,
+    spatial_3d,
+    three_in_one,
+)
+from specbench.metrics.depth import REPOSITORY as DEPTH
+from specbench.metrics.depth import Depth
+from specbench.metrics.geneval_rules import Found
+from specbench.metrics.hub import hub_folder, hub_problem, weights_digest
+from specbench.metrics.openclip import PACKAGES
+from specbench.metrics.owl import DUPLICATE, QUERY, REPOSITORY, THRESHOLD, Owl
+
+Seen = Mapping[str, Sequence[Found]]
+
+
+class Detected(CategoryMetric):
+    """A metric on what OWLv2 finds; subclasses say what is asked for and how it is judged.
+
+    Attributes:
+        repositories: names in the identity, and the hub repositories whose weights are needed.
+    """
+
+    batch = 8
+    columns: ClassVar = {"value": pa.float32(), "details": pa.string()}
+    repositories: ClassVar[Mapping[str, str]] = {"detector": REPOSITORY}
+    packages: ClassVar = {**PACKAGES, **grammar.PACKAGES}
+
+    def identity(self) -> Mapping[str, str]:
+        weights = {
+            name: weights_digest(hub_folder(repository, self.settings.offline))
+            for name, repository in self.repositories.items()
+        }
+        return {
+            **weights,
+            "query": QUERY,
+            "threshold": f"{THRESHOLD}, duplicates above {DUPLICATE}",
+            "resize": "black to a square, tensor bilinear, antialiased",
+            **(grammar.identity() if grammar.MODEL in self.packages else {}),
+            **{package: version(package) for package in ("transformers", "torch", "pillow")},
+            "open_clip": version("open_clip_torch"),
+        }
+
+    def missing(self) -> list[tuple[str, str]]:
+        problems = (hub_problem(repository) for repository in self.repositories.values())
+        return super().missing() + [problem for problem in problems if problem]
+
+    def prepare(self) -> None:
+        super().prepare()
+        for repository in self.repositories.values():
+            hub_folder(repository, self.settings.offline)
+
+    @cached_property
+    def detector(self) -> Owl:
+        return Owl(hub_folder(REPOSITORY, self.settings.offline), self.settings.device)
+
+    @cached_property
+    def grammar(self) -> grammar.Grammar:
+        return grammar.Grammar()
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        asked = [self.names(sample) for sample in samples]
+        detected = self.detector([sample.pixels for sample in samples], asked)
+        return [
+            {"value": self.judge(sample, names, seen), "details": _details(seen)}
+            for sample, names, seen in zip(samples, asked, detected, strict=True)
+        ]
+
+    def names(self, sample: Sample) -> list[str]:
+        """What is looked for: the first and the last noun of the prompt."""
+        nouns = self.grammar.nouns(sample.prompt)
+        return list(dict.fromkeys([nouns[0], nouns[-1]])) if nouns else []
+
+    def judge(self, sample: Sample, names: Sequence[str], seen: Seen) -> float:
+        raise NotImplementedError
+
+
+class Spatial2d(Detected):
+    """Two objects beside each other as asked."""
+
+    name = "compbench[spatial-owlv2]"
+    summary = "T2I-CompBench++'s 2D rules on what OWLv2 finds, mean over images of spatial prompts"
+    categories = ("spatial",)
+
+    def judge(self, sample: Sample, names: Sequence[str], seen: Seen) -> float:
+        asked = relation(sample.prompt, RELATIONS)
+        return spatial(*_two_best(names, seen), asked, min(sample.pixels.shape[:2]))
+
+
+class Spatial3d(Detected):
+    """Two objects before or behind each other."""
+
+    name = "compbench[3d-spatial-owlv2]"
+    summary = "T2I-CompBench++'s 3D rules on what OWLv2 and Depth Anything V2 find, mean over images of 3D prompts"
+    categories = ("3d_spatial",)
+    repositories: ClassVar = {"detector": REPOSITORY, "depth": DEPTH}
+
+    @cached_property
+    def depth(self) -> Depth:
+        return Depth(hub_folder(DEPTH, self.settings.offline), self.settings.device)
+
+    def judge(self, sample: Sample, names: Sequence[str], seen: Seen) -> float:
+        near: list[np.ndarray] = []
+
+        def nearness(box: Box) -> float:
+            if not near:
+                near.append(self.depth(sample.pixels))
+            return mean_in(near[0], box)
+
+        return spatial_3d(*_two_best(names, seen), relation(sample.prompt, DEPTHS), nearness)
+
+
+class Numeracy(Detected):
+    """As many of each object as asked for."""
+
+    name = "compbench[numeracy-owlv2]"
+    summary = "T2I-CompBench++'s counting rules on what OWLv2 finds, mean over images of numeracy prompts"
+    categories = ("numeracy",)
+    packages = PACKAGES
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return super().accepts(category, meta) and bool(meta.get("counts"))
+
+    def names(self, sample: Sample) -> list[str]:
+        return list(sample.meta["counts"])
+
+    def judge(self, sample: Sample, names: Sequence[str], seen: Seen) -> float:
+        return numeracy(sample.meta["counts"], seen)
+
+
+class ThreeInOne(CategoryMetric):
+    """Complex prompts: the mean of BLIP-VQA and, by the kind of the prompt, CLIP without adjectives, 2D, or both."""
+
+    name = "compbench[3-in-1-owlv2]"
+    summary = "T2I-CompBench++'s 3-in-1 with OWLv2 for the 2D part, mean over images of complex prompts"
+    categories = ("complex",)
+    batch = 8
+    columns: ClassVar = {"value": pa.float32(), **dict.fromkeys(("blip", "clip", "spatial"), pa.float32())}
+
+    def __init__(self, settings: Settings | None = None):
+        super().__init__(settings)
+        self.parts: dict[str, Metric] = {
+            "blip": BlipVqa(settings), "clip": CompBenchClip(settings), "spatial": Spatial2d(settings)
+        }  # fmt: skip
+        self.checkpoints = tuple(file for part in self.parts.values() for file in part.checkpoints)
+
+    @cached_property
+    def grammar(self) -> grammar.Grammar:
+        return grammar.Grammar()
+
+    def identity(self) -> Mapping[str, str]:
+        return {f"{name}.{key}": value for name, part in self.parts.items() for key, value in part.identity().items()}
+
+    def missing(self) -> list[tuple[str, str]]:
+        return list(dict.fromkeys(problem for part in self.parts.values() for problem in part.missing()))
+
+    def prepare(self) -> None:
+        for part in self.parts.values():
+            part.prepare()
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return super().accepts(category, meta) and meta.get("kind") in THREE_IN_ONE
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        plain = [replace(sample, prompt=self.grammar.without_adjectives(sample.prompt)) for sample in samples]
+        rows: list[dict[str, object]] = [dict.fromkeys(self.columns) for _ in samples]
+        for name, part in self.parts.items():
+            needing = [number for number, sample in enumerate(samples) if name in THREE_IN_ONE[sample.meta["kind"]]]
+            shown = [(plain if name == "clip" else samples)[number] for number in needing]
+            for number, found in zip(needing, part.features(shown) if shown else (), strict=True):
+                rows[number][name] = found["value"]
+        for row, sample in zip(rows, samples, strict=True):
+            row["value"] = three_in_one(sample.meta["kind"], row)
+        return rows
+
+
+def mean_in(values: np.ndarray, box: Box) -> float:
+    """Mean of a map [H, W] inside a box, of at least one pixel."""
+    height, width = values.shape
+    x1, y1 = min(int(box[0]), width - 1), min(int(box[1]), height - 1)
+    return float(values[y1 : max(y1 + 1, round(box[3])), x1 : max(x1 + 1, round(box[2]))].mean())
+
+
+def _two_best(names: Sequence[str], seen: Seen) -> tuple[Found | None, Found | None]:
+    best = [next(iter(seen.get(name, ())), None) for name in names]
+    first, second, *_ = [*best, None, None]
+    return first, second
+
+
+def _details(seen: Seen) -> str:
+    return json.dumps({name: [[*one.box, round(one.score, 4)] for one in found] for name, found in seen.items()})

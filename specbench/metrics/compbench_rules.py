@@ -1,0 +1,136 @@
+"""T2I-CompBench++'s rules (Huang et al. 2025) on detected objects: pure functions, no images and no networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from specbench.metrics.geneval_rules import Found
+
+Box = tuple[float, float, float, float]
+
+RELATIONS = (
+    "on side of",
+    "next to",
+    "near",
+    "on the left of",
+    "on the right of",
+    "on the bottom of",
+    "on the top of",
+    "on top of",
+)
+"""Of 2D prompts, in the order they are looked for. The paper's program has no rule for the last one."""
+
+DEPTHS = {"in front of": 1, "behind": -1, "hidden": -1}
+"""Of 3D prompts: the sign of how much nearer the first object must be than the second."""
+
+BESIDE = ("on side of", "next to", "near")
+REACH = 150 / 479
+"""How far apart things beside each other may be, in short sides of the picture: 150 pixels at the paper's size."""
+LITTLE = 0.1
+"""Overlap up to which one thing still is left of another, for example."""
+SAME = 0.9
+"""Overlap or containment above which two boxes are one object."""
+
+THREE_IN_ONE: Mapping[str, tuple[str, ...]] = {
+    "spatial": ("spatial", "blip"),
+    "action": ("clip", "blip"),
+    "spatialaction": ("spatial", "clip", "blip"),
+}
+"""What the score of a complex prompt is the mean of, by its kind."""
+
+
+def three_in_one(kind: str, parts: Mapping[str, float]) -> float:
+    """Score of an image of a complex prompt from its answers to each part."""
+    needed = THREE_IN_ONE[kind]
+    return sum(parts[part] for part in needed) / len(needed)
+
+
+def relation(prompt: str, known: Sequence[str] | Mapping[str, int]) -> str | None:
+    """The first of the known relations that a prompt names."""
+    return next((name for name in known if name in prompt.lower()), None)
+
+
+def spatial(first: Found | None, second: Found | None, asked: str | None, side: float) -> float:
+    """2D score of the best box of each object: a quarter of each detection's score and half for the place, and
+    nothing at all below a half. `side` is the picture's short side."""
+    value = _mixed(first, second, lambda a, b: placed(a, b, asked, side))
+    return value if value >= 0.5 else 0.0
+
+
+def placed(a: Box, b: Box, asked: str | None, side: float) -> float:
+    """How well box a lies from box b as asked, 0 to 1."""
+    (ax, ay), (bx, by) = _centre(a), _centre(b)
+    across, down = ax - bx, ay - by
+    if asked in BESIDE:
+        apart = (abs(across), abs(down))
+        return 1.0 if min(apart) < REACH * side else REACH * side / max(apart)
+    lies = {
+        "on the left of": across < 0 and abs(across) > abs(down),
+        "on the right of": across > 0 and abs(across) > abs(down),
+        "on the top of": down < 0 and abs(down) > abs(across),
+        "on the bottom of": down > 0 and abs(down) > abs(across),
+    }
+    if not lies.get(asked or ""):
+        return 0.0
+    common = overlap(a, b)
+    return 1.0 if common < LITTLE else LITTLE / common
+
+
+def spatial_3d(first: Found | None, second: Found | None, asked: str | None, depth: Callable[[Box], float]) -> float:
+    """3D score: as in 2D, half being for the order in depth and for boxes that overlap. `depth` is larger nearer by."""
+
+    def behind_each_other(a: Box, b: Box) -> float:
+        if asked is None or DEPTHS[asked] * (depth(a) - depth(b)) <= 0:
+            return 0.0
+        return min(1.0, overlap(a, b) / 0.5)
+
+    return _mixed(first, second, behind_each_other)
+
+
+def numeracy(counts: Mapping[str, int], objects: Mapping[str, Sequence[Found]]) -> float:
+    """Mean over the objects asked for: half for being there, half for being there as often as asked."""
+    scores = []
+    for name, count in counts.items():
+        found = distinct(objects.get(name, ()), lambda a, b: max(overlap(a, b), contained(a, b)), SAME)
+        scores.append(0.5 * bool(found) + 0.5 * (len(found) == count))
+    return sum(scores) / len(scores)
+
+
+def distinct(found: Sequence[Found], common: Callable[[Box, Box], float], limit: float) -> list[Found]:
+    """The detections, best first, without those that have more than `limit` in common with a better one."""
+    kept: list[Found] = []
+    for one in sorted(found, key=lambda one: -one.score):
+        if all(common(one.box, better.box) <= limit for better in kept):
+            kept.append(one)
+    return kept
+
+
+def overlap(a: Box, b: Box) -> float:
+    """Intersection over union."""
+    common = _common(a, b)
+    whole = _area(a) + _area(b) - common
+    return common / whole if whole else 0.0
+
+
+def contained(a: Box, b: Box) -> float:
+    """Share of the smaller box that lies in the larger."""
+    smaller = min(_area(a), _area(b))
+    return _common(a, b) / smaller if smaller else 0.0
+
+
+def _mixed(first: Found | None, second: Found | None, placed: Callable[[Box, Box], float]) -> float:
+    seen = [one for one in (first, second) if one is not None]
+    value = 0.25 * sum(one.score for one in seen)
+    return value + 0.5 * placed(first.box, second.box) if len(seen) == 2 else value
+
+
+def _common(a: Box, b: Box) -> float:
+    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+
+
+def _area(box: Box) -> float:
+    return (box[2] - box[0]) * (box[3] - box[1])
+
+
+def _centre(box: Box) -> tuple[float, float]:
+    return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2

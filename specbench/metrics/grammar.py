@@ -1,0 +1,40 @@
+"""What T2I-CompBench++'s programs take from a prompt by spaCy's small English model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from importlib.metadata import version
+from types import MappingProxyType
+
+MODEL = "en_core_web_sm"
+PACKAGES = MappingProxyType(
+    {
+        "spacy": "pip install spacy",
+        MODEL: f"python -m spacy download {MODEL} (the paper's programs use its version 3.5.0)",
+    }
+)
+
+
+class Grammar:
+    """The model, loaded when it is first asked."""
+
+    @cached_property
+    def _parse(self):
+        import spacy
+
+        return spacy.load(MODEL)
+
+    def noun_phrases(self, text: str) -> list[str]:
+        return [chunk.text for chunk in self._parse(text).noun_chunks]
+
+    def nouns(self, text: str) -> list[str]:
+        return [token.text for token in self._parse(text) if token.pos_ == "NOUN"]
+
+    def without_adjectives(self, text: str) -> str:
+        return " ".join(token.text for token in self._parse(text) if token.pos_ != "ADJ")
+
+
+def identity() -> Mapping[str, str]:
+    """The versions that decide how a prompt is read."""
+    return {"phrases": f"{MODEL} {version(MODEL)}", "spacy": version("spacy")}

@@ -1,0 +1,83 @@
+"""Objects by name: OWLv2 (Minderer et al. 2023) through transformers, an open-vocabulary detector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from specbench.metrics.compbench_rules import distinct, overlap
+from specbench.metrics.geneval_rules import Found
+from specbench.metrics.openclip import MEAN, STD, import_open_clip
+
+REPOSITORY = "google/owlv2-base-patch16-ensemble"
+QUERY = "a photo of a {name}"
+QUERY_TOKENS = 16
+THRESHOLD, DUPLICATE = 0.2, 0.5
+"""Least score of a detection, and the overlap above which only the better of two counts."""
+
+
+def network_input(pixels: np.ndarray, size: int) -> Tensor:
+    """uint8 [H, W, 3] to float32 [3, size, size]: black below or beside it to a square, then bilinear, antialiased."""
+    height, width = pixels.shape[:2]
+    side = max(height, width)
+    x_CHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32) / 255
+    square = F.pad(x_CHW, (0, side - width, 0, side - height))[None]
+    x_CHW = F.interpolate(square, (size, size), mode="bilinear", align_corners=False, antialias=True)[0]
+    return (x_CHW - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+
+
+class Owl:
+    """A detector from a transformers checkpoint folder."""
+
+    def __init__(self, folder: Path, device: str):
+        from transformers import Owlv2ForObjectDetection
+
+        model = Owlv2ForObjectDetection.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+        self.network = model.float().eval().requires_grad_(False).to(device)
+        self.device = device
+
+    @torch.inference_mode()
+    def __call__(self, images: Sequence[np.ndarray], names: Sequence[Sequence[str]]) -> list[dict[str, list[Found]]]:
+        """What each image uint8 [H, W, 3] shows of its names, best first; a name that is not seen has no detections."""
+        most = max(map(len, names), default=0)
+        if not most:
+            return [{} for _ in images]
+        size = self.network.config.vision_config.image_size
+        x_BCHW = torch.stack([network_input(pixels, size) for pixels in images]).to(self.device)
+        ids_BQT = torch.stack([_queries(asked, most) for asked in names]).to(self.device)
+        output = self.network(
+            pixel_values=x_BCHW, input_ids=ids_BQT.flatten(0, 1), attention_mask=(ids_BQT > 0).long().flatten(0, 1)
+        )
+        scores_BPQ, boxes_BP4 = output.logits.sigmoid().cpu(), output.pred_boxes.cpu()
+        return [
+            _named(asked, scores, boxes, pixels.shape[:2])
+            for asked, scores, boxes, pixels in zip(names, scores_BPQ, boxes_BP4, images, strict=True)
+        ]
+
+
+def _queries(names: Sequence[str], rows: int) -> Tensor:
+    """Token ids [rows, 16]; a row of zeros asks for nothing."""
+    ids = torch.zeros(rows, QUERY_TOKENS, dtype=torch.long)
+    if names:
+        texts = [QUERY.format(name=name) for name in names]
+        ids[: len(names)] = import_open_clip().tokenize(texts, context_length=QUERY_TOKENS)
+    return ids
+
+
+def _named(names: Sequence[str], scores_PQ: Tensor, boxes_P4: Tensor, shape: tuple[int, int]) -> dict[str, list[Found]]:
+    """The detections of one image, boxes from shares of the padded square (centre, size) to its own pixels."""
+    height, width = shape
+    centre, size = boxes_P4[:, :2], boxes_P4[:, 2:]
+    corners = torch.cat([centre - size / 2, centre + size / 2], 1) * max(shape)
+    corners = corners.clamp(min=torch.zeros(4), max=torch.tensor([width, height, width, height]).float())
+    found = {}
+    for column, name in enumerate(names):
+        likely = (scores_PQ[:, column] > THRESHOLD).nonzero().squeeze(1).tolist()
+        seen = [Found(tuple(corners[place].tolist()), scores_PQ[place, column].item()) for place in likely]
+        found[name] = distinct(seen, overlap, DUPLICATE)
+    return found
