@@ -2,9 +2,10 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TEST_ARGS ?= -n auto
-# Libraries that tests compare with, without the torchvision they ask for: one built for another torch than the one
-# here would keep transformers from importing.
-ORACLES := open_clip_torch torchmetrics lightning-utilities torch-fidelity
+# What scores, and the libraries that tests compare with, without the torchvision they ask for: one built for another
+# torch than the one here would keep transformers from importing.
+SCORERS := open_clip_torch
+ORACLES := torchmetrics lightning-utilities torch-fidelity
 
 .PHONY: help demo install test check docs train-shapes bench clean
 
@@ -15,6 +16,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV); this takes a minute or more, mostly for torch."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(SCORERS)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run
