@@ -1,9 +1,9 @@
-"""`specbench score`, `specbench report` and `specbench show`: what can be said about runs that are there."""
+"""`specbench score` and `specbench report`: what can be said about runs that are there."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -27,7 +27,6 @@ def add_to(app: typer.Typer) -> None:
         epilog="Then: specbench report",
     )(score)
     app.command(name="report", help="Print the tables of runs: speed, quality, and what each number means.")(report)
-    app.command(name="show", help="Print one run's card: what it was, where, and what came out.")(show)
 
 
 @flags(_SCORE)
@@ -104,8 +103,13 @@ def report(
     flags: dict,
     runs: list[str] = _RUNS,
     fmt: str = typer.Option("markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}."),
+    html: Path = typer.Option(
+        None, "--html", metavar="FILE", help="Write one page with tables, plots and images to this file instead."
+    ),
 ) -> None:
     values = merge(_READ, flags)
+    if html:
+        return _write_page(runs, str(values["out"].value), html)
     fmt = "json" if values["json"].value else fmt
     if fmt not in FORMATS:
         raise unknown_name("format", fmt, FORMATS)
@@ -114,34 +118,8 @@ def report(
     sys.stdout.write(reporting.render(api.report(runs or (), str(values["out"].value)), fmt))
 
 
-@flags(_READ)
-def show(
-    flags: dict, run: str = typer.Argument(metavar="RUN", help="A run id, or the start of one, or a folder.")
-) -> None:
-    values = merge(_READ, flags)
+def _write_page(runs: Sequence[str], out: str, path: Path) -> None:
     from specbench.folders import find_runs
-    from specbench.reporting.card import card
+    from specbench.reporting.html import write_page
 
-    cards = [card(folder) for folder in find_runs(str(values["out"].value), [run])]
-    if values["json"].value:
-        return print_json(cards)
-    for one in cards:
-        rows = [{"name": name, "value": value} for name, value in _flat(one) if value not in (None, [], {})]
-        print_table(rows, ("name", "value"))
-
-
-def _flat(values: Mapping, prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Nested values as dotted names; the origins of settings stand beside them in --json only."""
-    for name, value in values.items():
-        if name == "origins" or (prefix == "numbers." and name in _SAID):
-            continue
-        if isinstance(value, Mapping) and name not in ("options", "sampling"):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            for number, item in enumerate(value, 1):
-                yield f"{prefix}{name} {number}", dict(item)
-        else:
-            yield prefix + name, value
-
-
-_SAID = ("run_id", "folder", "model", "decoder", "options", "setting", "environment", "acceptance_by_offset")
+    print(write_page(find_runs(out, runs or ()), path))

@@ -15,7 +15,7 @@ from specbench.store import RunStore
 
 STEP_SPANS = ("target", "draft", "verify", "host")
 """The spans of a decoding step, as in `specbench.decoding.generation.SPANS`."""
-LOGP_EDGES = np.arange(-12.0, 0.001, 0.25)
+LOGP_EDGES = np.arange(-12.0, 0.001, 0.5)
 """Bins of log p, in nats; what is smaller counts in the first."""
 _COLUMNS = ("status", "nfe", "forced", "logp", "committed_step", "accepted", "image", *(f"{s}_ms" for s in STEP_SPANS))
 

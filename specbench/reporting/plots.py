@@ -100,8 +100,10 @@ def logp_plot(shares: Mapping[str, np.ndarray], order: Sequence[str]) -> str:
     with mpl.rc_context(_STYLE):
         figure, axes = _canvas("log p of the committed tokens", len(shares))
         for label, share in shares.items():
-            axes.stairs(share * 100, LOGP_EDGES, **_line(order.index(label)), label=_cut(label))
+            middles = (LOGP_EDGES[1:] + LOGP_EDGES[:-1]) / 2
+            axes.plot(middles, np.where(share > 0, share * 100, np.nan), **_line(order.index(label)), label=_cut(label))
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.set(xlabel="log p in nats (first bin: that and less)", ylabel="% of free tokens")
         return _svg(figure, axes)
 

@@ -1,0 +1,78 @@
+"""`specbench show`: the card of a run, or of one of its images."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import typer
+from rich.console import Console, RenderableType
+
+from specbench.cli.options import flags, print_json
+from specbench.errors import SpecbenchError
+from specbench.settings import JSON, OUT, merge
+
+_SETTINGS = (OUT, JSON)
+_PLAIN_WIDTH = 120
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(name="show", help="Print the card of a run, or of one of its images: what it was, and what came out.")(
+        show
+    )
+
+
+@flags(_SETTINGS)
+def show(
+    flags: dict,
+    run: str = typer.Argument(metavar="RUN", help="A run id, or the start of one, or a folder."),
+    prompt: str = typer.Argument(
+        None, metavar="PROMPT", help="A prompt's id, the start of one, or words of its text.", show_default="the run"
+    ),
+    sample: int = typer.Option(0, "--sample", metavar="N", min=0, help="Which image of the prompt."),
+) -> None:
+    values = merge(_SETTINGS, flags)
+    from specbench.folders import find_runs
+
+    folders = find_runs(str(values["out"].value), [run])
+    if prompt is None:
+        _show_runs(folders, bool(values["json"].value))
+    elif len(folders) > 1:
+        raise SpecbenchError(f"'{run}' holds {len(folders)} runs", "name the one that made the image")
+    else:
+        _show_image(folders[0], prompt, sample, bool(values["json"].value))
+
+
+def _show_runs(folders: list[Path], as_json: bool) -> None:
+    from specbench.reporting.card import card
+
+    cards = [card(folder) for folder in folders]
+    if as_json:
+        return print_json(cards)
+    from specbench.reporting.terminal import run_view
+
+    for one in cards:
+        _print(_console(), run_view(one))
+
+
+def _show_image(folder: Path, prompt: str, sample: int, as_json: bool) -> None:
+    from specbench.reporting.image_card import image_card
+
+    card, tile = image_card(folder, prompt, sample)
+    if as_json:
+        return print_json([card])
+    from specbench.reporting.terminal import image_view
+
+    console = _console()
+    _print(console, image_view(card, tile, console))
+
+
+def _console() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+
+
+def _print(console: Console, view: RenderableType) -> None:
+    """Without the blanks that fill up lines."""
+    with console.capture() as text:
+        console.print(view)
+    print("\n".join(line.rstrip() for line in text.get().splitlines()))

@@ -1,0 +1,84 @@
+"""What `specbench show RUN PROMPT` says about one image: its own facts and numbers, and the maps of its tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from specbench import stats
+from specbench.console import one_line
+from specbench.decoding.generation import SPANS
+from specbench.errors import SpecbenchError, unknown_name
+from specbench.records import SAMPLES
+from specbench.reporting.tiles import Tile, tiles
+from specbench.store import RunStore
+
+_MOST_NAMED = 5
+
+
+def image_card(folder: Path, prompt: str, sample: int = 0) -> tuple[dict, Tile]:
+    """One image as nested plain values, and its pictures.
+
+    Keys: `run_id, prompt_id, sample, prompt, category, seed, status, error, started_at, image` (a path), the numbers of
+    `specbench.stats` for this image alone (`nfe, step_compression, latency_ms, latency_e2e_ms, acceptance,
+    acceptance_by_offset, logp_mean, logp_std, perplexity, nll_gap, top1`), `spans_ms`, `facts` (what the decoder
+    noted), `scores` by metric, `committed_step` and `accepted_draft` (rows of the token grid; None where it is not
+    known).
+
+    Args:
+        prompt: a prompt's id, the start of one, or words of its text.
+
+    Raises:
+        SpecbenchError: no image, or several, of that name.
+    """
+    row = _find(folder, prompt, sample)
+    rows = stats.condense(row)
+    (stored,) = row.to_pylist()
+    tile = tiles(folder, [stored["prompt_id"]], sample)[stored["prompt_id"]]
+    columns = ("prompt_id", "sample", "prompt", "category", "seed", "status", "error", "started_at")
+    decoded = stored["status"] == "ok"
+    card = {
+        "run_id": folder.name,
+        **{name: stored[name] for name in columns},
+        "image": str(folder / stored["image"]) if stored["image"] else None,
+        **(_numbers(rows) if decoded else {}),
+        "spans_ms": {span: stored[f"{span}_ms"] for span in SPANS if stored[f"{span}_ms"] is not None},
+        "facts": json.loads(stored["facts"] or "{}"),
+        "scores": dict(tile.scores),
+        "committed_step": None if tile.steps is None else tile.steps.tolist(),
+        "accepted_draft": None if tile.origins is None else tile.origins.astype(bool).tolist(),
+    }
+    return card, tile
+
+
+def _numbers(rows: pd.DataFrame) -> dict[str, object]:
+    tokens = stats.token_stats(rows)
+    own = ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "acceptance", "acceptance_by_offset", "top1")
+    shared = ("logp_mean", "logp_std", "perplexity", "nll_gap")
+    return {name: getattr(stats, name)(rows) for name in own} | {name: getattr(tokens, name, None) for name in shared}
+
+
+def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
+    """The stored row of the image, one row."""
+    store = RunStore(folder)
+    names = store.samples(["prompt"])
+    names = names[names["sample"] == sample]
+    ids, texts, folded = names["prompt_id"], names["prompt"], prompt.casefold()
+    for found in (ids == prompt, ids.str.startswith(prompt), texts.str.casefold().str.contains(folded, regex=False)):
+        if found.any():
+            break
+    else:
+        raise unknown_name("prompt", prompt, ids.head(_MOST_NAMED))
+    chosen = ids[found].to_list()
+    if len(chosen) > 1:
+        shown = ", ".join(map(one_line, chosen[:_MOST_NAMED]))
+        raise SpecbenchError(f"prompt '{prompt}' is ambiguous", f"{len(chosen)} are called so, for example {shown}")
+    here = (pc.field("prompt_id") == chosen[0]) & (pc.field("sample") == sample)
+    for piece in store.batches(SAMPLES.names):
+        if (row := piece.filter(here)).num_rows:
+            return row
+    raise SpecbenchError(f"{folder} was changed while it was read", "try again")

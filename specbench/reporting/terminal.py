@@ -1,0 +1,145 @@
+"""Cards on a terminal: a run's, and an image's with its picture and its acceptance map.
+
+Pictures are half blocks, two pixels to a character, so any terminal with colours shows them; without colours there is
+the map in letters and the picture's path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+from PIL import Image
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from specbench.console import one_line
+from specbench.reporting.columns import MISSING, QUALITY, SPEED, THROUGHPUT, number, part_columns, score_columns
+from specbench.reporting.maps import ACCEPTED
+from specbench.reporting.plots import ACCEPTED_COLOUR, DRAWN_COLOUR
+from specbench.reporting.tiles import Tile
+
+_CHOICES = ("drafter", "init", "verifier", "residual", "refine")
+_HALF = "▀"
+_MOST_COLUMNS = 64
+
+
+def run_view(card: Mapping) -> RenderableType:
+    """The card of `specbench.reporting.card`."""
+    decoder, row = card["decoder"], card["numbers"]
+    columns = (*(THROUGHPUT if row["setting"]["batch"] > 1 else SPEED)[3:], *QUALITY[3:], *score_columns([row]))
+    parts = [column for found in part_columns([row]).values() for column in found]
+    law = "lossless" if decoder["lossless"] else "not lossless"
+    origins = card["origins"]
+    return Group(
+        _title(card["run_id"], f"{card['images']} images" + (f", {card['failed']} failed" if card["failed"] else "")),
+        _block("decoder", [(decoder["name"], law), *((kind, decoder[kind]) for kind in _CHOICES)]),
+        _block(
+            "options", [(name, _with_origin(value, origins.get(name))) for name, value in decoder["options"].items()]
+        ),
+        _block("setting", _setting(card)),
+        _block("numbers", [(column.heading, column.cell(row)) for column in (*columns, *parts)]),
+        _block("noted by the decoder, mean over images", _numbers(card["facts"])),
+        _block("windows tried", [(f"{p['window']}", f"{p['latency_ms']:.0f} ms") for p in card["window_curve"] or ()]),
+        _block("failures", [(f"{times} times", error) for error, times in card["errors"].items()]),
+        _block("made", [(call["started_at"], call["environment"]) for call in card["invocations"]]),
+    )
+
+
+def image_view(card: Mapping, tile: Tile, console: Console) -> RenderableType:
+    """The card of `specbench.reporting.image_card`, with pictures as wide as the console allows."""
+    spans = [(f"{span} ms", number(value)) for span, value in card["spans_ms"].items()]
+    told = {name: value for name, value in card.items() if isinstance(value, int | float) and name not in _SAID}
+    rates = [value for value in card.get("acceptance_by_offset") or () if value is not None]
+    by_offset = [("acceptance by offset", " ".join(number(value) for value in rates))] if rates else []
+    return Group(
+        _title(card["prompt"], f"{card['run_id']}, {card['prompt_id']}, sample {card['sample']}, seed {card['seed']}"),
+        _block("failed", [("error", card["error"])] if card["error"] else []),
+        _block("numbers", [*_numbers(told), *by_offset]),
+        _block("time", spans),
+        _block("noted by the decoder", _numbers(card["facts"])),
+        _block("scores", _numbers(card["scores"])),
+        *_pictures(tile, console),
+        Text(card["image"] or "no picture was kept"),
+    )
+
+
+def half_blocks(pixels: np.ndarray, columns: int) -> Text:
+    """A picture, uint8 [H, W, 3], as `columns` characters a line."""
+    height = max(2, 2 * round(columns * pixels.shape[0] / pixels.shape[1] / 2))
+    method = Image.Resampling.LANCZOS if columns < pixels.shape[1] else Image.Resampling.NEAREST
+    small = np.asarray(Image.fromarray(pixels).resize((columns, height), method))
+    text = Text(no_wrap=True)
+    for top, bottom in zip(small[0::2], small[1::2], strict=True):
+        for upper, lower in zip(top, bottom, strict=True):
+            text.append(_HALF, Style(color=_rgb(upper), bgcolor=_rgb(lower)))
+        text.append("\n")
+    return text
+
+
+_SAID = ("sample", "seed")
+
+
+def _setting(card: Mapping) -> Iterator[tuple[str, str]]:
+    origins = card["origins"]
+    yield "model", card["model"]
+    for name, value in card["setting"].items():
+        items = value.items() if isinstance(value, Mapping) else [(name, value)]
+        for key, item in items:
+            yield key, _with_origin(item, origins.get(key.replace("_", "-")))
+
+
+def _with_origin(value: object, origin: str | None) -> str:
+    return str(value) if origin in (None, "default") else f"{value}  ({origin})"
+
+
+def _numbers(values: Mapping[str, float | None]) -> list[tuple[str, str]]:
+    return [(name, MISSING if value is None else f"{value:,.4g}") for name, value in values.items()]
+
+
+def _title(text: str, under: str) -> RenderableType:
+    return Group(Text(one_line(text), style="bold"), Text(one_line(under), style="dim"))
+
+
+def _block(title: str, lines) -> RenderableType:
+    """Names and values under a title; nothing where there are none."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in lines:
+        table.add_row(Text(one_line(str(name))), Text(one_line(str(value))))
+    if not table.rows:
+        return Group()
+    return Padding(Group(Text(title, style="bold dim"), table), (1, 0, 0, 0))
+
+
+def _pictures(tile: Tile, console: Console) -> Iterator[RenderableType]:
+    if tile.problem or tile.pixels is None:
+        return
+    if console.color_system is None:
+        yield from _letters(tile)
+        return
+    width = min(_MOST_COLUMNS, console.width // 2 - 2)
+    shown = [half_blocks(tile.pixels, width)]
+    if tile.origins is not None:
+        accepted = (tile.origins == ACCEPTED)[..., None]
+        shown.append(half_blocks(np.where(accepted, ACCEPTED_COLOUR, DRAWN_COLOUR).astype(np.uint8), width))
+    yield Padding(Columns(shown, padding=(0, 2)), (1, 0, 0, 0))
+    if tile.origins is not None:
+        keys = (("■", _rgb(ACCEPTED_COLOUR)), " accepted draft  ", ("■", _rgb(DRAWN_COLOUR)), " drawn afresh")
+        yield Text.assemble(*keys)
+
+
+def _letters(tile: Tile) -> Iterator[RenderableType]:
+    if tile.origins is not None:
+        lines = ("".join("#" if place == ACCEPTED else "." for place in row) for row in tile.origins)
+        yield Padding(Text("\n".join(lines)), (1, 0, 0, 0))
+        yield Text("# accepted draft, . drawn afresh")
+
+
+def _rgb(colour) -> str:
+    return "rgb({},{},{})".format(*(int(part) for part in colour))
