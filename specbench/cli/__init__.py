@@ -23,7 +23,20 @@ _DEBUG = "--debug"
 def build_app() -> typer.Typer:
     """The commands. Options of installed plug-in decoders become flags too, so plug-ins are looked up first."""
     registry.add_plugin_decoders()
-    from specbench.cli import checks, compare, demo, heads, listing, official, prompts, results, run, shapes, show
+    from specbench.cli import (
+        bench,
+        checks,
+        compare,
+        demo,
+        heads,
+        listing,
+        official,
+        prompts,
+        results,
+        run,
+        shapes,
+        show,
+    )
 
     app = typer.Typer(
         name="specbench",
@@ -35,7 +48,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
-    for module in (run, results, show, compare, listing, official, checks, heads, demo):
+    for module in (run, results, show, bench, compare, listing, official, checks, heads, demo):
         module.add_to(app)
     app.add_typer(prompts.build_app(), name="prompts")
     app.add_typer(shapes.build_app(), name="shapes")

@@ -1,4 +1,4 @@
-"""`specbench list`: models, decoders, metrics, prompts, runs. Reads names and small files only."""
+"""`specbench list`: models, decoders, metrics, prompts, tables, runs. Reads names and small files only."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ _SETTINGS = (OUT, JSON)
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(name="list", help="List what there is: models, decoders, metrics, prompt sets, runs.")(list_things)
+    app.command(
+        name="list", help="List what there is: models, decoders, metrics, prompt sets, the papers' tables, runs."
+    )(list_things)
 
 
 @flags(_SETTINGS)
 def list_things(
-    flags: dict, kind: str = typer.Argument(metavar="WHAT", help="models, decoders, metrics, prompts or runs.")
+    flags: dict, kind: str = typer.Argument(metavar="WHAT", help="models, decoders, metrics, prompts, tables or runs.")
 ) -> None:
     values = merge(_SETTINGS, flags)
     if kind not in _LISTS:
@@ -118,6 +120,12 @@ def _public_row(name: str) -> dict:
     }
 
 
+def tables(_out: Path):
+    from specbench.cli.bench import list_tables
+
+    return list_tables()
+
+
 def runs(out: Path):
     from specbench.folders import read_info, runs_in
 
@@ -142,4 +150,11 @@ def runs(out: Path):
     return rows, ("name", "model", "decoder", "options", "prompts", "seed", "images")
 
 
-_LISTS = {"models": models, "decoders": decoders, "metrics": metrics, "prompts": prompts, "runs": runs}
+_LISTS = {
+    "models": models,
+    "decoders": decoders,
+    "metrics": metrics,
+    "prompts": prompts,
+    "tables": tables,
+    "runs": runs,
+}

@@ -12,12 +12,21 @@ from specbench import console, registry
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import ScoreProgress, TransferLines
 from specbench.errors import SpecbenchError, unknown_name
+from specbench.papers import table_names
 from specbench.settings import JSON, OUT, QUIET, merge
 
 _SCORE = (OUT, QUIET, JSON)
 _READ = (OUT, JSON)
+_REPORT = "\n\n".join(
+    (
+        "Print the tables of runs: speed, quality, and what each number means.",
+        "With the name of a paper's table (specbench list tables) instead of runs: that table, the paper's values "
+        "beside those of the runs in the results folder.",
+    )
+)
 _RUNS = typer.Argument(None, metavar="RUN", help="Run ids, or the start of one, or folders.", show_default="all runs")
 FORMATS = ("markdown", "csv", "json")
+MORE = ("latex", "html", "parquet")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -26,7 +35,7 @@ def add_to(app: typer.Typer) -> None:
         help="Score the images of runs; only what is missing is computed.",
         epilog="Then: specbench report",
     )(score)
-    app.command(name="report", help="Print the tables of runs: speed, quality, and what each number means.")(report)
+    app.command(name="report", help=_REPORT)(report)
 
 
 @flags(_SCORE)
@@ -83,6 +92,8 @@ def score(
         rows = api.differences(against, runs or (), names, out, settings)
     if not rows:
         console.say("no metric was named or knows by itself how to judge these prompts (see: specbench list metrics)")
+    for warning in dict.fromkeys(f"{row['metric']}: {row['note']}" for row in rows if row.get("note")):
+        console.say(warning)
     if values["json"].value:
         print_json(rows)
     elif rows:
@@ -102,20 +113,35 @@ def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str
 def report(
     flags: dict,
     runs: list[str] = _RUNS,
-    fmt: str = typer.Option("markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}."),
+    fmt: str = typer.Option(
+        "markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}; tables also {', '.join(MORE)}."
+    ),
     html: Path = typer.Option(
         None, "--html", metavar="FILE", help="Write one page with tables, plots and images to this file instead."
     ),
+    to: Path = typer.Option(None, "--to", metavar="FILE", help="Write the table to this file; needed for parquet."),
+    model: str = typer.Option(
+        None, "--model", metavar="NAME", help="The model that ran in the place of the table's.", show_default="its own"
+    ),
+    prompts: str = typer.Option(
+        None, "--prompts", metavar="SET|FILE", help="The prompts in the place of the table's.", show_default="its own"
+    ),
 ) -> None:
     values = merge(_READ, flags)
+    fmt, out = "json" if values["json"].value else fmt, str(values["out"].value)
     if html:
-        return _write_page(runs, str(values["out"].value), html)
-    fmt = "json" if values["json"].value else fmt
+        return _write_page(runs, out, html)
+    if set(runs or ()) & set(table_names()):
+        from specbench.cli.bench import report_tables
+
+        return report_tables(runs, model, prompts, out, fmt, to)
+    if model or prompts or to:
+        raise SpecbenchError("--model, --prompts and --to go with a table", "see: specbench list tables")
     if fmt not in FORMATS:
         raise unknown_name("format", fmt, FORMATS)
     from specbench import api, reporting
 
-    sys.stdout.write(reporting.render(api.report(runs or (), str(values["out"].value)), fmt))
+    sys.stdout.write(reporting.render(api.report(runs or (), out), fmt))
 
 
 def _write_page(runs: Sequence[str], out: str, path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specbench.errors import unknown_name
+from specbench.errors import SpecbenchError, unknown_name
 from specbench.papers import Column
 from specbench.reporting.columns import MISSING, number
 from specbench.reporting.paper_cells import Cell
@@ -118,15 +118,14 @@ def to_parquet(joined: PaperTable) -> bytes:
     return sink.getvalue()
 
 
-FORMATS: Mapping[str, tuple[str, Callable[[PaperTable], str | bytes]]] = {
-    "markdown": ("md", markdown),
-    "csv": ("csv", to_csv),
-    "latex": ("tex", latex),
-    "json": ("json", to_json),
-    "html": ("html", to_html),
-    "parquet": ("parquet", to_parquet),
+FORMATS: Mapping[str, Callable[[PaperTable], str | bytes]] = {
+    "markdown": markdown,
+    "csv": to_csv,
+    "latex": latex,
+    "json": to_json,
+    "html": to_html,
+    "parquet": to_parquet,
 }
-"""File suffix and writer by name."""
 
 
 def render(joined: PaperTable, fmt: str = "markdown") -> str | bytes:
@@ -137,7 +136,23 @@ def render(joined: PaperTable, fmt: str = "markdown") -> str | bytes:
     """
     if fmt not in FORMATS:
         raise unknown_name("format", fmt, FORMATS)
-    return FORMATS[fmt][1](joined)
+    return FORMATS[fmt](joined)
+
+
+def together(parts: Sequence[str | bytes], fmt: str) -> str | bytes:
+    """Several tables as one text; json as one array.
+
+    Raises:
+        SpecbenchError: a format that holds one table only.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    if fmt in ("csv", "parquet"):
+        raise SpecbenchError(f"--format {fmt} holds one table", "name one")
+    if fmt == "json":
+        rows = [row for part in parts for row in json.loads(part)]
+        return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
+    return "\n".join(parts)
 
 
 def records(joined: PaperTable) -> list[dict[str, object]]:

@@ -1,0 +1,171 @@
+"""`specbench bench`, and the tables of the papers that `specbench report` and `specbench list` show."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import typer
+
+from specbench import console
+from specbench.bench import bench_settings
+from specbench.cli.options import flags, print_json, print_table
+from specbench.cli.progress import ScoreProgress, TransferLines
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
+from specbench.papers import load_table, papers, table_names
+from specbench.settings import check_environment, merge
+
+FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
+_HELP = "\n\n".join(
+    (
+        "Run what a paper's table needs, score it, and print the table with your numbers beside the paper's.",
+        "What is already in the results folder is not done again; rows that share model and prompts take turns. Rows "
+        "that cannot run here are named and left out.",
+        "--model puts another model in the place of the paper's: specbench bench gsd-1 --model shapes --limit 16 tries "
+        "a table on a laptop.",
+    )
+)
+_SETTINGS = bench_settings()
+FORMAT = typer.Option("markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}.")
+TO = typer.Option(None, "--to", metavar="FILE", help="Write it to this file; needed for parquet.")
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(name="bench", help=_HELP, epilog="The tables: specbench list tables. Then: specbench report NAME")(
+        bench
+    )
+
+
+@flags(_SETTINGS)
+def bench(
+    flags: dict,
+    name: str = typer.Argument(metavar="NAME", help="A table or figure, see 'specbench list tables'."),
+    dry_run: bool = typer.Option(
+        False, "--dry-run", metavar="", help="Print what would run, how long and how large, and stop."
+    ),
+    fmt: str = FORMAT,
+    to: Path = TO,
+) -> None:
+    from specbench import bench as tables
+
+    check_environment()
+    values = {name: held.value for name, held in merge(_SETTINGS, flags).items()}
+    fmt = "json" if values["json"] else fmt
+    check_format(fmt, to)
+    table = load_table(name)
+    planned = tables.plan_table(table, flags)
+    if dry_run:
+        return _print_outlook(table, planned, values["json"])
+    quiet = bool(values["quiet"])
+    done = tables.run_table(planned, None if quiet else console.ProgressReporter(), console.warn)
+    _score(table, done, values, flags["model"] is not None, quiet)
+    if flags["model"] is not None:
+        table = tables.with_scores_beside(table, list(done.folders.values()))
+    found = tables.find_measured([one for one in planned if one.case in done.problems], Path(str(values["out"])))
+    elsewhere = {case: folder for case, folder in found.items() if isinstance(folder, Path)}
+    print_tables([(table, done.found | elsewhere)], fmt, to)
+    if done.trouble:
+        raise done.trouble
+
+
+def report_tables(
+    names: Sequence[str], model: str | None, prompts: str | None, out: str, fmt: str, to: Path | None
+) -> None:
+    """Print tables from what is in the results folder.
+
+    Raises:
+        SpecbenchError: not all the names are tables, or nothing was measured for any of them.
+    """
+    from specbench import bench as tables
+
+    check_format(fmt, to)
+    joined = []
+    for name in names:
+        if name not in table_names():
+            raise SpecbenchError(f"'{name}' is no table", "a report is of runs or of tables: specbench list tables")
+        table = load_table(name)
+        planned = tables.plan_table(table, {"model": model, "prompts": prompts, "out": out}, env={})
+        found = tables.find_measured(planned, Path(out))
+        if model is not None:
+            table = tables.with_scores_beside(table, [folder for folder in found.values() if isinstance(folder, Path)])
+        joined.append((table, found))
+    print_tables(joined, fmt, to)
+
+
+def print_tables(tables: Sequence[tuple], fmt: str, to: Path | None) -> None:
+    """Tables with what was found for them, on stdout or in a file; fitted to the width where there is a terminal."""
+    from specbench.reporting.paper_formats import render, together
+    from specbench.reporting.paper_table import join
+
+    joined = [join(table, found) for table, found in tables]
+    if to is None and fmt == "markdown" and sys.stdout.isatty():
+        from rich.console import Console
+
+        from specbench.reporting.paper_terminal import terminal
+
+        screen = Console(highlight=False)
+        for one in joined:
+            screen.print(terminal(one, screen))
+        return
+    content = together([render(one, fmt) for one in joined], fmt)
+    if to is None:
+        sys.stdout.write(content)
+        return
+    from specbench.parts import write_atomically
+
+    write_atomically(to, content if isinstance(content, bytes) else content.encode("utf-8"))
+    console.say(f"written to {to}")
+
+
+def check_format(fmt: str, to: Path | None) -> None:
+    """Refuse an unknown format, and bytes for a terminal."""
+    if fmt not in FORMATS:
+        raise unknown_name("format", fmt, FORMATS)
+    if fmt == "parquet" and to is None:
+        raise SpecbenchError("--format parquet: not for a terminal", "name a file with --to")
+
+
+def list_tables() -> tuple[list[dict], tuple[str, ...]]:
+    """What `specbench list tables` shows."""
+    rows = []
+    for name in table_names():
+        table = load_table(name)
+        rows.append(
+            {
+                "name": name,
+                "source": table.source,
+                "title": table.title,
+                "rows": len(table.rows),
+                "runnable": sum(row.why is None for row in table.rows),
+                "models": sorted({case.model for case in table.cases()}),
+                "prompts": sorted({case.prompts for case in table.cases() if case.prompts}),
+                "metrics": table.metrics(),
+                "hardware": table.hardware,
+                "paper": papers().get(table.paper, {}).get("title", table.paper),
+            }
+        )
+    return rows, ("name", "source", "rows", "models", "prompts", "title")
+
+
+def _score(table, done, values: Mapping, trial: bool, quiet: bool) -> None:
+    from specbench import bench as tables
+    from specbench.metrics.base import Settings
+
+    progress = None if quiet else TransferLines("weights")
+    settings = Settings(str(values["device"]), progress=progress)
+    tables.score_table(table, done, settings, trial, None if quiet else ScoreProgress(), console.warn)
+
+
+def _print_outlook(table, planned, as_json: bool) -> None:
+    from specbench.outlook import outlook, total
+
+    rows = outlook(table, planned)
+    if as_json:
+        print_json(rows)
+    else:
+        shown = [{**row, "seconds": row["seconds"] and round(row["seconds"])} for row in rows]
+        print_table(shown, ("rows", "model", "decoder", "prompts", "images", "done", "seconds", "problem"))
+        console.say(total(rows))
+    if all(row["problem"] for row in rows):
+        raise SpecbenchError(f"no row of {table.name} can run here", "each row says why", MISSING_PREREQUISITE)
