@@ -8,11 +8,14 @@ Settings have the names of the command line's flags, with underscores: `top_k=10
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specbench import registry
 from specbench.errors import SpecbenchError
 from specbench.folders import find_runs, read_info, runs_in
 from specbench.metrics.protocols import find_protocol
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
     from specbench.decoding.generation import Generation
     from specbench.decoding.presets import DecoderSpec
+    from specbench.executors.work import Executor
     from specbench.metrics.base import Settings
     from specbench.models.base import ImageModel
     from specbench.runner import Reporter, RunSummary
@@ -58,6 +62,8 @@ def generate(
         raise SpecbenchError("generate takes one decoder and a window that is a number", "specbench.run takes more")
     sampling = plan_sampling(info, values)
     texts = [prompt] if isinstance(prompt, str) else list(prompt)
+    if not texts:
+        raise SpecbenchError("generate: no prompt given", "pass a caption, or a list of some")
     info.check_prompts(Prompt(text_id(text), text) for text in texts)
     loaded = _load(info, values["device"].value, values["dtype"].value, values["threads"].value)
     requests = [Request(text, text_id(text)) for text in texts]
@@ -101,20 +107,42 @@ def _execute_together(plans: Sequence[Plan], reporter: Reporter | None) -> RunSu
     from specbench import runner
 
     first = plans[0]
-    if reporter:
-        reporter.note(f"loading {first.model.name} ({first.dtype}, {first.device})")
-    model = _load(first.model, first.device, first.dtype, first.threads)
-    specs, extras = [], {}
-    for plan in plans:
-        for planned in plan.decoders:
-            decoder, curve = planned.spec, None
-            plan.head(decoder, download=True)
-            if planned.auto_window:
-                decoder, curve = _choose_window(model, plan, decoder, reporter)
-            spec = plan.spec(decoder, model.weights_sha256)
-            specs.append(spec)
-            extras[spec.run_id] = {"origins": plan.origins(planned)} | ({"window_curve": curve} if curve else {})
-    return runner.run(model, specs, first.chosen, first.samples, first.out, reporter, extras, first.trace)
+    with _executor(first, reporter) as (executor, model):
+        weights_sha256 = model.weights_sha256 if model else first.model.weights_sha256()
+        specs, extras = [], {}
+        for plan in plans:
+            for planned in plan.decoders:
+                decoder, curve = planned.spec, None
+                plan.head(decoder, download=True)
+                if planned.auto_window:
+                    decoder, curve = _choose_window(model, plan, decoder, reporter)
+                spec = plan.spec(decoder, weights_sha256)
+                specs.append(spec)
+                extras[spec.run_id] = {"origins": plan.origins(planned)} | ({"window_curve": curve} if curve else {})
+        return runner.run(executor, specs, first.units, first.out, reporter, extras, first.trace)
+
+
+@contextmanager
+def _executor(plan: Plan, reporter: Reporter | None) -> Iterator[tuple[Executor, ImageModel | None]]:
+    """Who decodes the plan, until the end of the block, and the model where that is this process."""
+    from specbench.executors.work import InProcess
+
+    load = functools.partial(_load_worker, plan.model, plan.device, plan.dtype, plan.threads, plan.workers.references)
+    where = f"{plan.model.name} ({plan.dtype}, {plan.device})"
+    if not plan.workers.elsewhere:
+        if reporter:
+            reporter.note(f"loading {where}")
+        model = load()
+        yield InProcess(model), model
+        return
+    from specbench.executors.pool import Pool
+    from specbench.executors.ray_crew import RayCrew
+
+    plan.model.require_weights()
+    with closing(RayCrew(load, plan.workers.count, plan.workers.address, plan.device == "cuda")) as crew:
+        if reporter:
+            reporter.note(f"{crew.size} workers load {where}")
+        yield Pool(crew), None
 
 
 def score(
@@ -158,7 +186,7 @@ def differences(
     Returns:
         One dict per run and metric: `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`.
     """
-    from specbench import registry, scoring
+    from specbench import scoring
 
     (reference,) = find_runs(out, [baseline])
     folders = [folder for folder in find_runs(out, runs) if folder.resolve() != reference.resolve()]
@@ -231,14 +259,26 @@ def _load(model: Model, device: str, dtype: str | None, threads: int) -> ImageMo
     return load_model(model, device, dtype)
 
 
+def _load_worker(model: Model, device: str, dtype: str | None, threads: int, references: Sequence[str]) -> ImageModel:
+    """The model in a process that may not know the plan's own decoders yet."""
+    registry.add_plugin_decoders()
+    for reference in references:
+        registry.decoder_name(reference)
+    return _load(model, device, dtype, threads)
+
+
 def _choose_window(
-    model: ImageModel, plan: Plan, decoder: DecoderSpec, reporter: Reporter | None
+    model: ImageModel | None, plan: Plan, decoder: DecoderSpec, reporter: Reporter | None
 ) -> tuple[DecoderSpec, list[dict] | None]:
     """The decoder with the window measured to be the fastest, or with the one chosen by an earlier call."""
     from specbench.window import choose_window, with_window
 
-    if earlier := _earlier_choice(plan, decoder, model.weights_sha256):
+    if earlier := _earlier_choice(plan, decoder, model.weights_sha256 if model else plan.model.weights_sha256()):
         return with_window(decoder, earlier), None
+    if model is None:
+        raise SpecbenchError(
+            "--window auto: measured in this process only", "leave --workers and --ray away, or give N"
+        )
     window, curve = choose_window(model, plan.chosen, decoder, plan.sampling, plan.seed)
     if reporter:
         tried = ", ".join(f"{point['window']}: {point['latency_ms']:.0f} ms" for point in curve)

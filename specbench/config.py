@@ -31,8 +31,9 @@ class RunSpec:
     """Everything that decides what a run's rows contain. Two runs are the same run iff their `digest` agrees.
 
     `prompts` is a set's name or a file; `prompts_sha256` its content. `head_sha256` is the digest of the draft head's
-    files, None for decoders without one. Which ids are generated, in which order and by
-    which worker is not part of a run: rows are addressed by (prompt id, sample).
+    files, None for decoders without one. `mode` is "throughput" where images decoded one at a time shared the machine
+    with other workers, so that their times are no latencies, else None. Which ids are generated, in which order and
+    by which worker is not part of a run: rows are addressed by (prompt id, sample).
     """
 
     model: str
@@ -47,6 +48,12 @@ class RunSpec:
     device: str
     threads: int
     head_sha256: str | None = None
+    mode: str | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether the rows have latencies: one image at a time, on a device of its own."""
+        return self.batch == 1 and self.mode is None
 
     def content(self) -> dict[str, object]:
         """The spec as nested dicts, without what this run does not have."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from pathlib import Path
 
 from specbench.config import RunSpec, Sampling
@@ -14,8 +14,21 @@ from specbench.decoding.presets import DecoderSpec
 from specbench.errors import SpecbenchError, unknown_name
 
 RUN_JSON = "run.json"
-SCHEMA_VERSION = 1
-"""Version of everything specbench stores: `run.json`, sample rows, scores."""
+SCHEMA_VERSION = 2
+"""Version of everything specbench stores: `run.json`, sample rows, traces, scores. Version 2 added the sample columns
+`attempts` and `machine`."""
+OLDEST_VERSION = 1
+"""Files from this version on are read as they are; the next run that writes to their folder brings them up to date."""
+
+
+def check_version(path: Path, version: object) -> None:
+    """Refuse a file of a version that cannot be read."""
+    if not isinstance(version, int) or not OLDEST_VERSION <= version <= SCHEMA_VERSION:
+        newer = isinstance(version, int) and version > SCHEMA_VERSION
+        raise SpecbenchError(
+            f"{path} has schema version {version}; this specbench reads {OLDEST_VERSION} to {SCHEMA_VERSION}",
+            "pip install --upgrade specbench" if newer else "use the specbench version that wrote it",
+        )
 
 
 def read_info(folder: Path) -> dict:
@@ -34,11 +47,7 @@ def read_info(folder: Path) -> dict:
             f"{path} cannot be read as a run description",
             "move the run's folder away and run again, or put the file back",
         ) from error
-    if version != SCHEMA_VERSION:
-        raise SpecbenchError(
-            f"{path} has schema version {version}; this specbench reads {SCHEMA_VERSION}",
-            "use the specbench version that wrote it",
-        )
+    check_version(path, version)
     return info
 
 
@@ -62,7 +71,7 @@ _PLAIN = {"str": str, "int": int, "float": int | float, "bool": bool}
 def _build(kind: type, content: Mapping):
     """An instance of a spec's dataclass, or an error where a field is missing, unknown or of another type."""
     for field in fields(kind):
-        if field.name not in content and field.default is not MISSING:
+        if field.name not in content and field.default is None:
             continue
         if not isinstance(content[field.name], _PLAIN.get(str(field.type), object)):
             raise TypeError(field.name)

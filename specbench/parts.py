@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbench.errors import FAILURE, SpecbenchError
-from specbench.folders import SCHEMA_VERSION
+from specbench.folders import SCHEMA_VERSION, check_version
 
 _VERSION_KEY = b"specbench.schema"
 _NAME = re.compile(r"(\d{8,})-(\d{8,})\.parquet")
@@ -72,13 +72,17 @@ def take_lock(path: Path, busy: str) -> int:
     Raises:
         SpecbenchError: another process holds it; `busy` says what that means.
     """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.read(handle, 32).decode(errors="replace").strip()
-        os.close(handle)
-        raise SpecbenchError(f"{busy}{f' ({owner})' if owner else ''}", "wait until it is done") from None
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(handle, 32).decode(errors="replace").strip()
+            os.close(handle)
+            raise SpecbenchError(f"{busy}{f' ({owner})' if owner else ''}", "wait until it is done") from None
+        if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
+            break
+        os.close(handle)  # its owner took the file away between our opening and locking it
     os.ftruncate(handle, 0)
     os.write(handle, f"pid {os.getpid()}".encode())
     return handle
@@ -112,6 +116,14 @@ class Parts:
         self._merge_tail(_LEVELS[-1], at_least=2)
         if self._replaced_rows():
             self._merge(self._live())
+
+    def upgrade(self) -> None:
+        """Rewrite the parts of older schema versions."""
+        for first, last, path in self._live():
+            with _Part(path) as part:
+                table = part.read(self.schema) if part.version < SCHEMA_VERSION else None
+            if table is not None:
+                self._write(first, last, table)
 
     def clean(self) -> None:
         """Remove what an interrupted write or merge left behind."""
@@ -218,11 +230,8 @@ class _Part:
         with self._blamed():
             self._file = pq.ParquetFile(path, page_checksum_verification=True)
             version = (self._file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"unknown").decode()
-        if version != str(SCHEMA_VERSION):
-            raise SpecbenchError(
-                f"{path} has schema version {version}; this specbench reads {SCHEMA_VERSION}",
-                "use the specbench version that wrote it",
-            )
+        self.version = int(version) if version.isdecimal() else version
+        check_version(path, self.version)
 
     def __enter__(self) -> _Part:
         return self
@@ -232,12 +241,19 @@ class _Part:
 
     def read(self, wanted: pa.Schema) -> pa.Table:
         with self._blamed():
-            return self._file.read(columns=wanted.names).select(wanted.names).cast(wanted)
+            return self._current(self._file.read(columns=wanted.names), wanted)
 
     def batches(self, wanted: pa.Schema, size: int) -> Iterator[pa.Table]:
         with self._blamed():
             for batch in self._file.iter_batches(size, columns=wanted.names):
-                yield pa.Table.from_batches([batch]).select(wanted.names).cast(wanted)
+                yield self._current(pa.Table.from_batches([batch]), wanted)
+
+    def _current(self, table: pa.Table, wanted: pa.Schema) -> pa.Table:
+        """The table in today's columns; what an older version did not have is null."""
+        if self.version < SCHEMA_VERSION:
+            for field in (field for field in wanted if field.name not in table.column_names):
+                table = table.append_column(field, pa.nulls(len(table), field.type))
+        return table.select(wanted.names).cast(wanted)
 
     @contextmanager
     def _blamed(self) -> Iterator[None]:

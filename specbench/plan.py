@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,6 +60,22 @@ class PlannedDecoder:
 
 
 @dataclass(frozen=True)
+class Workers:
+    """Who decodes: this process, unless there is a `count` above 1 or an `address` of a Ray cluster.
+
+    `count` None leaves it to the cluster; `references` are the decoders ("package.module:NAME") workers must import.
+    """
+
+    count: int | None = 1
+    address: str | None = None
+    references: tuple[str, ...] = ()
+
+    @property
+    def elsewhere(self) -> bool:
+        return self.address is not None or self.count != 1
+
+
+@dataclass(frozen=True)
 class Plan:
     """Everything `specbench.api.execute` needs.
 
@@ -80,6 +96,22 @@ class Plan:
     out: Path
     trace: bool
     settings: Mapping[str, Value]
+    workers: Workers = Workers()
+    mode: str = "latency"
+    shard: tuple[int, int] = (1, 1)
+
+    @property
+    def work(self) -> tuple:
+        """What plans have to share for their decoders to take turns on one set of weights."""
+        images = (self.chosen, self.samples, self.shard, self.trace, self.out)
+        return self.model, self.device, self.dtype, self.threads, self.workers, images
+
+    @property
+    def units(self) -> list[tuple[Prompt, int]]:
+        """The images to make: every n-th one, of a shard."""
+        number, shards = self.shard
+        every = [(prompt, sample) for prompt in self.chosen for sample in range(self.samples)]
+        return every[number - 1 :: shards]
 
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
         """Where each value of one decoder's run came from, by setting name."""
@@ -103,6 +135,7 @@ class Plan:
             device=self.device,
             threads=self.threads,
             head_sha256=head.sha256() if head else None,
+            mode=self.mode if self.mode == "throughput" and self.batch == 1 else None,
         )
 
     def head(self, decoder: DecoderSpec, download: bool = False) -> Found | None:
@@ -128,6 +161,7 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
     for decoder in decoders:
         if (head := dict(decoder.spec.options).get("head")) is not None:
             require_head(head, model.name, model.head)
+    workers, shard = plan_workers(values), plan_shard(value["shard"])
     plan = Plan(
         model=model,
         decoders=tuple(decoders),
@@ -139,13 +173,64 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
         batch=value["batch"],
         dtype=value["dtype"] or model.dtype,
         device=_device(value["device"]),
-        threads=value["threads"] or available_threads(),
-        out=Path(value["out"]),
+        threads=value["threads"] or max(1, available_threads() // (workers.count or 1)),
+        out=Path(value["out"]) / shard_folder(*shard),
         trace=value["trace"],
         settings=values,
+        workers=workers,
+        mode=_mode(value["mode"], value["batch"], workers, value["device"]),
+        shard=shard,
     )
     check_writable(plan.out)
     return plan
+
+
+def together(plans: Iterable[Plan]) -> list[list[Plan]]:
+    """The plans in groups that share their `work`, in order of first appearance."""
+    groups: list[list[Plan]] = []
+    for plan in plans:
+        group = next((group for group in groups if group[0].work == plan.work), None)
+        if group is None:
+            groups.append([plan])
+        else:
+            group.append(plan)
+    return groups
+
+
+def plan_workers(values: Mapping[str, Value]) -> Workers:
+    """The workers that the settings ask for; refuses what cannot go with several."""
+    value = {name: held.value for name, held in values.items()}
+    references = tuple(name for name, _ in parse_decoders(value["decoder"]) if ":" in name)
+    workers = Workers(value["workers"] or (None if value["ray"] else 1), value["ray"] or None, references)
+    if workers.elsewhere and ":" in value["device"]:
+        raise SpecbenchError(f"--device {value['device']}: each worker gets a GPU of its own", "write --device cuda")
+    return workers
+
+
+def plan_shard(text: str | None) -> tuple[int, int]:
+    """ "2/8" to (2, 8)."""
+    if not text:
+        return 1, 1
+    number, slash, shards = text.partition("/")
+    if not (slash and number.isdecimal() and shards.isdecimal() and 1 <= int(number) <= int(shards) <= 100_000):
+        raise SpecbenchError(f"--shard {text}: expected I/N with 1 <= I <= N", "the second of eight is 2/8")
+    return int(number), int(shards)
+
+
+def shard_folder(number: int, shards: int) -> str:
+    """Where a shard's runs are, inside --out: shards of one run never write to one folder."""
+    return f"shard-{number}-of-{shards}" if shards > 1 else ""
+
+
+def _mode(given: str | None, batch: int, workers: Workers, device: str) -> str:
+    """Latency, unless images share a device with others: then their times say nothing."""
+    alone = not workers.elsewhere or (device == "cuda" and given == "latency")
+    if given == "latency" and (batch > 1 or not alone):
+        raise SpecbenchError(
+            "--mode latency: needs one image at a time on a device of its own",
+            "--batch 1, and one worker, or a GPU for each",
+        )
+    return given or ("latency" if batch == 1 and alone else "throughput")
 
 
 def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[PlannedDecoder]:

@@ -53,14 +53,17 @@ SAMPLES = pa.schema(
         ("e2e_ms", pa.float64()),
         ("facts", pa.string()),
         *((name, pa.list_(kind)) for name, kind in _ARRAYS.items()),
+        ("attempts", pa.int64()),
+        ("machine", pa.string()),
     ]
 )
 """Columns of `samples/*.parquet`; every one but `schema`, the key, `prompt`, `seed`, `status` and
 `started_at` may be null.
 
-`meta` and `facts` are JSON objects; `image` is a path inside the run folder; `*_ms` of a span are those of
-the whole batch; `ar_ms` and `e2e_ms` are null unless the run decodes one image at a time. The arrays are
-those of Generation.
+`meta`, `facts` and `machine` (see `specbench.machine.Watch.read`) are JSON objects; `image` is a path inside the run
+folder; `*_ms` of a span are those of the whole batch; `ar_ms` and `e2e_ms` are null unless the run decodes one image at
+a time on a device of its own; `attempts` counts how often the call that wrote the row tried the image. Rows of schema
+version 1 lack `attempts` and `machine`. The arrays are those of Generation.
 """
 
 TRACES = pa.schema(
@@ -108,8 +111,10 @@ def failed_row(base: Mapping[str, object], error: str) -> dict[str, object]:
     return {**base, "status": "failed", "error": error}
 
 
-def base_row(prompt, sample: int, seed: int, started_at: str) -> dict[str, object]:
-    """The columns that are known before decoding. `prompt` is a `specbench.prompts.Prompt`."""
+def base_row(
+    prompt, sample: int, seed: int, started_at: str, machine: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """The columns that do not depend on what came out. `prompt` is a `specbench.prompts.Prompt`."""
     return {
         "schema": SCHEMA_VERSION,
         "prompt_id": prompt.id,
@@ -119,6 +124,8 @@ def base_row(prompt, sample: int, seed: int, started_at: str) -> dict[str, objec
         "meta": json.dumps(prompt.meta),
         "seed": seed,
         "started_at": started_at,
+        "attempts": 1,
+        "machine": None if machine is None else json.dumps(machine),
     }
 
 

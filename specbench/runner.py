@@ -1,28 +1,23 @@
-"""From a plan to rows on disk: every decoder on every prompt, one set of weights, continuing where the store
-stopped."""
+"""From a plan to rows on disk: every decoder on every prompt, continuing where the store stopped."""
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
 from specbench import provenance
 from specbench.config import RunSpec
-from specbench.decoding.generation import Generation
-from specbench.decoding.loop import Request, decode
-from specbench.errors import BAD_INPUT, INTERRUPTED, MISSING_PREREQUISITE, PARTIAL, SpecbenchError
-from specbench.models.base import ImageModel
-from specbench.prompts import Prompt
-from specbench.records import base_row, failed_row, sample_row, trace_row
+from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
+from specbench.executors.work import Chunk, Executor, Unit
+from specbench.machine import advice
 from specbench.store import RunStore
-
-Unit = tuple[Prompt, int]
-WARM_UP_ID = "(warm-up)"
 
 
 class Reporter(Protocol):
@@ -91,6 +86,14 @@ class RunSummary:
             )
         return None
 
+    def add(self, other: RunSummary) -> None:
+        """Count what a further call did."""
+        self.folders += [folder for folder in other.folders if folder not in self.folders]
+        self.total, self.resumed = self.total + other.total, self.resumed + other.resumed
+        self.done, self.failed = self.done + other.done, self.failed + other.failed
+        self.errors += [error for error in other.errors if error not in self.errors]
+        self.interrupted |= other.interrupted
+
     def count(self, row: Mapping[str, object]) -> None:
         if row["status"] == "ok":
             self.done += 1
@@ -101,19 +104,19 @@ class RunSummary:
 
 
 def run(
-    model: ImageModel,
+    executor: Executor,
     specs: Sequence[RunSpec],
-    prompts: Sequence[Prompt],
-    samples: int,
+    units: Sequence[Unit],
     out: Path,
     reporter: Reporter | None = None,
     extras: Mapping[str, Mapping[str, object]] | None = None,
     trace: bool = False,
 ) -> RunSummary:
-    """Decode `samples` images of every prompt with every spec, interleaved, except those already stored.
+    """Decode every image of `units` with every spec, interleaved, except those already stored.
 
     Args:
-        specs: all of `model`; they differ in their decoder.
+        executor: who decodes; whatever it is, this function alone writes.
+        specs: all of one model; they differ in their decoder.
         out: the results folder; each spec has a folder of its run id in it.
         extras: further entries of `run.json` by run id, for example the origin of each setting.
         trace: keep a trace of every image; one that was stored without is decoded again.
@@ -122,39 +125,38 @@ def run(
         SpecbenchError: the settings do not fit the model, a folder is unusable, or the disk refused a row.
     """
     reporter = reporter or SilentReporter()
-    units = [(prompt, sample) for prompt in prompts for sample in range(samples)]
     specs = list({spec.run_id: spec for spec in specs}.values())
     stores = {spec: RunStore(Path(out) / spec.run_id) for spec in specs}
     for spec, store in stores.items():
         store.check(spec)
-    cold = [spec for spec in specs if _pending(stores[spec], units, trace)]
-    if cold:
-        reporter.note(f"warming up {len(cold)} decoder{'s' if len(cold) > 1 else ''}")
-    for spec in cold:
-        _warm_up(model, spec, prompts[0])
     with ExitStack() as writing, _stop_on_interrupt() as stop:
-        work = {spec: _open(store, spec, units, extras, trace, writing) for spec, store in stores.items()}
+        work = {spec: _lock(store, spec, units, trace, writing) for spec, store in stores.items()}
+        facts = _warm_up(executor, [spec for spec in specs if work[spec]], units, reporter)
+        for spec in work:
+            if stores[spec].locked:
+                stores[spec].begin(spec, provenance.collect() | facts, (extras or {}).get(spec.run_id))
         todo = sum(map(len, work.values()))
         total = len(specs) * len(units)
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
         reporter.start(total, summary.resumed)
         writing.callback(reporter.finish)
-        for spec, chunk in _interleaved(work):
-            for row in _decode_chunk(model, spec, chunk, trace, stores[spec]):
+        for finished in executor.decode(_until(stop, _chunks(work, trace))):
+            stores[finished.spec].append(finished.rows, finished.images, finished.traces)
+            for row in finished.rows:
                 summary.count(row)
-                reporter.row(spec.run_id, row)
-            if stop.is_set():
-                summary.interrupted = summary.done + summary.failed < todo
-                break
+                reporter.row(finished.spec.run_id, row)
+        summary.interrupted = stop.is_set() and summary.done + summary.failed < todo
+    for spec in work:
+        if work[spec] and spec.timed:
+            _advise(spec, stores[spec], reporter)
     return summary
 
 
-def _open(
-    store: RunStore, spec: RunSpec, units: Sequence[Unit], extras: Mapping | None, trace: bool, writing: ExitStack
-) -> list[Unit]:
+def _lock(store: RunStore, spec: RunSpec, units: Sequence[Unit], trace: bool, writing: ExitStack) -> list[Unit]:
     """Lock the folder of a run that has work left, and list that work; one that ended complete is left untouched."""
-    if _pending(store, units, trace) or store.unfinished():
-        writing.enter_context(store.create(spec, provenance.collect(), (extras or {}).get(spec.run_id)))
+    if not _pending(store, units, trace) and not store.unfinished():
+        return []
+    writing.enter_context(store.lock(spec))
     return _pending(store, units, trace)
 
 
@@ -163,59 +165,35 @@ def _pending(store: RunStore, units: Sequence[Unit], trace: bool) -> list[Unit]:
     return [(prompt, sample) for prompt, sample in units if (prompt.id, sample) not in completed]
 
 
-def _interleaved(work: Mapping[RunSpec, Sequence[Unit]]) -> Iterator[tuple[RunSpec, Sequence[Unit]]]:
+def _warm_up(
+    executor: Executor, specs: Sequence[RunSpec], units: Sequence[Unit], reporter: Reporter
+) -> dict[str, object]:
+    """Get the executor ready for the runs that have work; facts about it."""
+    if not specs:
+        return {}
+    reporter.note(f"warming up {len(specs)} decoder{'s' if len(specs) > 1 else ''}")
+    return executor.warm_up(specs, units[0][0])
+
+
+def _chunks(work: Mapping[RunSpec, Sequence[Unit]], trace: bool) -> Iterator[Chunk]:
     """Chunks of one batch each, taking turns between the decoders so that slow drifts of the machine hit all
     alike."""
-    chunks = [(start, spec) for spec, units in work.items() for start in range(0, len(units), spec.batch)]
-    for start, spec in sorted(chunks, key=lambda chunk: chunk[0]):
-        yield spec, work[spec][start : start + spec.batch]
+    starts = [(start, spec) for spec, units in work.items() for start in range(0, len(units), spec.batch)]
+    for start, spec in sorted(starts, key=lambda chunk: chunk[0]):
+        yield Chunk(spec, tuple(work[spec][start : start + spec.batch]), trace)
 
 
-def _warm_up(model: ImageModel, spec: RunSpec, prompt: Prompt) -> None:
-    """Decode an image that is thrown away. What is wrong with one image may wait for its row; wrong settings
-    may not."""
-    try:
-        request = Request(prompt.text, WARM_UP_ID)
-        decode(model, [request] * spec.batch, spec.decoder, spec.sampling, spec.seed)
-    except SpecbenchError as error:
-        if error.exit_code in (BAD_INPUT, MISSING_PREREQUISITE):
-            raise
-    except Exception:  # shows again, and is recorded, with the first measured image
-        pass
+def _until(stop: threading.Event, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    """The chunks, ending early once `stop` is set: what is being decoded then is finished and written."""
+    return takewhile(lambda _: not stop.is_set(), chunks)
 
 
-def _decode_chunk(
-    model: ImageModel, spec: RunSpec, chunk: Sequence[Unit], trace: bool, store: RunStore
-) -> list[dict[str, object]]:
-    """Decode one batch and put its rows on disk, failed ones included."""
-    started_at = provenance.now()
-    rows, traces, images = [], [], {}
-    for (prompt, sample), outcome in zip(chunk, _decode(model, spec, chunk, trace), strict=True):
-        base = base_row(prompt, sample, spec.seed, started_at)
-        if isinstance(outcome, SpecbenchError):
-            rows.append(failed_row(base, outcome.what))
-            continue
-        rows.append(sample_row(base, outcome, timed=spec.batch == 1))
-        if trace:
-            traces.append(trace_row(base, outcome))
-        if outcome.image is not None:
-            images[rows[-1]["image"]] = outcome.image
-    store.append(rows, images, traces)
-    return rows
-
-
-def _decode(model: ImageModel, spec: RunSpec, chunk: Sequence[Unit], trace: bool) -> list[Generation | SpecbenchError]:
-    """Each image or why it failed. When a batch breaks as a whole, its images are tried one by one."""
-    requests = [Request(prompt.text, prompt.id, sample) for prompt, sample in chunk]
-    try:
-        return decode(model, requests, spec.decoder, spec.sampling, spec.seed, trace=trace)
-    except SpecbenchError as error:
-        failure = error
-    except Exception as error:  # the one place where whatever breaks an image becomes its row
-        failure = SpecbenchError(f"{type(error).__name__}: {error}")
-    if len(chunk) == 1:
-        return [failure]
-    return [outcome for unit in chunk for outcome in _decode(model, spec, [unit], trace)]
+def _advise(spec: RunSpec, store: RunStore, reporter: Reporter) -> None:
+    """Say what disturbed the latencies of a run, if anything."""
+    rows = store.samples(["status", "ar_ms", "nfe", "machine"])
+    rows = rows[(rows["status"] == "ok") & rows["machine"].notna()]
+    for problem in advice((rows["ar_ms"] / rows["nfe"]).to_list(), [json.loads(text) for text in rows["machine"]]):
+        reporter.note(f"{spec.run_id}: {problem}; repeat on a quiet machine with another --out")
 
 
 @contextmanager

@@ -104,7 +104,8 @@ def split_list(text: str) -> list[str]:
 
 
 _DTYPES = ("float32", "bfloat16", "float16")
-_RUN, _MODEL_PANEL = "What to run", "Model"
+MODES = ("latency", "throughput")
+_RUN, _WORKER_PANEL, _MODEL_PANEL = "What to run", "Where to run", "Model"
 
 _WORK = (
     Setting(
@@ -119,6 +120,27 @@ _WORK = (
     Setting(Option("samples", 1, "images per prompt", minimum=1, maximum=10**6), _RUN, "N"),
     Setting(Option("seed", 0, "whole number that addresses all noise", minimum=0, maximum=MAX_SEED), _RUN, "N"),
     Setting(Option("batch", 1, "prompts decoded together; latency means batch 1", minimum=1, maximum=4096), _RUN, "N"),
+)
+_WORKERS = (
+    Setting(
+        Option("workers", 1, "processes that decode, each with a model of its own", minimum=1, maximum=4096),
+        _WORKER_PANEL,
+        "N",
+        unset="one, or with --ray one per GPU or node",
+    ),
+    Setting(
+        Option("ray", "", "address of a Ray cluster that is up, or auto"),
+        _WORKER_PANEL,
+        "ADDRESS",
+        unset="this machine",
+    ),
+    Setting(Option("shard", "", "only the i-th of n equal parts of the images"), _WORKER_PANEL, "I/N", unset="all"),
+    Setting(
+        Option("mode", "", "latency: nothing shares the device; throughput: images only", choices=MODES),
+        _WORKER_PANEL,
+        "MODE",
+        unset="latency for one worker and batch 1",
+    ),
 )
 _MODEL = (
     Setting(Option("model", "shapes", "model to decode with; see 'specbench list models'"), _MODEL_PANEL, "NAME"),
@@ -209,7 +231,7 @@ def _metavar(option: Option) -> str:
 
 def run_settings() -> tuple[Setting, ...]:
     """Every setting of `specbench run`."""
-    return (*_WORK, *_MODEL, *_SAMPLING, *decoder_settings(), OUT, TRACE, QUIET, JSON)
+    return (*_WORK, *_WORKERS, *_MODEL, *_SAMPLING, *decoder_settings(), OUT, TRACE, QUIET, JSON)
 
 
 def read_config(path: str | Path, known: Iterable[str]) -> dict[str, object]:

@@ -10,6 +10,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -33,39 +34,65 @@ class RunStore:
         self._samples = Parts(self.folder / "samples", SAMPLES, KEY)
         self._traces = Parts(self.folder / "traces", TRACES, KEY)
         self._lock: int | None = None
+        self._made: list[Path] = []
 
     def create(
         self, spec: RunSpec, provenance: Mapping[str, object], extra: Mapping[str, object] | None = None
     ) -> RunStore:
-        """Lock the folder for writing and put `run.json` there, or join the same run that is already there.
+        """`lock`, then `begin`."""
+        with self.lock(spec).undone_on_error():
+            return self.begin(spec, provenance, extra)
 
-        Args:
-            provenance: of this invocation, see `specbench.provenance.collect`.
-            extra: further entries of `run.json`, for example the origin of each setting.
+    def lock(self, spec: RunSpec) -> RunStore:
+        """Keep other writers out of the folder until `close`; unless `begin` follows, nothing of it is left then.
 
         Raises:
             SpecbenchError: the folder cannot be written, is being written, or holds another run.
         """
         self.check(spec)
+        samples = self.folder / "samples"
         try:
-            (self.folder / "samples").mkdir(parents=True, exist_ok=True)
+            self._made = [folder for folder in (samples, *samples.parents) if not folder.exists()]
+            samples.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(self.folder / ".lock", f"{self.folder} is being written by another process")
             sync_folder(self.folder)
         except OSError as error:
             raise SpecbenchError(
                 f"cannot write to {self.folder}: {error.strerror}", "choose another folder with --out"
             ) from error
-        try:
+        with self.undone_on_error():
             self.check(spec)
             self._clean()
-            info = self.info() if (self.folder / RUN_JSON).exists() else self._new_info(spec)
-            info.update(extra or {})
-            info["invocations"].append(dict(provenance) | {"finished_at": None})
-            self._write_info(info)
+        return self
+
+    def begin(
+        self, spec: RunSpec, provenance: Mapping[str, object], extra: Mapping[str, object] | None = None
+    ) -> RunStore:
+        """Put `run.json` into the locked folder, or join the same run that is already there.
+
+        Args:
+            provenance: of this invocation, see `specbench.provenance.collect`.
+            extra: further entries of `run.json`, for example the origin of each setting.
+        """
+        info = self.info() if (self.folder / RUN_JSON).exists() else self._new_info(spec)
+        if info["schema"] < SCHEMA_VERSION:
+            self._samples.upgrade()
+            self._traces.upgrade()
+            info["schema"] = SCHEMA_VERSION
+        info.update(extra or {})
+        info["invocations"].append(dict(provenance) | {"finished_at": None})
+        self._write_info(info)
+        self._made = []
+        return self
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Close without having finished if the block fails."""
+        try:
+            yield
         except BaseException:
             self.close(finished=False)
             raise
-        return self
 
     def check(self, spec: RunSpec) -> None:
         """Refuse a folder that holds another run than `spec`, or rows that nothing explains."""
@@ -76,6 +103,11 @@ class RunStore:
                 f"{self.folder} holds images but its run.json is missing",
                 "move the folder away and run again, or put its run.json back",
             )
+
+    @property
+    def locked(self) -> bool:
+        """Whether this object holds the folder."""
+        return self._lock is not None
 
     def info(self) -> dict:
         """The content of `run.json`."""
@@ -137,15 +169,25 @@ class RunStore:
         if self._lock is None:
             return
         try:
-            if finished:
+            if finished and (self.folder / RUN_JSON).exists():
                 self._samples.compact()
                 self._traces.compact()
                 info = self.info()
                 info["invocations"][-1]["finished_at"] = now()
                 self._write_info(info)
         finally:
-            os.close(self._lock)
-            self._lock = None
+            self._leave()
+
+    def _leave(self) -> None:
+        """Unlock, and take away a folder that was made for a run that never began."""
+        if self._made:
+            (self.folder / ".lock").unlink(missing_ok=True)
+            with suppress(OSError):  # somebody else's files are in it
+                for folder in self._made:
+                    folder.rmdir()
+            self._made = []
+        os.close(self._lock)
+        self._lock = None
 
     def __enter__(self) -> RunStore:
         return self

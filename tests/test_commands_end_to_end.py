@@ -113,10 +113,10 @@ def test_python_refuses_what_the_command_line_refuses():
 
 
 def test_failed_images_exit_with_3_and_are_rows(cli, tmp_path, monkeypatch):
-    from specbench import runner
+    from specbench.executors import work
 
     monkeypatch.chdir(tmp_path)
-    real = runner.decode
+    real = work.decode
 
     def broken(model, requests, *rest):
         return (
@@ -125,7 +125,7 @@ def test_failed_images_exit_with_3_and_are_rows(cli, tmp_path, monkeypatch):
             else real(model, requests, *rest)
         )
 
-    monkeypatch.setattr(runner, "decode", broken)
+    monkeypatch.setattr(work, "decode", broken)
     (tmp_path / "mine.txt").write_text("a red square\na red circle\n")
     outcome = cli("run", "--prompts", "mine.txt", "--decoder", "sjd", "--threads", "1")
     assert outcome.code == 3 and "1 of 2 images failed" in outcome.err and "NaN logits" in outcome.err

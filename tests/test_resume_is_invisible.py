@@ -16,8 +16,10 @@ import pandas as pd
 import pytest
 import tiny
 
-from specbench import parts, runner
+from specbench import parts
 from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
+from specbench.executors import work
+from specbench.executors.work import InProcess
 from specbench.runner import SilentReporter, run
 from specbench.store import RunStore
 
@@ -28,7 +30,7 @@ FACTS = ["status", "seed", "nfe", "tokens", "logp", "committed_step", "accepted"
 
 def go(out: Path, prompts=None, samples: int = SAMPLES, batch: int = 1, **kwargs):
     specs = [tiny.spec(decoder, batch=batch) for decoder in DECODERS]
-    return run(tiny.tiny_model(), specs, prompts or tiny.prompts(), samples, out, **kwargs)
+    return run(tiny.executor(), specs, tiny.units(prompts or tiny.prompts(), samples), out, **kwargs)
 
 
 def contents(out: Path) -> dict:
@@ -169,7 +171,7 @@ def test_a_run_kept_without_its_pictures_stays_complete(tmp_path):
 
 
 def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypatch, undisturbed):
-    healthy = runner.decode
+    healthy = work.decode
     calls = []
 
     def failing(model, requests, *args, **kwargs):
@@ -178,7 +180,7 @@ def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypat
             raise RuntimeError("no luck")
         return healthy(model, requests, *args, **kwargs)
 
-    monkeypatch.setattr(runner, "decode", failing)
+    monkeypatch.setattr(work, "decode", failing)
     summary = go(tmp_path)
     assert (summary.done, summary.failed) == (18, 6)
     problem = summary.problem()
@@ -191,21 +193,21 @@ def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypat
     calls.clear()
     assert go(tmp_path).failed == 6
     assert calls.count(["CAT"]) == 6
-    monkeypatch.setattr(runner, "decode", healthy)
+    monkeypatch.setattr(work, "decode", healthy)
     summary = go(tmp_path)
     assert (summary.resumed, summary.done, summary.failed, summary.problem()) == (18, 6, 0, None)
     assert contents(tmp_path) == undisturbed
 
 
 def test_one_bad_row_does_not_take_its_batch_along(tmp_path, monkeypatch):
-    healthy = runner.decode
+    healthy = work.decode
 
     def failing(model, requests, *args, **kwargs):
         if any(request.prompt_id == "CAT" for request in requests):
             raise RuntimeError("no luck")
         return healthy(model, requests, *args, **kwargs)
 
-    monkeypatch.setattr(runner, "decode", failing)
+    monkeypatch.setattr(work, "decode", failing)
     summary = go(tmp_path, batch=4)
     assert (summary.done, summary.failed) == (18, 6)
 
@@ -213,7 +215,7 @@ def test_one_bad_row_does_not_take_its_batch_along(tmp_path, monkeypatch):
 def test_nan_logits_fail_the_image_and_no_other(tmp_path):
     model = tiny.tiny_model()
     model.conditional[model.prompts.index("two | cats")] = float("nan")
-    summary = run(model, [tiny.spec("sjd")], tiny.prompts(), 1, tmp_path)
+    summary = run(InProcess(model), [tiny.spec("sjd")], tiny.units(tiny.prompts()), tmp_path)
     assert (summary.done, summary.failed, summary.problem().exit_code) == (3, 1, PARTIAL)
     assert "'CAT'" in summary.errors[0] and "NaN" in summary.errors[0]
 
@@ -222,7 +224,7 @@ def test_settings_that_do_not_fit_the_model_write_nothing(tmp_path, monkeypatch)
     def refuse(*args, **kwargs):
         raise SpecbenchError("top-k 9 is more than the vocabulary")
 
-    monkeypatch.setattr(runner, "decode", refuse)
+    monkeypatch.setattr(work, "decode", refuse)
     with pytest.raises(SpecbenchError, match="top-k 9"):
         go(tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -250,8 +252,8 @@ def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(tmp_path, undisturbed):
 def test_run_json_says_what_was_run_by_what(tmp_path):
     spec = tiny.spec("sjd++", tau=float("inf"))
     extras = {spec.run_id: {"origins": {"seed": "flag --seed"}, "window_curve": [{"window": 2, "cost": float("inf")}]}}
-    run(tiny.tiny_model(), [spec], tiny.prompts()[:1], 1, tmp_path, extras=extras)
-    run(tiny.tiny_model(), [spec], tiny.prompts()[:2], 1, tmp_path)
+    run(tiny.executor(), [spec], tiny.units(tiny.prompts()[:1]), tmp_path, extras=extras)
+    run(tiny.executor(), [spec], tiny.units(tiny.prompts()[:2]), tmp_path)
 
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")
@@ -268,14 +270,14 @@ def test_run_json_says_what_was_run_by_what(tmp_path):
 
 
 def test_run_json_is_there_before_the_first_image(tmp_path, monkeypatch):
-    healthy = runner.decode
+    healthy = work.decode
 
     def watching(model, requests, *args, **kwargs):
-        if requests[0].prompt_id != runner.WARM_UP_ID:
+        if requests[0].prompt_id != work.WARM_UP_ID:
             assert len(list(tmp_path.glob("*/run.json"))) == len(DECODERS)
         return healthy(model, requests, *args, **kwargs)
 
-    monkeypatch.setattr(runner, "decode", watching)
+    monkeypatch.setattr(work, "decode", watching)
     assert go(tmp_path).failed == 0
 
 

@@ -32,7 +32,7 @@ KEYED = pa.schema([("id", pa.string()), ("value", pa.int64())])
 
 
 def small_run(out: Path, n: int = 3) -> Path:
-    summary = run(tiny.tiny_model(), [tiny.spec()], tiny.prompts()[:n], 1, out)
+    summary = run(tiny.executor(), [tiny.spec()], tiny.units(tiny.prompts()[:n]), out)
     return summary.folders[0]
 
 
@@ -146,9 +146,9 @@ def test_rows_without_a_run_json_are_refused(tmp_path):
 
 def test_a_newer_run_json_is_refused(tmp_path):
     folder = small_run(tmp_path)
-    info = read_info(folder) | {"schema": 2}
+    info = read_info(folder) | {"schema": 99}
     (folder / "run.json").write_text(json.dumps(info))
-    assert "schema version 2" in refused(small_run, tmp_path).what
+    assert "schema version 99" in refused(small_run, tmp_path).what
 
 
 def test_a_folder_of_another_run_is_refused(tmp_path):
@@ -222,7 +222,7 @@ def test_a_really_full_disk(tmp_path):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(disk)], capture_output=True).returncode:
         pytest.skip("mounting is not allowed here")
     try:
-        error = refused(run, tiny.tiny_model(), [tiny.spec()], tiny.prompts(4), 40, disk)
+        error = refused(run, tiny.executor(), [tiny.spec()], tiny.units(tiny.prompts(4), 40), disk)
         assert "No space left" in error.what and error.exit_code == FAILURE
         folder = find_runs(disk)[0]
         done = RunStore(folder).samples()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specbench.config import RunSpec, Sampling
 from specbench.decoding.presets import resolve
+from specbench.executors.work import InProcess, Unit
 from specbench.models.base import TokenLayout
 from specbench.models.enumerable import EnumerableModel
 from specbench.prompts import Prompt
@@ -20,6 +23,15 @@ def prompts(n: int = 4) -> list[Prompt]:
     """`n` prompts with ids that need care in file names."""
     ids = ["cat", "../dog", "CAT", "a/b|c", *(f"p{index}" for index in range(4, n))]
     return [Prompt(ids[index], TEXTS[index % len(TEXTS)], category="pets") for index in range(n)]
+
+
+def executor() -> InProcess:
+    return InProcess(tiny_model())
+
+
+def units(prompts: Sequence[Prompt], samples: int = 1) -> list[Unit]:
+    """Every sample of every prompt."""
+    return [(prompt, sample) for prompt in prompts for sample in range(samples)]
 
 
 def spec(decoder: str = "sjd", seed: int = 0, batch: int = 1, threads: int = 1, **options) -> RunSpec:

@@ -10,6 +10,7 @@ import typer
 
 from specbench import console
 from specbench.cli.options import flags, print_json, print_table
+from specbench.errors import SpecbenchError
 from specbench.settings import Value, check_environment, merge, read_config, run_settings
 
 _SETTINGS = run_settings()
@@ -44,20 +45,29 @@ def run(
     dry_run: bool = typer.Option(
         False, "--dry-run", metavar="", help="Print what would be decoded, and stop.", rich_help_panel="Output"
     ),
+    sweep: list[str] = typer.Option(
+        None,
+        "--sweep",
+        metavar="NAME=VALUE,...",
+        help="Run with each of these values of a setting; given several times, with every combination.",
+        rich_help_panel="What to run",
+    ),
 ) -> None:
-    from specbench.plan import make_plan
+    from specbench.sweep import parse_sweep, sweep_plans
 
     values = _merged(flags, config)
     as_json = bool(values["json"].value)
-    plan = make_plan(values)
+    if show_config and sweep:
+        raise SpecbenchError("--show-config shows one setting of each name", "leave --sweep away")
+    plans = sweep_plans(values, parse_sweep(sweep or ()))
     if show_config:
-        return _show_config(plan, values, as_json)
+        return _show_config(plans[0], values, as_json)
     if dry_run:
-        return _show_plan(plan, as_json)
+        return _show_plans(plans, as_json)
     from specbench import api
     from specbench.runner import SilentReporter
 
-    summary = api.execute(plan, SilentReporter() if values["quiet"].value else console.ProgressReporter())
+    summary = api.execute(plans, SilentReporter() if values["quiet"].value else console.ProgressReporter())
     _print_summary(summary, as_json)
     if problem := summary.problem():
         raise problem
@@ -79,6 +89,7 @@ def _show_config(plan, values: Mapping[str, Value], as_json: bool) -> None:
         "top-p": sampling["top_p"],
         "dtype": plan.dtype,
         "threads": plan.threads,
+        "mode": plan.mode,
     }
     decoder_names = {"Decoder choices", "Decoder options"}
     rows = [
@@ -101,12 +112,19 @@ def _show_config(plan, values: Mapping[str, Value], as_json: bool) -> None:
     print_json(rows) if as_json else print_table(rows, ("name", "value", "origin"))
 
 
-def _show_plan(plan, as_json: bool) -> None:
+def _show_plans(plans, as_json: bool) -> None:
+    rows = [row for plan in plans for row in _plan_rows(plan)]
+    once = [row for place, row in enumerate(rows) if row not in rows[:place]]
+    columns = ("decoder", "options", "images", "done", "run_id")
+    print_json(once) if as_json else print_table(once, columns)
+
+
+def _plan_rows(plan) -> list[dict]:
     from specbench.store import RunStore
 
     rows, weights = [], plan.model.weights_sha256()
     for planned in plan.decoders:
-        wanted = {(prompt.id, sample) for prompt in plan.chosen for sample in range(plan.samples)}
+        wanted = {(prompt.id, sample) for prompt, sample in plan.units}
         run_id, done = None, None
         if not planned.auto_window:
             run_id = plan.spec(planned.spec, weights).run_id
@@ -123,8 +141,7 @@ def _show_plan(plan, as_json: bool) -> None:
                 "done": done,
             }
         )
-    columns = ("decoder", "options", "images", "done", "run_id")
-    print_json(rows) if as_json else print_table(rows, columns)
+    return rows
 
 
 def _print_summary(summary, as_json: bool) -> None:

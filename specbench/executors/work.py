@@ -1,0 +1,123 @@
+"""What goes to an executor and what comes back: chunks of images in, finished chunks out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from specbench import provenance
+from specbench.config import RunSpec
+from specbench.decoding.generation import Generation
+from specbench.decoding.loop import Request, decode
+from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
+from specbench.machine import Watch
+from specbench.models.base import ImageModel
+from specbench.prompts import Prompt
+from specbench.records import base_row, failed_row, sample_row, trace_row
+
+Unit = tuple[Prompt, int]
+"""One image: a prompt and the number of the sample."""
+
+WARM_UP_ID = "(warm-up)"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Images of one run that are decoded together; with `trace`, a trace of each is wanted."""
+
+    spec: RunSpec
+    units: tuple[Unit, ...]
+    trace: bool = False
+
+
+@dataclass
+class Finished:
+    """What `RunStore.append` takes, for the images of one chunk or some of them."""
+
+    spec: RunSpec
+    rows: list[dict[str, object]] = field(default_factory=list)
+    images: dict[str, np.ndarray] = field(default_factory=dict)
+    traces: list[dict[str, object]] = field(default_factory=list)
+
+
+class Executor(Protocol):
+    """Decodes chunks somewhere."""
+
+    def warm_up(self, specs: Sequence[RunSpec], prompt: Prompt) -> dict[str, object]:
+        """Get ready to decode these runs; nothing of it is measured.
+
+        Returns:
+            Facts about where images will be decoded, for `run.json`.
+
+        Raises:
+            SpecbenchError: a decoder's settings do not fit the model, or something it needs is missing.
+        """
+
+    def decode(self, chunks: Iterator[Chunk]) -> Iterator[Finished]:
+        """Every image of every chunk, in any order, failed ones too. A chunk is taken only when somebody is free."""
+
+
+def warm_up(model: ImageModel, specs: Sequence[RunSpec], prompt: Prompt) -> None:
+    """Decode an image with each spec that is thrown away. What is wrong with one image may wait for its row; wrong
+    settings may not."""
+    for spec in specs:
+        try:
+            request = Request(prompt.text, WARM_UP_ID)
+            decode(model, [request] * spec.batch, spec.decoder, spec.sampling, spec.seed)
+        except SpecbenchError as error:
+            if error.exit_code in (BAD_INPUT, MISSING_PREREQUISITE):
+                raise
+        except Exception:  # shows again, and is recorded, with the first measured image
+            pass
+
+
+def decode_chunk(model: ImageModel, chunk: Chunk) -> Finished:
+    """Decode a chunk, failed images included."""
+    started_at = provenance.now()
+    watch = Watch(model.device)
+    outcomes = _decode(model, chunk.spec, chunk.units, chunk.trace)
+    machine = watch.read()
+    finished = Finished(chunk.spec)
+    for (prompt, sample), outcome in zip(chunk.units, outcomes, strict=True):
+        base = base_row(prompt, sample, chunk.spec.seed, started_at, machine)
+        if isinstance(outcome, SpecbenchError):
+            finished.rows.append(failed_row(base, outcome.what))
+            continue
+        finished.rows.append(sample_row(base, outcome, timed=chunk.spec.timed))
+        if chunk.trace:
+            finished.traces.append(trace_row(base, outcome))
+        if outcome.image is not None:
+            finished.images[finished.rows[-1]["image"]] = outcome.image
+    return finished
+
+
+def _decode(model: ImageModel, spec: RunSpec, units: Sequence[Unit], trace: bool) -> list[Generation | SpecbenchError]:
+    """Each image or why it failed. When a batch breaks as a whole, its images are tried one by one."""
+    requests = [Request(prompt.text, prompt.id, sample) for prompt, sample in units]
+    try:
+        return decode(model, requests, spec.decoder, spec.sampling, spec.seed, trace=trace)
+    except SpecbenchError as error:
+        failure = error
+    except Exception as error:  # the one place where whatever breaks an image becomes its row
+        failure = SpecbenchError(f"{type(error).__name__}: {error}")
+    if len(units) == 1:
+        return [failure]
+    return [outcome for unit in units for outcome in _decode(model, spec, [unit], trace)]
+
+
+class InProcess:
+    """Decodes here, one chunk after the other."""
+
+    def __init__(self, model: ImageModel):
+        self.model = model
+
+    def warm_up(self, specs: Sequence[RunSpec], prompt: Prompt) -> dict[str, object]:
+        warm_up(self.model, specs, prompt)
+        return {}
+
+    def decode(self, chunks: Iterator[Chunk]) -> Iterator[Finished]:
+        for chunk in chunks:
+            yield decode_chunk(self.model, chunk)
