@@ -101,7 +101,14 @@ def _tiny(folder: Path, network, prompt, decoder: dict[str, Tensor]) -> Tiny:
         # The class hides image logits, so its head is applied here.
         return network.lm_head(network.model(inputs).last_hidden_state[0, len(start) - 1 :])
 
-    return Tiny(folder, logits, range(4, 4 + CODES), lambda codes: meta_decode(decoder, codes.view(1, 4, 4)))
+    @torch.no_grad()
+    def seen(text: str, stream: list[int], conditional: bool) -> tuple[list[int], Tensor]:
+        inputs = prompt(text, conditional) + [ids[token] for token in stream]
+        return inputs, network.model(torch.tensor([inputs])).last_hidden_state[0]
+
+    image_ids = range(4, 4 + CODES)
+    output = network.lm_head.weight[image_ids.start : image_ids.stop].detach()
+    return Tiny(folder, logits, image_ids, lambda codes: meta_decode(decoder, codes.view(1, 4, 4)), seen, output)
 
 
 def meta_vq() -> dict[str, Tensor]:

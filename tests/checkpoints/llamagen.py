@@ -28,7 +28,7 @@ def write(folder: Path, file: str) -> Tiny:
     tokenizer = Tokenizer.from_file(str(folder / "flan-t5-xl" / "tokenizer.json"))
 
     @torch.no_grad()
-    def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
+    def features(text: str, stream: list[int], conditional: bool) -> Tensor:
         ids = tokenizer.encode(text.lower()).ids
         ids = ids if len(ids) <= CAPTION else [*ids[: CAPTION - 1], 1]
         padded = torch.tensor([ids + [0] * (CAPTION - len(ids))])
@@ -36,13 +36,19 @@ def write(folder: Path, file: str) -> Tiny:
         vectors = t5.encoder(padded, attention_mask=valid.long()).last_hidden_state[0]
         vectors = torch.cat([vectors[len(ids) :] * 0, vectors[: len(ids)]])
         caption = vectors if conditional else tensors["cls_embedding.uncond_embedding"]
-        return official_logits(tensors, caption, CAPTION - len(ids), stream)
+        return official_features(tensors, caption, CAPTION - len(ids), stream)
 
-    return Tiny(folder, logits, range(CODES), lambda codes: image.decode(codes))
+    def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
+        return features(text, stream, conditional)[CAPTION - 1 :] @ tensors["output.weight"].T
+
+    def seen(text: str, stream: list[int], conditional: bool) -> tuple[list[int], Tensor]:
+        return [0] * CAPTION + stream, features(text, stream, conditional)
+
+    return Tiny(folder, logits, range(CODES), lambda codes: image.decode(codes), seen, tensors["output.weight"])
 
 
-def official_logits(tensors: dict[str, Tensor], caption: Tensor, padding: int, stream: list[int]) -> Tensor:
-    """Logits [len(stream) + 1, codes]: captions left-padded to 120 vectors, one position and one head at a time."""
+def official_features(tensors: dict[str, Tensor], caption: Tensor, padding: int, stream: list[int]) -> Tensor:
+    """Last hidden states [120 + len(stream), d]: captions left-padded, one position and one head at a time."""
     fc1, fc2 = (tensors[f"cls_embedding.cap_proj.{name}.weight"] for name in ("fc1", "fc2"))
     x = functional.gelu(caption @ fc1.T, approximate="tanh") @ fc2.T
     x = torch.cat([x, tensors["tok_embeddings.weight"][torch.tensor(stream, dtype=torch.long)]])
@@ -52,7 +58,7 @@ def official_logits(tensors: dict[str, Tensor], caption: Tensor, padding: int, s
         h = _rms(x, held["ffn_norm.weight"])
         gated = functional.silu(h @ held["feed_forward.w1.weight"].T) * (h @ held["feed_forward.w3.weight"].T)
         x = x + gated @ held["feed_forward.w2.weight"].T
-    return _rms(x[CAPTION - 1 :], tensors["norm.weight"]) @ tensors["output.weight"].T
+    return _rms(x, tensors["norm.weight"])
 
 
 def _attention(held: dict[str, Tensor], x: Tensor, padding: int) -> Tensor:
@@ -60,7 +66,7 @@ def _attention(held: dict[str, Tensor], x: Tensor, padding: int) -> Tensor:
     heads = []
     for start in range(0, WIDTH, HEAD):
         part = slice(start, start + HEAD)
-        queries, keys = (torch.stack([_rotate(row, at) for at, row in enumerate(m[:, part])]) for m in (q, k))
+        queries, keys = (torch.stack([rotate(row, at) for at, row in enumerate(m[:, part])]) for m in (q, k))
         scores = queries @ keys.T / HEAD**0.5
         sees = torch.ones(len(x), len(x), dtype=torch.bool).tril()
         sees[:, :padding] = False
@@ -69,11 +75,11 @@ def _attention(held: dict[str, Tensor], x: Tensor, padding: int) -> Tensor:
     return torch.cat(heads, dim=-1) @ held["attention.wo.weight"].T
 
 
-def _rotate(vector: Tensor, position: int) -> Tensor:
+def rotate(vector: Tensor, position: int, caption: int = CAPTION) -> Tensor:
     """Neighbouring pairs turned by row in the first half of a head, by column in the second; captions become 0."""
-    if position < CAPTION:
+    if position < caption:
         return vector * 0
-    row, column = divmod(position - CAPTION, GRID)
+    row, column = divmod(position - caption, GRID)
     angles = [place * 10_000.0 ** (-2 * index / (HEAD // 2)) for place in (row, column) for index in range(HEAD // 4)]
     turn = torch.polar(torch.ones(HEAD // 2), torch.tensor(angles))
     return torch.view_as_real(torch.view_as_complex(vector.reshape(-1, 2).contiguous()) * turn).flatten()

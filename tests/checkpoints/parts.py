@@ -33,12 +33,17 @@ class Tiny:
             one full forward without cache; `stream` holds stream tokens, the row end being the one past the codes.
         image_ids: where the image tokens stand in that vocabulary.
         pixels: [1, h * w] codes to the reference's [1, 3, H, W] in [-1, 1].
+        seen: `seen(text, stream, conditional)` gives what a published draft head is shown, for families that have one:
+            token ids [P + len(stream)] and the target's features [P + len(stream), d].
+        output: [codes, d] the target's output matrix.
     """
 
     folder: Path
     logits: Callable[[str, list[int], bool], Tensor]
     image_ids: range
     pixels: Callable[[Tensor], Tensor]
+    seen: Callable[[str, list[int], bool], tuple[list[int], Tensor]] | None = None
+    output: Tensor | None = None
 
 
 def randomise(network: nn.Module, seed: int = 0) -> nn.Module:
