@@ -187,6 +187,36 @@ def test_a_damaged_file_is_named(name, file, folder_of):
     assert file in refusal(name, folder).what
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "content"),
+    [
+        ("anole", INDEX, "{}"),
+        ("anole", INDEX, '{"weight_map": null}'),
+        ("anole", "config.json", "{}"),
+        ("anole", "config.json", '{"hidden_size": 33}'),
+        ("emu3", "config.json", "[]"),
+        ("emu3", "config.json", '{"text_config": {"vocab_size": 4}}'),
+        ("simplear", "config.json", '{"num_attention_heads": 0}'),
+        ("llamagen", "flan-t5-xl/config.json", '{"dense_act_fn": "none"}'),
+        ("janus", "tokenizer_config.json", '{"bos_token": null}'),
+        ("janus", "tokenizer_config.json", '{"bos_token": "<nowhere>", "pad_token": "<nowhere>"}'),
+    ],
+)
+def test_a_file_whose_content_makes_no_sense_is_one_line(name, file, content, folder_of):
+    folder = folder_of(name)
+    (folder / file).write_text(content)
+    error = refusal(name, folder)
+    assert file.split("/")[-1] in error.what or "tokenizer has no token" in error.what
+
+
+def test_every_refusal_says_where_the_official_files_are_and_under_which_licence(folder_of):
+    folder = folder_of("emu3")
+    change("emu3", folder, lambda tensors: tensors.pop(NEEDED["emu3"]))
+    hint = refusal("emu3", folder).try_this
+    assert 'hf download BAAI/Emu3-Gen-hf --include "config.json" --include "*.safetensors*"' in hint
+    assert "licence: Apache-2.0" in hint
+
+
 def test_pickles_that_would_run_code_are_refused(folder_of):
     folder = folder_of("llamagen")
     torch.save({"model": {"a": Payload()}}, folder / "t2i_XL_stage1_256.pt")

@@ -67,7 +67,14 @@ def test_the_revision_chooses_the_files(tmp_path, cache):
     assert texts == ["1" * 40, "2" * 40, "2" * 40]
     with pytest.raises(SpecbenchError) as raised:
         fetch(SOURCE, None, "worse")
-    assert "--revision worse" in raised.value.try_this
+    assert "--revision worse" in raised.value.try_this and "revision 'worse' of 'owner/name'" in raised.value.what
+
+
+def test_the_licence_of_somebody_elses_repository_is_not_guessed(cache):
+    with pytest.raises(SpecbenchError) as raised:
+        find(SOURCE, "some/tuned")
+    assert 'hf download some/tuned --include "config.json"' in raised.value.try_this
+    assert "licence: as its card says" in raised.value.try_this and "MIT" not in raised.value.try_this
 
 
 @pytest.mark.parametrize(

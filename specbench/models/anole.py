@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from specbench.models import vq
 from specbench.models.chameleon import BEGIN_IMAGE, END_OF_TURN, START, load_trunk, random_decoder
-from specbench.models.checkpoints import describe
 from specbench.models.family import FamilyModel, Request
 
 
@@ -20,7 +19,7 @@ class Anole(FamilyModel):
 def load(request: Request) -> Anole:
     trunk = load_trunk(request)
     if request.found:
-        decoder = vq.load_chameleon_vq(trunk.image_tensors, describe(request.found[0]), request.device)
+        decoder = vq.load_chameleon_vq(trunk.image_tensors, request.found[0], request.device)
     else:
         decoder = random_decoder(request)
     return Anole(request, trunk.tokenizer, trunk.backbone, trunk.head, trunk.image_ids, decoder)

@@ -14,11 +14,9 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
-from specbench.errors import SpecbenchError
 from specbench.models import vq
 from specbench.models.checkpoints import (
     build,
-    describe,
     drop,
     fill,
     randomise,
@@ -27,6 +25,7 @@ from specbench.models.checkpoints import (
     read_tokenizer,
 )
 from specbench.models.family import Request, stand_in_tokenizer
+from specbench.models.sources import Found
 
 START, END_OF_TURN, BEGIN_IMAGE, END_IMAGE = "<s>", "<reserved08706>", "<racm3:break>", "<eoss>"
 FIRST_IMAGE_ID = 4
@@ -55,16 +54,16 @@ def load_trunk(request: Request) -> Trunk:
     config = read_config(main, ChameleonConfig)
     tensors = read_tensors(main)
     language = drop(tensors, ["model.vqmodel."])
-    network = _language_model(config)
+    network = _language_model(config, main)
     heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
     for name, stored in language.items():
         if count := heads.get(name.split(".")[-2]):
             language[name] = stored.repeat_interleave(max(count // len(stored), 1), dim=0)
-    fill(network, language, describe(main), request.device, request.dtype)
+    fill(network, language, main, request.device, request.dtype)
     with_tokenizer = next(
         found for found in request.found if any(path.name == "tokenizer.json" for path in found.paths)
     )
-    image_ids = _image_ids(config.vocabulary_map or {}, str(main.named("config.json")))
+    image_ids = _image_ids(config.vocabulary_map, main)
     image_tensors = {name: tensors[name] for name in tensors.keys() - language.keys()}
     return _trunk(network, read_tokenizer(with_tokenizer), image_ids, image_tensors)
 
@@ -81,23 +80,24 @@ def _trunk(network: nn.Module, tokenizer: Tokenizer, image_ids: range, image_ten
     return Trunk(tokenizer, network.model, head, image_ids, image_tensors)
 
 
-def _language_model(config: ChameleonConfig) -> nn.Module:
-    network = build(ChameleonForConditionalGeneration, config)
+def _language_model(config: ChameleonConfig, found: Found | None = None) -> nn.Module:
+    network = build(ChameleonForConditionalGeneration, config, found=found)
     del network.model.vqmodel
     return network
 
 
-def _image_ids(vocabulary: Mapping[str, int], where: str) -> range:
+def _image_ids(vocabulary: Mapping[str, int], found: Found) -> range:
     """Vocabulary ids of the image tokens: their names spell the code with letters, A for 0."""
     digits = str.maketrans("ABCDEFGHIJ", "0123456789")
     codes = {
-        int(name.removeprefix("IMGIMG")[:-1].translate(digits)): found
-        for name, found in vocabulary.items()
+        int(name.removeprefix("IMGIMG")[:-1].translate(digits)): number
+        for name, number in vocabulary.items()
         if name.startswith("IMGIMG")
     }
     first = codes.get(0, 0)
     if not codes or any(codes.get(code) != first + code for code in range(len(codes))):
-        raise SpecbenchError(f"{where}: its vocabulary_map does not list the image tokens in the order of their codes")
+        problem = ": its vocabulary_map does not list the image tokens in the order of their codes"
+        raise found.refusal(problem, found.named("config.json"))
     return range(first, first + len(codes))
 
 

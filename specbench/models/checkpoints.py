@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -15,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.sources import Found
+from specbench.errors import SpecbenchError
+from specbench.models.sources import Found, Source, read_json
 
 
 def read_tensors(found: Found) -> dict[str, Tensor]:
@@ -29,48 +28,44 @@ def read_tensors(found: Found) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     for path in found.ending(".safetensors", ".pt", ".ckpt"):
-        held = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+        held = (_read_safetensors if path.suffix == ".safetensors" else _read_pickle)(found.source, path)
         if twice := tensors.keys() & held.keys():
             raise SpecbenchError(f"{path}: '{min(twice)}' is also in another file of {found.source.what}")
         tensors |= held
     return tensors
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def _read_safetensors(source: Source, path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise _damaged(path, error) from error
+        raise source.damaged(path, error) from error
 
 
-def _read_pickle(path: Path) -> dict[str, Tensor]:
+def _read_pickle(source: Source, path: Path) -> dict[str, Tensor]:
     try:
         # Training scripts like to store their parsed arguments beside the weights.
         with torch.serialization.safe_globals([argparse.Namespace]):
             held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
-        raise _damaged(path, error) from error
+        raise source.damaged(path, error) from error
     for name in ("model", "module", "state_dict"):
         if isinstance(held, dict) and isinstance(held.get(name), dict):
             held = held[name]
     if not isinstance(held, dict):
-        raise _damaged(path, TypeError("no state dict inside"))
+        raise source.damaged(path, TypeError("no state dict inside"))
     return {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
 
 
-def _damaged(path: Path, error: Exception) -> SpecbenchError:
-    reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-    return SpecbenchError(f"{path} cannot be read: {reason}", "download it again", MISSING_PREREQUISITE)
-
-
-def read_config(found: Found, kind: type, **changes: object):
-    """`config.json` of a source as a transformers configuration of class `kind`, with `changes` made."""
+def read_config(found: Found, kind: type):
+    """`config.json` of a source as a transformers configuration of class `kind`."""
     path = found.named("config.json")
+    held = read_json(found.source, path)
     try:
-        return kind.from_dict(json.loads(path.read_text()) | changes)
-    except (OSError, ValueError, TypeError, StrictDataclassError) as error:
-        raise _damaged(path, error) from error
+        return kind.from_dict(held)
+    except (ValueError, TypeError, StrictDataclassError) as error:
+        raise found.source.damaged(path, error) from error
 
 
 def read_tokenizer(found: Found) -> Tokenizer:
@@ -79,7 +74,7 @@ def read_tokenizer(found: Found) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:
-        raise _damaged(path, error) from error
+        raise found.source.damaged(path, error) from error
 
 
 def token_id(tokenizer: Tokenizer, name: str) -> int:
@@ -100,18 +95,27 @@ def drop(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[str, Te
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(prefixes))}
 
 
-def build(kind: Callable[..., nn.Module], *arguments: object) -> nn.Module:
-    """A network without memory: its parameters are to be assigned by `fill` or drawn by `randomise`."""
-    with torch.device("meta"):
-        return kind(*arguments)
+def build(kind: Callable[..., nn.Module], *arguments: object, found: Found | None = None) -> nn.Module:
+    """A network without memory: its parameters are to be assigned by `fill` or drawn by `randomise`.
+
+    Args:
+        found: where its configuration was read; one that makes no network is then a damaged file.
+    """
+    try:
+        with torch.device("meta"):
+            return kind(*arguments)
+    except Exception as error:
+        if found is None:
+            raise
+        raise found.source.damaged(found.named("config.json"), error) from error
 
 
-def fill(network: nn.Module, tensors: Mapping[str, Tensor], where: str, device: str, dtype: torch.dtype) -> nn.Module:
+def fill(network: nn.Module, tensors: Mapping[str, Tensor], found: Found, device: str, dtype: torch.dtype) -> nn.Module:
     """Give every parameter of a built network its stored value, in evaluation mode.
 
     Args:
         tensors: exactly the network's parameters; shared ones may be left out.
-        where: the files, for messages.
+        found: the files they come from, for messages.
         device: "meta" leaves the values in their files, after all checks.
 
     Raises:
@@ -120,18 +124,16 @@ def fill(network: nn.Module, tensors: Mapping[str, Tensor], where: str, device: 
     wanted = network.state_dict()
     tied = getattr(network, "all_tied_weights_keys", None) or {}
     if missing := sorted(wanted.keys() - tensors.keys() - tied.keys()):
-        raise _unaccounted(where, "lacks", missing)
+        raise _unaccounted(found, "lacks", missing)
     if unknown := sorted(tensors.keys() - wanted.keys()):
-        raise _unaccounted(where, "holds unknown", unknown)
+        raise _unaccounted(found, "holds unknown", unknown)
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
-            raise SpecbenchError(
-                f"{where}: {name} has shape {list(tensor.shape)}, the network wants {list(wanted[name].shape)}",
-                "is this the checkpoint of this model?",
-            )
+            shapes = f"{list(tensor.shape)}, the network wants {list(wanted[name].shape)}"
+            raise found.refusal(f": {name} has shape {shapes}")
     for name, source in tied.items():
         if name in tensors and not torch.equal(tensors[name], tensors[source]):
-            raise SpecbenchError(f"{where}: {name} differs from {source}, which the configuration ties it to")
+            raise found.refusal(f": {name} differs from {source}, which the configuration ties it to")
     network.load_state_dict(tensors, strict=False, assign=True)
     return _finish(network, device, dtype)
 
@@ -176,12 +178,6 @@ def _renew_rotary(network: nn.Module) -> None:
                 setattr(module, name, type(child)(child.config))
 
 
-def _unaccounted(where: str, verb: str, names: Sequence[str]) -> SpecbenchError:
+def _unaccounted(found: Found, verb: str, names: Sequence[str]) -> SpecbenchError:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return SpecbenchError(f"{where} {verb} '{names[0]}'{more}", "is this the complete checkpoint of this model?")
-
-
-def describe(found: Found) -> str:
-    """The weight files of a source, for messages."""
-    paths = found.ending(".safetensors", ".pt", ".ckpt", ".jit")
-    return str(paths[0] if len(paths) == 1 else paths[0].parent)
+    return found.refusal(f" {verb} '{names[0]}'{more}")

@@ -10,11 +10,9 @@ from torch import nn
 from transformers import Emu3Config, Emu3ForCausalLM, Emu3TextConfig, Emu3VQVAE
 from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
-from specbench.errors import SpecbenchError
 from specbench.models import vq
 from specbench.models.checkpoints import (
     build,
-    describe,
     drop,
     fill,
     randomise,
@@ -24,6 +22,7 @@ from specbench.models.checkpoints import (
     token_id,
 )
 from specbench.models.family import FamilyModel, Request, stand_in_tokenizer
+from specbench.models.sources import Found
 
 START, LINE_END = "<|extra_203|>", "<|extra_200|>"
 BEGIN_IMAGE, IMAGE_TOKENS = "<|image start|>", "<|image token|>"
@@ -51,22 +50,22 @@ def load(request: Request) -> Emu3:
     if not request.found:
         return _random(request)
     files = request.found[0]
-    config, tensors, where = read_config(files, Emu3Config), read_tensors(files), describe(files)
-    language = build(Emu3ForCausalLM, config.text_config)
-    image = _image_network(config.vq_config)
+    config, tensors = read_config(files, Emu3Config), read_tensors(files)
+    language = build(Emu3ForCausalLM, config.text_config, found=files)
+    image = _image_network(config.vq_config, files)
     codes = config.vq_config.codebook_size
     parts = {"text_model.": {}, "vqmodel.": {}}
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in parts if name.startswith(prefix)), None)
         if prefix is None:
-            raise SpecbenchError(f"{where} holds unknown '{name}'", "is this the complete checkpoint of this model?")
+            raise files.refusal(f" holds unknown '{name}'")
         parts[prefix][name.removeprefix(prefix)] = tensor
-    fill(language, parts["text_model."], where, request.device, request.dtype)
-    fill(image, drop(parts["vqmodel."], vq.ENCODER_SIDE), where, request.device, torch.float32)
+    fill(language, parts["text_model."], files, request.device, request.dtype)
+    fill(image, drop(parts["vqmodel."], vq.ENCODER_SIDE), files, request.device, torch.float32)
     tokenizer = read_tokenizer(files)
     first, last = (token_id(tokenizer, f"<|visual token {code:06d}|>") for code in (0, codes - 1))
     if last != first + codes - 1:
-        raise SpecbenchError(f"{files.named('tokenizer.json')}: visual tokens are not in the order of their codes")
+        raise files.refusal(": visual tokens are not in the order of their codes", files.named("tokenizer.json"))
     return _model(request, tokenizer, language, range(first, last + 1), image)
 
 
@@ -80,8 +79,8 @@ def _random(request: Request) -> Emu3:
     return _model(request, stand_in_tokenizer(_SPECIALS, first_byte=0), language, ids, image)
 
 
-def _image_network(config: Emu3VQVAEConfig) -> nn.Module:
-    network = build(Emu3VQVAE, config)
+def _image_network(config: Emu3VQVAEConfig, found: Found | None = None) -> nn.Module:
+    network = build(Emu3VQVAE, config, found=found)
     del network.encoder, network.quant_conv
     return network
 

@@ -23,10 +23,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from specbench.errors import SpecbenchError
 from specbench.models import vq
 from specbench.models.base import TokenLayout
-from specbench.models.checkpoints import describe
 from specbench.models.hub import HubModel, digest
 from specbench.models.sources import Found
 from specbench.models.transformer import Prefix, TransformerModel
@@ -57,10 +55,7 @@ class Request:
             SpecbenchError: that is not this model's image vocabulary.
         """
         if v_image != self.info.v_image and not self.info.tiny:
-            raise SpecbenchError(
-                f"{describe(self.found[0])} has {v_image} image tokens, {self.info.name} has {self.info.v_image}",
-                "is this the checkpoint of this model?",
-            )
+            raise self.found[0].refusal(f" has {v_image} image tokens, {self.info.name} has {self.info.v_image}")
         make = TokenLayout.with_row_ends if self.info.row_ends else TokenLayout.plain
         return make(*self.info.grid, v_image)
 

@@ -6,8 +6,6 @@ loaded.
 
 from __future__ import annotations
 
-import json
-
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -17,7 +15,6 @@ from transformers.models.janus.modeling_janus import JanusModel
 from specbench.models import vq
 from specbench.models.checkpoints import (
     build,
-    describe,
     drop,
     fill,
     randomise,
@@ -27,7 +24,7 @@ from specbench.models.checkpoints import (
     token_id,
 )
 from specbench.models.family import FamilyModel, Request, stand_in_tokenizer
-from specbench.models.sources import Found
+from specbench.models.sources import Found, read_json
 
 BEGIN_IMAGE = "<begin_of_image>"
 UNUSED = ("lm_head.", "vision_model.", "aligner.", "vqmodel.encoder.", "vqmodel.quant_conv.")
@@ -89,20 +86,24 @@ def load(request: Request) -> Janus:
         return Janus(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, start, pad)
     files = request.found[0]
     tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(files).items()}
-    network = _network(read_config(files, JanusConfig))
-    fill(network, drop(tensors, UNUSED), describe(files), request.device, request.dtype)
+    network = _network(read_config(files, JanusConfig), files)
+    fill(network, drop(tensors, UNUSED), files, request.device, request.dtype)
     return Janus(request, read_tokenizer(files), network, _named(files, "bos_token"), _named(files, "pad_token"))
 
 
-def _network(config: JanusConfig) -> nn.Module:
-    network = build(JanusModel, config)
+def _network(config: JanusConfig, found: Found | None = None) -> nn.Module:
+    network = build(JanusModel, config, found=found)
     del network.vision_model, network.aligner, network.vqmodel.encoder, network.vqmodel.quant_conv
     return network
 
 
 def _named(files: Found, role: str) -> str:
-    held = json.loads(files.named("tokenizer_config.json").read_text())[role]
-    return held["content"] if isinstance(held, dict) else held
+    path = files.named("tokenizer_config.json")
+    held = read_json(files.source, path).get(role)
+    name = held.get("content") if isinstance(held, dict) else held
+    if not isinstance(name, str):
+        raise files.refusal(f" names no {role}", path)
+    return name
 
 
 def _random_config(request: Request) -> JanusConfig:

@@ -19,13 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel, T5Config, T5EncoderModel
 
-from specbench.errors import SpecbenchError
 from specbench.models import vq
 from specbench.models.base import DraftPrompt
 from specbench.models.captions import clean
 from specbench.models.checkpoints import (
     build,
-    describe,
     drop,
     fill,
     randomise,
@@ -165,13 +163,13 @@ def load(request: Request) -> LlamaGen:
         return _random(request)
     files, text_files = request.found
     language, image = (_only(files, vq_file) for vq_file in (False, True))
-    tensors, where = convert(read_tensors(language), describe(language)), describe(language)
-    network = build(Network, _config(tensors, where), tensors["uncond_embedding"].shape[-1])
-    fill(network, tensors, where, request.device, request.dtype)
-    encoder = build(T5EncoderModel, read_config(text_files, T5Config))
+    tensors = convert(read_tensors(language), language)
+    network = build(Network, _config(tensors, language), tensors["uncond_embedding"].shape[-1])
+    fill(network, tensors, language, request.device, request.dtype)
+    encoder = build(T5EncoderModel, read_config(text_files, T5Config), found=text_files)
     text_tensors = drop(read_tensors(text_files), ["decoder.", "lm_head."])
-    fill(encoder, text_tensors, describe(text_files), request.device, _text_dtype(request))
-    decoder = vq.load_llamagen_vq(read_tensors(image), describe(image), request.device)
+    fill(encoder, text_tensors, text_files, request.device, _text_dtype(request))
+    decoder = vq.load_llamagen_vq(read_tensors(image), image, request.device)
     return LlamaGen(request, network, encoder, read_tokenizer(text_files), decoder)
 
 
@@ -203,13 +201,13 @@ def _llama(sizes: Mapping[str, int]) -> LlamaConfig:
     return LlamaConfig(**sizes, num_attention_heads=heads, num_key_value_heads=heads, rms_norm_eps=1e-5)
 
 
-def _config(tensors: Mapping[str, Tensor], where: str) -> LlamaConfig:
+def _config(tensors: Mapping[str, Tensor], found: Found) -> LlamaConfig:
     """The architecture that converted tensors were made with."""
     try:
         vocabulary, width = tensors["output.weight"].shape
         inner = len(tensors["model.layers.0.mlp.gate_proj.weight"])
     except KeyError as error:
-        raise SpecbenchError(f"{where} lacks {error}", "is this the complete checkpoint of this model?") from None
+        raise found.refusal(f" lacks {error}") from None
     layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
     sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": vocabulary}
     return _llama(sizes)
@@ -231,14 +229,14 @@ _LAYER_NAMES = {
 }
 
 
-def convert(tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
+def convert(tensors: Mapping[str, Tensor], found: Found) -> dict[str, Tensor]:
     """Official tensors under the names and in the order of `Network`."""
     converted: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         layer, inner = re.fullmatch(r"(layers\.\d+\.)?(.*)", name).groups()
         if layer and inner == "attention.wqkv.weight":
             if len(tensor) % (3 * HEAD):
-                raise SpecbenchError(f"{where}: {name} has {len(tensor)} rows, not three times heads of {HEAD}")
+                raise found.refusal(f": {name} has {len(tensor)} rows, not three times heads of {HEAD}")
             for part, matrix in zip("qkv", tensor.chunk(3), strict=True):
                 converted[f"model.{layer}self_attn.{part}_proj.weight"] = matrix if part == "v" else _halves(matrix)
             continue
@@ -247,7 +245,7 @@ def convert(tensors: Mapping[str, Tensor], where: str) -> dict[str, Tensor]:
         old = next((old for old in names if inner.startswith(old)), "")
         converted[prefix + names.get(old, "") + inner.removeprefix(old)] = tensor
     if "uncond_embedding" not in converted:
-        raise SpecbenchError(f"{where} lacks 'cls_embedding.uncond_embedding'", "is this a text-to-image checkpoint?")
+        raise found.refusal(" lacks 'cls_embedding.uncond_embedding'")
     return converted
 
 

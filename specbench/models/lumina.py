@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from specbench.models import vq
 from specbench.models.chameleon import BEGIN_IMAGE, END_OF_TURN, START, load_trunk, random_decoder
-from specbench.models.checkpoints import describe, read_tensors, token_id
+from specbench.models.checkpoints import read_tensors, token_id
 from specbench.models.family import FamilyModel, Request
 
 LINE_END = "<reserved08799>"
@@ -32,7 +32,7 @@ def load(request: Request) -> Lumina:
     trunk = load_trunk(request)
     if request.found:
         files = request.found[1]
-        decoder = vq.load_chameleon_vq(read_tensors(files), describe(files), request.device)
+        decoder = vq.load_chameleon_vq(read_tensors(files), files, request.device)
     else:
         decoder = random_decoder(request)
     stream_ids = [*trunk.image_ids, token_id(trunk.tokenizer, LINE_END)]

@@ -12,9 +12,8 @@ import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models import vq
-from specbench.models.checkpoints import build, describe, fill, randomise, read_config, read_tensors, read_tokenizer
+from specbench.models.checkpoints import build, fill, randomise, read_config, read_tensors, read_tokenizer
 from specbench.models.family import FamilyModel, Request, stand_in_tokenizer
 from specbench.models.sources import Found
 
@@ -56,9 +55,9 @@ def load(request: Request) -> SimpleAR:
     files, decoder_files = request.found
     config = read_config(files, Qwen2Config)
     if config.use_sliding_window:
-        raise SpecbenchError(f"{files.named('config.json')}: sliding-window attention is not supported")
-    network = build(Qwen2ForCausalLM, config)
-    fill(network, read_tensors(files), describe(files), request.device, request.dtype)
+        raise files.refusal(": sliding-window attention is not supported", files.named("config.json"))
+    network = build(Qwen2ForCausalLM, config, found=files)
+    fill(network, read_tensors(files), files, request.device, request.dtype)
     tokenizer = read_tokenizer(files)
     decoder = _cosmos(decoder_files, request.device)
     return _model(request, tokenizer, network, tokenizer.get_vocab_size(with_added_tokens=True), decoder)
@@ -79,5 +78,4 @@ def _cosmos(files: Found, device: str) -> vq.CosmosDecoder:
                 torch.jit.load(path, map_location="cpu" if device == "meta" else device).eval(), device
             )
     except RuntimeError as error:
-        reason = str(error).splitlines()[0][:120]
-        raise SpecbenchError(f"{path} cannot be read: {reason}", "download it again", MISSING_PREREQUISITE) from error
+        raise files.source.damaged(path, error) from error

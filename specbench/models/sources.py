@@ -40,6 +40,23 @@ class Source:
         """Name of the subfolder of a `--weights` folder in which its files are looked for."""
         return self.repo.rpartition("/")[2]
 
+    def how_to_get(self, repo: str | None = None, revision: str | None = None) -> str:
+        """What to type to have its files, or those of another repository, and under which licence."""
+        repo = repo or self.repo
+        at = f" --revision {revision}" if revision else ""
+        only = "".join(f' --include "{pattern}"' for pattern in self.files)
+        licence = self.licence if repo == self.repo else "as its card says"
+        beside = f", or put {self.beside[0]} into the --weights folder" if self.beside else ""
+        note = f" ({self.note})" if self.note else ""
+        return f"type 'hf download {repo}{at}{only}'{beside}; licence: {licence}{note}"
+
+    def damaged(self, path: Path, error: Exception) -> SpecbenchError:
+        """One of its files is not what it should be."""
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        return SpecbenchError(
+            f"{path} cannot be read: {reason}", f"get it again: {self.how_to_get()}", MISSING_PREREQUISITE
+        )
+
 
 @dataclass(frozen=True)
 class Found:
@@ -55,6 +72,18 @@ class Found:
     def ending(self, *suffixes: str) -> tuple[Path, ...]:
         """The files with one of these suffixes."""
         return tuple(path for path in self.paths if path.suffix in suffixes)
+
+    @property
+    def where(self) -> str:
+        """The weight file, or the folder of several, for messages."""
+        paths = self.ending(".safetensors", ".pt", ".ckpt", ".jit")
+        return str(paths[0] if len(paths) == 1 else paths[0].parent)
+
+    def refusal(self, problem: str, path: Path | None = None) -> SpecbenchError:
+        """What its weights, or the file `path`, say or lack cannot be used."""
+        return SpecbenchError(
+            f"{path or self.where}{problem}", f"is this {self.source.what}? the official: {self.source.how_to_get()}"
+        )
 
     def size_bytes(self) -> int:
         return sum(path.stat().st_size for path in self.paths)
@@ -100,7 +129,8 @@ def find(source: Source, weights: str | None = None, revision: str | None = None
     repo = weights if weights and main else source.repo
     snapshot = _snapshot(repo, source, revision if main else None, download=False)
     if snapshot is None:
-        raise _missing(source, f"'{repo}' is not in the hub cache", repo, revision if main else None)
+        revision = revision if main else None
+        raise _missing(source, f"{_called(repo, revision)} is not in the hub cache", repo, revision)
     return _in_folder(source, snapshot, repo)
 
 
@@ -140,24 +170,49 @@ def _in_folder(source: Source, folder: Path, repo: str | None = None) -> Found:
         if not found:
             raise _missing(source, f"{folder} has no {pattern}", repo)
         paths += found
-    for name in _shards(folder) if any(path.suffix == ".safetensors" for path in paths) else ():
+    for name in _shards(source, folder) if any(path.suffix == ".safetensors" for path in paths) else ():
         if not (folder / name).is_file():
             raise _missing(source, f"{folder} has no {name}, which its {INDEX} lists", repo)
     return Found(source, tuple(paths))
 
 
-def _shards(folder: Path) -> set[str]:
+def _shards(source: Source, folder: Path) -> set[str]:
     index = folder / INDEX
-    return set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else set()
+    if not index.is_file():
+        return set()
+    files = read_json(source, index).get("weight_map")
+    if not isinstance(files, dict):
+        raise source.damaged(index, ValueError("no weight_map inside"))
+    return set(map(str, files.values()))
+
+
+def read_json(source: Source, path: Path) -> dict[str, object]:
+    """A file of the source that holds one JSON object.
+
+    Raises:
+        SpecbenchError: exit code 5 if it does not.
+    """
+    try:
+        held = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise source.damaged(path, error) from error
+    if not isinstance(held, dict):
+        raise source.damaged(path, ValueError("no JSON object inside"))
+    return held
 
 
 def _snapshot(repo: str, source: Source, revision: str | None, download: bool) -> Path | None:
     """Folder of the repository in the hub cache, None if it is not there and must not be fetched."""
-    from huggingface_hub import constants, errors, snapshot_download
+    from huggingface_hub import constants
 
-    patterns = [*source.files, INDEX]
+    # The rest of huggingface_hub is slow to import, which `list models` would do for nothing.
+    if not download and not Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}").is_dir():
+        return None
+    from huggingface_hub import errors, snapshot_download
+
+    files = list(source.files)
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, local_files_only=not download))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=files, local_files_only=not download))
     except errors.GatedRepoError:
         problem = f"'{repo}' is gated: accept its terms on huggingface.co/{repo}, then 'hf auth login'"
     except errors.RevisionNotFoundError:
@@ -170,17 +225,15 @@ def _snapshot(repo: str, source: Source, revision: str | None, download: bool) -
         if not download:
             return None
         reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"no answer: {type(error).__name__}"
-        problem = f"'{repo}' is not in the hub cache, and cannot be fetched ({reason})"
+        problem = f"{_called(repo, revision)} is not in the hub cache, and cannot be fetched ({reason})"
     raise _missing(source, problem, repo, revision)
 
 
+def _called(repo: str, revision: str | None) -> str:
+    return f"revision '{revision}' of '{repo}'" if revision else f"'{repo}'"
+
+
 def _missing(source: Source, problem: str, repo: str | None = None, revision: str | None = None) -> SpecbenchError:
-    repo = repo or source.repo
-    at = f" --revision {revision}" if revision else ""
-    beside = f", or put {source.beside[0]} into the --weights folder" if source.beside else ""
-    note = f" ({source.note})" if source.note else ""
     return SpecbenchError(
-        f"{source.what} is missing: {problem}",
-        f"type 'hf download {repo}{at}'{beside}; licence: {source.licence}{note}",
-        MISSING_PREREQUISITE,
+        f"{source.what} is missing: {problem}", source.how_to_get(repo, revision), MISSING_PREREQUISITE
     )

@@ -17,6 +17,7 @@ from transformers import JanusVQVAEConfig
 from transformers.models.janus.modeling_janus import JanusVQVAE
 
 from specbench.models.checkpoints import build, drop, fill, randomise, rename
+from specbench.models.sources import Found
 
 
 class ImageDecoder(Protocol):
@@ -96,7 +97,7 @@ def taming_config(tensors: Mapping[str, Tensor]) -> JanusVQVAEConfig:
     )
 
 
-def load_chameleon_vq(tensors: Mapping[str, Tensor], where: str, device: str) -> TamingDecoder:
+def load_chameleon_vq(tensors: Mapping[str, Tensor], found: Found, device: str) -> TamingDecoder:
     """Chameleon's decoder from Meta's `vqgan.ckpt`, or from the converted repositories, in float32.
 
     Their levels are numbered from the image down, transformers' from the latent up.
@@ -105,22 +106,22 @@ def load_chameleon_vq(tensors: Mapping[str, Tensor], where: str, device: str) ->
     inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     levels = 1 + max((int(name.split(".")[2]) for name in inner if name.startswith("decoder.up.")), default=0)
     renamed = rename(inner, lambda name: _reverse_level(name, levels))
-    return _load_taming(renamed, where, device, normalise=False, attention=False)
+    return _load_taming(renamed, found, device, normalise=False, attention=False)
 
 
-def load_llamagen_vq(tensors: Mapping[str, Tensor], where: str, device: str) -> TamingDecoder:
+def load_llamagen_vq(tensors: Mapping[str, Tensor], found: Found, device: str) -> TamingDecoder:
     """LlamaGen's decoder from `vq_ds16_t2i.pt`, in float32."""
     renamed = rename(drop(tensors, ["quantize.codebook_used"]), _llamagen_name)
-    return _load_taming(renamed, where, device, normalise=True, attention=True)
+    return _load_taming(renamed, found, device, normalise=True, attention=True)
 
 
-def _load_taming(tensors: dict[str, Tensor], where: str, device: str, normalise: bool, attention: bool):
+def _load_taming(tensors: dict[str, Tensor], found: Found, device: str, normalise: bool, attention: bool):
     kept = drop(tensors, ENCODER_SIDE)
     try:
         config = taming_config(kept)
     except (KeyError, ValueError):
         config = JanusVQVAEConfig(**(LLAMAGEN_VQ if attention else CHAMELEON_VQ))
-    return TamingDecoder(fill(taming_network(config, attention), kept, where, device, torch.float32), normalise)
+    return TamingDecoder(fill(taming_network(config, attention), kept, found, device, torch.float32), normalise)
 
 
 def random_taming(config: Mapping[str, object], normalise: bool, attention: bool, device: str) -> TamingDecoder:

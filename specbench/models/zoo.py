@@ -10,7 +10,7 @@ from specbench.models.hub import HubModel
 from specbench.models.sources import Source
 
 _CHAMELEON = "Chameleon research licence (Meta), non-commercial"
-_LM = ("config.json", "*.safetensors")
+_LM = ("config.json", "*.safetensors*")
 _VQ = Source(
     "the image decoder (Chameleon's VQGAN)",
     "leloy/Anole-7b-v0.1-vqvae-hf",
