@@ -20,6 +20,7 @@ from PIL import Image
 from specbench.downloads import digest_of
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Metric, Sample, Score
+from specbench.metrics.compbench_rules import THREE_IN_ONE, three_in_one
 from specbench.metrics.geneval import JudgedMetric
 from specbench.pictures import read_picture
 from specbench.prompts.geneval import official_row
@@ -39,7 +40,9 @@ RESULTS: Mapping[str, str] = {
 }
 """Where the official programs leave the results of a category, under the folder its images were exported to."""
 
-THREE_IN_ONE_SAMPLES = 10
+PARTS: Mapping[str, str] = {"blip": RESULTS["color"], "clip": RESULTS["non_spatial"], "spatial": RESULTS["spatial"]}
+"""The same of what the score of complex prompts is made of. The official program that combines them takes exactly ten
+images a prompt; where it left nothing, the parts are combined here, for any number."""
 
 
 def export_geneval(run: Path, target: Path) -> int:
@@ -126,29 +129,42 @@ class OfficialCompBench(Metric):
     def __init__(self, results: Path, samples: int):
         super().__init__()
         self.results, self.samples = results, samples
-        self._answers = {
-            category: _read_answers(results / category / file)
+        self._files = {
+            category: results / category / file
             for category, file in RESULTS.items()
             if (results / category / file).is_file()
         }
+        if "complex" not in self._files:
+            parts = {f"complex/{part}": results / "complex" / file for part, file in PARTS.items()}
+            self._files |= parts if all(file.is_file() for file in parts.values()) else {}
+        self._answers = {name: _read_answers(file) for name, file in self._files.items()}
         if not self._answers:
             raise SpecbenchError(f"{results} holds no official results", "looked for <category>/" + RESULTS["color"])
 
     def identity(self) -> Mapping[str, str]:
-        return {category: digest_of(self.results / category / RESULTS[category]) for category in self._answers}
+        return {name: digest_of(file) for name, file in self._files.items()}
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return category in self._answers and "line" in meta
+        return "line" in meta and (category in self._answers or self._combines(category, meta))
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        return [{"value": self._answer(sample)} for sample in samples]
+        return [{"value": self._value(sample)} for sample in samples]
 
-    def _answer(self, sample: Sample) -> float:
+    def _combines(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        """Whether an answer is made of the answers to its parts."""
+        return category == "complex" and "complex/blip" in self._answers and meta.get("kind") in THREE_IN_ONE
+
+    def _value(self, sample: Sample) -> float:
         number = sample.meta["line"] * self.samples + sample.sample
-        answers = self._answers[sample.category]
-        if number not in answers:
-            raise SpecbenchError(f"{self.results / sample.category / RESULTS[sample.category]} has no answer {number}")
-        return answers[number]
+        if sample.category in self._answers:
+            return self._answer(sample.category, number)
+        kind = sample.meta["kind"]
+        return three_in_one(kind, {part: self._answer(f"complex/{part}", number) for part in THREE_IN_ONE[kind]})
+
+    def _answer(self, name: str, number: int) -> float:
+        if number not in self._answers[name]:
+            raise SpecbenchError(f"{self._files[name]} has no answer {number}")
+        return self._answers[name][number]
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         return [
@@ -190,11 +206,6 @@ def _samples_per_prompt(category: str, rows: Sequence[_Row]) -> int:
             f"category '{category}' has {len(found)} images of {prompts} x {samples}",
             "the official scripts need every sample of every prompt from the first on: finish the run",
         )
-    if category == "complex" and samples != THREE_IN_ONE_SAMPLES:
-        raise SpecbenchError(
-            f"category 'complex' has {samples} images per prompt; the official 3-in-1 script takes exactly "
-            f"{THREE_IN_ONE_SAMPLES}", f"run with --samples {THREE_IN_ONE_SAMPLES}",
-        )  # fmt: skip
     return samples
 
 
