@@ -26,6 +26,7 @@ def check(
     out: Path = Path("results"),
     weights: str | None = None,
     revision: str | None = None,
+    random: bool = False,
     tiny: bool = False,
     metrics: Sequence[str] = (),
 ) -> list[dict[str, str]]:
@@ -35,12 +36,12 @@ def check(
         model: only this model, whose files are then accounted for by name and shape; all models if None.
         out: the results folder to try.
         metrics: these metrics must be ready too.
-        weights, revision, tiny: see `specbench.models.hub.HubModel.configured`.
+        weights, revision, random, tiny: see `specbench.models.hub.HubModel.configured`.
 
     Raises:
         SpecbenchError: unknown model, or one that takes no other weights.
     """
-    named = [find_model(model).configured(weights, revision, tiny=tiny)] if model else []
+    named = [find_model(model).configured(weights, revision, random, tiny)] if model else []
     return [
         _python(),
         *_packages(),
@@ -107,6 +108,8 @@ def _model(info: Model, required: bool) -> dict[str, str]:
             info.check()
     except SpecbenchError as error:
         return _row(f"model {info.name}", MISSING if required else WARNING, error.what, error.try_this)
+    if not files:
+        return _row(f"model {info.name}", OK, "the architecture with random weights, nothing to read")
     size = sum(path.stat().st_size for path in files)
     complete = ", every tensor accounted for" if required else ""
     return _row(f"model {info.name}", OK, f"{size / 2**20:.1f} MiB in {files[0].parent}{complete}")

@@ -88,13 +88,23 @@ def test_doctor_accounts_for_every_tensor_without_loading(tmp_path):
     write("simplear", tmp_path)
     rows = {row["name"]: row for row in check("simplear", tmp_path, weights=str(tmp_path), tiny=True)}
     assert rows["model simplear+tiny"]["status"] == "ok" and "every tensor" in rows["model simplear+tiny"]["detail"]
-    assert "GiB in bfloat16" in rows["memory"]["detail"]
+    assert "memory" not in rows, "nobody has counted a checkpoint of any size"
     config = json.loads((tmp_path / "config.json").read_text())
     changed = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
     (tmp_path / "config.json").write_text(json.dumps(config | changed))
     row = check("simplear", tmp_path, weights=str(tmp_path), tiny=True)
     broken = next(row for row in row if row["name"].startswith("model "))
     assert broken["status"] == "missing" and "lacks 'model.layers.2" in broken["detail"]
+
+
+def test_doctor_takes_what_run_takes(cli, tmp_path):
+    write("janus", tmp_path)
+    tiny = ("doctor", "--model", "janus", "--scale", "tiny", "--weights", tmp_path, "--json")
+    assert "model janus+tiny" in {row["name"] for row in json.loads(cli(*tiny).out)}
+    rows = {row["name"]: row for row in json.loads(cli("doctor", "--model", "janus", "--random-weights", "--json").out)}
+    assert rows["model janus+random"]["status"] == "ok" and "GiB in bfloat16" in rows["memory"]["detail"]
+    assert cli("doctor", "--scale", "tiny").code == 2
+    assert "--scale huge" in cli("doctor", "--model", "janus", "--scale", "huge").err
 
 
 def test_doctor_says_what_is_missing_and_that_it_would_not_fit(cli, tmp_path, monkeypatch):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
 
-HEAVY = ("torch", "pandas", "transformers", "pyarrow", "matplotlib", "scipy", "safetensors", "PIL", "click")
+# huggingface_hub itself is a few constants; its `file_download` brings the HTTP client.
+HUB = ("huggingface_hub.file_download", "httpx", "httpx2")
+HEAVY = ("torch", "pandas", "transformers", "pyarrow", "matplotlib", "scipy", "safetensors", "PIL", "click", *HUB)
 SCRIPT = """
 import sys
 from specbench.cli import main
@@ -32,7 +35,10 @@ print("HEAVY", [name for name in {heavy!r} if name in sys.modules], file=sys.std
 )
 def test_nothing_heavy_is_imported(arguments, tmp_path):
     script = SCRIPT.format(arguments=arguments, heavy=HEAVY)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    # Only a checkpoint in the hub's cache takes the hub's library to judge.
+    env = os.environ | {"HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, env=env)
     assert done.stderr.splitlines()[-1] == "HEAVY []", done.stderr
 
 

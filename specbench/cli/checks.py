@@ -28,14 +28,21 @@ def doctor(
     model: str = typer.Option(None, "--model", metavar="NAME", help="Require this model to be ready."),
     weights: str = typer.Option(None, "--weights", metavar="DIR|OWNER/NAME", help="Its checkpoint, if not official."),
     revision: str = typer.Option(None, "--revision", metavar="REF", help="Revision of its hub repository."),
+    random_weights: bool = typer.Option(False, "--random-weights", metavar="", help="It will have random weights."),
+    scale: str = typer.Option("full", "--scale", metavar="SIZE", help="full or tiny, as for run."),
     metric: list[str] = typer.Option(None, "--metric", metavar="NAME", help="Require this metric to be ready, too."),
 ) -> None:
     from specbench.doctor import MISSING, check
 
     values = merge(_DOCTOR, flags)
-    if (weights or revision) and not model:
-        raise SpecbenchError("--weights, --revision: of which model?", "name it with --model")
-    rows = check(model, Path(str(values["out"].value)), weights, revision, metrics=metric or ())
+    if scale not in ("full", "tiny"):
+        raise SpecbenchError(f"--scale {scale}: unknown", "valid: full, tiny")
+    tiny = scale == "tiny"
+    if (weights or revision or random_weights or tiny) and not model:
+        raise SpecbenchError(
+            "--weights, --revision, --random-weights, --scale: of which model?", "name it with --model"
+        )
+    rows = check(model, Path(str(values["out"].value)), weights, revision, random_weights, tiny, metric or ())
     print_json(rows) if values["json"].value else print_table(rows, ("name", "status", "detail", "fix"))
     missing = dict.fromkeys(row["name"] for row in rows if row["status"] == MISSING)
     if missing:
@@ -61,7 +68,7 @@ def audit(
     seed: int = typer.Option(0, "--seed", metavar="N", help="Of the models and the noise."),
 ) -> None:
     values = merge(_AUDIT, flags)
-    requests = _auditable(decoders or list(PRESETS))
+    requests = auditable(decoders or list(PRESETS))
     if samples < 1000:
         raise SpecbenchError(f"--samples {samples}: must be at least 1000")
     if seed < 0:
@@ -77,7 +84,7 @@ def audit(
     print_json(rows) if values["json"].value else print_table(rows, columns)
 
 
-def _auditable(names: list[str]) -> list[tuple[str, object]]:
+def auditable(names: list[str]) -> list[tuple[str, object]]:
     """(label, decoder) with names and inline options checked; a user's own decoder is imported."""
     from specbench import registry
     from specbench.decoding.presets import Preset, resolve

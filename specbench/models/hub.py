@@ -120,16 +120,18 @@ class HubModel:
         """The sampling the model is meant to be used with."""
         return self.defaults
 
-    def step_bytes(self, dtype: str | None = None) -> int:
-        """Weight bytes that one forward reads, however wide its window."""
-        return self.step_parameters * BYTES[dtype or self.dtype]
+    def step_bytes(self, dtype: str | None = None) -> int | None:
+        """Weight bytes that one forward reads, however wide its window; None at tiny scale, whose sizes vary."""
+        return None if self.tiny else self.step_parameters * BYTES[dtype or self.dtype]
 
-    def kv_bytes(self, dtype: str | None = None) -> int:
-        """Cache bytes of one token of one row; guidance takes two rows per image."""
-        return self.kv_numbers * BYTES[dtype or self.dtype]
+    def kv_bytes(self, dtype: str | None = None) -> int | None:
+        """Cache bytes of one token of one row, None at tiny scale; guidance takes two rows per image."""
+        return None if self.tiny else self.kv_numbers * BYTES[dtype or self.dtype]
 
-    def memory_bytes(self, dtype: str | None = None, batch: int = 1) -> int:
-        """What is held while decoding with guidance: weights, cache, image decoder, text encoder."""
+    def memory_bytes(self, dtype: str | None = None, batch: int = 1) -> int | None:
+        """Weights, cache with guidance, image decoder and text encoder while decoding; None at tiny scale."""
+        if self.tiny:
+            return None
         cache = 2 * batch * (self.stream + 256) * self.kv_bytes(dtype)
         return self.parameters * BYTES[dtype or self.dtype] + cache + self.other_bytes
 
@@ -178,7 +180,8 @@ class HubModel:
         """
         from specbench.models.family import load
 
-        load(self, "meta", self.dtype, self.find())
+        if not self.random:
+            load(self, "meta", self.dtype, self.find())
 
     def load(self, device: str, dtype: str | None = None) -> FamilyModel:
         """The model, ready to decode.
