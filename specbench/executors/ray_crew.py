@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -29,14 +31,16 @@ Load = Callable[[], ImageModel]
 class Worker:
     """What runs inside an actor."""
 
-    def __init__(self, load: Load):
+    def __init__(self, load: bytes, path: Sequence[str]):
+        """`load`: a pickled `Load`; `path`: where its modules are found, besides where this process looks."""
         self._load, self._model = load, None
+        sys.path += [folder for folder in path if folder not in sys.path]
 
     def prepare(self, specs: Sequence[RunSpec], prompt: Prompt) -> dict[str, object] | SpecbenchError:
         """Load the model and warm up; facts about the machine, or why it cannot be."""
         try:
             if self._model is None:
-                self._model = self._load()
+                self._model = pickle.loads(self._load)()
             warm_up(self._model, specs, prompt)
         except SpecbenchError as error:
             return error
@@ -65,7 +69,9 @@ class RayCrew:
     """
 
     def __init__(self, load: Load, size: int | None, address: str | None = None, gpu: bool = False):
-        self._ray, self._load = _import(), load
+        self._ray = _import()
+        self._load = self._ray.cloudpickle.dumps(load)
+        self._path = [os.path.abspath(folder) for folder in sys.path]
         self._connect(address, size)
         try:
             self._options = {"num_cpus": 1, "num_gpus": int(gpu), "max_restarts": 0, "max_task_retries": 0}
@@ -118,7 +124,7 @@ class RayCrew:
         self._ray.shutdown()
 
     def _start(self):
-        return self._ray.remote(**self._options)(Worker).remote(self._load)
+        return self._ray.remote(**self._options)(Worker).remote(self._load, self._path)
 
     def _connect(self, address: str | None, size: int | None) -> None:
         quiet = {"logging_level": logging.CRITICAL, "log_to_driver": False, "ignore_reinit_error": False}
@@ -148,6 +154,7 @@ def _import():
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
+        import ray.cloudpickle
         import ray.exceptions
     except ImportError:
         raise SpecbenchError(
@@ -160,8 +167,9 @@ def _import():
 
 def _cause(text: str) -> str:
     """The kernel of Ray's long account of a death."""
-    if "memory" in text and "OOM killer" not in text:
-        return "its machine ran out of memory"
-    if "node" in text.lower() and "died" in text.lower() and "Worker exit" not in text:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if "creation task" in text:
+        return f"it cannot start: {lines[-1]}"
+    if "node" in text and "dead" in text:
         return "its node died"
-    return "its process died; out of memory, a signal, or a crash"
+    return "its process died (out of memory, a signal, or a crash)"
