@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import types
 
@@ -14,7 +15,7 @@ import torch
 from PIL import Image
 
 from specbench.errors import SpecbenchError
-from specbench.metrics import clip, hpsv2
+from specbench.metrics import clip, compbench, hpsv2
 from specbench.metrics.base import Sample, Settings, fingerprint
 from specbench.metrics.blip import part_of
 from specbench.metrics.imagereward import MEAN, STD, ImageReward
@@ -203,6 +204,29 @@ def test_cmmd_is_the_published_distance_less_its_bias(openai_file, monkeypatch, 
     assert score.estimate.value == pytest.approx((published - bias).item(), abs=1e-3)
     assert published > 0.05 and bias > 0.05, "neither part of the comparison is nothing"
     assert score.n == 6 and score.estimate.low < score.estimate.value < score.estimate.high
+
+
+def test_compbench_takes_the_cosine_of_the_bare_prompt_of_non_spatial_images(openai_file, monkeypatch):
+    formats.stand_in(monkeypatch, "clip-b32", openai_file)
+    metric = compbench.CompBenchClip(Settings(offline=True))
+    twin = huggingface_twin(torch.jit.load(str(openai_file)).state_dict())
+    asked, truth = [], []
+    for number, (name, prompt) in enumerate((("square", "a red cat"), ("landscape", "two dogs"))):
+        asked.append(dataclasses.replace(sample(pictures()[name], prompt, number), category="non_spatial"))
+        with torch.no_grad():
+            seen = twin.get_image_features(normalised(short_side_centre(pictures()[name], 64))[None]).pooler_output
+            read = twin.get_text_features(open_clip.tokenize([prompt])).pooler_output
+        truth.append(torch.cosine_similarity(seen, read).item())
+    rows = metric.features(asked)
+    assert [row["value"] for row in rows] == pytest.approx(truth, abs=1e-5)
+    frame = pd.DataFrame(rows).assign(category="non_spatial", prompt_id=["p0", "p1"])
+    (score,) = metric.scores(frame)
+    assert score.name == "compbench[clip-b32]:non_spatial" and score.estimate.value == pytest.approx(np.mean(truth))
+    assert [metric.accepts(category, {"line": 0}) for category in ("non_spatial", "spatial", None)] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_over_long_prompts_keep_their_end_token(clip_metric):
