@@ -13,6 +13,7 @@ import synthetic
 from scipy.stats import binomtest, ttest_rel
 
 from specbench import stats
+from specbench.records import SAMPLES
 from specbench.stats import intervals
 
 RUNS = 600
