@@ -38,6 +38,7 @@ class SpecbenchError(Exception):
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> SpecbenchError:
     """The error for a name that is not among `valid`, with the nearest one as a suggestion."""
     valid = sorted(valid)
-    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'? " if near else ""
+    spelt = {known.lower(): known for known in valid}
+    near = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.5)
+    hint = f"did you mean '{spelt[near[0]]}'? " if near else ""
     return SpecbenchError(f"unknown {kind} '{name}'", f"{hint}valid: {', '.join(valid)}")

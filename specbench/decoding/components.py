@@ -54,12 +54,16 @@ class Option:
     def _range(self) -> str:
         parts = []
         if self.minimum is not None:
-            parts.append(f"at least {self.minimum:g}")
+            parts.append(f"at least {_plain(self.minimum)}")
         if self.above is not None:
-            parts.append(f"above {self.above:g}")
+            parts.append(f"above {_plain(self.above)}")
         if self.maximum is not None:
-            parts.append(f"at most {self.maximum:g}")
+            parts.append(f"at most {_plain(self.maximum)}")
         return " and ".join(parts) or "a number"
+
+
+def _plain(bound: float) -> str:
+    return f"{bound:g}" if isinstance(bound, float) else str(bound)
 
 
 _NOUN = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
@@ -96,7 +100,9 @@ class Component:
     ignores: tuple[str, ...] = ()
 
 
-WINDOW = Option("window", 16, "tokens fed per target forward: the last committed one and window-1 drafts", minimum=1)
+WINDOW = Option(
+    "window", 16, "tokens fed per target forward: the last committed one and window-1 drafts", minimum=1, maximum=65536
+)
 FRESH_Q = Option(
     "fresh-q",
     "uniform",
@@ -105,7 +111,7 @@ FRESH_Q = Option(
 )
 
 _CLUSTER = (
-    Option("G", 10, "cluster size", minimum=1),
+    Option("G", 10, "cluster size", minimum=1, maximum=65536),
     Option(
         "d", 0.5, "members lie at most this far in squared codebook distance; inf switches the filter off", above=0.0
     ),

@@ -31,7 +31,7 @@ class Generation:
         prefills: prefill forwards.
         drafted, tested, accepted: [W] int64 by window offset: drafts that existed at the offset, that the
             left-to-right scan reached, that it accepted. Forced slots are not counted.
-        facts: extra per-image numbers. `draft_tv_d`: total variation between p and the draft's law at depth d of a
+        facts: extra per-image numbers. `rounds`: target forwards that had drafts to verify. `draft_tv_d`: total variation between p and the draft's law at depth d of a
             step, estimated from the drafts tested there. `theorem2_bound`: Cool-SD's bound on the distance to the exact
             image distribution, summed over the image, had the residual been the optimal one. `sibling_j_tested`,
             `sibling_j_accepted`: how many j-th siblings were tested, and the share accepted. Others are means over
@@ -44,23 +44,23 @@ class Generation:
         image: uint8 [3, H, W] pixels, once rendered.
     """
 
-    tokens: np.ndarray
-    forced: np.ndarray
-    logp: np.ndarray
-    entropy: np.ndarray
-    top1: np.ndarray
-    committed_step: np.ndarray
+    tokens: np.ndarray = field(repr=False)
+    forced: np.ndarray = field(repr=False)
+    logp: np.ndarray = field(repr=False)
+    entropy: np.ndarray = field(repr=False)
+    top1: np.ndarray = field(repr=False)
+    committed_step: np.ndarray = field(repr=False)
     nfe: int
     prefills: int
-    drafted: np.ndarray
-    tested: np.ndarray
-    accepted: np.ndarray
+    drafted: np.ndarray = field(repr=False)
+    tested: np.ndarray = field(repr=False)
+    accepted: np.ndarray = field(repr=False)
     spans_ms: dict[str, float]
     batch: int
     facts: dict[str, float] = field(default_factory=dict)
-    draft_tv: np.ndarray | None = None
-    draft_top1: np.ndarray | None = None
-    image: np.ndarray | None = None
+    draft_tv: np.ndarray | None = field(default=None, repr=False)
+    draft_top1: np.ndarray | None = field(default=None, repr=False)
+    image: np.ndarray | None = field(default=None, repr=False)
 
     @property
     def committed(self) -> int:

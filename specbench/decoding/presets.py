@@ -241,6 +241,11 @@ def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec
         if given[kind] not in CHOICES[kind]:
             raise unknown_name(kind, str(given[kind]), CHOICES[kind])
         choices[kind] = given[kind]
+    if preset.choices["drafter"] == "none" != choices["drafter"]:
+        raise SpecbenchError(
+            f"decoder '{name}' drafts nothing: --drafter {choices['drafter']} contradicts it",
+            "start from a preset that drafts, such as sjd",
+        )
     _check_fit(name, choices)
     known = options_of(preset, choices)
     for option in given:

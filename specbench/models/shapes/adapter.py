@@ -30,7 +30,7 @@ class ShapesModel(TransformerModel):
         self._tokenizer = tokenizer
         self.backbone = network.llama
         self.layout = TokenLayout.plain(GRID, GRID, network.codes)
-        self.codebook = tokenizer.codebook.float()
+        self.codebook = torch.nn.functional.normalize(tokenizer.codebook.float(), dim=-1)
         self.weights_sha256 = weights_sha256
 
     def encode(self, prompts: Sequence[str]) -> Prefix:
