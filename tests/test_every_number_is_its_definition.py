@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -168,6 +169,27 @@ def test_acceptance():
     assert stats.acceptance(frame(ar())) is None, "AR tests nothing"
 
 
+def test_what_is_said_of_drafts():
+    first = {"rounds": 5, "draft_tv_1": 0.2, "sibling_0_tested": 4, "sibling_0_accepted": 0.5, "theorem2_bound": 1}
+    second = {"rounds": 8, "draft_tv_1": 0.4, "draft_tv_2": 0.6, "sibling_0_tested": 12, "sibling_0_accepted": 0.25}
+    rows = pd.DataFrame(
+        {
+            "stream_tokens": [20, 20],
+            "nfe": [6, 9],
+            "draft_ms": [3.0, 5.0],
+            "ar_ms": [30.0, 50.0],
+            "facts": [json.dumps(facts) for facts in (first, second)],
+        }
+    )
+    rows = stats.with_facts(rows)
+    assert stats.rounds(rows) == 6.5 and stats.draft_ms(rows) == 4.0 and stats.theorem2_bound(rows) == 1.0
+    assert stats.acceptance_length(rows) == pytest.approx((19 + 19) / (5 + 8)), "the first token needed no round"
+    assert stats.draft_tv_by_depth(rows) == pytest.approx([0.3, 0.6])
+    assert stats.acceptance_by_sibling(rows) == pytest.approx([5 / 16])
+    ar = stats.with_facts(pd.DataFrame({"stream_tokens": [20], "nfe": [20], "facts": ["{}"]}))
+    assert stats.acceptance_length(ar) == 1.0 and stats.rounds(ar) is None and stats.theorem2_bound(ar) is None
+
+
 def test_the_mean_interval_is_the_textbook_one_without_clusters():
     values = [1.0, 2.0, 4.0, 7.0]
     result = stats.mean_interval(values, range(4))
@@ -199,7 +221,8 @@ def test_the_overall_interval_is_narrower_than_its_parts():
 def test_definitions_are_written_down():
     for name in ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup",
                  "step_ratio", "window_cost", "overhead", "logp_mean", "logp_std", "perplexity", "nll_gap",
-                 "acceptance", "acceptance_by_offset"):  # fmt: skip
+                 "acceptance", "acceptance_by_offset", "acceptance_length", "rounds", "draft_ms", "theorem2_bound",
+                 "acceptance_by_sibling", "draft_tv_by_depth"):  # fmt: skip
         assert ": " in getattr(stats, name).__doc__.split("\n\n")[0], name
 
 

@@ -60,6 +60,7 @@ class Record:
         tables = routes(fed.tree, positions.device)
         if not tables.levels:
             return
+        self._add("rounds", positions[:, 0] < self._length, None)
         slot = torch.arange(positions.shape[1], device=positions.device)
         first = seen.first[:, None]
         counted = tables.has_children[seen.columns] & self._free[positions]

@@ -49,6 +49,17 @@ def _plain(key: str, digits: int, unit: str = "") -> Callable[[Mapping], str]:
     return lambda row: number(row[key], digits) + (unit if row[key] is not None else "")
 
 
+def _series(key: str, most: int = 5) -> Callable[[Mapping], str]:
+    """The first values of a list: a window has places without end."""
+
+    def cell(row: Mapping) -> str:
+        values = row[key] or ()
+        shown = [number(value) for value in values[:most]]
+        return " ".join([*shown, "..."] if len(values) > most else shown) or MISSING
+
+    return cell
+
+
 def _duration(key: str) -> Callable[[Mapping], str]:
     return lambda row: number(row[key], 0 if (row[key] or 0) >= 100 else 2)
 
@@ -80,6 +91,10 @@ def _images(row: Mapping) -> str:
 _FASTEST = (
     "vs fastest AR: the same speed-up against the AR configuration (in brackets: number format, threads) that is "
     "fastest on this machine among the runs at hand."
+)
+_BY_DEPTH = (
+    "Acceptance by depth: acceptance at each place of a round, counted from its first draft; on a tree a place is "
+    "accepted when one of the siblings tested there is."
 )
 _LOSSLESS = "Lossless: every chosen part keeps the joint distribution of the image equal to plain AR sampling."
 
@@ -119,7 +134,19 @@ QUALITY = (
     Column("std", _plain("logp_std", 2), stats.logp_std),
     Column("perplexity", _plain("perplexity", 1), stats.perplexity),
     Column("acceptance", _plain("acceptance", 3), stats.acceptance),
+    Column("acceptance length", _plain("acceptance_length", 2), stats.acceptance_length),
 )
+
+DRAFTS = (
+    DECODER,
+    Column("rounds", _plain("rounds", 1), stats.rounds),
+    Column("drafting ms", _plain("draft_ms", 1), stats.draft_ms),
+    Column("acceptance by depth", _series("acceptance_by_offset"), _BY_DEPTH),
+    Column("acceptance by sibling", _series("acceptance_by_sibling"), stats.acceptance_by_sibling),
+    Column("TV(P, Q) by depth", _series("draft_tv_by_depth"), stats.draft_tv_by_depth),
+    Column("Theorem 2 bound", _plain("theorem2_bound", 2), stats.theorem2_bound),
+)
+"""Shown where a draft head or a relaxed rule was at work."""
 
 
 TRACED = (

@@ -4,10 +4,11 @@ infinite.
 Keys: `run_id, folder, model, decoder, label, lossless, options` (every option in force), `setting` (dtype,
 device, threads, batch, seed, prompts, weights and sampling), `n, failed`, the numbers named after functions
 of `specbench.stats` (`nfe, step_compression, latency_ms, latency_e2e_ms, step_ms, throughput, acceptance,
-acceptance_by_offset, top1, logp_mean, logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`; of traced
-images `draft_tv, draft_tv_by_offset, draft_top1`), the comparison
-with AR (`speedup, speedup_low, speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline,
-speedup_note`), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
+acceptance_by_offset, rounds, acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth,
+theorem2_bound, top1, logp_mean, logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`; of traced
+images `draft_tv, draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low,
+speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline, speedup_note`), with the
+fastest AR configuration (`speedup_fastest, speedup_fastest_low,
 speedup_fastest_high, fastest_ar`), `scores` (a list of dicts `metric, value, low, high, n, fingerprint`),
 `environment` (machine and versions, a line each) and `load` (load average at the start of each invocation).
 """
@@ -33,10 +34,15 @@ from specbench.scoring import read_scores
 from specbench.store import RunStore
 
 _COLUMNS = (
-    *("status", "nfe", "batch", "tested", "accepted", *stats.LISTS),
+    *("status", "nfe", "batch", "tested", "accepted", "facts", *stats.LISTS),
     *(f"{span}_ms" for span in (*SPANS, "ar", "e2e")),
 )
 
+
+DRAFTED = (
+    *("rounds", "acceptance_length", "draft_ms", "acceptance_by_sibling", "draft_tv_by_depth", "theorem2_bound"),
+)
+"""Numbers of `specbench.stats` about drafting."""
 
 TRACED = ("draft_tv", "draft_tv_by_offset", "draft_top1")
 """Numbers of `specbench.stats` that need traces."""
@@ -60,8 +66,8 @@ class Run:
 
     @cached_property
     def rows(self) -> pd.DataFrame:
-        """Rows of images that were decoded."""
-        return self.stored[self.stored["status"] == "ok"]
+        """Rows of images that were decoded, with what their decoder noted."""
+        return stats.with_facts(self.stored[self.stored["status"] == "ok"])
 
     @cached_property
     def traced(self) -> pd.DataFrame:
@@ -114,6 +120,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         **_against_fastest(run, ar_runs),
         "acceptance": stats.acceptance(rows),
         "acceptance_by_offset": stats.acceptance_by_offset(rows),
+        **{name: getattr(stats, name)(rows) for name in DRAFTED},
         "top1": stats.top1(rows),
         **{name: getattr(stats, name)(run.traced) if len(run.traced) else None for name in TRACED},
         **{name: getattr(tokens, name, None) for name in stats.TokenStats.__dataclass_fields__},

@@ -9,6 +9,7 @@ from itertools import groupby
 
 from specbench.reporting.columns import (
     DECODER,
+    DRAFTS,
     QUALITY,
     SPEED,
     THROUGHPUT,
@@ -75,9 +76,14 @@ def _section(runs: list[Mapping]) -> Section:
     tables = [
         Table(speed, remark=_window_remark(runs)),
         Table(quality, remark=_score_remark(runs)),
+        *([Table(DRAFTS)] if any(_says_more_of_drafts(row) for row in runs) else ()),
         *(Table((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
     return Section(_heading(runs[0]), runs, tables)
+
+
+def _says_more_of_drafts(row: Mapping) -> bool:
+    return "head" in row["options"] or bool(row["theorem2_bound"])
 
 
 def _heading(row: Mapping) -> str:

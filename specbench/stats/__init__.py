@@ -7,7 +7,20 @@ only: where the grammar forced a token nothing was chosen.
 """
 
 from specbench.stats.condensed import LISTS, condense
-from specbench.stats.drafts import acceptance, acceptance_by_offset, draft_top1, draft_tv, draft_tv_by_offset
+from specbench.stats.drafts import (
+    acceptance,
+    acceptance_by_offset,
+    acceptance_by_sibling,
+    acceptance_length,
+    draft_ms,
+    draft_top1,
+    draft_tv,
+    draft_tv_by_depth,
+    draft_tv_by_offset,
+    rounds,
+    theorem2_bound,
+    with_facts,
+)
 from specbench.stats.intervals import (
     Estimate,
     mean_interval,
@@ -38,6 +51,8 @@ __all__ = [
     "nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput",
     "SpeedUp", "paired", "speed_up", "speedup", "step_ratio", "window_cost", "overhead",
     "TokenStats", "token_stats", "logp_mean", "logp_std", "perplexity", "nll_gap", "top1",
+    "with_facts", "rounds", "acceptance_length", "draft_ms", "acceptance_by_sibling", "draft_tv_by_depth",
+    "theorem2_bound",
     "acceptance", "acceptance_by_offset", "draft_tv", "draft_top1", "draft_tv_by_offset",
     "Estimate", "mean_interval", "proportion_interval", "mean_of_estimates", "ratio_of_totals",
     "Difference", "mean_difference", "speed_difference", "holm", "prompts_needed",

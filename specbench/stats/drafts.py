@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from itertools import count, takewhile
 
 import numpy as np
 import pandas as pd
@@ -20,6 +22,55 @@ def acceptance_by_offset(rows: pd.DataFrame) -> list[float | None]:
     """Acceptance by offset: the same for each place of the window, counted from its first draft."""
     accepted, tested = _offset_totals(rows["accepted"]), _offset_totals(rows["tested"])
     return [ratio(yes, all_) for yes, all_ in zip(accepted, tested, strict=True)]
+
+
+def with_facts(rows: pd.DataFrame) -> pd.DataFrame:
+    """`rows` with a column for each number that decoders noted by the way, see `Generation.facts`; NaN where an image
+    has none."""
+    noted = [json.loads(text) if isinstance(text, str) else {} for text in rows["facts"]]
+    return rows.join(pd.DataFrame(noted, index=rows.index).astype(float))
+
+
+def rounds(rows: pd.DataFrame) -> float | None:
+    """Rounds: target forwards per image that had drafts to verify, mean over images."""
+    return mean(rows["rounds"]) if "rounds" in rows else None
+
+
+def acceptance_length(rows: pd.DataFrame) -> float | None:
+    """Acceptance length: stream tokens per round, both summed over all images. Besides the accepted drafts a round
+    commits a replacement or bonus token, which counts; the first forward of a draft head has no drafts, so that it is
+    no round and its token does not count; 1 for AR."""
+    forwards, tokens = rows["nfe"], rows["stream_tokens"]
+    each = rows["rounds"] if "rounds" in rows else pd.Series(np.nan, rows.index)
+    each = each.fillna(forwards.where(forwards == tokens))
+    return ratio((tokens - (forwards - each)).sum(skipna=False), each.sum(skipna=False))
+
+
+def draft_ms(rows: pd.DataFrame) -> float | None:
+    """Drafting: milliseconds per image, mean over images decoded one at a time; a part of the latency."""
+    return mean(rows["draft_ms"].where(rows["ar_ms"].notna()))
+
+
+def acceptance_by_sibling(rows: pd.DataFrame) -> list[float | None]:
+    """Acceptance by sibling: accepted over tested drafts of each rank among the children of a node, in the order they
+    were drawn."""
+    ranks = takewhile(lambda rank: f"sibling_{rank}_tested" in rows, count())
+    tested = [(rows[f"sibling_{rank}_tested"], rows.get(f"sibling_{rank}_accepted")) for rank in ranks]
+    return [None if share is None else ratio((share * number).sum(), number.sum()) for number, share in tested]
+
+
+def draft_tv_by_depth(rows: pd.DataFrame) -> list[float | None]:
+    """TV(P, Q) by depth: total variation between the target distribution and the law of the eldest draft at each
+    depth of a round, estimated from the drafts tested there, mean over images."""
+    depths = takewhile(lambda depth: f"draft_tv_{depth}" in rows, count(1))
+    return [mean(rows[f"draft_tv_{depth}"]) for depth in depths]
+
+
+def theorem2_bound(rows: pd.DataFrame) -> float | None:
+    """Theorem 2 bound: what Cool-SD's theorem 2 leaves of the total variation between the images and the model's, had
+    every residual been the optimal one, estimated from the drafts tested; summed over an image, so that it says nothing
+    above 1; mean over images."""
+    return mean(rows["theorem2_bound"]) if "theorem2_bound" in rows else None
 
 
 def draft_tv(rows: pd.DataFrame) -> float | None:
