@@ -170,6 +170,17 @@ def test_three_in_one_asks_each_part_for_what_it_needs_alone():
     assert not metric.accepts("complex", {"line": 0}) and metric.accepts("complex", {"line": 0, "kind": "action"})
 
 
+def test_three_in_one_names_once_whatever_it_lacks(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    metric = ThreeInOne(Settings(offline=True))
+    metric.packages = {"no-such-package": "pip install it"}
+    lacking = [what for what, _ in metric.missing()]
+    assert len(set(lacking)) == len(lacking) >= 4
+    for name in ("no-such-package", "model_base_vqa", "bert-base-uncased", "ViT-B-32", "google/owlv2"):
+        assert sum(name in what for what in lacking) == 1, name
+
+
 @pytest.fixture(scope="module")
 def tiny_owl(tmp_path_factory):
     try:

@@ -162,6 +162,7 @@ class ThreeInOne(CategoryMetric):
     categories = ("complex",)
     batch = 8
     columns: ClassVar = {"value": pa.float32(), **dict.fromkeys(("blip", "clip", "spatial"), pa.float32())}
+    packages: ClassVar = {**PACKAGES, **grammar.PACKAGES}
 
     def __init__(self, settings: Settings | None = None):
         super().__init__(settings)
@@ -178,7 +179,8 @@ class ThreeInOne(CategoryMetric):
         return {f"{name}.{key}": value for name, part in self.parts.items() for key, value in part.identity().items()}
 
     def missing(self) -> list[tuple[str, str]]:
-        return list(dict.fromkeys(problem for part in self.parts.values() for problem in part.missing()))
+        problem = hub_problem(REPOSITORY)
+        return super().missing() + ([problem] if problem else [])
 
     def prepare(self) -> None:
         for part in self.parts.values():
