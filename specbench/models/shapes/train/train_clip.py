@@ -31,7 +31,7 @@ from .train_tokenizer import learning_rate
 
 IMAGES = 12_288
 BATCH = 64
-STEPS = 640
+STEPS = 400
 PEAK = 1.5e-3
 NEAR_MISSES = 3
 TRIES = 1000
@@ -58,7 +58,12 @@ def write_definition(folder: Path) -> None:
     config = {"model_cfg": MODEL, "preprocess_cfg": {"mean": MEAN, "std": STD}}
     (folder / "open_clip_config.json").write_text(json.dumps(config, indent=1) + "\n")
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=word_tokenizer(), pad_token=captions.PAD, unk_token=UNKNOWN, bos_token=START, eos_token=END
+        tokenizer_object=word_tokenizer(),
+        model_max_length=CONTEXT,
+        pad_token=captions.PAD,
+        unk_token=UNKNOWN,
+        bos_token=START,
+        eos_token=END,
     )
     tokenizer.save_pretrained(folder)
 
