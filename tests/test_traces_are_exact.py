@@ -94,13 +94,13 @@ def test_tracing_changes_no_token_and_its_time_is_in_no_span(monkeypatch):
 
 
 def test_a_traced_run_redoes_only_what_has_no_trace(tmp_path):
-    spec, model = tiny.spec("sjd"), tiny.tiny_model()
-    runner.run(model, [spec], tiny.prompts(2), 1, tmp_path)
+    spec, executor = tiny.spec("sjd"), tiny.executor()
+    runner.run(executor, [spec], tiny.units(tiny.prompts(2)), tmp_path)
     before = RunStore(tmp_path / spec.run_id).samples()
     assert RunStore(tmp_path / spec.run_id).traces().empty
-    assert runner.run(model, [spec], tiny.prompts(3), 1, tmp_path, trace=True).done == 3
-    assert runner.run(model, [spec], tiny.prompts(3), 1, tmp_path, trace=True).done == 0
-    assert runner.run(model, [spec], tiny.prompts(4), 1, tmp_path).done == 1
+    assert runner.run(executor, [spec], tiny.units(tiny.prompts(3)), tmp_path, trace=True).done == 3
+    assert runner.run(executor, [spec], tiny.units(tiny.prompts(3)), tmp_path, trace=True).done == 0
+    assert runner.run(executor, [spec], tiny.units(tiny.prompts(4)), tmp_path).done == 1
     rows = specbench.load(spec.run_id, tmp_path).set_index("prompt_id")
     assert rows["draft_tv"].notna().sum() == 3 and len(rows) == 4
     for old in before.itertuples():
@@ -109,11 +109,11 @@ def test_a_traced_run_redoes_only_what_has_no_trace(tmp_path):
 
 
 def test_a_trace_of_an_image_that_was_redone_since_does_not_count(tmp_path):
-    spec, model = tiny.spec("sjd"), tiny.tiny_model()
-    runner.run(model, [spec], tiny.prompts(2), 1, tmp_path, trace=True)
+    spec, executor = tiny.spec("sjd"), tiny.executor()
+    runner.run(executor, [spec], tiny.units(tiny.prompts(2)), tmp_path, trace=True)
     folder = tmp_path / spec.run_id
     next((folder / "images").iterdir()).unlink()
-    assert runner.run(model, [spec], tiny.prompts(2), 1, tmp_path).done == 1
+    assert runner.run(executor, [spec], tiny.units(tiny.prompts(2)), tmp_path).done == 1
     assert len(RunStore(folder).traces()) == 1
 
 
