@@ -98,9 +98,9 @@ def opened(folder: Path, dark: bool = False) -> tuple[list[dict], list[str]]:
     (folder / "probe.html").write_text(PROBE)
     theme = ["--blink-settings=preferredColorScheme=0"] if dark else ["--blink-settings=preferredColorScheme=1"]
     command = [
-        CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run",
-        "--disable-background-networking", "--allow-file-access-from-files", "--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}", *theme,
-        "--virtual-time-budget=8000", "--dump-dom", f"file://{folder / 'probe.html'}",
+        CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr",
+        "--disable-background-networking", "--allow-file-access-from-files", "--virtual-time-budget=8000", *theme,
+        f"--user-data-dir={folder / 'profile'}", "--dump-dom", f"file://{folder / 'probe.html'}",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
