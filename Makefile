@@ -7,7 +7,7 @@ TEST_ARGS ?= -n auto
 SCORERS := open_clip_torch
 ORACLES := torchmetrics lightning-utilities torch-fidelity
 
-.PHONY: help demo install test check docs train-shapes bench clean
+.PHONY: help demo install test check docs train-shapes train-head bench clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -42,6 +42,12 @@ docs: $(VENV)/.dev ## Refresh the generated parts of the README
 
 train-shapes: $(VENV)/.run ## Train the embedded model again (hours on a CPU; continues where it stopped)
 	$(BIN)/python -m specbench.models.shapes.train
+
+train-head: $(VENV)/.run ## Train the embedded model's draft head again and measure it (minutes; continues where it stopped)
+	$(BIN)/specbench train-head --model shapes --images 640 --epochs 12 --out eagle-training
+	cp eagle-training/config.json eagle-training/model.safetensors specbench/models/shapes/weights/eagle/
+	cp eagle-training/loss.jsonl results/eagle-training/
+	$(BIN)/specbench check-head --model shapes --json > results/eagle-training/tv_by_depth.json
 
 bench: $(VENV)/.run ## Measure specbench itself; raw numbers go to results/speed
 	$(BIN)/python benchmarks/speed/bench.py
