@@ -31,11 +31,11 @@ class Generation:
         prefills: prefill forwards.
         drafted, tested, accepted: [W] int64 by window offset: drafts that existed at the offset, that the
             left-to-right scan reached, that it accepted. Forced slots are not counted.
-        facts: extra per-image numbers. `rounds`: target forwards that had drafts to verify. `draft_tv_d`: total variation between p and the draft's law at depth d of a
-            step, estimated from the drafts tested there. `theorem2_bound`: Cool-SD's bound on the distance to the exact
-            image distribution, summed over the image, had the residual been the optimal one. `sibling_j_tested`,
-            `sibling_j_accepted`: how many j-th siblings were tested, and the share accepted. Others are means over
-            the drafts tested, for example of the cluster size.
+        facts: extra per-image numbers. `rounds`: target forwards that had drafts to verify. `draft_tv_d`: total
+            variation between p and the draft's law at depth d of a step, estimated from the drafts tested there.
+            `theorem2_bound`: Cool-SD's bound on the distance to the exact image distribution, summed over the image,
+            had the residual been the optimal one. `sibling_j_tested`, `sibling_j_accepted`: how many j-th siblings were
+            tested, and the share accepted. Others are means over the drafts tested, for example of the cluster size.
         spans_ms: milliseconds by span name; of the whole batch when `batch` > 1.
         batch: rows decoded together.
         draft_tv: [N] float32 total variation between p and the law of the draft tested in the slot, NaN where none was;

@@ -1,0 +1,43 @@
+"""`specbench merge`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from specbench import console
+from specbench.cli.options import flags, print_json
+from specbench.settings import JSON, OUT, QUIET, merge as merge_settings
+
+_SETTINGS = (OUT, QUIET, JSON)
+_HELP = "\n\n".join(
+    (
+        "Put the shards of a run together, and print the folders.",
+        "Rows and pictures are copied into --out; the shards stay as they are. Merging again copies what is new.",
+    )
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(name="merge", help=_HELP, epilog="Then: specbench score, specbench report")(merge)
+
+
+@flags(_SETTINGS)
+def merge(
+    flags: dict,
+    folders: list[Path] = typer.Argument(
+        None, metavar="DIR", help="Results folders of shards.", show_default="every shard-*-of-* in --out"
+    ),
+) -> None:
+    values = merge_settings(_SETTINGS, flags)
+    from specbench.merging import merge as concatenate
+
+    merged = concatenate(folders or [], Path(str(values["out"].value)))
+    if not values["quiet"].value:
+        for one in merged:
+            console.say(f"{one.folder.name}: {one.copied} images copied, {one.rows} in all")
+    if values["json"].value:
+        return print_json([{"run_id": m.folder.name, "folder": m.folder, "copied": m.copied, "images": m.rows} for m in merged])
+    for one in merged:
+        print(one.folder)
