@@ -77,10 +77,11 @@ def audit(decoders: Sequence[Auditable], samples: int = SAMPLES, seed: int = 0) 
     """
     if samples < 1000:
         raise SpecbenchError(f"--samples {samples}: an audit needs at least 1000", f"default: {SAMPLES}")
-    return [_audit_one(*load_decoder(decoder), samples, seed) for decoder in decoders]
+    return [audit_one(*load_decoder(decoder), samples, seed) for decoder in decoders]
 
 
-def _audit_one(name: str, decoder: DecoderSpec | Decode, samples: int, seed: int) -> dict[str, object]:
+def audit_one(name: str, decoder: DecoderSpec | Decode, samples: int, seed: int) -> dict[str, object]:
+    """The same for one decoder as `load_decoder` gives it."""
     models = sum(case.tables for case in CASES)
     tables = [counts for case in CASES for counts in observe(case, decoder, samples // models, seed)]
     tv, low, high = total_variation(tables)

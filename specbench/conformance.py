@@ -168,7 +168,9 @@ class Kit:
         exact = _rule_ms(model, with_window(resolve("sjd"), window))
         status = OK if mine <= SLOW_RULE * exact else SLOW
         advice = "" if status == OK else "; look for Python loops over the vocabulary and for reads of the device"
-        return Finding("speed", status, f"{mine:.2f} ms a step besides the forward, {mine / exact:.1f} times SJD's{advice}")
+        return Finding(
+            "speed", status, f"{mine:.2f} ms a step besides the forward, {mine / exact:.1f} times SJD's{advice}"
+        )
 
     def _tokens(self, requests: Sequence[Request]) -> np.ndarray:
         decoded = self._decode(requests)

@@ -135,7 +135,12 @@ def spec_dict(spec: RunSpec) -> dict:
 
 def check_same_run(folder: Path, spec: RunSpec) -> None:
     """Refuse a run folder that holds another run than `spec`."""
-    there, here = _flat(read_info(folder)["spec"]), _flat(spec_dict(spec))
+    check_same_spec(folder, read_info(folder)["spec"], spec_dict(spec))
+
+
+def check_same_spec(folder: Path, stored: Mapping, wanted: Mapping) -> None:
+    """The same for two specs as they stand in `run.json`."""
+    there, here = _flat(stored), _flat(wanted)
     differing = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
     if differing:
         name = differing[0]

@@ -20,7 +20,7 @@ from PIL import Image
 
 from specbench.config import RunSpec
 from specbench.errors import SpecbenchError
-from specbench.folders import RUN_JSON, SCHEMA_VERSION, check_same_run, finite, read_info, spec_dict
+from specbench.folders import RUN_JSON, SCHEMA_VERSION, check_same_run, check_same_spec, finite, read_info, spec_dict
 from specbench.parts import Parts, sync_folder, take_lock, write_atomically
 from specbench.provenance import now
 from specbench.records import KEY, SAMPLES, TRACES, Key
@@ -35,6 +35,7 @@ class RunStore:
         self._traces = Parts(self.folder / "traces", TRACES, KEY)
         self._lock: int | None = None
         self._made: list[Path] = []
+        self._began = False
 
     def create(
         self, spec: RunSpec, provenance: Mapping[str, object], extra: Mapping[str, object] | None = None
@@ -50,6 +51,13 @@ class RunStore:
             SpecbenchError: the folder cannot be written, is being written, or holds another run.
         """
         self.check(spec)
+        self._take_lock()
+        with self.undone_on_error():
+            self.check(spec)
+            self._clean()
+        return self
+
+    def _take_lock(self) -> None:
         samples = self.folder / "samples"
         try:
             self._made = [folder for folder in (samples, *samples.parents) if not folder.exists()]
@@ -60,10 +68,6 @@ class RunStore:
             raise SpecbenchError(
                 f"cannot write to {self.folder}: {error.strerror}", "choose another folder with --out"
             ) from error
-        with self.undone_on_error():
-            self.check(spec)
-            self._clean()
-        return self
 
     def begin(
         self, spec: RunSpec, provenance: Mapping[str, object], extra: Mapping[str, object] | None = None
@@ -75,14 +79,30 @@ class RunStore:
             extra: further entries of `run.json`, for example the origin of each setting.
         """
         info = self.info() if (self.folder / RUN_JSON).exists() else self._new_info(spec)
-        if info["schema"] < SCHEMA_VERSION:
-            self._samples.upgrade()
-            self._traces.upgrade()
-            info["schema"] = SCHEMA_VERSION
+        self._upgrade(info)
         info.update(extra or {})
         info["invocations"].append(dict(provenance) | {"finished_at": None})
         self._write_info(info)
-        self._made = []
+        self._made, self._began = [], True
+        return self
+
+    def adopt(self, infos: Sequence[Mapping]) -> RunStore:
+        """Lock the folder to receive rows of other folders of one run, described by their `run.json`s.
+
+        Raises:
+            SpecbenchError: what `lock` raises, or the descriptions are not of one run.
+        """
+        self._take_lock()
+        with self.undone_on_error():
+            self._clean()
+            info = self.info() if (self.folder / RUN_JSON).exists() else dict(infos[0]) | {"invocations": []}
+            for other in infos:
+                check_same_spec(self.folder, info["spec"], other["spec"])
+            self._upgrade(info)
+            calls = [call for other in infos for call in other["invocations"] if call not in info["invocations"]]
+            info["invocations"] = sorted([*info["invocations"], *calls], key=lambda call: str(call["started_at"]))
+            self._write_info(info)
+            self._made = []
         return self
 
     @contextmanager
@@ -154,9 +174,13 @@ class RunStore:
         """The stored rows, one per (prompt id, sample); the key is always among the columns."""
         return self._samples.read(columns).to_pandas()
 
-    def batches(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """The same a piece at a time, for runs of any size."""
-        return self._samples.batches(columns)
+    def batches(self, columns: Sequence[str] | None, size: int = 65_536) -> Iterator[pa.Table]:
+        """The same a piece of at most `size` rows at a time, for runs of any size."""
+        return self._samples.batches(SAMPLES.names if columns is None else columns, size)
+
+    def trace_rows(self) -> list[dict[str, object]]:
+        """The traces as `append` takes them."""
+        return self._traces.read().to_pylist()
 
     def traces(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """The traces of the stored images, one row per (prompt id, sample); none where `run --trace` kept none."""
@@ -172,9 +196,10 @@ class RunStore:
             if finished and (self.folder / RUN_JSON).exists():
                 self._samples.compact()
                 self._traces.compact()
-                info = self.info()
-                info["invocations"][-1]["finished_at"] = now()
-                self._write_info(info)
+                if self._began:
+                    info = self.info()
+                    info["invocations"][-1]["finished_at"] = now()
+                    self._write_info(info)
         finally:
             self._leave()
 
@@ -194,6 +219,13 @@ class RunStore:
 
     def __exit__(self, kind, error, trace) -> None:
         self.close(finished=kind is None)
+
+    def _upgrade(self, info: dict) -> None:
+        """Bring the files of an older schema version up to date; `info` is changed, and written by the caller."""
+        if info["schema"] < SCHEMA_VERSION:
+            self._samples.upgrade()
+            self._traces.upgrade()
+            info["schema"] = SCHEMA_VERSION
 
     def _clean(self) -> None:
         self._samples.clean()

@@ -25,11 +25,13 @@ def build_app() -> typer.Typer:
     registry.add_plugin_decoders()
     from specbench.cli import (
         bench,
+        check,
         checks,
         compare,
         demo,
         heads,
         listing,
+        merge,
         official,
         prompts,
         results,
@@ -48,7 +50,7 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
-    for module in (run, results, show, bench, compare, listing, official, checks, heads, demo):
+    for module in (run, merge, results, show, bench, compare, listing, official, checks, check, heads, demo):
         module.add_to(app)
     app.add_typer(prompts.build_app(), name="prompts")
     app.add_typer(shapes.build_app(), name="shapes")

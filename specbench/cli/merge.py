@@ -38,6 +38,8 @@ def merge(
         for one in merged:
             console.say(f"{one.folder.name}: {one.copied} images copied, {one.rows} in all")
     if values["json"].value:
-        return print_json([{"run_id": m.folder.name, "folder": m.folder, "copied": m.copied, "images": m.rows} for m in merged])
+        return print_json(
+            [{"run_id": m.folder.name, "folder": m.folder, "copied": m.copied, "images": m.rows} for m in merged]
+        )
     for one in merged:
         print(one.folder)
