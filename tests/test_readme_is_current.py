@@ -48,7 +48,7 @@ def test_the_options_of_run_are_frozen():
     """A new flag is a decision: add it here on purpose. Options of decoders come from the menu of components."""
     fixed = [setting.name for setting in run_settings() if not setting.panel.startswith("Decoder ")]
     assert fixed == [
-        *("decoder", "prompts", "limit", "ids", "samples", "seed", "batch"),
+        *("decoder", "prompts", "limit", "ids", "samples", "seed", "batch", "workers", "ray", "shard", "mode"),
         *("model", "weights", "revision", "random-weights", "scale", "dtype", "device", "threads"),
         *("cfg", "temperature", "top-k", "top-p"),
         *("out", "trace", "quiet", "json"),
