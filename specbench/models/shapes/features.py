@@ -19,18 +19,11 @@ class FeatureNetwork(nn.Sequential):
     """Four convolutions down to 8 x 8 places, averaged: uint8 [B, 3, 64, 64] to [B, 64]."""
 
     def __init__(self):
-        super().__init__(
-            nn.Conv2d(3, 24, 3, stride=2, padding=1),
-            nn.SiLU(),
-            nn.Conv2d(24, 48, 3, stride=2, padding=1),
-            nn.GroupNorm(8, 48),
-            nn.SiLU(),
-            nn.Conv2d(48, 96, 3, stride=2, padding=1),
-            nn.GroupNorm(8, 96),
-            nn.SiLU(),
-            nn.Conv2d(96, FEATURES, 3, padding=1),
-            nn.SiLU(),
-        )
+        layers: list[nn.Module] = []
+        for inner, outer, stride in ((3, 24, 2), (24, 48, 2), (48, 96, 2), (96, FEATURES, 1)):
+            convolution = nn.Conv2d(inner, outer, 3, stride, padding=1, bias=False)
+            layers += [convolution, nn.BatchNorm2d(outer), nn.ReLU()]
+        super().__init__(*layers)
 
     def forward(self, images: Tensor) -> Tensor:
         return super().forward(to_float(images)).mean((2, 3))
@@ -39,5 +32,5 @@ class FeatureNetwork(nn.Sequential):
 def load_features(device: str = "cpu", file: Path = FILE) -> FeatureNetwork:
     """The shipped network in float32."""
     network = FeatureNetwork()
-    network.load_state_dict({name: tensor.float() for name, tensor in load_file(file).items()})
+    network.load_state_dict(load_file(file))
     return network.eval().requires_grad_(False).to(device)

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import torch
 from rich.progress import track
+from safetensors.torch import save_file
+from torch import nn
 
 LOG_EVERY = 50
 SAVE_EVERY = 250
@@ -61,3 +63,10 @@ def train(
     finally:
         signal.signal(signal.SIGTERM, previous)
     return True
+
+
+def save_half(module: nn.Module, file: Path) -> None:
+    """Write a module as safetensors, its floating-point numbers in 16 bits."""
+    state = module.state_dict().items()
+    halves = {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in state}
+    save_file({name: tensor.contiguous() for name, tensor in halves.items()}, file)

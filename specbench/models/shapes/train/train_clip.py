@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
@@ -26,7 +25,7 @@ from .. import captions
 from ..scene import Request, Scene, describe, realize, sample_request
 from .data import pixels
 from .negatives import is_true, near_misses, seen
-from .resumable import train
+from .resumable import save_half, train
 from .train_tokenizer import learning_rate
 
 IMAGES = 12_288
@@ -189,6 +188,5 @@ def train_clip(out: Path, folder: Path, steps: int = STEPS, seed: int = 0) -> bo
     parts = {"model": trainer.model, "optimizer": trainer.optimizer, "schedule": trainer.schedule}
     done = train(out, "clip", parts, steps, trainer.step)
     if done:
-        halves = {k: v.half() if v.is_floating_point() else v for k, v in trainer.model.state_dict().items()}
-        save_file({k: v.contiguous() for k, v in halves.items()}, folder / "open_clip_model.safetensors")
+        save_half(trainer.model, folder / "open_clip_model.safetensors")
     return done

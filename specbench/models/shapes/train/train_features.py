@@ -9,19 +9,18 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..features import FEATURES, FeatureNetwork
 from ..scene import COLORS, MAX_COUNT, SHAPES, TEXTURES, Scene, realize, sample_request
 from .data import pixels
-from .resumable import train
+from .resumable import save_half, train
 from .train_tokenizer import learning_rate
 
 IMAGES = 12_288
 BATCH = 64
-STEPS = 640
-PEAK = 3e-3
+STEPS = 500
+PEAK = 5e-3
 KINDS = [(shape, color) for shape in SHAPES for color in COLORS]
 
 
@@ -112,5 +111,5 @@ def train_features(out: Path, file: Path, steps: int = STEPS, seed: int = 0) -> 
     parts = {"reader": trainer.reader, "optimizer": trainer.optimizer, "schedule": trainer.schedule}
     if not train(out, "features", parts, steps, trainer.step):
         return None
-    save_file({name: tensor.half() for name, tensor in trainer.reader.features.state_dict().items()}, file)
+    save_half(trainer.reader.features, file)
     return accuracies(trainer.reader, seed=2 * seed + 1)
