@@ -300,6 +300,22 @@ def test_measured_distance_stays_under_the_bound_estimated_while_decoding(option
     assert 0.003 < low <= distance < bound
 
 
+ON_TREES = [
+    ("uniform-rsd", {"delta": 2.0, "tree": "chain"}),
+    ("uniform-rsd", {"delta": 2.0, "tree": "0 1 00 01 10"}),
+    ("cool-sd", {"delta": 1.5, "tree": "0 1 2 00 01 000"}),
+    ("lantern++-optimal", {"lambda": 3.0, "k": 2, "tree": "0 1 00 01"}),
+    ("lantern", {"delta": 0.3, "k": 2, "tree": "0 1 00", "residual": "optimal"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), ON_TREES, ids=str)
+def test_the_bound_holds_on_trees_of_a_draft_head(name, options):
+    spec = resolve(name, options)
+    distance, low, _ = total_variation(observe(CASES[0], spec, 15_000, seed=1))
+    assert 0.003 < low <= distance < mean_bound(CASES[0], spec, 2000)
+
+
 def mean_bound(case, spec, images) -> float:
     """Mean of the recorded bound over images of the very model `observe` decodes."""
     model = EnumerableModel(case.layout, ("table 0",), seed=zlib.crc32(case.name.encode()) + 1)
