@@ -118,11 +118,11 @@ def test_failed_images_exit_with_3_and_are_rows(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     real = work.decode
 
-    def broken(model, requests, *rest):
+    def broken(model, requests, *rest, **options):
         return (
             [SpecbenchError("NaN logits", exit_code=1)]
             if "circle" in requests[0].text
-            else real(model, requests, *rest)
+            else real(model, requests, *rest, **options)
         )
 
     monkeypatch.setattr(work, "decode", broken)
