@@ -7,7 +7,7 @@ TEST_ARGS ?= -n auto
 SCORERS := open_clip_torch
 ORACLES := torchmetrics lightning-utilities torch-fidelity
 
-.PHONY: help demo install test check docs train-shapes train-head bench clean
+.PHONY: help demo install test check docs train-shapes train-head bench drills clean
 
 help: ## List these targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -51,6 +51,15 @@ train-head: $(VENV)/.run ## Train the embedded model's draft head again and meas
 
 bench: $(VENV)/.run ## Measure specbench itself; raw numbers go to results/speed
 	$(BIN)/python benchmarks/speed/bench.py
+
+drills: $(VENV)/.dev ## Kill runs 200 times and more, and feed 10,000 hostile inputs; figures go to results/drills
+	$(BIN)/python benchmarks/drills/kills.py driver --kills 70 --seconds 3600
+	$(BIN)/python benchmarks/drills/kills.py worker --kills 70 --seconds 3600
+	$(BIN)/python benchmarks/drills/kills.py pool-driver --kills 60 --seconds 3600
+	$(BIN)/python benchmarks/drills/kills.py ray-worker --kills 12 --seconds 3600
+	$(BIN)/python benchmarks/drills/kills.py ray-node --kills 2 --seconds 3600
+	$(BIN)/python benchmarks/drills/kills.py report
+	$(BIN)/python benchmarks/drills/fuzz.py
 
 clean: ## Remove .venv and caches, never results
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist

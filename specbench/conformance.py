@@ -1,6 +1,6 @@
 """Is this decoder fit for use? Promises every decoder makes, tried on models small enough to know the truth.
 
-`specbench audit` measures how far a decoder is from exact; this says whether its numbers can be trusted, whatever it is.
+`specbench audit` measures how far a decoder is from exact; this says whether its numbers can be trusted.
 """
 
 from __future__ import annotations
@@ -94,15 +94,15 @@ class Kit:
         wrong = []
         for image in self._generations(self._requests):
             free = int((~image.forced).sum())
-            steps = np.asarray(image.committed_step)
+            steps = image.committed_step[~image.forced]  # the grammar may fill its slots without a forward
             wrong += [
                 words
                 for broken, words in (
-                    (len(image.tokens) != _LAYOUT.length, f"{len(image.tokens)} tokens, the stream has {_LAYOUT.length}"),
+                    (len(image.tokens) != _LAYOUT.length, f"{len(image.tokens)} tokens instead of {_LAYOUT.length}"),
                     (not 1 <= image.nfe <= _LAYOUT.length, f"nfe is {image.nfe} for {free} free slots"),
-                    (steps.min() < 1 or steps.max() != image.nfe,
+                    (steps.min() < 1 or steps.max() > image.nfe,
                      f"committed_step runs from {steps.min()} to {steps.max()}, but nfe is {image.nfe}"),
-                    (set(range(1, image.nfe + 1)) - set(steps.tolist()), "a step committed nothing"),
+                    (set(range(1, image.nfe + 1)) - set(image.committed_step.tolist()), "a step committed nothing"),
                     (np.any(image.tested > image.drafted), "more drafts tested than drafted"),
                     (np.any(image.accepted > image.tested), "more drafts accepted than tested"),
                     (image.accepted.sum() > free, f"{image.accepted.sum()} drafts accepted for {free} free slots"),
@@ -133,8 +133,8 @@ class Kit:
         other = self._tokens([Request(one.text, one.prompt_id + "'", one.sample) for one in self._requests])
         wrong = []
         if not np.array_equal(first, again):
-            wrong.append("decoding the same requests again, in another order, gives other images: noise must be addressed, "
-                         "not drawn in order, and nothing may be kept between calls")  # fmt: skip
+            wrong.append("the same requests again, in another order, give other images: noise must be addressed, not "
+                         "drawn in order, and nothing may be kept between calls")  # fmt: skip
         if np.array_equal(first, other):
             wrong.append("prompts with another id give the same images: the noise ignores the id")
         return _finding("resume", wrong, "an interrupted run continues with the same images")

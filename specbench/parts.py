@@ -1,14 +1,15 @@
 """An append-only parquet log: a folder of parts that holds every row once, whatever is killed and whenever.
 
-A part is named after the range of appends it covers (`00000003-00000003.parquet`, or
-`00000000-00000063.parquet` once merged). It is written aside, synced and renamed, so a part under its name is
-whole; and a part inside another's range is a leftover of a merge, which no reader counts. One writer at a
-time (the caller holds the lock), any number of readers.
+A part is named after the range of appends it covers and the digest of its bytes (`00000003-00000003-<digest>.parquet`,
+or `00000000-00000063-<digest>.parquet` once merged): parquet checks its pages, not its headers and footer. A part is
+written aside, synced and renamed, so one under its name is whole; and a part inside another's range is a leftover of
+a merge, which no reader counts. One writer at a time (the caller holds the lock), any number of readers.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from specbench.errors import FAILURE, SpecbenchError
 from specbench.folders import SCHEMA_VERSION, check_version
 
 _VERSION_KEY = b"specbench.schema"
-_NAME = re.compile(r"(\d{8,})-(\d{8,})\.parquet")
+_NAME = re.compile(r"(\d{8,})-(\d{8,})(?:-([0-9a-f]{16}))?\.parquet")  # the first stores had no digest in it
 _FAN_IN = 64
 _LEVELS = (_FAN_IN, _FAN_IN**2)
 _REREADS = 20
@@ -122,8 +123,8 @@ class Parts:
         for first, last, path in self._live():
             with _Part(path) as part:
                 table = part.read(self.schema) if part.version < SCHEMA_VERSION else None
-            if table is not None:
-                self._write(first, last, table)
+            if table is not None and self._write(first, last, table) != path:
+                path.unlink()
 
     def clean(self) -> None:
         """Remove what an interrupted write or merge left behind."""
@@ -209,11 +210,10 @@ class Parts:
 
     def _write(self, first: int, last: int, table: pa.Table) -> Path:
         sink = pa.BufferOutputStream()
-        pq.write_table(
-            table.replace_schema_metadata(self.schema.metadata), sink, compression="zstd", write_page_checksum=True
-        )
-        path = self.folder / f"{first:08d}-{last:08d}.parquet"
-        write_atomically(path, sink.getvalue().to_pybytes())
+        pq.write_table(table.replace_schema_metadata(self.schema.metadata), sink, compression="zstd")
+        data = sink.getvalue()
+        path = self.folder / f"{first:08d}-{last:08d}-{_digest(data)}.parquet"
+        write_atomically(path, data.to_pybytes())
         return path
 
     def _replaced_rows(self) -> bool:
@@ -228,7 +228,11 @@ class _Part:
     def __init__(self, path: Path):
         self._path = path
         with self._blamed():
-            self._file = pq.ParquetFile(path, page_checksum_verification=True)
+            data = pa.memory_map(str(path)).read_buffer()
+            name = _NAME.fullmatch(path.name)
+            if name[3] and name[3] != _digest(data):
+                raise ValueError("not the bytes its name speaks of")
+            self._file = pq.ParquetFile(pa.BufferReader(data))
             version = (self._file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"unknown").decode()
         self.version = int(version) if version.isdecimal() else version
         check_version(path, self.version)
@@ -267,6 +271,10 @@ class _Part:
                 "specbench puts only whole parts in place, so something changed it later; "
                 "delete it and run again: only its rows are redone",
             ) from error
+
+
+def _digest(data: pa.Buffer) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _last_of_each(keys: Sequence[pa.Table]) -> np.ndarray:

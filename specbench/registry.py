@@ -60,6 +60,16 @@ METRICS: dict[str, MetricEntry] = {
         "share of images in which the exact detector finds what the caption asked for, mean over categories",
         bundled=True,
     ),
+    "shapes-clip": MetricEntry(
+        "specbench.metrics.shapes_clip:ShapesClip",
+        "cosine of image and caption under the small CLIP of the shapes world, mean over images",
+        bundled=True,
+    ),
+    "shapes-frechet": MetricEntry(
+        "specbench.metrics.shapes_frechet:ShapesFrechet",
+        "Frechet distance to renders of the same captions in a small network's 64 features; no interval up to n = 64",
+        bundled=True,
+    ),
     **{
         f"fid[{front_end}{crop}]": MetricEntry(
             "specbench.metrics.fid:Fid", _FID.format(resize, cropped), f"{front_end}{crop}"

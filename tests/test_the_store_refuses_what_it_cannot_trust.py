@@ -65,6 +65,8 @@ def test_deleting_the_damaged_part_redoes_its_rows(tmp_path):
 def test_a_part_of_another_schema_version_is_refused(tmp_path):
     part = next((small_run(tmp_path) / "samples").iterdir())
     table = pq.read_table(part)
+    part.unlink()
+    part = part.with_name("00000000-00000002.parquet")  # as the first stores named them, without a digest
     pq.write_table(table.replace_schema_metadata({b"specbench.schema": b"99"}), part)
     assert "schema version 99" in refused(small_run, tmp_path).what
 
@@ -119,17 +121,17 @@ def test_no_flipped_bytes_in_a_part_go_unnoticed(tmp_path):
     folder = small_run(tmp_path, 2)
     part = next((folder / "samples").iterdir())
     whole, before = part.read_bytes(), RunStore(folder).samples().to_json()
-    draw, refusals = random.Random(0), 0
+    assert len(before) > 1000
+    draw = random.Random(0)
     for _ in range(150):
         damaged = bytearray(whole)
         for _ in range(draw.choice([1, 4, 64])):
-            damaged[draw.randrange(len(damaged))] = draw.randrange(256)
+            damaged[draw.randrange(len(damaged))] ^= draw.randrange(1, 256)
         part.write_bytes(damaged)
-        try:
-            assert RunStore(folder).samples().to_json() == before
-        except SpecbenchError:
-            refusals += 1
-    assert refusals > 100
+        if damaged != whole:
+            assert str(part) in refused(RunStore(folder).samples).what
+    part.write_bytes(whole)
+    assert RunStore(folder).samples().to_json() == before
 
 
 def test_a_run_json_that_is_not_text_is_named(tmp_path):
@@ -316,6 +318,7 @@ def test_a_merge_cut_off_before_its_clean_up_shows_no_row_twice(tmp_path, monkey
     assert log.read()["value"].to_pylist() == list(range(5))
     (tmp_path / ".00000009-00000009.parquet.tmp").write_bytes(b"half")
     log.clean()
-    assert [path.name for path in tmp_path.iterdir()] == ["00000000-00000004.parquet"]
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith("00000000-00000004-")
     log.append([{"id": "k5", "value": 5}])
     assert log.read()["value"].to_pylist() == list(range(6))

@@ -8,7 +8,8 @@ import typer
 
 from specbench import console
 from specbench.cli.options import flags, print_json
-from specbench.settings import JSON, OUT, QUIET, merge as merge_settings
+from specbench.settings import JSON, OUT, QUIET
+from specbench.settings import merge as merge_settings
 
 _SETTINGS = (OUT, QUIET, JSON)
 _HELP = "\n\n".join(

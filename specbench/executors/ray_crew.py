@@ -104,7 +104,9 @@ class RayCrew:
         if isinstance(outcome, SpecbenchError):
             raise outcome
         if isinstance(outcome, dict) and (other := outcome.pop("specbench")) != __version__:
-            raise SpecbenchError(f"a worker has specbench {other}, not {__version__} as here", "install the same on all")
+            raise SpecbenchError(
+                f"a worker has specbench {other}, not {__version__} as here", "install the same on all"
+            )
         return outcome
 
     def replace(self, worker: int) -> None:
