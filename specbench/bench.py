@@ -16,17 +16,10 @@ from specbench.folders import finite, read_info, runs_in
 from specbench.models.catalog import find_model
 from specbench.papers import SCORE, Case, Column, Table
 from specbench.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_decoders, plan_model, plan_sampling, together
-from specbench.settings import Setting, Value, decoder_settings, merge, run_settings
+from specbench.settings import OPEN_IN_TABLES, Value, decoder_settings, merge, run_settings
 
 _TRACED = ("draft_tv", "draft_top1")
-_OPEN = {"model", "weights", "revision", "random-weights", "scale", "prompts", "limit", "ids", "samples", "seed"}
-_OPEN |= {"batch", "dtype", "device", "threads", "cfg", "temperature", "top-k", "top-p", "out", "quiet", "json"}
 Warn = Callable[[str], None]
-
-
-def bench_settings() -> tuple[Setting, ...]:
-    """The settings of `specbench run` that a table leaves open or whose values may take the place of its own."""
-    return tuple(setting for setting in run_settings() if setting.name in _OPEN)
 
 
 @dataclass(frozen=True)
@@ -63,7 +56,7 @@ def plan_table(table: Table, flags: Mapping[str, object], env: Mapping[str, str]
     """Every case of a table with its plan.
 
     Args:
-        flags: by setting name (`bench_settings`); None means not given.
+        flags: by the name of a setting of `specbench run`; None means not given.
         env: the environment; the process's own if None. What the table says wins over it.
 
     Raises:
@@ -134,7 +127,7 @@ def find_measured(planned: Sequence[Planned], out: Path) -> dict[Case, Path | st
 def with_scores_beside(table: Table, folders: Sequence[Path]) -> Table:
     """The table with a column for each metric that needs nothing from outside and scored any of the runs: for a
     model in the place of the paper's."""
-    from specbench.scoring import read_scores
+    from specbench.scores import read_scores
 
     scored = {score["metric"] for folder in folders for score in read_scores(folder)}
     names = [name for name in registry.bundled_metrics() if name in scored and name not in table.metrics()]
@@ -147,7 +140,7 @@ def _plan(case: Case, table: Table, flags: Mapping[str, object], env: Mapping[st
     try:
         given = _settings(case, flags.get("model")) | {"trace": any(c.key in _TRACED for c in table.columns)}
         closed = {setting.env for setting in (*decoder_settings(), *run_settings()) if setting.name in given}
-        closed |= {setting.env for setting in run_settings() if setting.name not in _OPEN}
+        closed |= {setting.env for setting in run_settings() if setting.name not in OPEN_IN_TABLES}
         free = {name: value for name, value in env.items() if name not in closed}
         values = merge(run_settings(), flags, free, given, f"{table.name}.toml")
         return Planned(case, values, plan=make_plan(values))

@@ -9,12 +9,9 @@ from pathlib import Path
 import typer
 
 from specbench import console
-from specbench.bench import bench_settings
 from specbench.cli.options import flags, print_json, print_table
-from specbench.cli.progress import ScoreProgress, TransferLines
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
-from specbench.papers import load_table, papers, table_names
-from specbench.settings import check_environment, merge
+from specbench.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
 
 FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 _HELP = "\n\n".join(
@@ -26,7 +23,7 @@ _HELP = "\n\n".join(
         "a table on a laptop.",
     )
 )
-_SETTINGS = bench_settings()
+_SETTINGS = tuple(setting for setting in run_settings() if setting.name in OPEN_IN_TABLES)
 FORMAT = typer.Option("markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}.")
 TO = typer.Option(None, "--to", metavar="FILE", help="Write it to this file; needed for parquet.")
 
@@ -48,6 +45,7 @@ def bench(
     to: Path = TO,
 ) -> None:
     from specbench import bench as tables
+    from specbench.papers import load_table
 
     check_environment()
     values = {name: held.value for name, held in merge(_SETTINGS, flags).items()}
@@ -78,6 +76,7 @@ def report_tables(
         SpecbenchError: not all the names are tables, or nothing was measured for any of them.
     """
     from specbench import bench as tables
+    from specbench.papers import load_table, table_names
 
     check_format(fmt, to)
     joined = []
@@ -128,6 +127,8 @@ def check_format(fmt: str, to: Path | None) -> None:
 
 def list_tables() -> tuple[list[dict], tuple[str, ...]]:
     """What `specbench list tables` shows."""
+    from specbench.papers import load_table, papers, table_names
+
     rows = []
     for name in table_names():
         table = load_table(name)
@@ -150,6 +151,7 @@ def list_tables() -> tuple[list[dict], tuple[str, ...]]:
 
 def _score(table, done, values: Mapping, trial: bool, quiet: bool) -> None:
     from specbench import bench as tables
+    from specbench.cli.progress import ScoreProgress, TransferLines
     from specbench.metrics.base import Settings
 
     progress = None if quiet else TransferLines("weights")

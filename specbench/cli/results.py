@@ -12,7 +12,6 @@ from specbench import console, registry
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import ScoreProgress, TransferLines
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.papers import table_names
 from specbench.settings import JSON, OUT, QUIET, merge
 
 _SCORE = (OUT, QUIET, JSON)
@@ -127,6 +126,8 @@ def report(
         None, "--prompts", metavar="SET|FILE", help="The prompts in the place of the table's.", show_default="its own"
     ),
 ) -> None:
+    from specbench.papers import table_names
+
     values = merge(_READ, flags)
     fmt, out = "json" if values["json"].value else fmt, str(values["out"].value)
     if html:
