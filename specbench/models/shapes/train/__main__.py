@@ -1,6 +1,7 @@
 """`python -m specbench.models.shapes.train`: the tokenizer, the network, the shipped weights, and then the scorers.
 
-Everything goes into one folder and is taken up from there after an interruption. The defaults are the shipped run's.
+Everything goes into one folder and is taken up from there after an interruption. The sizes and lengths that are the
+defaults are those of the shipped weights; what else happened to them is in the model card.
 """
 
 from __future__ import annotations

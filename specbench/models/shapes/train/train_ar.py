@@ -46,7 +46,7 @@ class Plan:
         evaluate_every, prompts: samples between detector scores, and captions per score.
     """
 
-    samples: int = 28_800
+    samples: int = 82_000
     batch: int = 16
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
