@@ -30,7 +30,7 @@ from specbench.decoding.presets import PRESETS, resolve
 from specbench.folders import runs_in
 from specbench.provenance import describe
 from specbench.records import KEY, SAMPLES
-from specbench.scoring import read_scores
+from specbench.scores import read_scores
 from specbench.store import RunStore
 
 _COLUMNS = (
