@@ -31,7 +31,7 @@ print("HEAVY", [name for name in {heavy!r} if name in sys.modules], file=sys.std
         ["--help"],
         ["--version"],
         ["run", "--help"],
-        *(["list", what] for what in ("models", "decoders", "metrics", "prompts", "runs")),
+        *(["list", what] for what in ("models", "decoders", "metrics", "prompts", "tables", "runs")),
         ["list", "decoders", "--json"],
     ],
     ids=" ".join,

@@ -17,7 +17,7 @@ from rich.console import Console
 from synthetic import AR, SJD, ar, changed, folder, generation, sjd
 
 from specbench.errors import SpecbenchError
-from specbench.papers import read_table
+from specbench.paper_files import read_table
 from specbench.reporting.paper_cells import same_hardware
 from specbench.reporting.paper_formats import FORMATS, render, together
 from specbench.reporting.paper_table import PaperTable, join

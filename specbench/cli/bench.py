@@ -125,30 +125,6 @@ def check_format(fmt: str, to: Path | None) -> None:
         raise SpecbenchError("--format parquet: not for a terminal", "name a file with --to")
 
 
-def list_tables() -> tuple[list[dict], tuple[str, ...]]:
-    """What `specbench list tables` shows."""
-    from specbench.papers import load_table, papers, table_names
-
-    rows = []
-    for name in table_names():
-        table = load_table(name)
-        rows.append(
-            {
-                "name": name,
-                "source": table.source,
-                "title": table.title,
-                "rows": len(table.rows),
-                "runnable": sum(row.why is None for row in table.rows),
-                "models": sorted({case.model for case in table.cases()}),
-                "prompts": sorted({case.prompts for case in table.cases() if case.prompts}),
-                "metrics": table.metrics(),
-                "hardware": table.hardware,
-                "paper": papers().get(table.paper, {}).get("title", table.paper),
-            }
-        )
-    return rows, ("name", "source", "rows", "models", "prompts", "title")
-
-
 def _score(table, done, values: Mapping, trial: bool, quiet: bool) -> None:
     from specbench import bench as tables
     from specbench.cli.progress import ScoreProgress, TransferLines

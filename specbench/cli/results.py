@@ -126,7 +126,7 @@ def report(
         None, "--prompts", metavar="SET|FILE", help="The prompts in the place of the table's.", show_default="its own"
     ),
 ) -> None:
-    from specbench.papers import table_names
+    from specbench.paper_files import table_names
 
     values = merge(_READ, flags)
     fmt, out = "json" if values["json"].value else fmt, str(values["out"].value)
