@@ -40,6 +40,7 @@ class Routes:
     Attributes:
         levels: the tests by sibling rank, eldest first.
         depth: [C] of each column; rank: [C] of each among its siblings; parent: [C], 0 for the root too.
+        peer: [C] number of each among the columns of its depth, which a narrower window does not change.
         ancestors: [C, C] float32, 1 where the second column is the first one or above it.
         eldest_by_depth: per depth from 1, [C] float32, 1 for the eldest children of that depth.
         last_rank: [C] rank of a column's youngest child, -1 for a leaf.
@@ -56,6 +57,8 @@ class Routes:
             children[parent].append(column)
         self.is_chain = tree.parents == chain(len(tree.parents)).parents
         self.depth = torch.tensor(tree.depth, device=device)
+        peers = [tree.depth[:column].count(depth) for column, depth in enumerate(tree.depth)]
+        self.peer = torch.tensor(peers, device=device)
         self.ancestors = tree.ancestors.float().to(device)
         self.in_trunk = torch.tensor(tree.in_trunk, device=device)
         self.has_children = torch.tensor([bool(own) for own in children], device=device)

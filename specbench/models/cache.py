@@ -61,6 +61,18 @@ class PositionLayer(CacheLayerMixin):
         for buffer in (self.keys, self.values):
             buffer[self._rows, :, target] = buffer[self._rows, :, source]
 
+    def put(self, rows: Tensor, other: PositionLayer) -> None:
+        """Copy all slots of `other`'s rows to the first slots of `rows`."""
+        slots = other.keys.shape[2]
+        self.keys[rows, :, :slots] = other.keys
+        self.values[rows, :, :slots] = other.values
+
+    def grow(self, slots: int) -> None:
+        """Make room for `slots` more, behind the others."""
+        self._capacity += slots
+        self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, slots))
+        self.values = torch.nn.functional.pad(self.values, (0, 0, 0, slots))
+
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._placement.visible, 0
 
@@ -82,3 +94,14 @@ class PositionCache(Cache):
         """Copy entries between slots in every layer; see `PositionLayer.move`."""
         for layer in self.layers:
             layer.move(source, target)
+
+    def put(self, rows: Tensor, other: PositionCache) -> None:
+        """Copy what `other` holds to `rows` [R'], one for each of its rows; see `PositionLayer.put`."""
+        for layer, source in zip(self.layers, other.layers, strict=True):
+            if source.is_initialized:
+                layer.put(rows, source)
+
+    def grow(self, slots: int) -> None:
+        """Make room for `slots` more per row."""
+        for layer in self.layers:
+            layer.grow(slots)
