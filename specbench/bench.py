@@ -80,11 +80,15 @@ def run_table(planned: Sequence[Planned], reporter=None, warn: Warn = lambda tex
     waiting = together(one.plan for one in planned if one.plan is not None)
     while waiting and (done.trouble is None or done.trouble.exit_code != INTERRUPTED):
         waiting += _run_together(waiting.pop(0), by_plan, done, reporter)
+    stopped = None if done.folders else _gravest(list(done.problems.values()))
+    left_out: dict[tuple[str, str], dict[str, None]] = {}
     for case, problem in done.problems.items():
-        warn(f"{case.model}, {case.decoder}: not run: {problem}")
-    if not done.folders and done.problems:
-        codes = {problem.exit_code: problem for problem in done.problems.values()}
-        raise codes.get(MISSING_PREREQUISITE) or next(iter(codes.values()))
+        if str(problem) != str(stopped):
+            left_out.setdefault((case.model, str(problem)), {})[case.decoder] = None
+    for (model, problem), decoders in left_out.items():
+        warn(f"{model} ({', '.join(decoders)}) not run: {problem}")
+    if stopped:
+        raise stopped
     return done
 
 
@@ -127,11 +131,13 @@ def find_measured(planned: Sequence[Planned], out: Path) -> dict[Case, Path | st
 def with_scores_beside(table: Table, folders: Sequence[Path]) -> Table:
     """The table with a column for each metric that needs nothing from outside and scored any of the runs: for a
     model in the place of the paper's."""
+    from specbench.reporting.pareto import lower_is_better
     from specbench.scores import read_scores
 
     scored = {score["metric"] for folder in folders for score in read_scores(folder)}
     names = [name for name in registry.bundled_metrics() if name in scored and name not in table.metrics()]
-    columns = [Column(name, SCORE + name, name.replace("-", " "), name, 2, "higher", 1.0, {}) for name in names]
+    better = {name: "lower" if lower_is_better(name) else "higher" for name in names}
+    columns = [Column(name, SCORE + name, name.replace("-", " "), name, 2, better[name], 1.0, {}) for name in names]
     return replace(table, columns=(*table.columns, *columns))
 
 
@@ -182,6 +188,11 @@ def _run_together(plans: list[Plan], by_plan: Mapping[int, Case], done: Done, re
         done.folders[by_plan[id(plan)]] = plan.out / plan.spec(decoder.spec, weights).run_id
     done.trouble = summary.problem() or done.trouble
     return []
+
+
+def _gravest(problems: Sequence[SpecbenchError]) -> SpecbenchError | None:
+    """The first one for which something must be installed, or else the first."""
+    return min(problems, key=lambda problem: problem.exit_code != MISSING_PREREQUISITE, default=None)
 
 
 def _unready(name: str, settings, no_download: bool) -> SpecbenchError | None:

@@ -45,7 +45,7 @@ def bench(
     to: Path = TO,
 ) -> None:
     from specbench import bench as tables
-    from specbench.papers import load_table
+    from specbench.paper_files import load_table
 
     check_environment()
     values = {name: held.value for name, held in merge(_SETTINGS, flags).items()}
@@ -76,7 +76,7 @@ def report_tables(
         SpecbenchError: not all the names are tables, or nothing was measured for any of them.
     """
     from specbench import bench as tables
-    from specbench.papers import load_table, table_names
+    from specbench.paper_files import load_table, table_names
 
     check_format(fmt, to)
     joined = []
