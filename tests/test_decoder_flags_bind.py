@@ -118,3 +118,13 @@ def test_any_text_parses_or_is_refused_in_words(pieces):
             assert isinstance(name, str) and isinstance(options, dict)
     except SpecbenchError as error:
         assert error.what
+
+
+@pytest.mark.parametrize(
+    ("tree", "why"),
+    [("chn", "not a tree"), ("", "not a tree"), ("00", "without node 0"), ("0 2", "without node 1"), ("0 -1", "not a")],
+)
+def test_a_tree_that_hangs_together_nowhere_is_refused_before_anything_runs(tree, why):
+    with pytest.raises(SpecbenchError, match=why):
+        plan("eagle", tree=tree)
+    assert option(plan("eagle", tree="0 1 00")[0], "tree") == "0 1 00"

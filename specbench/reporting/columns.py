@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from specbench import registry, stats
 from specbench.errors import SpecbenchError
+from specbench.reporting.rows import window_of
 
 MISSING = "-"
 
@@ -96,10 +97,11 @@ _BY_DEPTH = (
     "Acceptance by depth: acceptance at each place of a round, counted from its first draft; on a tree a place is "
     "accepted when one of the siblings tested there is."
 )
+_WINDOW = "Window: tokens fed per target forward, on a tree its nodes and the token before them; ZipAR's number varies."
 _LOSSLESS = "Lossless: every chosen part keeps the joint distribution of the image equal to plain AR sampling."
 
 DECODER = Column("decoder", lambda row: row["label"])
-WINDOW = Column("window", lambda row: str(row["options"].get("window", 1)))
+WINDOW = Column("window", lambda row: str(window_of(row["options"]) or "-"), _WINDOW)
 IMAGES = Column("images", _images)
 
 SPEED = (
