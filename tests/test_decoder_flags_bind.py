@@ -68,6 +68,21 @@ def test_an_unknown_inline_option_is_refused_with_the_nearest():
     assert "'G'" in error.value.try_this
 
 
+@pytest.mark.parametrize(
+    ("decoder", "what"),
+    [
+        ("gsd:G", "an option without a value"),
+        ("G=50", "an option without a decoder"),
+        ("gsd:G=5,G=6", "two values of G"),
+        ("ar,gsd:G=5,window=8,G=5", "two values of G"),
+    ],
+)
+def test_an_inline_option_has_one_decoder_and_one_value(decoder, what):
+    with pytest.raises(SpecbenchError, match=what):
+        plan(decoder)
+    assert parse_decoders(["gsd:PRESET"]) == [("gsd:PRESET", {})]
+
+
 def test_another_choice_brings_its_options():
     assert option(plan("sjd", verifier="grouped", G=7)[0], "G") == 7
     assert plan("sjd:verifier=grouped,G=7")[0].spec.verifier == "grouped"
