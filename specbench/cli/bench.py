@@ -73,7 +73,7 @@ def report_tables(
     """Print tables from what is in the results folder.
 
     Raises:
-        SpecbenchError: not all the names are tables, or nothing was measured for any of them.
+        SpecbenchError: not all the names are tables, a flag out of range, or a format that cannot hold them.
     """
     from specbench import bench as tables
     from specbench.paper_files import load_table, table_names
@@ -89,12 +89,14 @@ def report_tables(
         if model is not None:
             table = tables.with_scores_beside(table, [folder for folder in found.values() if isinstance(folder, Path)])
         joined.append((table, found))
+        if model is None and not any(isinstance(folder, Path) for folder in found.values()):
+            console.say(f"nothing in {out} was measured for {name}; of another model or prompts: --model, --prompts")
     print_tables(joined, fmt, to)
 
 
 def print_tables(tables: Sequence[tuple], fmt: str, to: Path | None) -> None:
     """Tables with what was found for them, on stdout or in a file; fitted to the width where there is a terminal."""
-    from specbench.reporting.paper_formats import render, together
+    from specbench.reporting.paper_formats import render
     from specbench.reporting.paper_table import join
 
     joined = [join(table, found) for table, found in tables]
@@ -107,14 +109,14 @@ def print_tables(tables: Sequence[tuple], fmt: str, to: Path | None) -> None:
         for one in joined:
             screen.print(terminal(one, screen))
         return
-    content = together([render(one, fmt) for one in joined], fmt)
+    content = render(joined, fmt)
     if to is None:
         sys.stdout.write(content)
         return
     from specbench.parts import write_atomically
 
     write_atomically(to, content if isinstance(content, bytes) else content.encode("utf-8"))
-    console.say(f"written to {to}")
+    print(to)
 
 
 def check_format(fmt: str, to: Path | None) -> None:

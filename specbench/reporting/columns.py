@@ -35,7 +35,7 @@ def number(value: float | None, digits: int = 2) -> str:
         return MISSING
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
-    return f"{value:,.{digits}f}"
+    return f"{value:z,.{digits}f}"
 
 
 def with_interval(value: float | None, low: float | None, high: float | None, digits: int = 2, unit: str = "") -> str:
@@ -117,6 +117,7 @@ SPEED = (
     Column("step ms", _duration("step_ms"), stats.step_ms),
     Column("latency ms", _duration("latency_ms"), stats.latency_ms),
     Column("end-to-end ms", _duration("latency_e2e_ms"), stats.latency_e2e_ms),
+    Column("over floor", _plain("over_floor", 2, "x"), stats.over_floor),
 )
 
 THROUGHPUT = (
@@ -124,7 +125,8 @@ THROUGHPUT = (
     WINDOW,
     IMAGES,
     *SPEED[3:5],
-    Column("images/s", _plain("throughput", 2), stats.throughput),
+    Column("images per hour", _plain("images_per_hour", 0), stats.images_per_hour),
+    SPEED[-1],
 )
 
 QUALITY = (
