@@ -31,7 +31,7 @@ from specbench.prompts import Prompt
 from specbench.runner import SilentReporter, run
 
 STEP_S = 0.2
-UNITS = [(Prompt(f"p{number}", TEXTS[number % 4]), 0) for number in range(512)]
+UNITS = [(Prompt(f"p{number}", TEXTS[number % 4]), 0) for number in range(128)]
 
 
 def sleeping_model():
