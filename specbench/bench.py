@@ -20,7 +20,8 @@ from specbench.settings import Setting, Value, decoder_settings, merge, run_sett
 
 _TRACED = ("draft_tv", "draft_top1")
 _OPEN = {"model", "weights", "revision", "random-weights", "scale", "prompts", "limit", "ids", "samples", "seed"}
-_OPEN |= {"batch", "dtype", "device", "threads", "cfg", "temperature", "top-k", "top-p", "out", "quiet", "json"}
+_OPEN |= {"batch", "dtype", "device", "threads", "compile", "cfg", "temperature", "top-k", "top-p"}
+_OPEN |= {"out", "quiet", "json"}
 Warn = Callable[[str], None]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from specbench import compiling
 from specbench.decoding.components import CHOICES, Option
 from specbench.decoding.presets import PRESETS, options_of
 from specbench.errors import SpecbenchError, unknown_name
@@ -172,6 +173,16 @@ _MODEL = (
         Option("threads", 0, "CPU threads; 0 means all that this process may use", minimum=0, maximum=1024),
         _MODEL_PANEL,
         "N",
+    ),
+    Setting(
+        Option(
+            "compile",
+            "auto",
+            "compile the target's step before the clock starts; auto: on CUDA only (it takes a minute on a CPU)",
+            choices=compiling.MODES,
+        ),
+        _MODEL_PANEL,
+        "WHEN",
     ),
 )
 _SAMPLING = tuple(

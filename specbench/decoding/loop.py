@@ -21,6 +21,7 @@ from specbench.decoding.drafters import Batch, Proposal
 from specbench.decoding.generation import Generation
 from specbench.decoding.noise import Noise, row_key
 from specbench.decoding.presets import DecoderSpec
+from specbench.decoding.progress import Progress
 from specbench.decoding.record import Record
 from specbench.decoding.sampling import Target
 from specbench.decoding.spans import Spans
@@ -113,19 +114,22 @@ class Loop:
 
     def run(self) -> None:
         """Decode every row to its end."""
-        behind, step = 0, 0
-        while behind < self._length:
+        progress, step = Progress(self._length, self._drafter.window), 0
+        while not progress.done:
             step += 1
             # Near the end a full window would only predict slots past it. The one column too many lets the last slot
             # hold a tested draft whatever else is in the batch, so that an image does not depend on it.
-            width = min(self._drafter.window, self._length - behind + 1)
-            with self._spans("draft"):
-                fed = self._drafter.propose(self.committed, width, step)
-            with self._spans("target"):
-                logits = self._session.forward(fed.tokens, fed.positions, fed.branches)
-            with self._spans("verify"):
-                self._verify(logits, fed, step)
-            behind = int(self.committed.min())
+            self.step(min(self._drafter.window, self._length - progress.behind + 1), step)
+            progress.step(self.committed)
+
+    def step(self, width: int, number: int) -> None:
+        """Queue one step, the `number`-th from 1, that commits at most `width` tokens a row; nothing waits for it."""
+        with self._spans("draft"):
+            fed = self._drafter.propose(self.committed, width, number)
+        with self._spans("target"):
+            logits = self._session.forward(fed.tokens, fed.positions, fed.branches)
+        with self._spans("verify"):
+            self._verify(logits, fed, number)
 
     def _verify(self, logits: Tensor, fed: Proposal, step: int) -> None:
         """Walk the drafts, commit what holds, and tell the drafter."""

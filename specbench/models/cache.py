@@ -6,9 +6,16 @@ different positions, and prompts of different length need no padding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from specbench.looks import Echo
+
+BLOCK = 256
+"""Slots by which what attention reads grows where few shapes are wanted."""
 
 
 class Placement:
@@ -31,15 +38,23 @@ class PositionLayer(CacheLayerMixin):
 
     is_compileable = False
 
-    def __init__(self, capacity: int, placement: Placement):
+    def __init__(self, capacity: int, placement: Placement, keys: Tensor | None = None, values: Tensor | None = None):
+        """`keys` and `values` are buffers that exist already, if any."""
         super().__init__()
         self._capacity = capacity
         self._placement = placement
+        if keys is not None:
+            self.keys, self.values = keys, values
+            self._rows = torch.arange(len(keys), device=keys.device)[:, None]
+            self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         rows, heads, _, width = key_states.shape
         self.keys = key_states.new_zeros(rows, heads, self._capacity, width)
         self.values = value_states.new_zeros(rows, heads, self._capacity, value_states.shape[-1])
+        for buffer in (self.keys, self.values):
+            # A captured graph may then write into it.
+            torch._dynamo.mark_static_address(buffer, guard=False)
         self._rows = torch.arange(rows, device=key_states.device)[:, None]
         self.is_initialized = True
 
@@ -71,12 +86,48 @@ class PositionLayer(CacheLayerMixin):
         return self._capacity
 
 
-class PositionCache(Cache):
-    """A transformers cache of `PositionLayer`s; set `placement` before every forward."""
+class Reach:
+    """How far into the cache a forward gets, from what the host knows without making a GPU wait.
 
-    def __init__(self, layers: int, capacity: int):
+    Rows never move further in a forward than it has columns, so old news is an upper bound.
+    """
+
+    def __init__(self) -> None:
+        self._echo = Echo()
+        self._columns = 0
+
+    def of(self, starts: Tensor, columns: int) -> tuple[int, int | None]:
+        """The end of a forward of `columns` columns whose first ones stand at slots `starts` [R], at most.
+
+        Returns:
+            That slot, and the start of all rows where they are known to be alike.
+        """
+        heard, when = self._echo.hear(starts, self._columns)
+        first, last = min(heard), max(heard)
+        since = self._columns - when
+        self._columns += columns
+        return last + since + columns, first if first == last and not since else None
+
+
+class PositionCache(Cache):
+    """A transformers cache of `PositionLayer`s; `place` before every forward.
+
+    Args:
+        buffers: keys and values of every layer, if they exist already.
+    """
+
+    def __init__(self, layers: int, capacity: int, buffers: Sequence[tuple[Tensor, Tensor]] = ()):
         self.placement = Placement()
-        super().__init__(layers=[PositionLayer(capacity, self.placement) for _ in range(layers)])
+        held = buffers or [(None, None)] * layers
+        super().__init__(layers=[PositionLayer(capacity, self.placement, *pair) for pair in held])
+
+    def place(self, slots: Tensor, visible: int, run: slice | None = None) -> None:
+        """Say where the next forward writes and how far it reads; see `Placement`."""
+        self.placement.slots, self.placement.visible, self.placement.run = slots, visible, run
+
+    def buffers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of every layer; they exist after the first forward."""
+        return [(layer.keys, layer.values) for layer in self.layers]
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy entries between slots in every layer; see `PositionLayer.move`."""
