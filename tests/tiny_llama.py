@@ -7,7 +7,7 @@ from specbench.models.base import TokenLayout
 from specbench.models.eagle import new_head
 from specbench.models.transformer import Prefix, TransformerModel
 
-VOCAB, WIDTH = 12, 16
+VOCAB, WIDTH = 5, 16
 SIZES = {"hidden_size": WIDTH, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
 
 
@@ -21,9 +21,9 @@ class Tiny(TransformerModel):
         torch.manual_seed(0)
         config = LlamaConfig(vocab_size=VOCAB + 1, num_hidden_layers=1, pad_token_id=None, **SIZES)
         self.backbone = LlamaModel(config).eval().requires_grad_(False)
-        self.layout = TokenLayout.with_row_ends(3, 5, VOCAB)
+        self.layout = TokenLayout.with_row_ends(2, 2, VOCAB)
         self.codebook = 0.4 * torch.randn(VOCAB, 2)
-        self.matrix = 0.5 * torch.randn(WIDTH, VOCAB)
+        self.matrix = 0.4 * torch.randn(WIDTH, VOCAB)
 
     def encode(self, prompts):
         rows = [torch.arange(len(text)) % VOCAB for text in prompts] + [torch.zeros(2).long()] * len(prompts)

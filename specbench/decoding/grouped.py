@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.context import Context
-from specbench.decoding.sampling import rank
+from specbench.decoding.sampling import neighbours_in_rank, rank, rank_keys
 from specbench.decoding.verifiers import RatioTest, Verdict, Window, drift
 from specbench.errors import SpecbenchError
 
@@ -25,6 +25,7 @@ class Grouped(RatioTest):
         self._d, self._delta, self._rank_by, self._descending = d, delta, cluster, order == "descending"
         half = G // 2
         last = half + 1 if bounds == "inclusive" else max(half, 1)
+        self._before, self._after = half, last - 1
         self._offsets = torch.arange(-half, last, device=context.device)
         self._codebook = context.codebook
         self._nearest = _nearest(context.codebook, G) if cluster == "embedding" else None
@@ -57,6 +58,8 @@ class Grouped(RatioTest):
             ids = torch.cat([x[..., None], others], dim=-1)
             return ids, torch.ones_like(ids, dtype=torch.bool)
         weights = p if self._rank_by == "target" else q
+        if x.shape[-1] == 1:
+            return self._slice_of_one(weights, x)
         order = rank(weights, self._descending)
         place_of = torch.empty_like(order).scatter_(
             -1, order, torch.arange(p.shape[-1], device=p.device).expand(p.shape)
@@ -65,6 +68,14 @@ class Grouped(RatioTest):
         valid = (place >= 0) & (place < p.shape[-1])
         place = place.clamp(0, p.shape[-1] - 1)
         return order.gather(-1, place.flatten(-2)).view(place.shape), valid
+
+    def _slice_of_one(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same around a single candidate [..., 1], which takes no sorting."""
+        keys = rank_keys(weights, self._descending)
+        found = neighbours_in_rank(keys, keys.gather(-1, x), self._before, self._after)
+        ids = torch.cat([x, torch.where(found < 0, x, found & 0xFFFFFFFF)], dim=-1)
+        valid = torch.nn.functional.pad(found >= 0, (1, 0), value=True)
+        return ids[..., None, :], valid[..., None, :]
 
     def _close(self, ids: Tensor, x: Tensor) -> Tensor:
         """Whether members lie within d of x, in squared Euclidean distance of codebook rows."""
