@@ -6,11 +6,14 @@ TEST_ARGS ?= -n auto
 # torch than the one here would keep transformers from importing.
 SCORERS := open_clip_torch
 ORACLES := torchmetrics lightning-utilities torch-fidelity
+# The HPSv2 authors' package pins a test runner and a protobuf of years ago, so it and what it really imports get an
+# environment of their own, with a torchvision that fits its torch.
+HPSV2_VENV ?= .venv-hpsv2
 
-.PHONY: help demo install test check docs train-shapes train-head bench drills clean
+.PHONY: help demo install test test-hpsv2 check docs train-shapes train-head bench drills clean
 
 help: ## List these targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV); this takes a minute or more, mostly for torch."
@@ -31,6 +34,16 @@ demo: $(VENV)/.run ## Install, then compare decoders on the embedded model: a ta
 
 test: $(VENV)/.dev ## Install, then run the tests
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+$(HPSV2_VENV)/.run: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(HPSV2_VENV)
+	$(HPSV2_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable . \
+		pytest torchvision clint requests open_clip_torch
+	$(HPSV2_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --no-deps hpsv2 $(ORACLES)
+	touch $@
+
+test-hpsv2: $(HPSV2_VENV)/.run ## Compare HPSv2 with its authors' package, installed into .venv-hpsv2
+	$(HPSV2_VENV)/bin/python -m pytest -rs tests/test_metrics_per_image_are_the_authors.py
 
 check: $(VENV)/.dev ## Lint, formatting, and generated parts of the README
 	$(BIN)/ruff check .
@@ -62,4 +75,4 @@ drills: $(VENV)/.dev ## Kill runs 200 times and more, and feed 10,000 hostile in
 	$(BIN)/python benchmarks/drills/fuzz.py
 
 clean: ## Remove .venv and caches, never results
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(HPSV2_VENV) .pytest_cache .ruff_cache .hypothesis build dist

@@ -172,14 +172,14 @@ def score(
     Returns:
         One dict per score: `run_id, metric, value, low, high, n, fingerprint, identity, images`.
     """
-    from specbench import scoring
+    from specbench import scores, scoring
 
     folders = find_runs(out, runs)
     if metrics or not protocol:
         scoring.score(folders, metrics or None, settings, reporter)
     if protocol:
         scoring.score(folders, find_protocol(protocol), settings, reporter, where_they_fit=True)
-    return [{"run_id": folder.name, **row} for folder in folders for row in scoring.read_scores(folder)]
+    return [{"run_id": folder.name, **row} for folder in folders for row in scores.read_scores(folder)]
 
 
 def differences(
@@ -194,12 +194,12 @@ def differences(
     Returns:
         One dict per run and metric: `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`.
     """
-    from specbench import scoring
+    from specbench import scores
 
     (reference,) = find_runs(out, [baseline])
     folders = [folder for folder in find_runs(out, runs) if folder.resolve() != reference.resolve()]
     made = [registry.metric(name)(settings) for name in metrics]
-    rows = [scoring.difference(folder, reference, metric) for folder in folders for metric in made]
+    rows = [scores.difference(folder, reference, metric) for folder in folders for metric in made]
     return [row for row in rows if row is not None]
 
 
@@ -217,7 +217,7 @@ def score_folder(
     Raises:
         SpecbenchError: a picture without a prompt or a prompt without a picture, besides what `score` raises.
     """
-    from specbench import scoring
+    from specbench import scores, scoring
     from specbench.foreign import foreign_images
 
     found = foreign_images(Path(images), load_prompts(prompts), Path(out))
@@ -225,7 +225,7 @@ def score_folder(
         scoring.score_images(found, metrics or None, settings, reporter)
     if protocol:
         scoring.score_images(found, find_protocol(protocol), settings, reporter, where_they_fit=True)
-    return [{"run_id": found.name, **row} for row in scoring.read_scores(found.folder)]
+    return [{"run_id": found.name, **row} for row in scores.read_scores(found.folder)]
 
 
 def compare(

@@ -16,18 +16,10 @@ from specbench.folders import finite, read_info, runs_in
 from specbench.models.catalog import find_model
 from specbench.papers import SCORE, Case, Column, Table
 from specbench.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_decoders, plan_model, plan_sampling, together
-from specbench.settings import Setting, Value, decoder_settings, merge, run_settings
+from specbench.settings import OPEN_IN_TABLES, Value, decoder_settings, merge, run_settings
 
 _TRACED = ("draft_tv", "draft_top1")
-_OPEN = {"model", "weights", "revision", "random-weights", "scale", "prompts", "limit", "ids", "samples", "seed"}
-_OPEN |= {"batch", "dtype", "device", "threads", "compile", "cfg", "temperature", "top-k", "top-p"}
-_OPEN |= {"out", "quiet", "json"}
 Warn = Callable[[str], None]
-
-
-def bench_settings() -> tuple[Setting, ...]:
-    """The settings of `specbench run` that a table leaves open or whose values may take the place of its own."""
-    return tuple(setting for setting in run_settings() if setting.name in _OPEN)
 
 
 @dataclass(frozen=True)
@@ -64,7 +56,7 @@ def plan_table(table: Table, flags: Mapping[str, object], env: Mapping[str, str]
     """Every case of a table with its plan.
 
     Args:
-        flags: by setting name (`bench_settings`); None means not given.
+        flags: by the name of a setting of `specbench run`; None means not given.
         env: the environment; the process's own if None. What the table says wins over it.
 
     Raises:
@@ -88,11 +80,15 @@ def run_table(planned: Sequence[Planned], reporter=None, warn: Warn = lambda tex
     waiting = together(one.plan for one in planned if one.plan is not None)
     while waiting and (done.trouble is None or done.trouble.exit_code != INTERRUPTED):
         waiting += _run_together(waiting.pop(0), by_plan, done, reporter)
+    stopped = None if done.folders else _gravest(list(done.problems.values()))
+    left_out: dict[tuple[str, str], dict[str, None]] = {}
     for case, problem in done.problems.items():
-        warn(f"{case.model}, {case.decoder}: not run: {problem}")
-    if not done.folders and done.problems:
-        codes = {problem.exit_code: problem for problem in done.problems.values()}
-        raise codes.get(MISSING_PREREQUISITE) or next(iter(codes.values()))
+        if str(problem) != str(stopped):
+            left_out.setdefault((case.model, str(problem)), {})[case.decoder] = None
+    for (model, problem), decoders in left_out.items():
+        warn(f"{model} ({', '.join(decoders)}) not run: {problem}")
+    if stopped:
+        raise stopped
     return done
 
 
@@ -135,11 +131,13 @@ def find_measured(planned: Sequence[Planned], out: Path) -> dict[Case, Path | st
 def with_scores_beside(table: Table, folders: Sequence[Path]) -> Table:
     """The table with a column for each metric that needs nothing from outside and scored any of the runs: for a
     model in the place of the paper's."""
-    from specbench.scoring import read_scores
+    from specbench.reporting.pareto import lower_is_better
+    from specbench.scores import read_scores
 
     scored = {score["metric"] for folder in folders for score in read_scores(folder)}
     names = [name for name in registry.bundled_metrics() if name in scored and name not in table.metrics()]
-    columns = [Column(name, SCORE + name, name.replace("-", " "), name, 2, "higher", 1.0, {}) for name in names]
+    better = {name: "lower" if lower_is_better(name) else "higher" for name in names}
+    columns = [Column(name, SCORE + name, name.replace("-", " "), name, 2, better[name], 1.0, {}) for name in names]
     return replace(table, columns=(*table.columns, *columns))
 
 
@@ -148,7 +146,7 @@ def _plan(case: Case, table: Table, flags: Mapping[str, object], env: Mapping[st
     try:
         given = _settings(case, flags.get("model")) | {"trace": any(c.key in _TRACED for c in table.columns)}
         closed = {setting.env for setting in (*decoder_settings(), *run_settings()) if setting.name in given}
-        closed |= {setting.env for setting in run_settings() if setting.name not in _OPEN}
+        closed |= {setting.env for setting in run_settings() if setting.name not in OPEN_IN_TABLES}
         free = {name: value for name, value in env.items() if name not in closed}
         values = merge(run_settings(), flags, free, given, f"{table.name}.toml")
         return Planned(case, values, plan=make_plan(values))
@@ -190,6 +188,11 @@ def _run_together(plans: list[Plan], by_plan: Mapping[int, Case], done: Done, re
         done.folders[by_plan[id(plan)]] = plan.out / plan.spec(decoder.spec, weights).run_id
     done.trouble = summary.problem() or done.trouble
     return []
+
+
+def _gravest(problems: Sequence[SpecbenchError]) -> SpecbenchError | None:
+    """The first one for which something must be installed, or else the first."""
+    return min(problems, key=lambda problem: problem.exit_code != MISSING_PREREQUISITE, default=None)
 
 
 def _unready(name: str, settings, no_download: bool) -> SpecbenchError | None:

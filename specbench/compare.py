@@ -17,7 +17,7 @@ from specbench.comparable import differences
 from specbench.errors import GATE, SpecbenchError, unknown_name
 from specbench.metrics.base import Settings, fingerprint
 from specbench.reporting.rows import Run
-from specbench.scoring import difference, read_scores
+from specbench.scores import difference, read_scores
 
 FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
 CHANGE = 0.02

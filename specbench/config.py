@@ -72,5 +72,6 @@ class RunSpec:
     @property
     def run_id(self) -> str:
         """Readable slug plus a short hash, safe as a folder name."""
-        slug = "".join(c if c.isalnum() or c in "+-." else "-" for c in f"{self.model}-{self.decoder.name}")
-        return f"{slug}-{self.digest[:8]}"
+        name = f"{self.model}-{self.decoder.name}"[:100]
+        slug = "".join(c if (c.isascii() and c.isalnum()) or c in "+-." else "-" for c in name).lstrip("+-.")
+        return f"{slug or 'run'}-{self.digest[:8]}"

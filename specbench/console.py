@@ -9,12 +9,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
 from specbench.errors import SpecbenchError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 LINE_EVERY_S = 10.0
 
@@ -60,15 +63,7 @@ class ProgressReporter:
         if done:
             self.note(f"{done} of {total} {self.what} are there already")
         if self._console.is_terminal and not self._console.is_dumb_terminal and total > done:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                TextColumn("left"),
-            )
-            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._bar = _bar(self._console)
             self._task = self._bar.add_task(self.what, total=total, completed=done)
             self._bar.start()
 
@@ -99,6 +94,20 @@ class ProgressReporter:
         failed = f", {self._failed} failed" if self._failed else ""
         left = (self._total - self._done) / rate
         return f"{self._done}/{self._total} {self.what}{failed}, {rate:.1f} a second, {left:.0f} s left"
+
+
+def _bar(console: Console) -> Progress:
+    from rich import progress
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("left"),
+    )
+    return progress.Progress(*columns, console=console, transient=True)
 
 
 def is_terminal() -> bool:

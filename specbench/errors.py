@@ -38,7 +38,8 @@ class SpecbenchError(Exception):
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> SpecbenchError:
     """The error for a name that is not among `valid`, with the nearest one as a suggestion."""
     valid = sorted(valid)
-    spelt = {known.lower(): known for known in valid}
+    spelt = {known.lower().partition("[")[0]: known for known in reversed(valid)}
+    spelt |= {known.lower(): known for known in valid}
     near = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.5)
     hint = f"did you mean '{spelt[near[0]]}'? " if near else ""
-    return SpecbenchError(f"unknown {kind} '{name}'", f"{hint}valid: {', '.join(valid)}")
+    return SpecbenchError(f"unknown {kind} '{name}'", f"{hint}valid: {', '.join(valid) or 'none'}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -19,6 +20,8 @@ SCHEMA_VERSION = 2
 `attempts` and `machine`."""
 OLDEST_VERSION = 1
 """Files from this version on are read as they are; the next run that writes to their folder brings them up to date."""
+
+_RUN_ID = re.compile(r"[^\W_][\w+.-]{0,150}")  # becomes the name of a folder
 
 
 def check_version(path: Path, version: object) -> None:
@@ -56,7 +59,7 @@ def _check_shape(info: Mapping) -> None:
     spec = info["spec"]
     decoder, sampling = _build(DecoderSpec, spec["decoder"]), _build(Sampling, spec["sampling"])
     _build(RunSpec, {**spec, "decoder": decoder, "sampling": sampling})
-    if not isinstance(decoder.options, dict) or not isinstance(info["run_id"], str) or not info["invocations"]:
+    if not isinstance(decoder.options, dict) or not _RUN_ID.fullmatch(info["run_id"]) or not info["invocations"]:
         raise ValueError("options, run_id or invocations")
     for call in info["invocations"]:
         if not all(isinstance(call[part], dict) for part in ("versions", "git", "hardware")):

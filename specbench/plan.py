@@ -273,14 +273,17 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
     for piece in pieces:
         head, equals, value = piece.partition("=")
         name, colon, option = head.rpartition(":")
-        if not equals:
-            requests.append((piece, {}))
-        elif colon:
-            requests.append((name, {option: value}))
-        elif requests:
-            requests[-1][1][head] = value
-        else:
+        if not equals and name in PRESETS and option in options_of(PRESETS[name]):
+            raise SpecbenchError(f"--decoder {piece}: an option without a value", "write it as gsd:G=50,window=16")
+        if not equals or colon:
+            requests.append((name if equals else piece, {}))
+        elif not requests:
             raise SpecbenchError(f"--decoder {piece}: an option without a decoder", "write it as gsd:G=50,window=16")
+        if equals:
+            decoder, given = requests[-1]
+            if option in given:
+                raise SpecbenchError(f"--decoder {piece}: '{decoder}' has two values of {option}", "give it once")
+            given[option] = value
     return requests
 
 

@@ -140,7 +140,7 @@ def run(
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
         reporter.start(total, summary.resumed)
         writing.callback(reporter.finish)
-        for finished in executor.decode(_until(stop, _chunks(work, trace))):
+        for finished in executor.decode(_until(stop, _chunks(executor, work, trace))):
             stores[finished.spec].append(finished.rows, finished.images, finished.traces)
             for row in finished.rows:
                 summary.count(row)
@@ -178,12 +178,12 @@ def _warm_up(
     return facts
 
 
-def _chunks(work: Mapping[RunSpec, Sequence[Unit]], trace: bool) -> Iterator[Chunk]:
-    """Chunks of one batch each, taking turns between the decoders so that slow drifts of the machine hit all
-    alike."""
-    starts = [(start, spec) for spec, units in work.items() for start in range(0, len(units), spec.batch)]
-    for start, spec in sorted(starts, key=lambda chunk: chunk[0]):
-        yield Chunk(spec, tuple(work[spec][start : start + spec.batch]), trace)
+def _chunks(executor: Executor, work: Mapping[RunSpec, Sequence[Unit]], trace: bool) -> Iterator[Chunk]:
+    """The work in portions. Where latency is measured the decoders take turns, so that slow drifts of the machine hit
+    all alike; batches are refilled for as long as they are of one decoder."""
+    starts = [(start, spec) for spec, units in work.items() for start in range(0, len(units), executor.portion(spec))]
+    for start, spec in sorted(starts, key=lambda chunk: chunk[0] if chunk[1].batch == 1 else 0):
+        yield Chunk(spec, tuple(work[spec][start : start + executor.portion(spec)]), trace)
 
 
 def _until(stop: threading.Event, chunks: Iterator[Chunk]) -> Iterator[Chunk]:

@@ -1,38 +1,26 @@
 """From stored images to scores: features of each image once per metric and what makes them, then the run's numbers.
 
-`scores/<metric>-<feature fingerprint>/*.parquet` holds one row per image, appended as the work goes on: its key, the
-`started_at` of its sample row (a redone image is scored again), its category, and the metric's columns.
-`scores/<metric>-<fingerprint>.parquet` holds the run's numbers. Only what is missing is computed; a run may
-still be writing.
+Features are kept as the work goes on, under the `started_at` of the image's row, so that a redone image is scored again
+and nothing else is. A run may still be writing.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from specbench import registry
 from specbench.errors import BAD_INPUT, SpecbenchError
-from specbench.metrics.base import Metric, Sample, Settings, feature_fingerprint, fingerprint
+from specbench.metrics.base import Metric, Sample, Settings
 from specbench.models.hub import RANDOM
-from specbench.parts import Parts, take_lock, write_atomically
 from specbench.pictures import read_picture
-from specbench.records import KEY
+from specbench.scores import feature_parts, write_run_scores, writing
 from specbench.store import RunStore
-
-RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "identity", "images")
-"""Columns of the per-run file: a score per row; `note` is a warning or null; `identity` is JSON; `images` counts those
-of the run that could be scored."""
 
 
 @dataclass(frozen=True)
@@ -150,30 +138,6 @@ def run_images(folder: Path) -> Images:
     return Images(info["run_id"], Path(folder), rows.drop(columns=["status", "image"]))
 
 
-def read_scores(folder: Path) -> list[dict[str, object]]:
-    """The run-level scores of a run folder, one dict per score with the keys of `RUN_SCORES`."""
-    scores: list[dict[str, object]] = []
-    for path in sorted((Path(folder) / "scores").glob("*.parquet")):
-        try:
-            scores += [row | {"note": row.get("note")} for row in pq.ParquetFile(path).read().to_pylist()]
-        except (pa.ArrowException, OSError) as error:
-            raise SpecbenchError(f"{path} is damaged: not readable as scores", "delete it and score again") from error
-    return scores
-
-
-def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
-    """What is kept of each scored image: key, category and the metric's own columns."""
-    return _parts(Path(folder), metric).read().to_pandas()
-
-
-def image_values(folder: Path, metric: Metric) -> pd.DataFrame | None:
-    """`value` of each scored image by its key, for a metric that is a mean of one number per image; else None."""
-    column = next((name for name in ("value", "correct") if name in metric.columns), None)
-    if column is None:
-        return None
-    return _parts(Path(folder), metric).read([column]).to_pandas().rename(columns={column: "value"})
-
-
 def score_with(images: Images, metric: Metric, reporter: Reporter | None = None) -> Scored:
     """Score pictures with one metric, only what is missing.
 
@@ -186,8 +150,8 @@ def score_with(images: Images, metric: Metric, reporter: Reporter | None = None)
         why = "its prompts lack what the metric needs" if len(rows) else "it has no images"
         return Scored(images.name, metric.name, 0, 0, why)
     metric.prepare()
-    parts = _parts(images.folder, metric)
-    with _writing(images.folder, parts):
+    parts = feature_parts(images.folder, metric)
+    with writing(images.folder, parts):
         there = parts.read(["started_at"]).to_pandas()
         known = set(there.itertuples(index=False, name=None))
         missing = wanted[[(row.prompt_id, row.sample, row.started_at) not in known for row in wanted.itertuples()]]
@@ -201,34 +165,8 @@ def score_with(images: Images, metric: Metric, reporter: Reporter | None = None)
         finally:
             reporter.finish(images.name, metric.name)
         parts.compact()
-        _write_run_scores(images.folder, metric, wanted)
+        write_run_scores(images.folder, metric, wanted)
     return Scored(images.name, metric.name, len(missing), len(wanted) - len(missing))
-
-
-def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object] | None:
-    """How a run's score differs from a baseline's over the images both have, both being scored; None where nothing
-    can be compared.
-
-    Returns:
-        `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`; interval and p-value are paired.
-    """
-    features, theirs = (image_features(path, metric) for path in (folder, baseline))
-    found = metric.difference(features, theirs) if len(features) and len(theirs) else None
-    if found is None:
-        return None
-    estimate, n = found
-    return {
-        "run_id": folder.name,
-        "baseline": baseline.name,
-        "metric": metric.name,
-        "difference": estimate.value,
-        "low": estimate.low,
-        "high": estimate.high,
-        "p": estimate.p,
-        "spread": estimate.spread,
-        "n": n,
-        "fingerprint": fingerprint(metric),
-    }
 
 
 def _feature_rows(metric: Metric, rows: pd.DataFrame) -> Iterator[dict[str, object]]:
@@ -247,28 +185,6 @@ def _feature_rows(metric: Metric, rows: pd.DataFrame) -> Iterator[dict[str, obje
         }
 
 
-def _write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None:
-    features = image_features(folder, metric).merge(wanted[[*KEY, "started_at"]], on=[*KEY, "started_at"])
-    digest, identity = fingerprint(metric), json.dumps(dict(metric.identity()), sort_keys=True)
-    rows = [
-        {
-            "metric": item.name,
-            "value": item.estimate.value,
-            "low": item.estimate.low,
-            "high": item.estimate.high,
-            "n": item.n,
-            "note": item.note,
-            "fingerprint": digest,
-            "identity": identity,
-            "images": len(wanted),
-        }
-        for item in metric.scores(metric.statistics(features))
-    ]
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), sink)
-    write_atomically(folder / "scores" / f"{metric.name}-{digest}.parquet", sink.getvalue())
-
-
 def read_image(path: Path) -> np.ndarray:
     """Pixels of a stored image, uint8 [H, W, 3].
 
@@ -276,32 +192,6 @@ def read_image(path: Path) -> np.ndarray:
         SpecbenchError: missing or damaged; the message names the file.
     """
     return read_picture(path, "delete the file if it is there, and run again to redo it")
-
-
-def _parts(folder: Path, metric: Metric) -> Parts:
-    fixed = [
-        ("prompt_id", pa.string()),
-        ("sample", pa.int64()),
-        ("started_at", pa.string()),
-        ("category", pa.string()),
-    ]
-    schema = pa.schema([*fixed, *metric.columns.items()])
-    return Parts(folder / "scores" / f"{metric.name}-{feature_fingerprint(metric)}", schema, KEY)
-
-
-@contextmanager
-def _writing(folder: Path, parts: Parts) -> Iterator[None]:
-    """Hold the scores of a run against another scorer."""
-    try:
-        parts.folder.mkdir(parents=True, exist_ok=True)
-        handle = take_lock(folder / "scores" / ".lock", f"{folder} is being scored by another process")
-    except OSError as error:
-        raise SpecbenchError(f"cannot write scores to {folder}: {error.strerror}") from error
-    try:
-        parts.clean()
-        yield
-    finally:
-        os.close(handle)
 
 
 def _text(value: object) -> str | None:

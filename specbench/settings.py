@@ -202,6 +202,12 @@ TRACE = Setting(
     "",
 )
 JSON = Setting(Option("json", False, "one JSON array on stdout"), "Output", "")
+OPEN_IN_TABLES = {
+    *("model", "weights", "revision", "random-weights", "scale", "prompts", "limit", "ids", "samples", "seed"),
+    *("batch", "dtype", "device", "threads", "compile", "cfg", "temperature", "top-k", "top-p"),
+    *("out", "quiet", "json"),
+}
+"""Settings of `specbench run` that a paper's table leaves open, or whose values may take the place of its own."""
 
 
 def decoder_settings() -> tuple[Setting, ...]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from PIL import Image
 
 from specbench.config import RunSpec
@@ -24,6 +25,11 @@ from specbench.folders import RUN_JSON, SCHEMA_VERSION, check_same_run, check_sa
 from specbench.parts import Parts, sync_folder, take_lock, write_atomically
 from specbench.provenance import now
 from specbench.records import KEY, SAMPLES, TRACES, Key
+
+_PICTURE = r"^images/[^./\\\x00][^/\\\x00]*$"
+_ALWAYS = (*KEY, "prompt", "status")
+_DECODED = ("nfe", "prefills", "batch", "tokens", "forced", "logp", "committed_step", "drafted", "tested", "accepted")
+"""Columns that no row, and no row of a decoded image, lacks a value in."""
 
 
 class RunStore:
@@ -172,11 +178,27 @@ class RunStore:
 
     def samples(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """The stored rows, one per (prompt id, sample); the key is always among the columns."""
-        return self._samples.read(columns).to_pandas()
+        return self._checked(self._samples.read(columns)).to_pandas()
 
     def batches(self, columns: Sequence[str] | None, size: int = 65_536) -> Iterator[pa.Table]:
         """The same a piece of at most `size` rows at a time, for runs of any size."""
-        return self._samples.batches(SAMPLES.names if columns is None else columns, size)
+        return map(self._checked, self._samples.batches(SAMPLES.names if columns is None else columns, size))
+
+    def _checked(self, rows: pa.Table) -> pa.Table:
+        """The rows, unless they cannot be specbench's: a folder may come from strangers."""
+        wrong = [name for name in _ALWAYS if name in rows.column_names and rows[name].null_count]
+        if "status" in rows.column_names:
+            decoded = rows.filter(pc.equal(rows["status"], "ok"))
+            wrong += [name for name in _DECODED if name in rows.column_names and decoded[name].null_count]
+        if "image" in rows.column_names:
+            inside = pc.match_substring_regex(pc.drop_null(rows["image"]), _PICTURE)
+            wrong += ["image"] * (not pc.all(inside, min_count=0).as_py())
+        if wrong:
+            raise SpecbenchError(
+                f"{self._samples.folder}: rows that specbench did not write, see their column '{wrong[0]}'",
+                "move the run's folder away and run again",
+            )
+        return rows
 
     def trace_rows(self) -> list[dict[str, object]]:
         """The traces as `append` takes them."""

@@ -27,6 +27,8 @@ FILES = {
 }
 
 BAD = [
+    ("score --metric fdi", "unknown metric 'fdi'", "did you mean 'fid["),
+    ("show nothing", "unknown run 'nothing'", "valid: none"),
     ("run --model shaps", "unknown model 'shaps'", "did you mean 'shapes'"),
     ("run --decoder gsdd", "unknown decoder 'gsdd'", "did you mean 'gsd'"),
     ("run --decoder gsd --GG 5", "unknown option '--GG'", "did you mean '--G'"),

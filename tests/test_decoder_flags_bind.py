@@ -68,6 +68,21 @@ def test_an_unknown_inline_option_is_refused_with_the_nearest():
     assert "'G'" in error.value.try_this
 
 
+@pytest.mark.parametrize(
+    ("decoder", "what"),
+    [
+        ("gsd:G", "an option without a value"),
+        ("G=50", "an option without a decoder"),
+        ("gsd:G=5,G=6", "two values of G"),
+        ("ar,gsd:G=5,window=8,G=5", "two values of G"),
+    ],
+)
+def test_an_inline_option_has_one_decoder_and_one_value(decoder, what):
+    with pytest.raises(SpecbenchError, match=what):
+        plan(decoder)
+    assert parse_decoders(["gsd:PRESET"]) == [("gsd:PRESET", {})]
+
+
 def test_another_choice_brings_its_options():
     assert option(plan("sjd", verifier="grouped", G=7)[0], "G") == 7
     assert plan("sjd:verifier=grouped,G=7")[0].spec.verifier == "grouped"
@@ -118,3 +133,13 @@ def test_any_text_parses_or_is_refused_in_words(pieces):
             assert isinstance(name, str) and isinstance(options, dict)
     except SpecbenchError as error:
         assert error.what
+
+
+@pytest.mark.parametrize(
+    ("tree", "why"),
+    [("chn", "not a tree"), ("", "not a tree"), ("00", "without node 0"), ("0 2", "without node 1"), ("0 -1", "not a")],
+)
+def test_a_tree_that_hangs_together_nowhere_is_refused_before_anything_runs(tree, why):
+    with pytest.raises(SpecbenchError, match=why):
+        plan("eagle", tree=tree)
+    assert option(plan("eagle", tree="0 1 00")[0], "tree") == "0 1 00"

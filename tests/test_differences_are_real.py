@@ -28,7 +28,7 @@ def covered(intervals_and_truths) -> int:
     return sum(found.low <= truth <= found.high for found, truth in intervals_and_truths)
 
 
-@pytest.mark.parametrize("prompts", [8, 40])
+@pytest.mark.parametrize("prompts", [2, 3, 5, 8, 40])
 def test_the_speed_up_interval_covers_at_its_nominal_rate(prompts):
     draw = np.random.default_rng(prompts)
     hits = 0
@@ -39,6 +39,16 @@ def test_the_speed_up_interval_covers_at_its_nominal_rate(prompts):
         found = stats.ratio_of_totals(base, mine, range(prompts), seed)
         hits += found.low <= truth <= found.high
     assert honest(hits, 0.95), hits / RUNS
+
+
+def test_bounds_of_what_is_positive_are_positive():
+    draw = np.random.default_rng(1)
+    for prompts in (2, 3, 7, 8, 20):
+        found = stats.ratio_of_totals(draw.lognormal(0.0, 2.0, prompts), np.ones(prompts), range(prompts))
+        assert 0 < found.low < found.value < found.high
+    assert stats.ratio_of_totals([0, 0], [3, 4], list("ab")) == stats.Estimate(0.0, None, None)
+    below, above = (stats.ratio_of_totals([sign * 1.0, sign * 3.0], [1, 1], list("ab")) for sign in (-1, 1))
+    assert (below.low, below.high) == (-above.high, -above.low)
 
 
 def test_a_bootstrap_that_is_not_widened_would_fail_the_same_test():

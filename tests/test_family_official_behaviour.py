@@ -243,7 +243,7 @@ def test_facts_agree_with_the_architecture(name, monkeypatch):
     networks = []
 
     def without_memory(network, device, dtype, seed=0):
-        checkpoints._renew_rotary(network)
+        checkpoints.renew_rotary(network)
         networks.append(network)
         return network
 

@@ -7,6 +7,9 @@ import subprocess
 import sys
 
 import pytest
+import typer
+
+from specbench.cli import build_app
 
 # huggingface_hub itself is a few constants; its `file_download` brings the HTTP client.
 HUB = ("huggingface_hub.file_download", "httpx", "httpx2")
@@ -28,7 +31,7 @@ print("HEAVY", [name for name in {heavy!r} if name in sys.modules], file=sys.std
         ["--help"],
         ["--version"],
         ["run", "--help"],
-        *(["list", what] for what in ("models", "decoders", "metrics", "prompts", "runs")),
+        *(["list", what] for what in ("models", "decoders", "metrics", "prompts", "tables", "runs")),
         ["list", "decoders", "--json"],
     ],
     ids=" ".join,
@@ -40,6 +43,15 @@ def test_nothing_heavy_is_imported(arguments, tmp_path):
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, env=env)
     assert done.stderr.splitlines()[-1] == "HEAVY []", done.stderr
+
+
+@pytest.mark.parametrize("wanted", [group.name for group in typer.main.get_command(build_app()).commands.values()])
+def test_a_command_is_the_same_whichever_others_are_loaded(wanted):
+    every, alone = (typer.main.get_command(build_app(named)).commands for named in (None, wanted))
+    assert wanted in alone and set(alone) <= set(every)
+    assert [parameter.opts for parameter in alone[wanted].params] == [
+        parameter.opts for parameter in every[wanted].params
+    ]
 
 
 def test_importing_the_package_imports_nothing(tmp_path):

@@ -22,6 +22,7 @@ from specbench.metrics.base import Settings
 from specbench.metrics.imagereward import ImageReward
 from specbench.prompts import Prompt, geneval
 from specbench.records import base_row, sample_row
+from specbench.scores import image_features, read_scores
 from specbench.store import RunStore
 
 
@@ -53,7 +54,7 @@ def test_a_named_metric_reaches_the_table(checkpoints, tmp_path, cli):
     (row,) = json.loads(scored.out)
     assert scored.code == 0 and row["n"] == row["images"] == 6 and row["low"] < row["value"] < row["high"]
     assert json.loads(row["identity"])["weights"].startswith("sha256:")
-    values = scoring.image_features(folder, ImageReward())["value"]
+    values = image_features(folder, ImageReward())["value"]
     assert len(set(values)) == 6 and row["value"] == pytest.approx(values.astype(float).mean())
     report = cli("report", "--out", tmp_path / "out")
     assert "| imagereward |" in report.out and "- imagereward: learned human preference" in report.out
@@ -65,7 +66,7 @@ def test_nothing_is_computed_twice_and_another_batch_is_no_other_score(checkpoin
     monkeypatch.setattr(ImageReward, "features", lambda *_: pytest.fail("computed again"))
     (again,) = scoring.score([folder], ["imagereward"], Settings(offline=True, batch=2))
     assert (first.computed, again.computed, again.reused) == (6, 0, 6)
-    assert len(scoring.read_scores(folder)) == 1
+    assert len(read_scores(folder)) == 1
 
 
 def test_without_a_name_nothing_is_downloaded(tmp_path, cli, monkeypatch):
@@ -81,11 +82,32 @@ def test_against_a_run_the_difference_is_paired(checkpoints, tmp_path, cli):
     ]
     call = ("score", "--metric", "imagereward", "--offline", "--out", tmp_path / "out", "--json")
     (row,) = json.loads(cli(*call, "--against", runs[1].name).out)
-    values = [scoring.image_features(run, ImageReward()).set_index(["prompt_id", "sample"])["value"] for run in runs]
+    values = [image_features(run, ImageReward()).set_index(["prompt_id", "sample"])["value"] for run in runs]
     gaps = (values[0] - values[1]).astype(float)
     assert row["difference"] == pytest.approx(gaps.mean()) and row["low"] < gaps.mean() < row["high"] and row["n"] == 6
     assert (row["run_id"], row["baseline"]) == (runs[0].name, runs[1].name)
     assert "name them with --metric" in cli("score", "--against", runs[1].name, "--out", tmp_path / "out").err
+
+
+def test_scores_of_unlike_fingerprints_are_never_subtracted(checkpoints, tmp_path, monkeypatch):
+    """One run is scored by an older library, the other by today's."""
+    runs = [
+        stored_run(tmp_path / "out", PROMPTS, 2, spec, seed) for seed, spec in enumerate((synthetic.SJD, synthetic.AR))
+    ]
+    settings, today = Settings(offline=True), ImageReward.identity
+    scoring.score(runs[:1], ["imagereward"], settings)
+    with monkeypatch.context() as older:
+        older.setattr(ImageReward, "identity", lambda metric: {**today(metric), "torch": "1.13"})
+        scoring.score(runs[1:], ["imagereward"], settings)
+    digests = [row["fingerprint"] for run in runs for row in read_scores(run)]
+    assert digests[0] != digests[1]
+    with pytest.raises(SpecbenchError, match=f"{runs[1].name} is not scored by 'imagereward' of fingerprint"):
+        api.differences(runs[1].name, [runs[0].name], ["imagereward"], tmp_path / "out", settings)
+    compared = {row["name"]: row for row in api.compare(runs[1].name, runs[0].name, tmp_path / "out", settings)}
+    assert compared["imagereward"]["value"] is None and "another torch" in compared["imagereward"]["note"]
+    api.score(metrics=["imagereward"], out=tmp_path / "out", settings=settings)
+    (gap,) = api.differences(runs[1].name, [runs[0].name], ["imagereward"], tmp_path / "out", settings)
+    assert gap["fingerprint"] == digests[0] and gap["n"] == 6
 
 
 def test_fid_of_two_runs_against_one_reference(tmp_path, monkeypatch):

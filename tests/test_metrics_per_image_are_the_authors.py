@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import types
+from importlib.util import find_spec
 
 import authors_formats as formats
 import calibrated
@@ -29,7 +30,13 @@ try:
 except ImportError as error:
     pytest.skip(f"{error.name} is not installed", allow_module_level=True)
 
-needs_torchvision = pytest.mark.skipif(not torchvision_loads(), reason="no torchvision that loads beside this torch")
+needs_torchvision = pytest.mark.skipif(
+    not torchvision_loads(), reason="no torchvision that loads beside this torch; make test-hpsv2 installs one"
+)
+needs_hpsv2 = pytest.mark.skipif(
+    find_spec("hpsv2") is None or not torchvision_loads(),
+    reason="the hpsv2 package wants an environment of its own: make test-hpsv2",
+)
 
 LONG = "a red cat and " * 40
 SHAPES = {"square": (80, 80), "landscape": (60, 100), "portrait": (101, 60), "large": (500, 333)}
@@ -333,9 +340,8 @@ def test_hpsv2_loads_every_tensor_of_the_file(hps_file):
         hpsv2.load_hpsv2(hps_file.with_name("damaged.pt"), "cpu", "tiny-hps")
 
 
-@needs_torchvision
+@needs_hpsv2
 def test_hpsv2_equals_the_authors_package(hps_metric, hps_file, monkeypatch, tmp_path):
-    pytest.importorskip("hpsv2", reason="the hpsv2 package wants an environment of its own")
     import gzip
 
     bundled = gzip.open

@@ -199,19 +199,6 @@ def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypat
     assert contents(tmp_path) == undisturbed
 
 
-def test_one_bad_row_does_not_take_its_batch_along(tmp_path, monkeypatch):
-    healthy = work.decode
-
-    def failing(model, requests, *args, **kwargs):
-        if any(request.prompt_id == "CAT" for request in requests):
-            raise RuntimeError("no luck")
-        return healthy(model, requests, *args, **kwargs)
-
-    monkeypatch.setattr(work, "decode", failing)
-    summary = go(tmp_path, batch=4)
-    assert (summary.done, summary.failed) == (18, 6)
-
-
 def test_nan_logits_fail_the_image_and_no_other(tmp_path):
     model = tiny.tiny_model()
     model.conditional[model.prompts.index("two | cats")] = float("nan")

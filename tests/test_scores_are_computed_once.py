@@ -27,8 +27,11 @@ from specbench.records import base_row, sample_row
 from specbench.reporting import render as render_tables
 from specbench.reporting import report_rows
 from specbench.reporting.gallery import gallery
+from specbench.scores import feature_parts, read_scores, writing
 from specbench.stats import mean_interval
 from specbench.store import RunStore
+
+DETECTOR = ["shapes-detector"]
 
 
 def drawn_run(out: Path, n: int = 6, wrong: tuple[int, ...] = (), spec=synthetic.SJD, samples: int = 1) -> Path:
@@ -49,24 +52,24 @@ def drawn_run(out: Path, n: int = 6, wrong: tuple[int, ...] = (), spec=synthetic
 
 
 def values(folder: Path) -> dict[str, float]:
-    return {row["metric"]: row["value"] for row in scoring.read_scores(folder)}
+    return {row["metric"]: row["value"] for row in read_scores(folder)}
 
 
 def test_renders_score_one_and_blanks_score_zero(tmp_path):
     folder = drawn_run(tmp_path, wrong=(0,))
-    (outcome,) = scoring.score([folder], ["shapes-detector"])
+    (outcome,) = scoring.score([folder], DETECTOR)
     assert (outcome.computed, outcome.reused, outcome.skipped) == (6, 0, None)
     assert values(folder) == pytest.approx(
         {"shapes-detector": 5 / 6, "shapes-detector:colors": 2 / 3, "shapes-detector:counting": 1.0}
     )
-    for row in scoring.read_scores(folder):
+    for row in read_scores(folder):
         assert row["low"] < row["value"] <= row["high"] <= 1 and row["images"] == 6
         assert row["fingerprint"] == fingerprint(ShapesDetector()) and "detector" in row["identity"]
 
 
 def test_the_overall_score_is_the_mean_of_its_parts(tmp_path):
     folder = drawn_run(tmp_path, n=7, wrong=(1, 2))
-    scoring.score([folder])
+    scoring.score([folder], DETECTOR)
     found = values(folder)
     overall = found.pop("shapes-detector")
     assert overall == pytest.approx(np.mean(list(found.values())))
@@ -74,21 +77,21 @@ def test_the_overall_score_is_the_mean_of_its_parts(tmp_path):
 
 def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
     folder = drawn_run(tmp_path, n=3)
-    scoring.score([folder])
+    scoring.score([folder], DETECTOR)
     drawn_run(tmp_path, n=5)
     looked = []
     honest = scoring.read_image
     monkeypatch.setattr(scoring, "read_image", lambda path: looked.append(path.name) or honest(path))
-    (outcome,) = scoring.score([folder])
+    (outcome,) = scoring.score([folder], DETECTOR)
     assert (outcome.computed, outcome.reused) == (2, 3)
     assert looked == ["s3-0.png", "s4-0.png"]
-    assert {row["n"] for row in scoring.read_scores(folder) if row["metric"] == "shapes-detector"} == {5}
+    assert {row["n"] for row in read_scores(folder) if row["metric"] == "shapes-detector"} == {5}
     assert len(pd.read_parquet(folder / "scores" / f"shapes-detector-{fingerprint(ShapesDetector())}")) == 5
 
 
 def test_a_redone_image_is_scored_again(tmp_path):
     folder = drawn_run(tmp_path, n=2)
-    scoring.score([folder])
+    scoring.score([folder], DETECTOR)
     row = RunStore(folder).samples().iloc[0].to_dict()
     again = {name: value for name, value in row.items() if name in ("prompt_id", "sample", "prompt", "category")}
     blank = np.moveaxis(render.render(scene.Scene((), "smooth")), -1, 0)
@@ -99,7 +102,7 @@ def test_a_redone_image_is_scored_again(tmp_path):
     later = sample_row(base_row(prompt, 0, 0, "2027-01-01T00:00:00.000+00:00"), item, True)
     with RunStore(folder).create(synthetic.SJD, synthetic.INVOCATION) as store:
         store.append([later], {later["image"]: blank})
-    (outcome,) = scoring.score([folder])
+    (outcome,) = scoring.score([folder], DETECTOR)
     assert (outcome.computed, outcome.reused) == (1, 1)
     assert values(folder)["shapes-detector:colors"] == 0.0
 
@@ -111,10 +114,10 @@ def test_a_scorer_killed_half_way_goes_on_where_it_was(tmp_path):
         "seen = []\n"
         "class Stop(scoring.Reporter):\n    def image(self, *_):\n        seen.append(1)\n"
         "        if len(seen) == 20: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "scoring.score([Path(sys.argv[1])], reporter=Stop())"
+        "scoring.score([Path(sys.argv[1])], ['shapes-detector'], reporter=Stop())"
     )
     assert subprocess.run([sys.executable, "-c", code, str(folder)]).returncode == -signal.SIGKILL
-    (outcome,) = scoring.score([folder])
+    (outcome,) = scoring.score([folder], DETECTOR)
     assert outcome.reused == 32 and outcome.computed == 8, "images are kept sixteen at a time"
     assert values(folder)["shapes-detector"] == 1.0
 
@@ -122,17 +125,17 @@ def test_a_scorer_killed_half_way_goes_on_where_it_was(tmp_path):
 def test_two_scorers_do_not_mix(tmp_path):
     folder = drawn_run(tmp_path, n=2)
     metric = ShapesDetector()
-    with scoring._writing(folder, scoring._parts(folder, metric)), pytest.raises(SpecbenchError, match="being scored"):
-        scoring.score([folder])
+    with writing(folder, feature_parts(folder, metric)), pytest.raises(SpecbenchError, match="being scored"):
+        scoring.score([folder], DETECTOR)
 
 
 def test_prompts_without_a_scene_are_left_out_or_refused_by_name(tmp_path):
     folder = synthetic.folder(tmp_path, synthetic.SJD, synthetic.sjd())
-    (outcome,) = scoring.score([folder])
-    assert outcome.computed == 0 and "lack" in outcome.skipped
+    outcomes = scoring.score([folder])
+    assert all(outcome.computed == 0 and "lack" in outcome.skipped for outcome in outcomes)
     assert not (folder / "scores").exists()
     with pytest.raises(SpecbenchError, match="'shapes-detector' cannot score") as caught:
-        scoring.score([folder], ["shapes-detector"])
+        scoring.score([folder], DETECTOR)
     assert caught.value.exit_code == BAD_INPUT
 
 
@@ -150,12 +153,12 @@ def test_a_damaged_image_is_named_and_not_scored(tmp_path, damage):
     if damage != "missing":
         path.write_bytes({"empty": b"", "truncated": whole[:-40], "text": b"hello"}[damage])
     with pytest.raises(SpecbenchError, match=r"s1-0\.png is missing or damaged"):
-        scoring.score([folder])
+        scoring.score([folder], DETECTOR)
 
 
 def test_damaged_scores_are_named(tmp_path):
     folder = drawn_run(tmp_path, n=2)
-    scoring.score([folder])
+    scoring.score([folder], DETECTOR)
     path = next((folder / "scores").glob("*.parquet"))
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(SpecbenchError, match="damaged") as caught:
@@ -199,7 +202,7 @@ def test_a_metric_is_one_class_and_fingerprints_never_share_a_column(tmp_path, m
 
 def test_scores_reach_the_tables_with_their_definition(tmp_path):
     folder = drawn_run(tmp_path, wrong=(0,))
-    scoring.score([folder])
+    scoring.score([folder], DETECTOR)
     text = render_tables(report_rows([folder]))
     assert "| shapes-detector |" in text and "0.833 [" in text
     assert "shapes-detector by part:" in text and "| colors |" in text and "- shapes-detector: share of images" in text
@@ -207,7 +210,7 @@ def test_scores_reach_the_tables_with_their_definition(tmp_path):
 
 def test_scores_of_a_part_of_the_images_say_so(tmp_path):
     folder = drawn_run(tmp_path, n=4)
-    scoring.score([folder])
+    scoring.score([folder], DETECTOR)
     assert "(n=4)" not in render_tables(report_rows([folder]))
     drawn_run(tmp_path, n=6)
     assert "(n=4)" in render_tables(report_rows([folder]))
@@ -224,6 +227,6 @@ def test_a_gallery_has_a_row_per_prompt_and_a_column_per_run(tmp_path):
 
 def test_reading_while_a_scorer_works_needs_no_lock(tmp_path):
     folder = drawn_run(tmp_path, n=2)
-    with scoring._writing(folder, scoring._parts(folder, ShapesDetector())):
+    with writing(folder, feature_parts(folder, ShapesDetector())):
         assert report_rows([folder])[0]["scores"] == []
     assert os.path.exists(folder / "scores")

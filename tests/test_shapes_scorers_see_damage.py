@@ -30,6 +30,7 @@ from specbench.models.shapes.train.train_clip import contrastive_loss, word_toke
 from specbench.prompts import load_prompts
 from specbench.reporting import render as render_tables
 from specbench.reporting import report_rows
+from specbench.scores import read_scores
 
 
 @pytest.fixture
@@ -136,7 +137,7 @@ def test_a_run_is_scored_by_all_three_unasked_and_few_images_are_warned_about(fe
     outcomes = scoring.score([folder])
     bundled = ("shapes-clip", "shapes-detector", "shapes-frechet")
     assert tuple(outcome.metric for outcome in outcomes) == bundled
-    scores = {row["metric"]: row for row in scoring.read_scores(folder)}
+    scores = {row["metric"]: row for row in read_scores(folder)}
     assert scores["shapes-frechet"]["low"] is None and "6 images are few" in scores["shapes-frechet"]["note"]
     assert scores["shapes-clip"]["low"] is not None and scores["shapes-clip"]["note"] is None
     text = render_tables(report_rows([folder]))
@@ -151,7 +152,7 @@ def test_a_missing_package_leaves_the_metric_out_and_says_so(few_renders, tmp_pa
     reporter.left_out = lambda name, metric, why: told.append((metric, why))
     folder = drawn_run(tmp_path)
     scoring.score([folder], reporter=reporter)
-    assert "shapes-clip" not in {row["metric"] for row in scoring.read_scores(folder)}
+    assert "shapes-clip" not in {row["metric"] for row in read_scores(folder)}
     assert [metric for metric, _ in told] == ["shapes-clip"] and "no-such-package" in told[0][1]
 
 

@@ -1,12 +1,17 @@
 """Training the `shapes` network is seeded: a run that was interrupted ends as if it had not been."""
 
 import json
+import os
+import signal
+import sys
 
 import pytest
 import torch
 
+from specbench.errors import INTERRUPTED
 from specbench.models.shapes.tokenizer import TOKENS, ShapesTokenizer
-from specbench.models.shapes.train import data, train_ar
+from specbench.models.shapes.train import __main__ as command
+from specbench.models.shapes.train import data, train_ar, train_tokenizer
 from specbench.models.shapes.train.muon import orthogonalize
 from specbench.models.shapes.train.train_ar import NOTHING, Plan, Trainer, auxiliary_targets, context_weights
 
@@ -28,18 +33,55 @@ def trainer(monkeypatch, tmp_path):
 
 
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(trainer, tmp_path):
-    whole = trainer("whole").run()
+    whole = trainer("whole")
+    assert whole.run()
     first = trainer("parts")
     for _ in range(3):
         first.step()
     first.checkpoint()
     second = trainer("parts")
     assert second.samples == 12
-    parts = second.run()
-    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
+    assert second.run()
+    for one, other in zip(whole.averaged.parameters(), second.averaged.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
     rows = [json.loads(line) for line in (tmp_path / "parts" / "ar.jsonl").read_text().splitlines()]
     assert rows[-1]["samples"] == PLAN.samples
+
+
+def test_an_interrupted_tokenizer_ends_like_an_uninterrupted_one(monkeypatch, tmp_path):
+    torch.set_num_threads(1)
+    for name, value in {"IMAGES": 16, "BATCH": 4, "CODEBOOK_START": 1, "RESTART_EVERY": 2}.items():
+        monkeypatch.setattr(train_tokenizer, name, value)
+    monkeypatch.setattr(train_tokenizer.ShapesTokenizer.__init__, "__defaults__", (256, 8, 8, 8, 8))
+    whole = train_tokenizer.train_tokenizer(tmp_path / "whole", steps=6)
+    step = train_tokenizer.TokenizerTrainer.step
+
+    def interrupted(self, number):
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, number)
+
+    monkeypatch.setattr(train_tokenizer.TokenizerTrainer, "step", interrupted)
+    assert train_tokenizer.train_tokenizer(tmp_path / "parts", steps=6) is None
+    monkeypatch.setattr(train_tokenizer.TokenizerTrainer, "step", step)
+    parts = train_tokenizer.train_tokenizer(tmp_path / "parts", steps=6)
+    assert all(torch.equal(tensor, parts.state_dict()[name]) for name, tensor in whole.state_dict().items())
+    assert whole.codebook.any()
+
+
+def test_an_interrupted_training_leaves_the_weights_alone(trainer, monkeypatch, tmp_path):
+    opened = trainer("cut")
+    monkeypatch.setattr(command, "train_tokenizer", lambda *_, **__: opened.tokenizer)
+    monkeypatch.setattr(command, "Trainer", lambda *_, **__: opened)
+    monkeypatch.setattr(opened, "run", lambda: False)
+    arguments = ["train", "--out", str(tmp_path / "cut"), "--weights", str(tmp_path / "weights")]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as stopped:
+        command.main()
+    assert stopped.value.code == INTERRUPTED and not (tmp_path / "weights").exists()
+    monkeypatch.setattr(sys, "argv", [*arguments, "--export-only"])
+    command.main()
+    assert (tmp_path / "weights" / "network.safetensors").exists()
 
 
 def test_auxiliary_targets_name_the_next_object_and_count_what_is_to_come():

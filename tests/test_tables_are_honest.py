@@ -14,11 +14,12 @@ import synthetic
 import tiny
 from synthetic import AR, SJD, ar, changed, folder, generation, sjd
 
+from specbench.decoding.presets import resolve
 from specbench.errors import SpecbenchError
 from specbench.folders import find_runs
 from specbench.reporting import render, report_rows
 from specbench.reporting.card import card
-from specbench.reporting.rows import label
+from specbench.reporting.rows import label, window_of
 from specbench.store import spec_dict
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -70,6 +71,12 @@ def test_every_key_is_documented(results):
 
     words = set(module.__doc__.replace(",", " ").replace("`", " ").replace("(", " ").replace(")", " ").split())
     assert rows_of(results)[0].keys() <= words
+
+
+def test_a_window_is_what_a_forward_is_fed():
+    fed = {"ar": 1, "sjd": 16, "eagle": 26, "cool-sd": 26, "zipar": None}
+    assert {name: window_of(dict(resolve(name).options)) for name in fed} == fed
+    assert [window_of(dict(resolve("eagle", {"tree": tree}).options)) for tree in ("chain", "0 1 00")] == [6, 4]
 
 
 def test_a_window_that_costs_is_said_in_words(results):

@@ -6,9 +6,10 @@ import tomllib
 
 import pytest
 
-from specbench import papers, prompts, registry
+from specbench import paper_files, prompts, registry
 from specbench.decoding.presets import resolve
 from specbench.models.catalog import find_model
+from specbench.papers import Table
 from specbench.resources import data_folder
 
 COUNTS = {"sjd": 11, "sjdpp": 10, "gsd": 2, "cool-sd": 3}
@@ -175,8 +176,8 @@ SPREADS = {
 
 
 @pytest.fixture(scope="module")
-def tables() -> dict[str, papers.Table]:
-    return {name: papers.load_table(name) for name in papers.table_names()}
+def tables() -> dict[str, Table]:
+    return {name: paper_files.load_table(name) for name in paper_files.table_names()}
 
 
 def printed(text: str) -> float | None:
@@ -185,7 +186,7 @@ def printed(text: str) -> float | None:
 
 def test_every_table_and_data_figure_is_there_once(tables):
     assert set(tables) == {*TABLES, *FIGURES}
-    assert {table.paper for table in tables.values()} == set(papers.papers())
+    assert {table.paper for table in tables.values()} == set(paper_files.papers())
     assert [tables[name].source for name in ("sjdpp-10", "sjd-fig6")] == ["Table 10", "Figure 6"]
     assert set(READ_AGAIN) >= set(TABLES)
 

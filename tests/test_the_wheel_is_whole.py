@@ -26,7 +26,7 @@ def test_an_installed_specbench_finds_prompts_and_tables(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as content:
         content.extractall(tmp_path)
     script = (
-        "import specbench; from specbench.papers import load_table, papers, table_names;"
+        "import specbench; from specbench.paper_files import load_table, papers, table_names;"
         "from specbench.prompts import load_prompts, names;"
         "print(specbench.__file__, len(load_prompts('shapes').prompts), load_table('gsd-1').source, len(papers()));"
         "print(*table_names())"

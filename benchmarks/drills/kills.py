@@ -185,13 +185,14 @@ def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
     started = time.monotonic()
     truth = truth_of_a_quiet_run()
     driver.seconds = time.monotonic() - started
-    number = sum(row["kind"] == kind for row in outcomes())
+    number, misses = sum(row["kind"] == kind for row in outcomes()), 0
     RESULTS.mkdir(exist_ok=True)
     for strike in KINDS[kind]():
         while number < kills and time.monotonic() < ends:
-            draw = random.Random(f"{seed} {kind} {number} {time.time_ns()}")
+            draw = random.Random(f"{seed} {kind} {number} {misses}")
             with tempfile.TemporaryDirectory() as folder:
                 if not strike(Path(folder) / "out", draw):
+                    misses += 1  # it had ended before it was to be killed
                     continue
                 found = compare(Path(folder) / "out", truth)
             with LOG.open("a") as log:

@@ -6,6 +6,7 @@ once.
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -20,26 +21,31 @@ _UsageError = typer.BadParameter.__mro__[1]
 _DEBUG = "--debug"
 
 
-def build_app() -> typer.Typer:
-    """The commands. Options of installed plug-in decoders become flags too, so plug-ins are looked up first."""
-    registry.add_plugin_decoders()
-    from specbench.cli import (
-        bench,
-        check,
-        checks,
-        compare,
-        demo,
-        heads,
-        listing,
-        merge,
-        official,
-        prompts,
-        results,
-        run,
-        shapes,
-        show,
-    )
+_MODULES = {
+    "run": ["run"],
+    "merge": ["merge"],
+    "results": ["score", "report"],
+    "show": ["show"],
+    "bench": ["bench"],
+    "compare": ["compare"],
+    "listing": ["list"],
+    "official": ["export", "import"],
+    "checks": ["doctor", "audit"],
+    "check": ["check"],
+    "heads": ["train-head", "check-head"],
+    "demo": ["demo"],
+    "prompts": ["prompts"],
+    "shapes": ["shapes"],
+}
+"""Modules of this package and their commands, in the order of `--help`."""
 
+
+def build_app(named: str | None = None) -> typer.Typer:
+    """The commands, or only those of the module that has the one `named`.
+
+    Options of installed plug-in decoders become flags too, so plug-ins are looked up first.
+    """
+    registry.add_plugin_decoders()
     app = typer.Typer(
         name="specbench",
         help="How much faster does a decoder make an autoregressive text-to-image model, and what does it cost?",
@@ -50,10 +56,9 @@ def build_app() -> typer.Typer:
         pretty_exceptions_enable=False,
     )
     app.callback()(_root)
-    for module in (run, merge, results, show, bench, compare, listing, official, checks, check, heads, demo):
-        module.add_to(app)
-    app.add_typer(prompts.build_app(), name="prompts")
-    app.add_typer(shapes.build_app(), name="shapes")
+    having = [module for module, commands in _MODULES.items() if named in commands]
+    for module in having or _MODULES:
+        importlib.import_module(f"specbench.cli.{module}").add_to(app)
     return app
 
 
@@ -81,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = [argument for argument in arguments if argument != _DEBUG]
     warnings.showwarning = _show_warning
     try:
-        code = build_app()(arguments, standalone_mode=False, prog_name="specbench")
+        code = build_app(next(iter(arguments), None))(arguments, standalone_mode=False, prog_name="specbench")
     except SpecbenchError as error:
         code = _fail(error, debug)
     except _UsageError as error:

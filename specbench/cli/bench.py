@@ -9,12 +9,9 @@ from pathlib import Path
 import typer
 
 from specbench import console
-from specbench.bench import bench_settings
 from specbench.cli.options import flags, print_json, print_table
-from specbench.cli.progress import ScoreProgress, TransferLines
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
-from specbench.papers import load_table, papers, table_names
-from specbench.settings import check_environment, merge
+from specbench.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
 
 FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 _HELP = "\n\n".join(
@@ -26,7 +23,7 @@ _HELP = "\n\n".join(
         "a table on a laptop.",
     )
 )
-_SETTINGS = bench_settings()
+_SETTINGS = tuple(setting for setting in run_settings() if setting.name in OPEN_IN_TABLES)
 FORMAT = typer.Option("markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}.")
 TO = typer.Option(None, "--to", metavar="FILE", help="Write it to this file; needed for parquet.")
 
@@ -48,6 +45,7 @@ def bench(
     to: Path = TO,
 ) -> None:
     from specbench import bench as tables
+    from specbench.paper_files import load_table
 
     check_environment()
     values = {name: held.value for name, held in merge(_SETTINGS, flags).items()}
@@ -75,9 +73,10 @@ def report_tables(
     """Print tables from what is in the results folder.
 
     Raises:
-        SpecbenchError: not all the names are tables, or nothing was measured for any of them.
+        SpecbenchError: not all the names are tables, a flag out of range, or a format that cannot hold them.
     """
     from specbench import bench as tables
+    from specbench.paper_files import load_table, table_names
 
     check_format(fmt, to)
     joined = []
@@ -90,12 +89,14 @@ def report_tables(
         if model is not None:
             table = tables.with_scores_beside(table, [folder for folder in found.values() if isinstance(folder, Path)])
         joined.append((table, found))
+        if model is None and not any(isinstance(folder, Path) for folder in found.values()):
+            console.say(f"nothing in {out} was measured for {name}; of another model or prompts: --model, --prompts")
     print_tables(joined, fmt, to)
 
 
 def print_tables(tables: Sequence[tuple], fmt: str, to: Path | None) -> None:
     """Tables with what was found for them, on stdout or in a file; fitted to the width where there is a terminal."""
-    from specbench.reporting.paper_formats import render, together
+    from specbench.reporting.paper_formats import render
     from specbench.reporting.paper_table import join
 
     joined = [join(table, found) for table, found in tables]
@@ -108,14 +109,14 @@ def print_tables(tables: Sequence[tuple], fmt: str, to: Path | None) -> None:
         for one in joined:
             screen.print(terminal(one, screen))
         return
-    content = together([render(one, fmt) for one in joined], fmt)
+    content = render(joined, fmt)
     if to is None:
         sys.stdout.write(content)
         return
     from specbench.parts import write_atomically
 
     write_atomically(to, content if isinstance(content, bytes) else content.encode("utf-8"))
-    console.say(f"written to {to}")
+    print(to)
 
 
 def check_format(fmt: str, to: Path | None) -> None:
@@ -126,30 +127,9 @@ def check_format(fmt: str, to: Path | None) -> None:
         raise SpecbenchError("--format parquet: not for a terminal", "name a file with --to")
 
 
-def list_tables() -> tuple[list[dict], tuple[str, ...]]:
-    """What `specbench list tables` shows."""
-    rows = []
-    for name in table_names():
-        table = load_table(name)
-        rows.append(
-            {
-                "name": name,
-                "source": table.source,
-                "title": table.title,
-                "rows": len(table.rows),
-                "runnable": sum(row.why is None for row in table.rows),
-                "models": sorted({case.model for case in table.cases()}),
-                "prompts": sorted({case.prompts for case in table.cases() if case.prompts}),
-                "metrics": table.metrics(),
-                "hardware": table.hardware,
-                "paper": papers().get(table.paper, {}).get("title", table.paper),
-            }
-        )
-    return rows, ("name", "source", "rows", "models", "prompts", "title")
-
-
 def _score(table, done, values: Mapping, trial: bool, quiet: bool) -> None:
     from specbench import bench as tables
+    from specbench.cli.progress import ScoreProgress, TransferLines
     from specbench.metrics.base import Settings
 
     progress = None if quiet else TransferLines("weights")

@@ -121,9 +121,26 @@ def _public_row(name: str) -> dict:
 
 
 def tables(_out: Path):
-    from specbench.cli.bench import list_tables
+    from specbench.paper_files import load_tables, papers
 
-    return list_tables()
+    rows = []
+    for table in load_tables():
+        cases = table.cases()
+        rows.append(
+            {
+                "name": table.name,
+                "source": table.source,
+                "title": table.title,
+                "rows": len(table.rows),
+                "runnable": sum(row.why is None for row in table.rows),
+                "models": sorted({case.model for case in cases}),
+                "prompts": sorted({case.prompts for case in cases if case.prompts}),
+                "metrics": table.metrics(),
+                "hardware": table.hardware,
+                "paper": papers()[table.paper]["title"],
+            }
+        )
+    return rows, ("name", "source", "rows", "models", "prompts", "title")
 
 
 def runs(out: Path):

@@ -54,6 +54,7 @@ def import_results(
     folder = _run(flags, benchmark, run)
     from specbench import scoring
     from specbench.metrics.official import OfficialCompBench, OfficialGenEval
+    from specbench.scores import read_scores
 
     images = scoring.run_images(folder)
     if benchmark == "geneval":
@@ -64,9 +65,7 @@ def import_results(
     if outcome.skipped:
         raise SpecbenchError(f"the results cannot be scores of {outcome.run_id}: {outcome.skipped}")
     rows = [
-        {"run_id": images.name, **row}
-        for row in scoring.read_scores(folder)
-        if row["metric"].partition(":")[0] == metric.name
+        {"run_id": images.name, **row} for row in read_scores(folder) if row["metric"].partition(":")[0] == metric.name
     ]
     print_json(rows) if merge(_SETTINGS, flags)["json"].value else print_table(
         rows, ("run_id", "metric", "value", "low", "high", "n")

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from specbench import console
-from specbench.downloads import Progress
+
+if TYPE_CHECKING:
+    from specbench.downloads import Progress
 
 
 @contextmanager

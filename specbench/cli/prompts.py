@@ -16,7 +16,7 @@ _SHOW = (JSON,)
 _NAME = typer.Argument(metavar="NAME", help="A prompt set, see 'specbench list prompts'.")
 
 
-def build_app() -> typer.Typer:
+def add_to(parent: typer.Typer) -> None:
     app = typer.Typer(help="Fetch the public prompt sets, and look at prompts.", no_args_is_help=True)
     app.callback()(lambda: None)
     app.command(
@@ -24,7 +24,7 @@ def build_app() -> typer.Typer:
         help="Bring a public prompt set to this disk, checked against its digest; continues where it stopped.",
     )(fetch)
     app.command(name="show", help="Print prompts of a set or file.")(show)
-    return app
+    parent.add_typer(app, name="prompts")
 
 
 def fetch(

@@ -12,7 +12,6 @@ from specbench import console, registry
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import ScoreProgress, TransferLines
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.papers import table_names
 from specbench.settings import JSON, OUT, QUIET, merge
 
 _SCORE = (OUT, QUIET, JSON)
@@ -91,7 +90,8 @@ def score(
     if against:
         rows = api.differences(against, runs or (), names, out, settings)
     if not rows:
-        console.say("no metric was named or knows by itself how to judge these prompts (see: specbench list metrics)")
+        nothing = "no metric was named or knows by itself how to judge these prompts (see: specbench list metrics)"
+        console.say("nothing to compare: no images in common, or a metric without paired differences" if against else nothing)
     for warning in dict.fromkeys(f"{row['metric']}: {row['note']}" for row in rows if row.get("note")):
         console.say(warning)
     if values["json"].value:
@@ -127,14 +127,16 @@ def report(
         None, "--prompts", metavar="SET|FILE", help="The prompts in the place of the table's.", show_default="its own"
     ),
 ) -> None:
+    from specbench.paper_files import table_names
+
     values = merge(_READ, flags)
     fmt, out = "json" if values["json"].value else fmt, str(values["out"].value)
-    if html:
-        return _write_page(runs, out, html)
     if set(runs or ()) & set(table_names()):
         from specbench.cli.bench import report_tables
 
-        return report_tables(runs, model, prompts, out, fmt, to)
+        return report_tables(runs, model, prompts, out, "html" if html else fmt, html or to)
+    if html:
+        return _write_page(runs, out, html)
     if model or prompts or to:
         raise SpecbenchError("--model, --prompts and --to go with a table", "see: specbench list tables")
     if fmt not in FORMATS:

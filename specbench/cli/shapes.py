@@ -10,13 +10,13 @@ from specbench.errors import SpecbenchError
 from specbench.settings import MAX_SEED
 
 
-def build_app() -> typer.Typer:
+def add_to(parent: typer.Typer) -> None:
     app = typer.Typer(help="The world of the embedded model: draw what a caption means.", no_args_is_help=True)
     app.callback()(lambda: None)
     app.command(name="render", help="Draw a caption as the renderer understands it, and print the picture's path.")(
         render
     )
-    return app
+    parent.add_typer(app, name="shapes")
 
 
 def render(

@@ -6,8 +6,10 @@ options it adds to the command line, and whether it keeps the joint distribution
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from specbench.decoding.tree_paths import node_paths
 from specbench.errors import SpecbenchError
 
 
@@ -16,7 +18,7 @@ class Option:
     """One knob of a decoder: the flag `--name`, its default and the values it accepts.
 
     `minimum`/`maximum` are inclusive bounds for numbers (`above` is an exclusive lower one); `choices` lists the
-    values of a text option.
+    values of a text option, or `check` raises a SpecbenchError for what it does not understand.
     """
 
     name: str
@@ -26,6 +28,7 @@ class Option:
     above: float | None = None
     maximum: float | None = None
     choices: tuple[str, ...] = ()
+    check: Callable[[str], object] | None = None
 
     @property
     def type(self) -> type:
@@ -40,6 +43,8 @@ class Option:
             raise SpecbenchError(f"--{self.name} {value!s}: expected {_NOUN[wanted]}", self.help) from None
         if self.choices and parsed not in self.choices:
             raise SpecbenchError(f"--{self.name} {value!s}: not a valid choice", f"valid: {', '.join(self.choices)}")
+        if self.check:
+            self.check(parsed)
         if wanted in (int, float):
             self._check_range(parsed)
         return parsed
@@ -157,7 +162,12 @@ DRAFTERS = {
         "specbench.decoding.eagle:Eagle",
         "a trained head extrapolates the target's features along a static tree",
         (
-            Option("tree", "mc_sim_7b_63", "chain, mc_sim_7b_63, naive_extend_57, or paths such as '0 1 00 01 10'"),
+            Option(
+                "tree",
+                "mc_sim_7b_63",
+                "chain, mc_sim_7b_63, naive_extend_57, or paths such as '0 1 00 01 10'",
+                check=node_paths,
+            ),
             Option("head", "", "folder of a draft head; the model's own if empty"),
         ),
         ignores=("init",),

@@ -60,7 +60,11 @@ class Proposal(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Attributes: window, the most slots one step can commit; columns, the most a forward can have."""
+    """Attributes: window, the most slots one step can commit; columns, the most a forward can have.
+
+    One that can also give rows to other images while their neighbours go on has `restart(rows [K])`, which makes them
+    what they were after `begin`; see `specbench.decoding.refill`.
+    """
 
     window: int
     columns: int
@@ -69,8 +73,9 @@ class Drafter(Protocol):
         """A new batch of images, with nothing committed yet."""
         ...
 
-    def propose(self, committed: Tensor, width: int, step: int) -> Proposal:
-        """The forward of one step that can commit at most `width` slots after the `committed` [B] ones."""
+    def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
+        """The forward of one step that can commit at most `width` slots after the `committed` [B] ones; it is the
+        `step`-th [B, 1] of each row."""
         ...
 
     def observe(self, walk: Walk, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
@@ -96,7 +101,7 @@ class Jacobi:
         needs_history = self._init.needs_history
         self._history = torch.zeros(rows, slots, batch.target.vocab, device=device) if needs_history else None
 
-    def propose(self, committed: Tensor, width: int, step: int) -> Proposal:
+    def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
         slots, q = self._fill(committed, width, step)
         positions = committed[:, None] + torch.arange(width, device=committed.device)
         tokens = self._batch.tokens.gather(1, (positions - 1).clamp(min=0))
@@ -109,10 +114,15 @@ class Jacobi:
         kept = torch.full_like(shift, positions.shape[1]) if keep_tail else shift
         self._drafted_to = positions[:, 0] + kept
 
+    def restart(self, rows: Tensor) -> None:
+        self._drafted_to[rows] = 0
+        if self._history is not None:
+            self._history[rows] = 0
+
     def _expand(self, trunk: Proposal, slots: Slots) -> Proposal:
         return trunk
 
-    def _fill(self, committed: Tensor, width: int, step: int) -> tuple[Slots, Tensor]:
+    def _fill(self, committed: Tensor, width: int, step: Tensor) -> tuple[Slots, Tensor]:
         """The `width - 1` draft slots with every fresh one filled, and all slots' laws q [B, width, V]."""
         tokens, target = self._batch.tokens, self._batch.target
         positions = committed[:, None] + torch.arange(width - 1, device=committed.device)
@@ -145,7 +155,7 @@ class NoDraft(Jacobi):
         super().begin(batch)
         self._no_law = torch.zeros(len(batch.tokens), 1, batch.target.vocab, device=batch.tokens.device)
 
-    def propose(self, committed: Tensor, width: int, step: int) -> Proposal:
+    def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
         positions = committed[:, None]
         tokens = self._batch.tokens.gather(1, (positions - 1).clamp(min=0))
         return Proposal(tokens, positions, self._no_law, chain(1), 1)

@@ -61,7 +61,7 @@ class Eagle:
         self._memory = HeadMemory(self._head, batch.session, batch.tokens.shape[1], self.columns)
         self._news: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
-    def propose(self, committed: Tensor, width: int, step: int) -> Proposal:
+    def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
         known = self._learn()
         tree = chain(1) if known is None else pruned(self._tree, width - 1)
         positions = committed[:, None] + routes(tree, committed.device).depth
@@ -87,7 +87,7 @@ class Eagle:
         newest = (shift - 1).clamp(min=0).repeat(len(seen) // len(shift))
         return seen[torch.arange(len(seen), device=seen.device), newest]
 
-    def _draft(self, tree: Tree, tokens: Tensor, laws: Tensor, positions: Tensor, known: Tensor, step: int) -> None:
+    def _draft(self, tree: Tree, tokens: Tensor, laws: Tensor, positions: Tensor, known: Tensor, step: Tensor) -> None:
         """Fill in the drafts and their laws, one depth at a time."""
         features = known[:, None]
         for depth, generation in enumerate(_generations(tree, positions.device)):

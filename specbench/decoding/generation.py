@@ -36,7 +36,7 @@ class Generation:
             `theorem2_bound`: Cool-SD's bound on the distance to the exact image distribution, summed over the image,
             had the residual been the optimal one. `sibling_j_tested`, `sibling_j_accepted`: how many j-th siblings were
             tested, and the share accepted. Others are means over the drafts tested, for example of the cluster size.
-        spans_ms: milliseconds by span name; of the whole batch when `batch` > 1.
+        spans_ms: milliseconds by span name; when `batch` > 1, a `batch`-th of them is the image's share of the time.
         batch: rows decoded together.
         draft_tv: [N] float32 total variation between p and the law of the draft tested in the slot, NaN where none was;
             only where asked for.

@@ -26,7 +26,7 @@ class Slots(NamedTuple):
         fresh: [B, D] bool, which of them need a token.
         tokens: [B, L] stream tokens so far: committed ones and drafts, indexed by stream slot.
         history: [B, N, V] the last target distribution seen at each stream slot, if the init asks for it.
-        step: 1-based number of this step.
+        step: [B, 1] 1-based number of this step, per row.
     """
 
     start: Tensor
@@ -34,7 +34,7 @@ class Slots(NamedTuple):
     fresh: Tensor
     tokens: Tensor
     history: Tensor | None
-    step: int
+    step: Tensor
 
 
 class Init(Protocol):

@@ -79,13 +79,15 @@ def decode(
     spans_ms = spans.totals_ms()
     spans_ms["host"] = max(0.0, total_ms - sum(spans_ms[name] for name in ("draft", "target", "verify")))
     spans_ms["verify"] -= spans_ms.pop("trace", 0.0)
-    rows = loop.record.rows(tokens, np.array(model.layout.forced) >= 0, spans_ms)
+    every = torch.arange(len(requests), device=model.device)
+    rows = loop.record.rows(every, tokens, np.array(model.layout.forced) >= 0, [spans_ms] * len(requests))
     for row, image in zip(rows, pixels if render else [None] * len(rows), strict=True):
         row.image = image
-    return [_checked(row, request) for row, request in zip(rows, requests, strict=True)]
+    return [checked(row, request) for row, request in zip(rows, requests, strict=True)]
 
 
-def _checked(row: Generation, request: Request) -> Generation | SpecbenchError:
+def checked(row: Generation, request: Request) -> Generation | SpecbenchError:
+    """The image, or why it is none."""
     if np.isnan(row.entropy).any():
         slot = int(np.isnan(row.entropy).argmax())
         return SpecbenchError(f"prompt '{request.prompt_id}': the model gave NaN logits at token {slot}", exit_code=1)
@@ -98,6 +100,7 @@ class Loop:
     Attributes:
         tokens: [B, N + W] committed tokens, then drafts, by stream slot.
         committed: [B] tokens committed per row.
+        steps: [B, 1] target forwards each row has been through.
         record: what is measured along the way.
     """
 
@@ -109,29 +112,40 @@ class Loop:
         window = self._drafter.window
         self.tokens = torch.zeros(rows, self._length + window, dtype=torch.long, device=device)
         self.committed = torch.zeros(rows, dtype=torch.long, device=device)
+        self.steps = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.record = Record(rows, self._length, window, target.forced)
         self._drafter.begin(Batch(session, target, noise, self.tokens))
 
     def run(self) -> None:
         """Decode every row to its end."""
-        progress, step = Progress(self._length, self._drafter.window), 0
+        progress = Progress(self._length, self._drafter.window)
         while not progress.done:
-            step += 1
-            # Near the end a full window would only predict slots past it. The one column too many lets the last slot
-            # hold a tested draft whatever else is in the batch, so that an image does not depend on it.
-            self.step(min(self._drafter.window, self._length - progress.behind + 1), step)
+            self.step(progress.behind)
             progress.step(self.committed)
 
-    def step(self, width: int, number: int) -> None:
-        """Queue one step, the `number`-th from 1, that commits at most `width` tokens a row; nothing waits for it."""
+    def step(self, behind: int) -> None:
+        """Queue one target forward and what follows from it, without waiting for either; no row has committed fewer
+        than `behind` slots."""
+        self.steps = self.steps + 1
+        # Near the end a full window would only predict slots past it. The one column too many lets the last slot
+        # hold a tested draft whatever else is in the batch, so that an image does not depend on it.
+        width = min(self._drafter.window, self._length - behind + 1)
         with self._spans("draft"):
-            fed = self._drafter.propose(self.committed, width, number)
+            fed = self._drafter.propose(self.committed, width, self.steps)
         with self._spans("target"):
             logits = self._session.forward(fed.tokens, fed.positions, fed.branches)
         with self._spans("verify"):
-            self._verify(logits, fed, number)
+            self._verify(logits, fed, self.steps)
 
-    def _verify(self, logits: Tensor, fed: Proposal, step: int) -> None:
+    def restart(self, rows: Tensor, keys: Sequence[int]) -> None:
+        """Begin other images, of these noise keys, in `rows` [K]; their prompts are in the session already."""
+        self._noise.rekey(rows.tolist(), keys)
+        for state in (self.tokens, self.committed, self.steps):
+            state[rows] = 0
+        self.record.restart(rows)
+        self._drafter.restart(rows)
+
+    def _verify(self, logits: Tensor, fed: Proposal, step: Tensor) -> None:
         """Walk the drafts, commit what holds, and tell the drafter."""
         p = self._target(logits, fed.positions)
         seen = walk(p, fed, self._verifier, self._refine, self._noise, step)

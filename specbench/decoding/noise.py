@@ -58,7 +58,14 @@ class Noise:
     def __init__(self, keys: Sequence[int], device: torch.device | str = "cpu"):
         """`keys`: one `row_key` per row."""
         self._device = torch.device(device)
-        self._keys = self._bits(torch.tensor(list(keys), dtype=torch.int64, device=device))[:, None]
+        self._keys = self._column(keys)
+
+    def rekey(self, rows: Sequence[int], keys: Sequence[int]) -> None:
+        """Give rows to other images."""
+        self._keys[list(rows)] = self._column(keys)
+
+    def _column(self, keys: Sequence[int]) -> Bits:
+        return self._bits(torch.tensor(list(keys), dtype=torch.int64, device=self._device))[:, None]
 
     def _bits(self, numbers: Tensor) -> Bits:
         """Integers as what this device hashes fastest."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -38,12 +38,13 @@ class Record:
         self._means: set[str] = set()
         self._spans: Spans | None = None
 
-    def slots(self, p: Tensor, tokens: Tensor, positions: Tensor, step: int) -> None:
-        """Note p [B, T, V] and the new tokens [B, T] of a window; a later step overwrites what was not committed."""
+    def slots(self, p: Tensor, tokens: Tensor, positions: Tensor, step: Tensor) -> None:
+        """Note p [B, T, V] and the new tokens [B, T] of the `step`-th [B, 1] forward; a later one overwrites what was
+        not committed."""
         self._logp.scatter_(1, positions, at(p, tokens).log())
         self._entropy.scatter_(1, positions, entropy(p))
         self._top1.scatter_(1, positions, p.amax(-1))
-        self._step.scatter_(1, positions, step)
+        self._step.scatter_(1, positions, step.expand_as(positions))
 
     def trace(self, spans: Spans) -> None:
         """Note from now on how far the law of every tested draft is from p, in a span of its own."""
@@ -109,17 +110,28 @@ class Record:
             sums[1] += count
             self._means.add(name)
 
-    def rows(self, tokens: Tensor, forced: np.ndarray, spans_ms: Mapping[str, float]) -> list[Generation]:
-        """One `Generation` per row of the finished batch."""
+    def restart(self, rows: Tensor) -> None:
+        """Forget what was counted for `rows` [K], which begin another image."""
+        for counted in (self._nfe, self._drafted, self._tested, self._accepted):
+            counted[rows] = 0
+        for sums in self._facts.values():
+            sums[:, rows] = 0
+        if self._spans:
+            self._draft_tv[rows] = self._draft_top1[rows] = torch.nan
+
+    def rows(
+        self, rows: Tensor, tokens: Tensor, forced: np.ndarray, spans_ms: Sequence[Mapping[str, float]]
+    ) -> list[Generation]:
+        """One `Generation` for each of the finished `rows` [K], with its spans; `tokens` [B, L] are of all."""
         per_slot = (tokens.int(), self._logp, self._entropy, self._top1, self._step.int())
-        slots = [x[:, : self._length].cpu().numpy() for x in per_slot]
+        slots = [x[rows, : self._length].cpu().numpy() for x in per_slot]
         traced = (
-            [x[:, : self._length].cpu().numpy() for x in (self._draft_tv, self._draft_top1)] if self._spans else None
+            [x[rows, : self._length].cpu().numpy() for x in (self._draft_tv, self._draft_top1)] if self._spans else None
         )
-        offsets = [x.cpu().numpy() for x in (self._drafted, self._tested, self._accepted)]
-        facts = {name: total.tolist() for name, total in self._facts.items()}
+        offsets = [x[rows].cpu().numpy() for x in (self._drafted, self._tested, self._accepted)]
+        facts = {name: total[:, rows].tolist() for name, total in self._facts.items()}
         generations, batch = [], len(tokens)
-        for row, nfe in enumerate(self._nfe.tolist()):
+        for row, nfe in enumerate(self._nfe[rows].tolist()):
             token, logp, entropy, top1, step = (x[row] for x in slots)
             drafted, tested, accepted = (x[row] for x in offsets)
             generations.append(
@@ -136,7 +148,7 @@ class Record:
                     tested=tested,
                     accepted=accepted,
                     facts=self._facts_of(row, facts),
-                    spans_ms=dict(spans_ms),
+                    spans_ms=dict(spans_ms[row]),
                     batch=batch,
                     draft_tv=traced[0][row] if traced else None,
                     draft_top1=traced[1][row] if traced else None,

@@ -25,8 +25,8 @@ class Resample:
     def __init__(self, context: Context):
         pass
 
-    def refine(self, window: Window, noise: Noise, positions: Tensor, step: int) -> Tensor:
-        """[B, T] next token of each slot; `positions` [B, T] and `step` address the noise."""
+    def refine(self, window: Window, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
+        """[B, T] next token of each slot; `positions` [B, T] and `step` [B, 1] address the noise."""
         return draw(window.p, noise.uniform(positions, Stream.REDRAW, step))
 
 
@@ -43,7 +43,7 @@ class Reuse(Resample):
         super().__init__(context)
         self._tau = tau
 
-    def refine(self, window: Window, noise: Noise, positions: Tensor, step: int) -> Tensor:
+    def refine(self, window: Window, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
         fresh = super().refine(window, noise, positions, step)
         confidence = ratio(window.p, window.q, window.draft[..., None]).squeeze(-1)
         return torch.where(window.drafted & (confidence > self._tau), window.draft, fresh)
@@ -60,7 +60,7 @@ class Couple:
     def __init__(self, context: Context):
         pass
 
-    def refine(self, window: Window, noise: Noise, positions: Tensor, step: int) -> Tensor:
+    def refine(self, window: Window, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
         kept = window.coin < ratio(window.p, window.q, window.draft[..., None]).squeeze(-1)
         other = draw(standard(window.p, window.q), noise.uniform(positions, Stream.REDRAW, step))
         return torch.where(kept & window.drafted, window.draft, other)
@@ -74,5 +74,5 @@ class Gumbel:
     def __init__(self, context: Context):
         pass
 
-    def refine(self, window: Window, noise: Noise, positions: Tensor, step: int) -> Tensor:
+    def refine(self, window: Window, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
         return run_race(window.p, noise.race(positions, window.p.shape[-1], Stream.TOKEN))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specbench.errors import SpecbenchError
+from specbench.decoding.tree_paths import node_paths
 from specbench.models.base import Tree
 
 
@@ -40,6 +40,7 @@ class Routes:
     Attributes:
         levels: the tests by sibling rank, eldest first.
         depth: [C] of each column; rank: [C] of each among its siblings; parent: [C], 0 for the root too.
+        peer: [C] number of each among the columns of its depth, which a narrower window does not change.
         ancestors: [C, C] float32, 1 where the second column is the first one or above it.
         eldest_by_depth: per depth from 1, [C] float32, 1 for the eldest children of that depth.
         last_rank: [C] rank of a column's youngest child, -1 for a leaf.
@@ -56,6 +57,8 @@ class Routes:
             children[parent].append(column)
         self.is_chain = tree.parents == chain(len(tree.parents)).parents
         self.depth = torch.tensor(tree.depth, device=device)
+        peers = [tree.depth[:column].count(depth) for column, depth in enumerate(tree.depth)]
+        self.peer = torch.tensor(peers, device=device)
         self.ancestors = tree.ancestors.float().to(device)
         self.in_trunk = torch.tensor(tree.in_trunk, device=device)
         self.has_children = torch.tensor([bool(own) for own in children], device=device)
@@ -109,34 +112,10 @@ def routes(tree: Tree, device: torch.device) -> Routes:
     return Routes(tree, device)
 
 
-NAMED = {
-    "chain": "0 00 000 0000 00000",
-    "mc_sim_7b_63": "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001",
-    "naive_extend_57": "0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 "
-    "000 001 002 003 010 011 012 020 021 022 030 031 100 101 110 200 "
-    "0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 "
-    "00000 00001 00002 00010 00011 00100 00101 00110 00200",
-}
-"""EAGLE-1's static trees, each node named by its path: one digit per level, 0 for the child that is drawn first."""
-
-
 def parse_tree(text: str) -> Tree:
-    """A tree by name, or from paths separated by spaces or commas ("0 1 00" is two children and a grandchild).
-
-    Raises:
-        SpecbenchError: an unreadable path, or a node whose parent or elder sibling is missing.
-    """
-    paths = NAMED.get(text, text).replace(",", " ").split()
-    if not paths or not all(path.isascii() and path.isdigit() for path in paths):
-        names = ", ".join(NAMED)
-        raise SpecbenchError(f"--tree {text}: not a tree", f"valid: {names}, or paths of digits such as '0 1 00'")
-    nodes = sorted(set(paths), key=lambda path: (len(path), path))
+    """A tree by name or from its nodes' paths, as `node_paths` reads them."""
+    nodes = node_paths(text)
     column = {"": 0} | {path: number for number, path in enumerate(nodes, start=1)}
-    for path in nodes:
-        elder = path[:-1] + str(int(path[-1]) - 1)
-        for needed in (path[:-1], elder if path[-1] != "0" else path[:-1]):
-            if needed not in column:
-                raise SpecbenchError(f"--tree: node {path} stands without node {needed}", "add it to the list")
     return Tree((-1, *(column[path[:-1]] for path in nodes)))
 
 

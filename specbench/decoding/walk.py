@@ -42,8 +42,8 @@ class Walk(NamedTuple):
     facts: dict[str, Tensor]
 
 
-def walk(p: Tensor, fed: Proposal, verifier: Verifier, refine: Resample, noise: Noise, step: int) -> Walk:
-    """Verify the drafts of one forward, given p [B, C, V] of every column."""
+def walk(p: Tensor, fed: Proposal, verifier: Verifier, refine: Resample, noise: Noise, step: Tensor) -> Walk:
+    """Verify the drafts of one forward, given p [B, C, V] of every column; `step` [B, 1] numbers the rows' forwards."""
     if len(fed.tree.parents) == 1:
         return _lone_root(p, fed, noise)
     return Walker(p, fed, verifier, noise, step).walk(refine)
@@ -60,7 +60,7 @@ def _lone_root(p: Tensor, fed: Proposal, noise: Noise) -> Walk:
 class Walker:
     """The verification of one forward. B rows, C columns."""
 
-    def __init__(self, p: Tensor, fed: Proposal, verifier: Verifier, noise: Noise, step: int):
+    def __init__(self, p: Tensor, fed: Proposal, verifier: Verifier, noise: Noise, step: Tensor):
         self._p, self._fed, self._verifier, self._noise, self._step = p, fed, verifier, noise, step
         self._tables = routes(fed.tree, p.device)
         self._rows = torch.arange(len(p), device=p.device)
@@ -92,7 +92,7 @@ class Walker:
     def _coins(self) -> Tensor:
         """[B, C] one uniform per column's own draft; drafts for the same slot have coins of their own."""
         tables, step = self._tables, self._step
-        own = step * self._fed.most_columns + torch.arange(len(tables.depth), device=tables.depth.device)
+        own = step * self._fed.most_columns + tables.peer
         stream = torch.where(tables.in_trunk, int(Stream.COIN), int(Stream.SIBLING_COIN))
         return self._noise.uniform(self._fed.positions - 1, stream, torch.where(tables.in_trunk, step, own))
 

@@ -111,13 +111,13 @@ class RowsLoop:
 
     def run(self) -> None:
         """Decode every image to its end."""
-        step = 0
+        step = self.count.new_zeros(len(self.count), 1)
         while True:
             with self._spans("draft"):
                 lanes = self._lanes()
             if lanes is None:
                 return
-            step += 1
+            step = step + 1
             with self._spans("target"):
                 logits = self._session.forward_scattered(lanes.tokens, lanes.positions, self._fed, lanes.aside)
             with self._spans("verify"):
@@ -154,7 +154,7 @@ class RowsLoop:
         self._fed.scatter_(1, lanes.positions, self._fed.gather(1, lanes.positions) | lanes.fed)
         return lanes
 
-    def _commit(self, p: Tensor, lanes: Lanes, step: int) -> None:
+    def _commit(self, p: Tensor, lanes: Lanes, step: Tensor) -> None:
         """Draw the columns' tokens [B, C] and note those that stay."""
         race = self._noise.race(lanes.positions, p.shape[-1], Stream.TOKEN)
         drawn, stays = run_race(p, race), lanes.wanted
@@ -166,7 +166,7 @@ class RowsLoop:
         self.record.count_forward((self.count < self._width).any(1))
         self.count[:, lanes.rows] += stays
 
-    def _reconsider(self, p: Tensor, drawn: Tensor, lanes: Lanes, step: int) -> tuple[Tensor, Tensor]:
+    def _reconsider(self, p: Tensor, drawn: Tensor, lanes: Lanes, step: Tensor) -> tuple[Tensor, Tensor]:
         """Adaptive window: first tokens of rows [B, C], and which tokens stay."""
         count = self.count[:, lanes.rows]
         above = torch.nn.functional.pad(self.count[:, :-1], (1, 0), value=self._width)[:, lanes.rows]

@@ -67,6 +67,9 @@ class Pool:
         self._free: list[int] = []
         self._lost = ""
 
+    def portion(self, spec: RunSpec) -> int:
+        return spec.batch
+
     def warm_up(self, specs: Sequence[RunSpec], prompt: Prompt) -> dict[str, object]:
         """Returns when the first worker is ready; the others join as they come."""
         self._preparation = specs, prompt

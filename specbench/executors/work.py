@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby
 from typing import Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ from specbench import provenance
 from specbench.config import RunSpec
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import Request, decode
+from specbench.decoding.refill import decode_each
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 from specbench.machine import Watch
 from specbench.models.base import ImageModel
@@ -26,7 +28,7 @@ WARM_UP_ID = "(warm-up)"
 
 @dataclass(frozen=True)
 class Chunk:
-    """Images of one run that are decoded together; with `trace`, a trace of each is wanted."""
+    """Images of one run that go to one worker; with `trace`, a trace of each is wanted."""
 
     spec: RunSpec
     units: tuple[Unit, ...]
@@ -45,6 +47,9 @@ class Finished:
 
 class Executor(Protocol):
     """Decodes chunks somewhere."""
+
+    def portion(self, spec: RunSpec) -> int:
+        """Images that a chunk of this run should have."""
 
     def warm_up(self, specs: Sequence[RunSpec], prompt: Prompt) -> dict[str, object]:
         """Get ready to decode these runs; nothing of it is measured.
@@ -88,7 +93,35 @@ def decode_chunk(model: ImageModel, chunk: Chunk) -> Finished:
     started_at = provenance.now()
     watch = Watch(model.device)
     outcomes = _decode(model, chunk.spec, chunk.units, chunk.trace)
-    machine = watch.read()
+    return _finished(chunk, outcomes, started_at, watch.read())
+
+
+def decode_refilled(model: ImageModel, chunks: Iterator[Chunk]) -> Iterator[Finished]:
+    """Decode chunks of one image each, all of one run, `batch` at a time; each comes back when it is done."""
+    begun: dict[tuple[str, int], tuple[Chunk, str, Watch]] = {}
+
+    def requests(chunks: Iterator[Chunk]) -> Iterator[Request]:
+        for chunk in chunks:
+            [(prompt, sample)] = chunk.units
+            begun[prompt.id, sample] = chunk, provenance.now(), Watch(model.device)
+            yield Request(prompt.text, prompt.id, sample)
+
+    for first in chunks:
+        spec, waiting = first.spec, chain([first], chunks)
+        settings = spec.batch, spec.decoder, spec.sampling, spec.seed, first.trace
+        try:
+            for request, outcome in decode_each(model, requests(waiting), *settings):
+                chunk, started_at, watch = begun.pop((request.prompt_id, request.sample))
+                yield _finished(chunk, [outcome], started_at, watch.read())
+        except Exception:  # what broke the batch is one of its images, or shows again with each
+            broken = [chunk for chunk, _, _ in begun.values()]
+            begun.clear()
+            yield from (decode_chunk(model, chunk) for chunk in broken)
+
+
+def _finished(
+    chunk: Chunk, outcomes: Sequence[Generation | SpecbenchError], started_at: str, machine: Mapping[str, object]
+) -> Finished:
     finished = Finished(chunk.spec)
     for (prompt, sample), outcome in zip(chunk.units, outcomes, strict=True):
         base = base_row(prompt, sample, chunk.spec.seed, started_at, machine)
@@ -118,14 +151,20 @@ def _decode(model: ImageModel, spec: RunSpec, units: Sequence[Unit], trace: bool
 
 
 class InProcess:
-    """Decodes here, one chunk after the other."""
+    """Decodes here, images one after the other, or batches whose rows are refilled."""
 
     def __init__(self, model: ImageModel):
         self.model = model
+
+    def portion(self, spec: RunSpec) -> int:
+        return 1
 
     def warm_up(self, specs: Sequence[RunSpec], prompt: Prompt) -> dict[str, object]:
         return warm_up(self.model, specs, prompt)
 
     def decode(self, chunks: Iterator[Chunk]) -> Iterator[Finished]:
-        for chunk in chunks:
-            yield decode_chunk(self.model, chunk)
+        for spec, run in groupby(chunks, key=lambda chunk: chunk.spec):
+            if spec.batch > 1:
+                yield from decode_refilled(self.model, run)
+            else:
+                yield from (decode_chunk(self.model, chunk) for chunk in run)

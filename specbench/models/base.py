@@ -143,6 +143,10 @@ class Session(Protocol):
         """
         ...
 
+    def refill(self, rows: Tensor, prefix: Any) -> None:
+        """Give images `rows` [K] to the K other prompts of `prefix`: all but the prompt is forgotten."""
+        ...
+
 
 class DraftPrompt(NamedTuple):
     """The prompts of a batch as a draft head sees them. R rows of P elements each, padded behind.

@@ -50,13 +50,18 @@ class PositionLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         rows, heads, _, width = key_states.shape
-        self.keys = key_states.new_zeros(rows, heads, self._capacity, width)
-        self.values = value_states.new_zeros(rows, heads, self._capacity, value_states.shape[-1])
-        for buffer in (self.keys, self.values):
-            # A captured graph may then write into it.
-            torch._dynamo.mark_static_address(buffer, guard=False)
+        self._hold(
+            key_states.new_zeros(rows, heads, self._capacity, width),
+            value_states.new_zeros(rows, heads, self._capacity, value_states.shape[-1]),
+        )
         self._rows = torch.arange(rows, device=key_states.device)[:, None]
         self.is_initialized = True
+
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+        for buffer in (keys, values):
+            # A captured graph may write into it where it is.
+            torch._dynamo.mark_static_address(buffer, guard=False)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
@@ -75,6 +80,17 @@ class PositionLayer(CacheLayerMixin):
         """Copy the entries at slots `source` [R, D] to slots `target` [R, D]."""
         for buffer in (self.keys, self.values):
             buffer[self._rows, :, target] = buffer[self._rows, :, source]
+
+    def put(self, rows: Tensor, other: PositionLayer) -> None:
+        """Copy all slots of `other`'s rows to the first slots of `rows`."""
+        slots = other.keys.shape[2]
+        self.keys[rows, :, :slots] = other.keys
+        self.values[rows, :, :slots] = other.values
+
+    def grow(self, slots: int) -> None:
+        """Make room for `slots` more, behind the others."""
+        self._capacity += slots
+        self._hold(*(torch.nn.functional.pad(buffer, (0, 0, 0, slots)) for buffer in (self.keys, self.values)))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._placement.visible, 0
@@ -125,6 +141,11 @@ class PositionCache(Cache):
         """Say where the next forward writes and how far it reads; see `Placement`."""
         self.placement.slots, self.placement.visible, self.placement.run = slots, visible, run
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether its buffers exist: they are made by the first forward, or prefill."""
+        return self.layers[0].is_initialized
+
     def buffers(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of every layer; they exist after the first forward."""
         return [(layer.keys, layer.values) for layer in self.layers]
@@ -133,3 +154,14 @@ class PositionCache(Cache):
         """Copy entries between slots in every layer; see `PositionLayer.move`."""
         for layer in self.layers:
             layer.move(source, target)
+
+    def put(self, rows: Tensor, other: PositionCache) -> None:
+        """Copy what `other` holds to `rows` [R'], one for each of its rows; see `PositionLayer.put`."""
+        for layer, source in zip(self.layers, other.layers, strict=True):
+            if source.is_initialized:
+                layer.put(rows, source)
+
+    def grow(self, slots: int) -> None:
+        """Make room for `slots` more per row."""
+        for layer in self.layers:
+            layer.grow(slots)

@@ -154,7 +154,7 @@ def randomise(network: nn.Module, device: str, dtype: torch.dtype, seed: int = 0
 def _finish(network: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
     if hasattr(network, "tie_weights"):
         network.tie_weights()
-    _renew_rotary(network)
+    renew_rotary(network)
     left = [name for name, held in chain(network.named_parameters(), network.named_buffers()) if held.is_meta]
     if left:
         raise RuntimeError(f"never given a value: {left}")
@@ -170,7 +170,7 @@ def _finish(network: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
     return network
 
 
-def _renew_rotary(network: nn.Module) -> None:
+def renew_rotary(network: nn.Module) -> None:
     """Rotary frequencies are computed, not stored, so a network built without memory has none."""
     for module in list(network.modules()):
         for name, child in list(module.named_children()):

@@ -12,7 +12,8 @@ Checkpoints have the layout of the public heads: `config.json`, and `model.safet
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -22,8 +23,10 @@ from transformers import Cache, LlamaConfig, LlamaModel
 from transformers.models.chameleon.configuration_chameleon import ChameleonConfig
 from transformers.models.chameleon.modeling_chameleon import ChameleonDecoderLayer
 
+from specbench.console import one_line
 from specbench.errors import SpecbenchError
 from specbench.models.base import ImageModel
+from specbench.models.checkpoints import renew_rotary
 from specbench.models.heads import find_head
 from specbench.models.sources import Found
 
@@ -131,26 +134,48 @@ def head_for(model: ImageModel, path: str) -> EagleHead:
 
 
 def load_head(found: Found) -> EagleHead:
-    """The head in these files, float32."""
+    """The head in these files, float32.
+
+    Raises:
+        SpecbenchError: a damaged file, or no EAGLE-1 head.
+    """
     config_file, weights = found.paths
-    read = load_file if weights.suffix == ".safetensors" else _load_pickle
-    tensors = {name.removeprefix("model."): tensor.float() for name, tensor in read(weights).items()}
-    stored = json.loads(config_file.read_text())
-    settings = {name: stored[name] for name in LlamaConfig().to_dict() if name in stored}
-    settings |= {"num_hidden_layers": 1, "model_type": "llama", "pad_token_id": None}
-    config = LlamaConfig(**settings, attn_implementation="sdpa")
-    _spread_norms(tensors, config)
-    head = EagleHead(config, _INPUT_NORM in tensors, _QUERY_NORM in tensors)
-    _fill(head, tensors, weights)
-    head.published_as = stored.get("input_type", "")
+    with _blamed(weights):
+        read = load_file if weights.suffix == ".safetensors" else _load_pickle
+        tensors = {name.removeprefix("model."): tensor.float() for name, tensor in read(weights).items()}
+    with _blamed(config_file):
+        stored = json.loads(config_file.read_text(encoding="utf-8"))
+        settings = {name: stored[name] for name in LlamaConfig().to_dict() if name in stored}
+        settings |= {"num_hidden_layers": 1, "model_type": "llama", "pad_token_id": None}
+        config = LlamaConfig(**settings, attn_implementation="sdpa")
+        _spread_norms(tensors, config)
+        with torch.device("meta"):  # sizes are only as credible as the tensors
+            head = EagleHead(config, _INPUT_NORM in tensors, _QUERY_NORM in tensors)
+        _check_tensors(head, tensors, weights)
+        head.load_state_dict(tensors, assign=True)
+        renew_rotary(head)
+        head.published_as = str(stored.get("input_type", ""))
     return head
+
+
+@contextmanager
+def _blamed(path: Path) -> Iterator[None]:
+    """Whatever goes wrong in the block is the file's fault."""
+    try:
+        yield
+    except SpecbenchError:
+        raise
+    except Exception as error:
+        reason = one_line(str(error), 120) or type(error).__name__
+        raise SpecbenchError(f"{path} is not of a draft head: {reason}", "'specbench train-head' makes one") from error
 
 
 def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:
     """Query and key norms that are stored once, for every head; those stored per head stay."""
+    largest = max((len(tensor) for tensor in tensors.values() if tensor.dim()), default=0)
     for name, count in (("q_norm", config.num_attention_heads), ("k_norm", config.num_key_value_heads)):
         for norm in (f"layers.0.self_attn.{name}.{part}" for part in ("weight", "bias")):
-            if norm in tensors:
+            if norm in tensors and count <= largest:
                 tensors[norm] = tensors[norm].repeat_interleave(max(count // len(tensors[norm]), 1), dim=0)
 
 
@@ -158,13 +183,12 @@ def _load_pickle(path: Path) -> Mapping[str, Tensor]:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def _fill(head: EagleHead, tensors: Mapping[str, Tensor], source: Path) -> None:
+def _check_tensors(head: EagleHead, tensors: Mapping[str, Tensor], source: Path) -> None:
     expected = head.state_dict()
     odd = sorted(expected.keys() ^ tensors.keys())
     odd += sorted(n for n in expected.keys() & tensors.keys() if expected[n].shape != tensors[n].shape)
     if odd:
         raise SpecbenchError(f"{source}: not an EAGLE-1 head, see its tensor {odd[0]}")
-    head.load_state_dict(tensors)
 
 
 def save_head(head: EagleHead, folder: Path, extra: Mapping[str, object]) -> None:

@@ -127,6 +127,9 @@ class EnumerableSession:
     def keep(self, columns: Tensor, positions: Tensor) -> None:
         self._store(self.aside.gather(1, columns.long()), positions.long())
 
+    def refill(self, rows: Tensor, prefix: Tensor) -> None:
+        self.prompt[rows], self.consumed[rows] = prefix, 0
+
     def _store(self, tokens: Tensor, positions: Tensor) -> None:
         """Put the token consumed at `positions` (the one at the slot before) into its place."""
         row, column = torch.nonzero((positions > 0) & (positions <= self.consumed.shape[1]), as_tuple=True)

@@ -131,7 +131,10 @@ class TransformerSession:
         features: [R, T, d] last hidden states of the latest forward, conditional rows first.
     """
 
-    def __init__(self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int):
+    def __init__(
+        self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int, length: int | None = None
+    ):
+        """`length`: stream slots to make room for, if not all."""
         self._model = model
         self._guidance = guidance
         self._compiled = model.compiled_step(guidance)
@@ -142,7 +145,7 @@ class TransformerSession:
         self._shift = torch.zeros_like(self._last) if shift is None else shift.to(model.device)[:, None]
         self._start = torch.stack([embeds[-1] for embeds in self._prefix.embeds])[:, None]
         # Past the stream's last slot: room for a window that overhangs it, then for columns kept aside.
-        self._scratch = max(lengths) + model.layout.length + columns
+        self._scratch = max(lengths) + (model.layout.length if length is None else length) + columns
         self._cache = PositionCache(model.backbone.config.num_hidden_layers, self._scratch + columns)
         self._index = torch.arange(self._scratch + columns, device=model.device)
         self._reach = Reach()
@@ -197,8 +200,7 @@ class TransformerSession:
         opening = self._start if first or self._compiled else None
         index = self._index[:visible]
         fed = Fed(tokens, positions, slots, index, mask, self._last, self._shift, opening, self._prefix.state)
-        # The first forward makes the cache's buffers where there was no prompt to fill them.
-        if self._compiled and not first:
+        if self._compiled and self._cache.is_ready:
             self.features, logits = self._compiled(self._cache, fed)
             return logits
         if start is not None and slots.shape[1] == 1:
@@ -245,6 +247,21 @@ class TransformerSession:
     def keep(self, columns: Tensor, positions: Tensor) -> None:
         source = self._fed.gather(1, self._twice(columns))
         self._cache.move(source, self._last + self._twice(positions))
+
+    def refill(self, rows: Tensor, prefix: Prefix) -> None:
+        fresh = TransformerSession(self._model, prefix, self._guidance, columns=0, length=0)
+        twins = len(self._last) // 2 if len(fresh._last) > len(rows) else 0
+        rows = torch.cat([rows, rows + twins]) if twins else rows
+        room = int(fresh._last.max()) + 1 + self._model.layout.length + len(self._index) - self._scratch
+        if (more := room - self._scratch) > 0:
+            self._cache.grow(more)
+            self._scratch += more
+            self._index = torch.arange(len(self._index) + more, device=rows.device)
+        self._cache.put(rows, fresh._cache)
+        self._last[rows], self._shift[rows], self._start[rows] = fresh._last, fresh._shift, fresh._start
+        for held, new in zip(self._prefix.state, fresh._prefix.state, strict=True):
+            held[rows] = new
+        self._fed, self._reach = None, Reach()
 
 
 @lru_cache(maxsize=64)

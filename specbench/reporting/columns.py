@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from specbench import registry, stats
 from specbench.errors import SpecbenchError
+from specbench.reporting.rows import window_of
 
 MISSING = "-"
 
@@ -34,7 +35,7 @@ def number(value: float | None, digits: int = 2) -> str:
         return MISSING
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
-    return f"{value:,.{digits}f}"
+    return f"{value:z,.{digits}f}"
 
 
 def with_interval(value: float | None, low: float | None, high: float | None, digits: int = 2, unit: str = "") -> str:
@@ -96,10 +97,11 @@ _BY_DEPTH = (
     "Acceptance by depth: acceptance at each place of a round, counted from its first draft; on a tree a place is "
     "accepted when one of the siblings tested there is."
 )
+_WINDOW = "Window: tokens fed per target forward, on a tree its nodes and the token before them; ZipAR's number varies."
 _LOSSLESS = "Lossless: every chosen part keeps the joint distribution of the image equal to plain AR sampling."
 
 DECODER = Column("decoder", lambda row: row["label"])
-WINDOW = Column("window", lambda row: str(row["options"].get("window", 1)))
+WINDOW = Column("window", lambda row: str(window_of(row["options"]) or "-"), _WINDOW)
 IMAGES = Column("images", _images)
 
 SPEED = (
@@ -115,6 +117,7 @@ SPEED = (
     Column("step ms", _duration("step_ms"), stats.step_ms),
     Column("latency ms", _duration("latency_ms"), stats.latency_ms),
     Column("end-to-end ms", _duration("latency_e2e_ms"), stats.latency_e2e_ms),
+    Column("over floor", _plain("over_floor", 2, "x"), stats.over_floor),
 )
 
 THROUGHPUT = (
@@ -122,7 +125,8 @@ THROUGHPUT = (
     WINDOW,
     IMAGES,
     *SPEED[3:5],
-    Column("images/s", _plain("throughput", 2), stats.throughput),
+    Column("images per hour", _plain("images_per_hour", 0), stats.images_per_hour),
+    SPEED[-1],
 )
 
 QUALITY = (

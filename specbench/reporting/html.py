@@ -51,17 +51,22 @@ def write_page(folders: Sequence[Path], path: Path, limit: int = PROMPTS) -> Pat
 def page(rows: Sequence[Mapping], limit: int = PROMPTS) -> str:
     """The page of report rows, whose run folders are read again for pictures and plots."""
     found = sections(rows)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("specbench.reporting"), autoescape=True, undefined=jinja2.StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    return environment.get_template("page.html.jinja").render(
+    return template("page.html.jinja").render(
         sections=[_section(section, limit) for section in found],
         definitions=[text.partition(": ")[::2] for text in definitions(found)],
         circumstances=circumstances(rows),
         made=f"specbench {__version__}, {now()[:10]}",
         runs=len(rows),
     )
+
+
+def template(name: str) -> jinja2.Template:
+    """A template of this package, which escapes what it is given."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("specbench.reporting"), autoescape=True, undefined=jinja2.StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template(name)
 
 
 def _section(section: Section, limit: int) -> dict:

@@ -185,7 +185,7 @@ def _interval(key: str, measured: Measured) -> tuple[float | None, float | None]
         return (None, None) if half is None else (row[key] - half, row[key] + half)
     if key in _MEANS:
         timed = rows[rows[_MEANS[key]].notna()]
-        return _bounds(stats.mean_interval(timed[_MEANS[key]], timed["prompt_id"]))
+        return _bounds(stats.ratio_of_totals(timed[_MEANS[key]], [1] * len(timed), timed["prompt_id"]))
     if key in _TOTALS:
         top, bottom = _TOTALS[key]
         return _bounds(stats.ratio_of_totals(rows[top], rows[bottom], prompts))

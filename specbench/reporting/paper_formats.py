@@ -1,4 +1,4 @@
-"""A joined table as text for people (markdown, terminal, LaTeX, HTML) and as rows for programs (csv, json, parquet).
+"""Joined tables as text for people (markdown, LaTeX) and as rows for programs (csv, json, parquet).
 
 For people each row has up to three lines: what the paper printed, what was measured, and the difference.
 """
@@ -6,10 +6,9 @@ For people each row has up to three lines: what the paper printed, what was meas
 from __future__ import annotations
 
 import csv
-import html
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -69,32 +68,10 @@ def latex(joined: PaperTable) -> str:
     )
 
 
-def to_html(joined: PaperTable) -> str:
-    """A `<figure>` to put into a page."""
-    columns = joined.table.columns
-    head = "".join(f'<th scope="col">{html.escape(heading(column))}</th>' for column in columns)
-    body = []
-    for group, members in by_group(joined.lines):
-        if group:
-            body.append(f'<tr><th colspan="{len(columns) + 2}" scope="rowgroup">{html.escape(group)}</th></tr>')
-        for one in members:
-            lines = texts(joined, one)
-            for place, text in enumerate(lines):
-                label = f'<th scope="row" rowspan="{len(lines)}">{html.escape(text.label)}</th>' if place == 0 else ""
-                cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in text.texts)
-                body.append(f'<tr class="{_CLASSES[text.kind]}">{label}<td>{text.kind}</td>{cells}</tr>')
-    notes = "".join(f"<li>{html.escape(text)}</li>" for text in below(joined))
-    return (
-        f'<figure class="paper-table" id="{html.escape(joined.table.name)}">\n'
-        f"<figcaption>{html.escape(joined.heading)}</figcaption>\n<table>\n"
-        f"<thead><tr><th></th><th></th>{head}</tr></thead>\n<tbody>\n" + "\n".join(body) + "\n</tbody>\n</table>\n"
-        f"<ul>{notes}</ul>\n</figure>\n"
-    )
-
-
-def to_json(joined: PaperTable) -> str:
-    """One JSON array, an object per row; `cells` by column name."""
-    return json.dumps(finite(records(joined)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+def to_json(tables: Sequence[PaperTable]) -> str:
+    """One JSON array, an object per row of every table; `cells` by column name."""
+    rows = [row for joined in tables for row in records(joined)]
+    return json.dumps(finite(rows), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def to_csv(joined: PaperTable) -> str:
@@ -118,41 +95,28 @@ def to_parquet(joined: PaperTable) -> bytes:
     return sink.getvalue()
 
 
-FORMATS: Mapping[str, Callable[[PaperTable], str | bytes]] = {
-    "markdown": markdown,
-    "csv": to_csv,
-    "latex": latex,
-    "json": to_json,
-    "html": to_html,
-    "parquet": to_parquet,
-}
+FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 
 
-def render(joined: PaperTable, fmt: str = "markdown") -> str | bytes:
-    """The table in one of `FORMATS`; bytes for parquet.
+def render(tables: Sequence[PaperTable], fmt: str = "markdown") -> str | bytes:
+    """The tables in one of `FORMATS`; bytes for parquet.
 
     Raises:
-        SpecbenchError: unknown format.
+        SpecbenchError: unknown format, or one that holds a single table.
     """
     if fmt not in FORMATS:
         raise unknown_name("format", fmt, FORMATS)
-    return FORMATS[fmt](joined)
-
-
-def together(parts: Sequence[str | bytes], fmt: str) -> str | bytes:
-    """Several tables as one text; json as one array.
-
-    Raises:
-        SpecbenchError: a format that holds one table only.
-    """
-    if len(parts) == 1:
-        return parts[0]
-    if fmt in ("csv", "parquet"):
-        raise SpecbenchError(f"--format {fmt} holds one table", "name one")
     if fmt == "json":
-        rows = [row for part in parts for row in json.loads(part)]
-        return json.dumps(rows, indent=2, ensure_ascii=False) + "\n"
-    return "\n".join(parts)
+        return to_json(tables)
+    if fmt == "html":
+        from specbench.reporting.paper_page import page  # brings matplotlib
+
+        return page(tables)
+    if fmt in ("markdown", "latex"):
+        return "\n".join(map(markdown if fmt == "markdown" else latex, tables))
+    if len(tables) > 1:
+        raise SpecbenchError(f"--format {fmt} holds one table", "name one")
+    return to_csv(tables[0]) if fmt == "csv" else to_parquet(tables[0])
 
 
 def records(joined: PaperTable) -> list[dict[str, object]]:
@@ -260,7 +224,6 @@ def _markdown_line(cells: Sequence[str], escaped: bool = False) -> str:
     return f"| {' | '.join(cells if escaped else map(escape, cells))} |"
 
 
-_CLASSES = {PAPER: "paper", HERE: "measured", DIFFERENCE: "difference"}
 _TEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",

@@ -11,7 +11,8 @@ from specbench import registry, stats
 from specbench.comparable import is_ar
 from specbench.errors import SpecbenchError
 from specbench.folders import runs_in
-from specbench.papers import Case, Column, Row, Table, papers
+from specbench.paper_files import papers
+from specbench.papers import Case, Column, Row, Table
 from specbench.reporting.paper_cells import NOT_SCORED, Cell, Measured, column_fingerprint, make_cell, same_hardware
 from specbench.reporting.rows import Run, nearest_ar, report_row
 
@@ -153,8 +154,8 @@ def _line(
 
 
 def _heading(table: Table) -> str:
-    paper = papers().get(table.paper, {})
-    parts = [paper.get("title", table.paper), " ".join(str(paper[key]) for key in ("venue", "year") if key in paper)]
+    paper = papers()[table.paper]
+    parts = [paper["title"], " ".join(str(paper[key]) for key in ("venue", "year") if key in paper)]
     return f"{table.title} ({', '.join(part for part in parts if part)}, {table.source})"
 
 

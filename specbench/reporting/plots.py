@@ -9,6 +9,7 @@ import io
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import matplotlib as mpl
 import numpy as np
@@ -36,6 +37,37 @@ _STYLE = {
     "axes.edgecolor": _INK, "axes.labelcolor": _INK, "text.color": _INK, "xtick.color": _INK, "ytick.color": _INK,
     "legend.frameon": False, "legend.fontsize": 9, "lines.linewidth": 1.6,
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of a paper's figure, printed or measured: x (a number, or the name of a category) and y."""
+
+    label: str
+    measured: bool
+    points: Sequence[tuple[Estimate | str, Estimate]]
+
+
+def figure_plot(curves: Sequence[Curve], x_label: str, y_label: str) -> str:
+    """A paper's figure: printed values hollow and dashed, measured ones filled and with their intervals."""
+    groups = list(dict.fromkeys(curve.label for curve in curves))
+    with mpl.rc_context(_STYLE):
+        figure, axes = _canvas(f"{y_label} against {x_label}", len(curves))
+        for curve in curves:
+            colour = _colour(1 + groups.index(curve.label))
+            x, y = zip(*curve.points, strict=True)
+            places = [place if isinstance(place, str) else place.value for place in x]
+            numbers = not isinstance(x[0], str)
+            axes.errorbar(
+                places, [value.value for value in y], yerr=_all_bars(y), xerr=_all_bars(x) if numbers else None,
+                fmt="o", ls="-" if curve.measured else "--", color=colour, mfc=colour if curve.measured else "none",
+                ms=5, elinewidth=1, label=_cut(f"{curve.label} {'here' if curve.measured else 'paper'}".strip()),
+            )  # fmt: skip
+        axes.set(xlabel=x_label, ylabel=y_label)
+        if _spans_decades(curves):
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter("{x:g}")
+        return _svg(figure, axes)
 
 
 def pareto_plot(points: Sequence[Point], metric: str, order: Sequence[str]) -> str:
@@ -136,6 +168,16 @@ def _bars(estimate: Estimate) -> list[list[float]] | None:
     if estimate.low is None:
         return None
     return [[max(0.0, estimate.value - estimate.low)], [max(0.0, estimate.high - estimate.value)]]
+
+
+def _all_bars(estimates: Sequence[Estimate]) -> np.ndarray:
+    """Lengths [2, points] below and above each value, 0 where there is no interval."""
+    return np.hstack([np.array(_bars(estimate) or [[0.0], [0.0]]) for estimate in estimates])
+
+
+def _spans_decades(curves: Sequence[Curve]) -> bool:
+    values = [x.value for curve in curves for x, _ in curve.points if not isinstance(x, str)]
+    return bool(values) and 0 < 100 * min(values) <= max(values)
 
 
 def _colour(place: int) -> str:

@@ -15,7 +15,7 @@ speedup_fastest_high, fastest_ar`), `scores` (a list of dicts `metric, value, lo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,10 +27,11 @@ from specbench.comparable import configuration, differences, is_ar
 from specbench.decoding.components import CHOICES
 from specbench.decoding.generation import SPANS
 from specbench.decoding.presets import PRESETS, resolve
+from specbench.decoding.tree_paths import node_paths
 from specbench.folders import runs_in
 from specbench.provenance import describe
 from specbench.records import KEY, SAMPLES
-from specbench.scoring import read_scores
+from specbench.scores import read_scores
 from specbench.store import RunStore
 
 _COLUMNS = (
@@ -151,6 +152,13 @@ def label(decoder: dict) -> str:
     defaults = dict(usual.options) if usual else {}
     changed = {key: value for key, value in options.items() if key != "window" and str(value) != str(defaults.get(key))}
     return " ".join([name, *(f"{key}={value}" for key, value in (choices | changed).items())])
+
+
+def window_of(options: Mapping[str, object]) -> int | None:
+    """Tokens that each target forward is fed, or None if that varies."""
+    if "tree" in options:
+        return 1 + len(node_paths(str(options["tree"])))
+    return None if "rows-window" in options else options.get("window", 1)
 
 
 def _order(row: dict) -> tuple:

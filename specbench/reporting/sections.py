@@ -19,6 +19,7 @@ from specbench.reporting.columns import (
     part_columns,
     score_columns,
 )
+from specbench.reporting.rows import window_of
 
 READING = (
     "speed-up = step compression / (window cost x overhead), "
@@ -110,8 +111,9 @@ def _window_remark(rows: Sequence[Mapping]) -> str | None:
     if not costly:
         return None
     worst = max(costly, key=lambda row: row["window_cost"])
+    fed = window_of(worst["options"]) or "several"
     return (
-        f"A window is not free on this machine: feeding {worst['options'].get('window', 1)} tokens takes "
+        f"A window is not free on this machine: feeding {fed} tokens takes "
         f"{worst['window_cost']:.1f} times as long as feeding one ({worst['label']}), so saving steps is not "
         f"saving as much time."
     )

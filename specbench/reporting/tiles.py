@@ -15,7 +15,8 @@ from specbench import registry
 from specbench.errors import SpecbenchError
 from specbench.records import KEY
 from specbench.reporting.maps import commit_steps, grid_of, origins
-from specbench.scoring import image_values, read_image, read_scores
+from specbench.scores import image_values, read_scores
+from specbench.scoring import read_image
 from specbench.store import RunStore
 
 _COLUMNS = ("prompt", "status", "error", "nfe", "ar_ms", "image", "forced", "committed_step", "accepted")

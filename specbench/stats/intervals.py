@@ -12,6 +12,8 @@ from scipy.special import ndtr, ndtri, stdtrit
 
 LEVEL = 0.975
 BOOTSTRAP_RESAMPLES = 2000
+FEW_UNITS = 8
+"""Fewer clusters than this have too few distinct resamples for a bootstrap to cover."""
 MOST_UNITS = 10_000
 """More clusters than this are resampled in random groups of about equal size, which are as independent."""
 
@@ -28,7 +30,8 @@ class Estimate:
 def ratio_of_totals(
     numerator: Sequence[float], denominator: Sequence[float], cluster: Sequence[Hashable], seed: int = 0
 ) -> Estimate:
-    """Sum over sum with a percentile bootstrap interval that resamples whole clusters; none from fewer than two.
+    """Sum over sum with a percentile bootstrap interval that resamples whole clusters; from fewer than `FEW_UNITS`
+    Student's t of its logarithm instead, and none from fewer than two. Either way a positive ratio has positive bounds.
 
     The percentiles are the expanded ones of Hesterberg ("What teachers should know about the bootstrap", 2015, 3.4),
     which make up for how narrow the bootstrap is with few clusters.
@@ -38,16 +41,7 @@ def ratio_of_totals(
     value = float(totals[:, 0].sum() / totals[:, 1].sum())
     if len(totals) < 2:
         return Estimate(value, None, None)
-    draw = np.random.default_rng(seed)
-    units = _grouped(totals, draw)
-    n, ratios, at_once = len(units), [], max(1, 10**6 // len(units))
-    for start in range(0, BOOTSTRAP_RESAMPLES, at_once):
-        size = (min(at_once, BOOTSTRAP_RESAMPLES - start), n)
-        sums = units[draw.integers(0, n, size)].sum(axis=1)
-        ratios.extend(sums[:, 0] / sums[:, 1])
-    outside = 100 * ndtr(-math.sqrt(n / (n - 1)) * stdtrit(n - 1, LEVEL))
-    low, high = np.percentile(ratios, [outside, 100 - outside])
-    return Estimate(value, float(low), float(high))
+    return Estimate(value, *(_log_t(totals) if len(totals) < FEW_UNITS else _bootstrap(totals, seed)))
 
 
 def mean_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
@@ -92,6 +86,31 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tup
     sums = pd.Series(values - mean).groupby(np.asarray(clusters, dtype=object), sort=False).sum().to_numpy()
     n = len(sums)
     return mean, None if n < 2 else math.sqrt(n / (n - 1) * np.square(sums).sum()) / len(values), n
+
+
+def _log_t(totals: np.ndarray) -> tuple[float | None, float | None]:
+    """Interval of the ratio of the column sums of [clusters, 2], by the delta method; none of a ratio of 0."""
+    n, sums = len(totals), totals.sum(axis=0)
+    if not sums[0]:
+        return None, None
+    relative = totals / sums
+    error = math.sqrt(n / (n - 1) * np.square(relative[:, 0] - relative[:, 1]).sum())
+    factor = math.exp(float(stdtrit(n - 1, LEVEL)) * error)
+    low, high = sorted(float(sums[0] / sums[1]) * by for by in (1 / factor, factor))
+    return low, high
+
+
+def _bootstrap(totals: np.ndarray, seed: int) -> tuple[float, float]:
+    draw = np.random.default_rng(seed)
+    units = _grouped(totals, draw)
+    n, ratios, at_once = len(units), [], max(1, 10**6 // len(units))
+    for start in range(0, BOOTSTRAP_RESAMPLES, at_once):
+        size = (min(at_once, BOOTSTRAP_RESAMPLES - start), n)
+        sums = units[draw.integers(0, n, size)].sum(axis=1)
+        ratios.extend(sums[:, 0] / sums[:, 1])
+    outside = 100 * ndtr(-math.sqrt(n / (n - 1)) * stdtrit(n - 1, LEVEL))
+    low, high = np.percentile(ratios, [outside, 100 - outside])
+    return float(low), float(high)
 
 
 def _grouped(totals: np.ndarray, draw: np.random.Generator) -> np.ndarray:

@@ -85,7 +85,7 @@ def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
 
 def speedup(pairs: pd.DataFrame) -> Estimate:
     """Speed-up: AR's latency over this run's, each summed over the same images (a ratio of totals); the
-    interval is a 95 % bootstrap over prompts.
+    interval is a 95 % bootstrap over prompts, from fewer than eight prompts Student's t of the logarithm.
 
     Equal to step compression / (window cost x overhead), over the paired images.
     """

@@ -84,15 +84,8 @@ class ShapesNetwork(nn.Module):
         total = self.slot_word[slots, ids].sum(1)
         return total + self.mix_out(F.silu(self.mix_in(total)))
 
-    def prefix_embeds(self, ids: Tensor, null: Tensor | None = None) -> Tensor:
-        """Inputs of the caption slots, [R, 16] to [R, 16, d]; the output at the last one predicts image token 0.
-
-        Args:
-            ids: word ids, from `encode` or `null_ids`.
-            null: optional bool [R]; rows to treat as the empty caption.
-        """
-        if null is not None:
-            ids = torch.where(null[:, None], self.null_ids(1), ids)
+    def prefix_embeds(self, ids: Tensor) -> Tensor:
+        """Inputs of the caption slots, [R, 16] to [R, 16, d]; the output at the last one predicts image token 0."""
         embeds = self.llama.embed_tokens(ids + self.codes)
         start = self.slot_embeds(ids)[:, :1]
         return torch.cat([embeds[:, :-1], embeds[:, -1:] + start], dim=1)

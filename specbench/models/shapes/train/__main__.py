@@ -1,20 +1,24 @@
 """`python -m specbench.models.shapes.train`: the tokenizer, the network, the shipped weights, and then the scorers.
 
-Everything goes into one folder and is taken up from there after an interruption. The defaults are the shipped run's.
+Everything goes into one folder and is taken up from there after an interruption. The sizes and lengths that are the
+defaults are those of the shipped weights; what else happened to them is in the model card.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import torch
+
+from specbench.errors import INTERRUPTED
 
 from ..network import WEIGHTS, save
 from .train_ar import Plan, Trainer
 from .train_clip import train_clip
 from .train_features import train_features
-from .train_tokenizer import train_tokenizer
+from .train_tokenizer import STEPS, train_tokenizer
 
 SAMPLING = {"guidance": 3.0, "top_k": 256, "temperature": 1.0}
 
@@ -24,7 +28,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("shapes-training"), help="checkpoints, shards and logs")
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="where the trained weights are written")
     parser.add_argument("--samples", type=int, default=Plan.samples, help="training samples of the network")
-    parser.add_argument("--tokenizer-steps", type=int, default=2400)
+    parser.add_argument("--tokenizer-steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0 for torch's choice")
@@ -34,21 +38,30 @@ def main() -> None:
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
-    if args.scorers_only:
-        return train_scorers(args.out, args.weights, args.seed)
-    tokenizer = train_tokenizer(args.out, args.tokenizer_steps, seed=args.seed, device=args.device).eval()
+    done = train_scorers(args) if args.scorers_only else train_model(args) and (args.export_only or train_scorers(args))
+    if not done:
+        print("stopped, with everything saved: the same command goes on", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def train_model(args: argparse.Namespace) -> bool:
+    """The tokenizer and the network; the weights are written once both are done. Whether they are."""
+    tokenizer = train_tokenizer(args.out, args.tokenizer_steps, seed=args.seed, device=args.device)
+    if tokenizer is None:
+        return False
     plan = Plan(samples=args.samples, seed=args.seed)
-    trainer = Trainer(args.out, tokenizer, plan, args.device, compiled=not args.no_compile)
-    network = trainer.averaged if args.export_only else trainer.run()
-    save(network, tokenizer, {"sampling": SAMPLING, "trained_samples": trainer.samples}, args.weights)
-    if not (args.export_only or trainer.stopped):
-        train_scorers(args.out, args.weights, args.seed)
+    trainer = Trainer(args.out, tokenizer.eval(), plan, args.device, compiled=not args.no_compile)
+    done = args.export_only or trainer.run()
+    if done:
+        extra = {"sampling": SAMPLING, "trained_samples": trainer.samples}
+        save(trainer.averaged, trainer.tokenizer, extra, args.weights)
+    return done
 
 
-def train_scorers(out: Path, weights: Path, seed: int) -> None:
-    """The feature network, then the small CLIP, unless a signal ends the first."""
-    if train_features(out, weights / "features.safetensors", seed=seed):
-        train_clip(out, weights / "clip", seed=seed)
+def train_scorers(args: argparse.Namespace) -> bool:
+    """The feature network, then the small CLIP. Whether both are done."""
+    features = train_features(args.out, args.weights / "features.safetensors", seed=args.seed)
+    return bool(features) and train_clip(args.out, args.weights / "clip", seed=args.seed)
 
 
 if __name__ == "__main__":

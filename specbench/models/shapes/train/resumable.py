@@ -1,4 +1,4 @@
-"""A training loop that can be stopped at any step and taken up again."""
+"""Training that can be stopped at any step and taken up again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -24,12 +25,25 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict) -> object: ...
 
 
+@contextmanager
+def stop_signals() -> Iterator[list[int]]:
+    """While it lasts, SIGTERM and SIGINT (Ctrl-C) are put on the list it gives, for the loop to end when it can."""
+    received: list[int] = []
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    previous = [signal.signal(number, lambda got, _: received.append(got)) for number in numbers]
+    try:
+        yield received
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)
+
+
 def train(
     out: Path, name: str, parts: Mapping[str, Stateful], steps: int, step: Callable[[int], Mapping[str, float]]
 ) -> bool:
     """Call `step` with the numbers 0 to steps - 1, going on after what `out/<name>.pt` holds of `parts`.
 
-    SIGTERM ends it early with everything saved. Means of what `step` returns go to `out/<name>.jsonl`.
+    SIGTERM or Ctrl-C ends it early with everything saved. Means of what `step` returns go to `out/<name>.jsonl`.
 
     Returns:
         Whether all steps are done.
@@ -41,10 +55,8 @@ def train(
         for key, part in parts.items():
             part.load_state_dict(state[key])
         first, spent = state["step"], state["cpu_s"]
-    stopped: list[int] = []
-    previous = signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
     began, sums = time.process_time(), {}
-    try:
+    with stop_signals() as stopped:
         for number in track(range(first, steps), description=name):
             for key, value in step(number).items():
                 sums.setdefault(key, []).append(value)
@@ -60,8 +72,6 @@ def train(
                 os.replace(checkpoint.with_suffix(".part"), checkpoint)
             if stopped:
                 return False
-    finally:
-        signal.signal(signal.SIGTERM, previous)
     return True
 
 

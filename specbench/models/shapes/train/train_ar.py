@@ -9,7 +9,6 @@ The schedule counts samples, so a paused run continues where it was; averaged we
 from __future__ import annotations
 
 import json
-import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from ..scene import COLORS, MAX_COUNT, SHAPES
 from ..tokenizer import GRID, TOKENS, ShapesTokenizer
 from .data import SHARD, WORDINGS, Shard, make_shard
 from .muon import Muon
+from .resumable import stop_signals
 from .sample import held_out_requests, sample_images, score
 
 AUX_LAYER = 4
@@ -46,7 +46,7 @@ class Plan:
         evaluate_every, prompts: samples between detector scores, and captions per score.
     """
 
-    samples: int = 28_800
+    samples: int = 82_000
     batch: int = 16
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
@@ -141,7 +141,7 @@ class Trainer:
             Muon(blocks, lr=plan.muon_lr),
             torch.optim.AdamW(rest, lr=plan.adam_lr, betas=(0.9, 0.95), weight_decay=0.0, foreach=True),
         ]
-        self.samples, self.cpu_s, self.stopped = 0, 0.0, False
+        self.samples, self.cpu_s = 0, 0.0
         self.rng = torch.Generator().manual_seed(plan.seed + 1)
         self.shard_index, self.shard = -1, None
         if (out / "ar.pt").exists():
@@ -163,7 +163,7 @@ class Trainer:
         torch.save(state, self.out / "ar.pt.part")
         (self.out / "ar.pt.part").rename(self.out / "ar.pt")
 
-    def load_shard(self, index: int, keep: bool = True) -> Shard:
+    def load_shard(self, index: int) -> Shard:
         path = self.out / "shards" / f"{index:07d}.pt"
         if path.exists():
             return Shard.load(path)
@@ -253,14 +253,13 @@ class Trainer:
         with open(self.out / "ar.jsonl", "a") as log:
             log.write(json.dumps({"samples": self.samples, "cpu_s": round(self.cpu_s), **row}) + "\n")
 
-    def run(self) -> ShapesNetwork:
-        """Train to the end of the plan, or to SIGTERM, and return the averaged network."""
-        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "stopped", True))
+    def run(self) -> bool:
+        """Train to the end of the plan, or to SIGTERM or Ctrl-C, with everything saved; whether it is the end."""
         columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "samples", TimeRemainingColumn())
-        with Progress(*columns, refresh_per_second=0.2) as progress:
+        with stop_signals() as stopped, Progress(*columns, refresh_per_second=0.2) as progress:
             bar = progress.add_task("ar", total=self.plan.samples, completed=self.samples)
             sums, count = {"nll": 0.0, "aux": 0.0}, 0
-            while self.samples < self.plan.samples and not self.stopped:
+            while self.samples < self.plan.samples and not stopped:
                 began = time.process_time()
                 parts = self.step()
                 sums, count = {k: sums[k] + float(v) for k, v in parts.items()}, count + 1
@@ -272,5 +271,5 @@ class Trainer:
                 if self.samples % self.plan.evaluate_every < self.plan.batch or self.samples >= self.plan.samples:
                     self.checkpoint()
                     self.log(self.evaluate())
-        self.checkpoint()
-        return self.averaged
+            self.checkpoint()
+        return self.samples >= self.plan.samples

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import math
-import time
+from functools import cached_property
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from rich.progress import track
 from torch import Tensor
 
 from ..tokenizer import ShapesTokenizer, to_float
 from .data import render_batch
+from .resumable import train
 
 LEARNING_RATE = 2e-3
 BATCH = 32
 IMAGES = 16_000
+STEPS = 2400
 WARMUP = 100
 CODEBOOK_START = 150
 DECAY = 0.98
@@ -32,6 +32,14 @@ class Codebook:
         self.counts = torch.ones(model.codebook.shape[0], device=model.codebook.device)
         self.sums = model.codebook.clone()
         self.use = torch.zeros_like(self.counts)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averages, and the CPU's random state, from which restarts are drawn there."""
+        return {"counts": self.counts, "sums": self.sums, "use": self.use, "random": torch.get_rng_state()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self.counts, self.sums, self.use = (state[name].to(self.counts.device) for name in ("counts", "sums", "use"))
+        torch.set_rng_state(state["random"])
 
     @torch.no_grad()
     def start(self, flat: Tensor) -> None:
@@ -82,60 +90,56 @@ def losses(model: ShapesTokenizer, images: Tensor, masks: Tensor, quantize: bool
     return loss, (output - target).square().mean().detach(), flat, ids.reshape(-1)
 
 
-def train_tokenizer(out: Path, steps: int = 2400, seed: int = 0, device: str = "cpu") -> ShapesTokenizer:
-    """Train a tokenizer, or take up the checkpoint in `out`; the log is `out/tokenizer.jsonl`."""
-    out.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(seed)
-    model = ShapesTokenizer().to(device, memory_format=torch.channels_last)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: learning_rate(s, steps))
-    codebook = Codebook(model)
-    checkpoint = out / "tokenizer.pt"
-    first = 0
-    if checkpoint.exists():
-        state = torch.load(checkpoint, map_location=device)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        schedule.load_state_dict(state["schedule"])
-        codebook.counts, codebook.sums, codebook.use = state["counts"], state["sums"], state["use"]
-        first = state["step"]
-    if first >= steps:
-        return model
-    data, masks = render_batch(IMAGES, seed + 1)
-    spent = time.process_time()
-    for step in track(range(first, steps), description="tokenizer"):
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        rows = torch.randint(len(data), (BATCH,), generator=generator)
-        pixels, mask = data[rows].to(device), masks[rows].to(device).float() / 255
-        quantize = step >= CODEBOOK_START
-        if step == CODEBOOK_START:
+class TokenizerTrainer:
+    """One step on a batch that depends only on seed and step number."""
+
+    def __init__(self, steps: int, seed: int, device: str):
+        torch.manual_seed(seed)
+        self.steps, self.seed, self.device = steps, seed, device
+        self.model = ShapesTokenizer().to(device, memory_format=torch.channels_last)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01
+        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda s: learning_rate(s, steps))
+        self.codebook = Codebook(self.model)
+
+    @cached_property
+    def data(self) -> tuple[Tensor, Tensor]:
+        """Pictures, and how much of each pixel is covered by objects."""
+        return render_batch(IMAGES, self.seed + 1)
+
+    def step(self, number: int) -> dict[str, float]:
+        images, masks = self.data
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        rows = torch.randint(len(images), (BATCH,), generator=generator)
+        pixels, mask = images[rows].to(self.device), masks[rows].to(self.device).float() / 255
+        quantize = number >= CODEBOOK_START
+        if number == CODEBOOK_START:
             with torch.no_grad():
-                flat = model.latents(data[:256].to(device)).permute(0, 2, 3, 1).reshape(-1, model.codebook.shape[1])
-            codebook.start(flat)
-        loss, mse, flat, ids = losses(model, pixels, mask, quantize)
-        optimizer.zero_grad(set_to_none=True)
+                latents = self.model.latents(images[:256].to(self.device))
+            self.codebook.start(latents.permute(0, 2, 3, 1).reshape(-1, latents.shape[1]))
+        loss, mse, flat, ids = losses(self.model, pixels, mask, quantize)
+        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.schedule.step()
         if quantize:
-            codebook.update(flat, ids, restart=step % RESTART_EVERY == 0 and step < 0.8 * steps)
-        if step % 50 == 0 or step == steps - 1:
-            row = {
-                "step": step,
-                "samples": (step + 1) * BATCH,
-                "loss": round(loss.item(), 5),
-                "psnr_db": round(-10 * math.log10(mse.item() / 4), 2),
-                "cpu_s": round(time.process_time() - spent),
-            }
-            with open(out / "tokenizer.jsonl", "a") as log:
-                log.write(json.dumps(row) + "\n")
-        if step % 500 == 499 or step == steps - 1:
-            modules = {"model": model, "optimizer": optimizer, "schedule": schedule}
-            state = {name: module.state_dict() for name, module in modules.items()}
-            state |= {"counts": codebook.counts, "sums": codebook.sums, "use": codebook.use, "step": step + 1}
-            torch.save(state, checkpoint)
-    return model
+            self.codebook.update(flat, ids, restart=number % RESTART_EVERY == 0 and number < 0.8 * self.steps)
+        return {"loss": loss.item(), "psnr_db": -10 * math.log10(mse.item() / 4)}
+
+
+def train_tokenizer(out: Path, steps: int = STEPS, seed: int = 0, device: str = "cpu") -> ShapesTokenizer | None:
+    """Train, or take up the checkpoint in `out`. The tokenizer once all steps are done, else None."""
+    out.mkdir(parents=True, exist_ok=True)
+    trainer = TokenizerTrainer(steps, seed, device)
+    parts = {
+        "model": trainer.model,
+        "optimizer": trainer.optimizer,
+        "schedule": trainer.schedule,
+        "codebook": trainer.codebook,
+    }
+    return trainer.model if train(out, "tokenizer", parts, steps, trainer.step) else None
 
 
 def learning_rate(step: int, steps: int) -> float:

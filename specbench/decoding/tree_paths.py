@@ -1,0 +1,38 @@
+"""Static trees as text: each node is named by its path, one digit per level, 0 for the child that is drawn first.
+
+Importing this never imports torch.
+"""
+
+from __future__ import annotations
+
+from specbench.errors import SpecbenchError
+
+NAMED = {
+    "chain": "0 00 000 0000 00000",
+    "mc_sim_7b_63": "0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002 00000 00001",
+    "naive_extend_57": "0 1 2 3 4 00 01 02 03 10 11 12 20 21 22 30 31 40 "
+    "000 001 002 003 010 011 012 020 021 022 030 031 100 101 110 200 "
+    "0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 "
+    "00000 00001 00002 00010 00011 00100 00101 00110 00200",
+}
+"""EAGLE-1's static trees."""
+
+
+def node_paths(text: str) -> list[str]:
+    """The nodes of a tree, by depth: one by name, or from paths separated by spaces or commas ("0 1 00" is two children
+    and a grandchild).
+
+    Raises:
+        SpecbenchError: an unreadable path, or a node whose parent or elder sibling is missing.
+    """
+    paths = NAMED.get(text, text).replace(",", " ").split()
+    if not paths or not all(path.isascii() and path.isdigit() for path in paths):
+        names = ", ".join(NAMED)
+        raise SpecbenchError(f"--tree {text}: not a tree", f"valid: {names}, or paths of digits such as '0 1 00'")
+    nodes = sorted(set(paths), key=lambda path: (len(path), path))
+    for path in nodes:
+        elder = path[:-1] + str(int(path[-1]) - 1)
+        for needed in (path[:-1], elder if path[-1] != "0" else path[:-1]):
+            if needed and needed not in nodes:
+                raise SpecbenchError(f"--tree: node {path} stands without node {needed}", "add it to the list")
+    return nodes
