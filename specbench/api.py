@@ -125,6 +125,7 @@ def _execute_together(plans: Sequence[Plan], reporter: Reporter | None) -> RunSu
                 spec = plan.spec(decoder, weights_sha256)
                 specs.append(spec)
                 extras[spec.run_id] = {"origins": plan.origins(planned)} | ({"window_curve": curve} if curve else {})
+                extras[spec.run_id] |= _floor(plan) | ({"memory": dict(plan.memory)} if plan.memory else {})
         return runner.run(executor, specs, first.units, first.out, reporter, extras, first.trace)
 
 
@@ -151,6 +152,15 @@ def _executor(plan: Plan, reporter: Reporter | None) -> Iterator[tuple[Executor,
         if reporter:
             reporter.note(f"{crew.size} workers load {where}")
         yield Pool(crew), None
+
+
+def _floor(plan: Plan) -> dict[str, object]:
+    """The floor of this machine, where it is the one that decodes."""
+    from specbench.floor import floor_facts
+
+    if plan.workers.elsewhere:
+        return {}
+    return {"floor": floor_facts(plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads)}
 
 
 def score(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import platform
 import re
 import shutil
@@ -11,11 +10,17 @@ import sys
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specbench import registry
+from specbench.decoding.presets import resolve
 from specbench.errors import SpecbenchError
+from specbench.memory import footprint, free_memory
 from specbench.models.catalog import Model, find_model, models
 from specbench.plan import available_threads, check_writable
+
+if TYPE_CHECKING:
+    from specbench.devices import Peak
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
 LOW_DISK_GIB = 1.0
@@ -29,6 +34,7 @@ def check(
     random: bool = False,
     tiny: bool = False,
     metrics: Sequence[str] = (),
+    measure: bool = False,
 ) -> list[dict[str, str]]:
     """Rows of `name, status ("ok", "warning" or "missing"), detail, fix`.
 
@@ -36,6 +42,7 @@ def check(
         model: only this model, whose files are then accounted for by name and shape; all models if None.
         out: the results folder to try.
         metrics: these metrics must be ready too.
+        measure: time copies and matrix products of every device here, and keep them for `specbench.floor`.
         weights, revision, random, tiny: see `specbench.models.hub.HubModel.configured`.
 
     Raises:
@@ -49,6 +56,7 @@ def check(
         *_torchvision(),
         *(_model(info, required=bool(named)) for info in named or models().values()),
         *(row for info in named for row in _memory(info)),
+        *_peaks(measure),
         *(row for name in metrics for row in _metric(name)),
         *_plugins(),
         *_disk(out),
@@ -122,6 +130,7 @@ def _memory(info: Model) -> list[dict[str, str]]:
         return []
     where, size = available
     detail = f"about {needed / 2**30:.1f} GiB in {info.dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
+    detail += f"; {_per_image(info)}"
     if needed > size:
         return [_row("memory", WARNING, detail, "another device, or a smaller model")]
     return [_row("memory", OK, detail)]
@@ -132,12 +141,42 @@ def _memory_here() -> tuple[str, int] | None:
         import torch
     except (ImportError, OSError):
         return None
-    if torch.cuda.is_available():
-        return "free on the GPU", torch.cuda.mem_get_info()[0]
+    gpu = torch.cuda.is_available()
+    size = free_memory("cuda" if gpu else "cpu")
+    return None if size is None else ("free on the GPU" if gpu else "of main memory free", size)
+
+
+def _per_image(info: Model) -> str:
+    """What each further image of a batch takes, by AR and by a window of 64."""
+    needs = [footprint(info, resolve(name), info.sampling(), info.dtype) for name in ("ar", "scd-mc")]
+    sizes = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in needs)
+    return f"{sizes} per image in a batch, of it {needs[0].cache / 2**20:,.0f} MiB of keys and values in AR"
+
+
+def _peaks(measure: bool) -> list[dict[str, str]]:
+    """What each device here can do at best, in the number formats models run in."""
     try:
-        return "of main memory free", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
+        import torch
+    except (ImportError, OSError):
+        return []
+    from specbench import devices
+
+    rows = []
+    for device in ("cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))):
+        for threads in sorted({1, available_threads()}) if device == "cpu" else (0,):
+            for dtype in ("float32", "bfloat16"):
+                peak = devices.measure(device, dtype, threads) if measure else devices.find_peak(device, dtype, threads)
+                rows.append(_peak(device, dtype, threads, peak))
+    return rows
+
+
+def _peak(device: str, dtype: str, threads: int, peak: Peak | None) -> dict[str, str]:
+    name = f"peak of {device}, {dtype}" + (f", {threads} thread{'s' if threads > 1 else ''}" if threads else "")
+    if peak is None:
+        return _row(name, OK, "not known, so reports cannot say how far a run is from it", "specbench doctor --measure")
+    large, small = peak.bandwidth(2**40) / 1e9, peak.bandwidth(0) / 1e9
+    cached = f" ({small:,.1f} where a cache holds it)" if small > 1.05 * large else ""
+    return _row(name, OK, f"{large:,.1f} GB/s{cached}, {peak.flops / 1e12:,.3g} TFLOP/s: {peak.source}")
 
 
 def _metric(name: str) -> list[dict[str, str]]:

@@ -1,7 +1,7 @@
 """Files from the network: resumable, checked by digest before anything may use them, never while offline.
 
-A download grows in `<target>.part` and gets its name only when its digest is right, so a file under its name
-is the right one. No torch here.
+A download comes over TLS, grows in `<target>.part`, ends where it becomes larger than it may be, and gets its name only
+when its digest is right, so a file under its name is the right one. No torch here.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import shutil
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ TIMEOUT_S = 30.0
 ATTEMPTS = 4
 PAUSE_S = 1.0
 CHUNK = 1 << 20
+MAX_BYTES = 32 * 2**30
+"""Largest file taken where its size is not known beforehand."""
+_HERE = ("127.0.0.1", "::1", "localhost")
 OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE")
 
 
@@ -156,10 +160,35 @@ def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
             reason = f"the server answers {error.code} {error.reason}"
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             reason = str(getattr(error, "reason", "") or error) or type(error).__name__
+        except _TooLarge:
+            part.unlink()
+            raise SpecbenchError(f"{remote.url} is larger than the {remote.size or MAX_BYTES:,} bytes it may have",
+                                 "the publisher changed it or something stands in between; nothing was kept",
+                                 FAILURE) from None  # fmt: skip
         if attempt == ATTEMPTS:
             raise SpecbenchError(f"{remote.url}: {reason}", "the same command continues what is there", FAILURE)
         gained = part.exists() and part.stat().st_size > before
         time.sleep(PAUSE_S * (1 if gained else attempt))
+
+
+class _TooLarge(Exception):
+    """More comes than there should be."""
+
+
+def _require_tls(url: str) -> None:
+    """Refuse what others on the way could read or change; this machine's own servers may speak plainly."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _HERE):
+        raise SpecbenchError(f"{url}: not an https address", "hand over a copy with --from")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        _require_tls(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_OPENER = urllib.request.build_opener(_Redirects)
 
 
 def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
@@ -167,9 +196,10 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
     start = part.stat().st_size if part.exists() else 0
     if remote.size is not None and start >= remote.size:
         return
+    _require_tls(remote.url)
     headers = {"User-Agent": f"specbench/{__version__}"} | ({"Range": f"bytes={start}-"} if start else {})
     try:
-        response = urllib.request.urlopen(urllib.request.Request(remote.url, headers=headers), timeout=TIMEOUT_S)
+        response = _OPENER.open(urllib.request.Request(remote.url, headers=headers), timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
         if error.code == 416 and start:  # nothing is left to send: the digest decides
             return
@@ -182,8 +212,10 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
         with part.open("ab" if start else "wb") as file:
             done = start
             while chunk := response.read1(CHUNK):
-                file.write(chunk)
                 done += len(chunk)
+                if done > (remote.size or MAX_BYTES):
+                    raise _TooLarge
+                file.write(chunk)
                 if progress:
                     progress(done, total)
         if length and done < start + int(length):

@@ -17,6 +17,8 @@ from specbench.config import RunSpec, Sampling
 from specbench.decoding.components import CHOICES, DRAFTERS
 from specbench.decoding.presets import PRESETS, DecoderSpec, Preset, options_of, resolve
 from specbench.errors import SpecbenchError, unknown_name
+from specbench.folders import read_info, runs_in
+from specbench.memory import settle_batch
 from specbench.models.catalog import Model, find_model
 from specbench.models.heads import find_head, require_head
 from specbench.models.sources import Found
@@ -80,8 +82,8 @@ class Workers:
 class Plan:
     """Everything `specbench.api.execute` needs.
 
-    `chosen` are the prompts of `prompts` that will be generated; `settings` is what the plan was made from; `notes` say
-    what was asked for and cannot be had.
+    `chosen` are the prompts of `prompts` that will be generated; `settings` is what the plan was made from; `memory` is
+    how the batch was reckoned, see `specbench.memory.settle_batch`; `notes` say what was asked for and cannot be had.
     """
 
     model: Model
@@ -103,6 +105,7 @@ class Plan:
     workers: Workers = Workers()
     mode: str = "latency"
     shard: tuple[int, int] = (1, 1)
+    memory: Mapping[str, object] | None = None
 
     @property
     def work(self) -> tuple:
@@ -167,18 +170,22 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
         if (head := dict(decoder.spec.options).get("head")) is not None:
             require_head(head, model.name, model.head)
     workers, shard = plan_workers(values), plan_shard(value["shard"])
-    device = _device(value["device"])
+    if workers.elsewhere and value["batch"] == "auto":
+        raise SpecbenchError(
+            "--batch auto: reckoned for this process only", "leave --workers and --ray away, or give N"
+        )
+    sampling, dtype, device = plan_sampling(model, values), value["dtype"] or model.dtype, _device(value["device"])
     compiled, refusal = compiling.decide(value["compile"], device)
     plan = Plan(
         model=model,
         decoders=tuple(decoders),
-        sampling=plan_sampling(model, values),
+        sampling=sampling,
         prompts=prompts,
         chosen=tuple(chosen),
         samples=value["samples"],
         seed=value["seed"],
         batch=value["batch"],
-        dtype=value["dtype"] or model.dtype,
+        dtype=dtype,
         device=device,
         threads=value["threads"] or max(1, available_threads() // (workers.count or 1)),
         compiled=compiled,
@@ -191,7 +198,31 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
         shard=shard,
     )
     check_writable(plan.out)
-    return plan
+    return plan if workers.elsewhere else _settle_batch(plan)
+
+
+def _settle_batch(plan: Plan) -> Plan:
+    """The plan with a batch that fits into memory; "auto" takes what it took for the same run before."""
+    specs = [planned.spec for planned in plan.decoders]
+    earlier = _earlier_batch(plan) if plan.batch == "auto" else None
+    batch, reckoning = settle_batch(earlier or plan.batch, plan.model, specs, plan.sampling, plan.dtype, plan.device)
+    images = max(1, len(plan.units))
+    if plan.batch == "auto" and not earlier:
+        batch = min(batch, images)
+        reckoning = dict(reckoning or {}) | {"batch": batch, "images": images}
+    return replace(plan, batch=batch, memory=reckoning)
+
+
+def _earlier_batch(plan: Plan) -> int | None:
+    weights = plan.model.weights_sha256()
+    for folder in runs_in(plan.out):
+        info = read_info(folder)
+        batch = info["spec"].get("batch")
+        if "images" in (info.get("memory") or {}) and folder.name in {
+            replace(plan, batch=batch).spec(planned.spec, weights).run_id for planned in plan.decoders
+        }:
+            return batch
+    return None
 
 
 def together(plans: Iterable[Plan]) -> list[list[Plan]]:
@@ -231,10 +262,10 @@ def shard_folder(number: int, shards: int) -> str:
     return f"shard-{number}-of-{shards}" if shards > 1 else ""
 
 
-def _mode(given: str | None, batch: int, workers: Workers, device: str) -> str:
+def _mode(given: str | None, batch: int | str, workers: Workers, device: str) -> str:
     """Latency, unless images share a device with others: then their times say nothing."""
     alone = not workers.elsewhere or (device == "cuda" and given == "latency")
-    if given == "latency" and (batch > 1 or not alone):
+    if given == "latency" and (batch != 1 or not alone):
         raise SpecbenchError(
             "--mode latency: needs one image at a time on a device of its own",
             "--batch 1, and one worker, or a GPU for each",

@@ -120,7 +120,12 @@ _WORK = (
     Setting(Option("ids", "", "only these prompt ids"), _RUN, "ID,...", many=True),
     Setting(Option("samples", 1, "images per prompt", minimum=1, maximum=10**6), _RUN, "N"),
     Setting(Option("seed", 0, "whole number that addresses all noise", minimum=0, maximum=MAX_SEED), _RUN, "N"),
-    Setting(Option("batch", 1, "prompts decoded together; latency means batch 1", minimum=1, maximum=4096), _RUN, "N"),
+    Setting(
+        Option("batch", 1, "images decoded together, auto: as many as fit; latency means 1", minimum=1, maximum=4096),
+        _RUN,
+        "N|auto",
+        words=("auto",),
+    ),
 )
 _WORKERS = (
     Setting(

@@ -32,6 +32,7 @@ class Server:
     statuses: list[int] = field(default_factory=list)
     ranges: bool = True
     stall_s: float = 0.0
+    moved_to: str = "/file"
     asked: list[str | None] = field(default_factory=list)
 
 
@@ -40,7 +41,7 @@ def _handler(server: Server):
         def do_GET(self):
             if self.path.startswith("/moved"):
                 self.send_response(302)
-                self.send_header("Location", "/file")
+                self.send_header("Location", server.moved_to)
                 self.end_headers()
                 return
             wanted = self.headers.get("Range")
@@ -223,3 +224,23 @@ def test_reference_images_are_all_there_or_an_error(server, tmp_path, monkeypatc
 def test_images_are_refused_where_a_set_has_none(cli):
     outcome = cli("prompts", "fetch", "parti", "--images")
     assert outcome.code == 2 and "coco" in outcome.err
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_more_than_there_should_be_ends_the_download(server, tmp_path, monkeypatch, known):
+    monkeypatch.setattr(downloads, "CHUNK", 1000)
+    monkeypatch.setattr(downloads, "MAX_BYTES", 5000)
+    remote = Remote(f"{server.url}/file", published.digest(CONTENT), 5000 if known else None)
+    with pytest.raises(SpecbenchError, match="larger than the 5,000 bytes"):
+        fetch(remote, tmp_path / "file")
+    assert [path.name for path in tmp_path.iterdir()] == [".file.lock"]
+
+
+@pytest.mark.parametrize("url", ["http://example.org/file", "ftp://example.org/file", "file:///etc/passwd"])
+def test_only_tls_is_used(url, tmp_path, server):
+    with pytest.raises(SpecbenchError, match="not an https address"):
+        fetch(Remote(url, ""), tmp_path / "file")
+    server.moved_to = url
+    with pytest.raises(SpecbenchError, match="not an https address|is not allowed"):
+        fetch(Remote(f"{server.url}/moved", ""), tmp_path / "file")
+    assert not (tmp_path / "file").exists()

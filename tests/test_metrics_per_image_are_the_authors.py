@@ -211,6 +211,12 @@ def test_cmmd_is_the_published_distance_less_its_bias(openai_file, monkeypatch, 
     assert score.estimate.value == pytest.approx((published - bias).item(), abs=1e-3)
     assert published > 0.05 and bias > 0.05, "neither part of the comparison is nothing"
     assert score.n == 6 and score.estimate.low < score.estimate.value < score.estimate.high
+    rows["sample"] = 0
+    fewer = rows.iloc[1:].assign(feature=rows["feature"].iloc[:5].to_list())
+    gap, n = metric.difference(rows, fewer)
+    (one,), (other,) = metric.scores(rows.iloc[1:]), metric.scores(fewer)
+    assert gap.value == pytest.approx(one.estimate.value - other.estimate.value) and n == 5
+    assert gap.low < gap.value < gap.high and gap.value != 0
 
 
 def test_compbench_takes_the_cosine_of_the_bare_prompt_of_non_spatial_images(openai_file, monkeypatch):

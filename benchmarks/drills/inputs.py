@@ -434,7 +434,7 @@ def example_head() -> Path:
     from specbench.models.eagle import new_head, save_head
 
     folder = Path(tempfile.mkdtemp(prefix="specbench-fuzz-"))
-    config = LlamaConfig(11, 8, 12, num_hidden_layers=1, num_attention_heads=2)
+    config = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=1, num_attention_heads=2)
     save_head(new_head(config, torch.zeros(11, 8), 0), folder, {})
     return folder
 

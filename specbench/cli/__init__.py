@@ -98,6 +98,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        code = _fail(SpecbenchError(f"{where}{error.strerror or error}", "is the path right?"), debug)
     except Exception as error:
         problem = SpecbenchError(f"{type(error).__name__}: {error}", f"a bug; {_DEBUG} shows where", FAILURE)
         code = _fail(problem, debug)

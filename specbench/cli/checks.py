@@ -30,6 +30,9 @@ def doctor(
     revision: str = typer.Option(None, "--revision", metavar="REF", help="Revision of its hub repository."),
     random_weights: bool = typer.Option(False, "--random-weights", metavar="", help="It will have random weights."),
     scale: str = typer.Option("full", "--scale", metavar="SIZE", help="full or tiny, as for run."),
+    measure: bool = typer.Option(
+        False, "--measure", metavar="", help="Time memory and matrix products here, for the floor that reports show."
+    ),
     metric: list[str] = typer.Option(None, "--metric", metavar="NAME", help="Require this metric to be ready, too."),
 ) -> None:
     from specbench.doctor import MISSING, check
@@ -42,7 +45,7 @@ def doctor(
         raise SpecbenchError(
             "--weights, --revision, --random-weights, --scale: of which model?", "name it with --model"
         )
-    rows = check(model, Path(str(values["out"].value)), weights, revision, random_weights, tiny, metric or ())
+    rows = check(model, Path(str(values["out"].value)), weights, revision, random_weights, tiny, metric or (), measure)
     print_json(rows) if values["json"].value else print_table(rows, ("name", "status", "detail", "fix"))
     missing = dict.fromkeys(row["name"] for row in rows if row["status"] == MISSING)
     if missing:

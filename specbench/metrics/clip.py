@@ -21,7 +21,6 @@ from torch.nn import functional as F
 
 from specbench.metrics import checkpoints
 from specbench.metrics.base import Sample, Score, Settings
-from specbench.metrics.fid import with_influence
 from specbench.metrics.frechet import gaussian_mmd
 from specbench.metrics.front_ends import center256
 from specbench.metrics.openclip import (
@@ -33,7 +32,8 @@ from specbench.metrics.openclip import (
     text_embeddings,
 )
 from specbench.metrics.perimage import PerImageMetric
-from specbench.metrics.reference import ReferenceMetric
+from specbench.metrics.reference import ReferenceMetric, distance_difference, with_influence
+from specbench.stats import Difference
 
 PREFIX = "A photo depicts "
 
@@ -136,9 +136,15 @@ class Cmmd(ReferenceMetric):
         if len(statistics) < 2:
             return []
         images = np.stack(statistics["feature"].to_list())
-        value, influence = gaussian_mmd(images, self.reference_features, self.sigma)
-        estimate = with_influence(self.scale * value, self.scale * influence, statistics["prompt_id"].to_list())
+        estimate = with_influence(*self._distance(images), statistics["prompt_id"].to_list())
         return [Score(self.name, estimate, len(images))]
+
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
+        return distance_difference(features, baseline, self._distance)
+
+    def _distance(self, images: np.ndarray) -> tuple[float, np.ndarray]:
+        value, influence = gaussian_mmd(images, self.reference_features, self.sigma)
+        return self.scale * value, self.scale * influence
 
 
 def versions() -> dict[str, str]:

@@ -14,12 +14,12 @@ import pyarrow as pa
 import torch
 
 from specbench.metrics import checkpoints
-from specbench.metrics.base import Score, Settings, paired_features
+from specbench.metrics.base import Score, Settings
 from specbench.metrics.frechet import Gaussian, frechet_distance, frechet_influence, kid
 from specbench.metrics.front_ends import CROPS, FRONT_ENDS
 from specbench.metrics.inception import FEATURES, Inception, load_inception
-from specbench.metrics.reference import ReferenceMetric
-from specbench.stats import Difference, Estimate, mean_difference, mean_interval
+from specbench.metrics.reference import ReferenceMetric, distance_difference, with_influence
+from specbench.stats import Difference, Estimate
 
 
 class Fid(ReferenceMetric):
@@ -83,16 +83,13 @@ def fid_estimate(images: Gaussian, reference: Gaussian, prompts: Sequence[str]) 
 def fid_difference(
     features: pd.DataFrame, baseline: pd.DataFrame, reference: Gaussian
 ) -> tuple[Difference, int] | None:
-    """FID of one run minus another's over the images both have, and how many those are; the interval is paired."""
-    both = paired_features(features, baseline, "feature")
-    if len(both) < 2:
-        return None
-    mine, theirs = (Gaussian(np.stack(both[column].to_list())) for column in ("feature", "feature_base"))
-    value = frechet_distance(mine, reference) - frechet_distance(theirs, reference)
-    influences = frechet_influence(mine, reference), frechet_influence(theirs, reference)
-    if influences[0] is None:
-        return Difference(value, None, None), len(both)
-    return mean_difference(influences[0] - influences[1], both["prompt_id"], value), len(both)
+    """FID of one run minus another's, as `distance_difference` says it."""
+
+    def measure(images: np.ndarray) -> tuple[float, np.ndarray | None]:
+        own = Gaussian(images)
+        return frechet_distance(own, reference), frechet_influence(own, reference)
+
+    return distance_difference(features, baseline, measure)
 
 
 def few(images: Gaussian) -> str | None:
@@ -100,11 +97,3 @@ def few(images: Gaussian) -> str | None:
     if images.n > images.d:
         return None
     return f"{images.n} images are few for {images.d} features: the distance is too large and has no interval"
-
-
-def with_influence(value: float, influence: np.ndarray, prompts: Sequence[str]) -> Estimate:
-    """A value with the interval that its images' influences give it, whole prompts being the independent units."""
-    around = mean_interval(influence, prompts)
-    if around.low is None:
-        return Estimate(value, None, None)
-    return Estimate(value, value + around.low, value + around.high)

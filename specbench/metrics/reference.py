@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
+import pandas as pd
 
 from specbench.downloads import cache_folder, digest_of
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.metrics.base import Metric, Sample, Settings
+from specbench.metrics.base import Metric, Sample, Settings, paired_features
 from specbench.parts import write_atomically
 from specbench.pictures import pictures_in, read_picture
 from specbench.prompts import public
+from specbench.stats import Difference, Estimate, mean_difference, mean_interval
 
 Extract = Callable[[Sequence[np.ndarray]], np.ndarray]
 """Images uint8 [H, W, 3] of any sizes to features [n, d]."""
@@ -97,6 +99,29 @@ class ReferenceMetric(Metric):
     def reference_features(self) -> np.ndarray:
         """[n, d] of the reference images."""
         return self.reference.features(self.extract, self.feature_identity(), self.batch)
+
+
+def distance_difference(
+    features: pd.DataFrame, baseline: pd.DataFrame, measure: Callable[[np.ndarray], tuple[float, np.ndarray | None]]
+) -> tuple[Difference, int] | None:
+    """The distance of one run's images to the reference minus another's, over the images both have, and how many those
+    are; the interval is paired. `measure` gives of features [n, d] their distance, and each image's influence on it
+    [n] or None."""
+    both = paired_features(features, baseline, "feature")
+    if len(both) < 2:
+        return None
+    (mine, own), (theirs, other) = (measure(np.stack(both[column].to_list())) for column in ("feature", "feature_base"))
+    if own is None:
+        return Difference(mine - theirs, None, None), len(both)
+    return mean_difference(own - other, both["prompt_id"], mine - theirs), len(both)
+
+
+def with_influence(value: float, influence: np.ndarray, prompts: Sequence[str]) -> Estimate:
+    """A value with the interval that its images' influences give it, whole prompts being the independent units."""
+    around = mean_interval(influence, prompts)
+    if around.low is None:
+        return Estimate(value, None, None)
+    return Estimate(value, value + around.low, value + around.high)
 
 
 def kept_features(key: object, compute: Callable[[], np.ndarray]) -> np.ndarray:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from specbench import registry
 from specbench.config import Sampling
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
-from specbench.models.hub import HubModel
+from specbench.models.hub import BYTES, HubModel
+from specbench.models.size import Size, llama_size
 from specbench.models.zoo import MODELS
 
 if TYPE_CHECKING:
@@ -62,17 +63,34 @@ class ModelInfo:
             )
         return self
 
+    @property
+    def size(self) -> Size | None:
+        """What a forward reads and computes; None unless the configuration has the sizes of a Llama."""
+        network = self._read_config()["network"]
+        names = ("width", "inner", "layers", "heads", "codes")
+        return llama_size(*(network[name] for name in names)) if all(name in network for name in names) else None
+
+    @property
+    def stream(self) -> int:
+        """Stream slots of one image."""
+        return self.tokens
+
+    def fixed_bytes(self, dtype: str | None = None) -> int:
+        """Weights in memory at most: files of half precision, as the package's are, held in full."""
+        return 2 * sum(path.stat().st_size for path in self.weights)
+
     def memory_bytes(self, dtype: str | None = None, batch: int = 1) -> int | None:
-        """What is held while decoding; None where nobody has counted."""
-        return None
+        """What is held while decoding with guidance; None where nobody has counted."""
+        kv = self.kv_bytes(dtype)
+        return None if kv is None else self.fixed_bytes(dtype) + 2 * batch * (self.stream + 256) * kv
 
     def step_bytes(self, dtype: str | None = None) -> int | None:
         """Weight bytes that one forward reads; None where nobody has counted."""
-        return None
+        return self.size and self.size.weights * BYTES[dtype or self.dtype]
 
     def kv_bytes(self, dtype: str | None = None) -> int | None:
         """Cache bytes of one token of one row; None where nobody has counted."""
-        return None
+        return self.size and self.size.kv * BYTES[dtype or self.dtype]
 
     def load(self, device: str, dtype: str | None = None) -> ImageModel:
         """The model, ready to decode."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from specbench.config import Sampling
 from specbench.errors import SpecbenchError
+from specbench.models.size import Size
 from specbench.models.sources import Found, Source, fetch, find, is_folder
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class HubModel:
         parameters: of the language model.
         step_parameters: of those, what one forward reads: no input embedding, image rows of the head only.
         kv_numbers: numbers cached per token and row.
+        attention_numbers: width of the queries, summed over layers.
         other_bytes: image decoder and text encoder in memory.
         weights: folder or hub id that takes the place of `source`.
         revision: of the hub repository.
@@ -55,6 +57,7 @@ class HubModel:
     parameters: int
     step_parameters: int
     kv_numbers: int
+    attention_numbers: int
     other_bytes: int
     companions: tuple[Source, ...] = ()
     patch: int = 16
@@ -120,6 +123,11 @@ class HubModel:
         """The sampling the model is meant to be used with."""
         return self.defaults
 
+    @property
+    def size(self) -> Size | None:
+        """What a forward reads and computes; None at tiny scale, whose sizes vary."""
+        return None if self.tiny else Size(self.step_parameters, self.kv_numbers, self.attention_numbers)
+
     def step_bytes(self, dtype: str | None = None) -> int | None:
         """Weight bytes that one forward reads, however wide its window; None at tiny scale, whose sizes vary."""
         return None if self.tiny else self.step_parameters * BYTES[dtype or self.dtype]
@@ -132,8 +140,11 @@ class HubModel:
         """Weights, cache with guidance, image decoder and text encoder while decoding; None at tiny scale."""
         if self.tiny:
             return None
-        cache = 2 * batch * (self.stream + 256) * self.kv_bytes(dtype)
-        return self.parameters * BYTES[dtype or self.dtype] + cache + self.other_bytes
+        return self.fixed_bytes(dtype) + 2 * batch * (self.stream + 256) * self.kv_bytes(dtype)
+
+    def fixed_bytes(self, dtype: str | None = None) -> int:
+        """Weights, image decoder and text encoder in memory."""
+        return self.parameters * BYTES[dtype or self.dtype] + self.other_bytes
 
     @property
     def ready(self) -> bool:

@@ -48,6 +48,7 @@ def _lumina(name: str, side: int, size: int) -> HubModel:
         parameters=7_013_666_816,
         step_parameters=6_510_350_336,
         kv_numbers=2 * 32 * 4096,
+        attention_numbers=32 * 4096,
         other_bytes=165_831_180,
     )
 
@@ -65,6 +66,7 @@ def _llamagen(name: str, side: int, file: str) -> HubModel:
         parameters=777_923_840,
         step_parameters=752_446_720,
         kv_numbers=2 * 36 * 1280,
+        attention_numbers=36 * 1280,
         other_bytes=170_332_684 + 2_447_054_848,
     )
 
@@ -84,6 +86,7 @@ MODELS = (
         parameters=7_013_666_816,
         step_parameters=6_510_350_336,
         kv_numbers=2 * 32 * 4096,
+        attention_numbers=32 * 4096,
         other_bytes=165_831_180,
     ),
     _llamagen("llamagen", 16, "t2i_XL_stage1_256.pt"),
@@ -104,6 +107,7 @@ MODELS = (
         parameters=1_485_053_952,
         step_parameters=1_275_207_680,
         kv_numbers=2 * 24 * 2048,
+        attention_numbers=24 * 2048,
         other_bytes=85_166_342,
     ),
     HubModel(
@@ -123,6 +127,7 @@ MODELS = (
         parameters=551_140_224,
         step_parameters=415_242_112,
         kv_numbers=2 * 24 * 128,
+        attention_numbers=24 * 14 * 64,
         other_bytes=135_000_000,
     ),
     HubModel(
@@ -138,6 +143,7 @@ MODELS = (
         parameters=8_492_011_520,
         step_parameters=7_113_805_824,
         kv_numbers=2 * 32 * 8 * 128,
+        attention_numbers=32 * 32 * 128,
         other_bytes=645_007_932,
     ),
 )

@@ -1,16 +1,16 @@
 """One report row per run: a flat dict of everything a table can show. Missing is None; infinite stays
 infinite.
 
-Keys: `run_id, folder, model, decoder, label, lossless, options` (every option in force), `setting` (dtype,
-device, threads, batch, seed, prompts, weights and sampling), `n, failed`, the numbers named after functions
-of `specbench.stats` (`nfe, step_compression, latency_ms, latency_e2e_ms, step_ms, throughput, acceptance,
-acceptance_by_offset, rounds, acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth,
-theorem2_bound, top1, logp_mean, logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`; of traced
-images `draft_tv, draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low,
-speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline, speedup_note`), with the
-fastest AR configuration (`speedup_fastest, speedup_fastest_low,
-speedup_fastest_high, fastest_ar`), `scores` (a list of dicts `metric, value, low, high, n, fingerprint`),
-`environment` (machine and versions, a line each) and `load` (load average at the start of each invocation).
+Keys: `run_id, folder, model, decoder, label, lossless, options` (every option in force), `setting` (dtype, device,
+threads, batch, seed, prompts, weights and sampling), `n, failed`, the numbers named after functions of
+`specbench.stats` (`nfe, step_compression, latency_ms, latency_e2e_ms, step_ms, throughput, images_per_hour,
+over_floor, acceptance, acceptance_by_offset, rounds, acceptance_length, draft_ms, acceptance_by_sibling,
+draft_tv_by_depth, theorem2_bound, top1, logp_mean, logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`; of
+traced images `draft_tv, draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low,
+speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR
+configuration (`speedup_fastest, speedup_fastest_low, speedup_fastest_high, fastest_ar`), `scores` (a list of dicts
+`metric, value, low, high, n, fingerprint`), `floor` (see `specbench.floor.floor_facts`), `environment` (machine and
+versions, a line each) and `load` (load average at the start of each invocation).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from specbench.scores import read_scores
 from specbench.store import RunStore
 
 _COLUMNS = (
-    *("status", "nfe", "batch", "tested", "accepted", "facts", *stats.LISTS),
+    *("status", "nfe", "batch", "drafted", "tested", "accepted", "facts", *stats.LISTS),
     *(f"{span}_ms" for span in (*SPANS, "ar", "e2e")),
 )
 
@@ -117,6 +117,9 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "latency_e2e_ms": stats.latency_e2e_ms(rows),
         "step_ms": stats.step_ms(rows),
         "throughput": stats.throughput(rows) if spec["batch"] > 1 else None,
+        "images_per_hour": stats.images_per_hour(rows) if spec["batch"] > 1 else None,
+        "over_floor": stats.over_floor(rows, info.get("floor")),
+        "floor": info.get("floor"),
         **_against_ar(run, ar_runs),
         **_against_fastest(run, ar_runs),
         "acceptance": stats.acceptance(rows),

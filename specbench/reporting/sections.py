@@ -66,7 +66,15 @@ def definitions(found: Sequence[Section]) -> list[str]:
 def circumstances(rows: Sequence[Mapping]) -> list[str]:
     """The machines and versions behind the rows, and how busy they were."""
     machines = dict.fromkeys(line for row in rows for line in row["environment"])
-    return [f"Measured on {line}." for line in machines] + _load(rows)
+    floors = dict.fromkeys(_floor(row["floor"]) for row in rows if row["floor"])
+    return [f"Measured on {line}." for line in machines] + list(floors) + _load(rows)
+
+
+def _floor(floor: Mapping) -> str:
+    return (
+        f"Floor of {floor['device']}: {floor['bytes_per_s'] / 1e9:,.1f} GB/s, {floor['flops'] / 1e12:,.3g} TFLOP/s "
+        f"({floor['source']})."
+    )
 
 
 def _section(runs: list[Mapping]) -> Section:

@@ -21,6 +21,7 @@ from specbench.stats.drafts import (
     theorem2_bound,
     with_facts,
 )
+from specbench.stats.floor import floor_ms, over_floor
 from specbench.stats.intervals import (
     Estimate,
     mean_interval,
@@ -31,6 +32,7 @@ from specbench.stats.intervals import (
 from specbench.stats.significance import Difference, holm, mean_difference, prompts_needed, speed_difference
 from specbench.stats.speed import (
     SpeedUp,
+    images_per_hour,
     latency_e2e_ms,
     latency_ms,
     nfe,
@@ -48,7 +50,8 @@ from specbench.stats.tokens import TokenStats, logp_mean, logp_std, nll_gap, per
 
 __all__ = [
     "LISTS", "condense",
-    "nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput",
+    "nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput", "images_per_hour",
+    "over_floor", "floor_ms",
     "SpeedUp", "paired", "speed_up", "speedup", "step_ratio", "window_cost", "overhead",
     "TokenStats", "token_stats", "logp_mean", "logp_std", "perplexity", "nll_gap", "top1",
     "with_facts", "rounds", "acceptance_length", "draft_ms", "acceptance_by_sibling", "draft_tv_by_depth",

@@ -44,6 +44,13 @@ def throughput(rows: pd.DataFrame) -> float | None:
     return ratio(len(rows), seconds)
 
 
+def images_per_hour(rows: pd.DataFrame) -> float | None:
+    """Images per hour: 3,600 s over the mean share of an image in the time of its batch, prompt encoding and rendering
+    included."""
+    pace = throughput(rows)
+    return pace and 3600 * pace
+
+
 @dataclass(frozen=True)
 class SpeedUp:
     """A paired speed-up and its factors: `total.value == steps / (window_cost * overhead)` exactly.

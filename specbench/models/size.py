@@ -1,0 +1,39 @@
+"""What one forward of a transformer reads and computes, counted from its shape. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Size:
+    """Numbers, whatever their format.
+
+    Attributes:
+        weights: parameters that one forward reads: no input embedding, image rows of the head only.
+        kv: numbers cached per token and row.
+        attention: width of the queries, summed over layers.
+    """
+
+    weights: int
+    kv: int
+    attention: int
+
+    def read(self, forwards: float, rows: int, visible: float) -> float:
+        """Numbers read by `forwards` whose columns see `visible` cached tokens, summed over forwards, in each row."""
+        return forwards * self.weights + rows * visible * self.kv
+
+    def operations(self, columns: float, rows: int, seen: float) -> float:
+        """Floating-point operations of the matrix products of `columns` a row that see `seen` tokens, both summed over
+        forwards: a multiplication and an addition per weight, and per number of each query's keys and values."""
+        return rows * (2 * columns * self.weights + 4 * seen * self.attention)
+
+
+def llama_size(
+    hidden: int, inner: int, layers: int, heads: int, outputs: int, kv_heads: int | None = None, head: int | None = None
+) -> Size:
+    """The size of a Llama with a linear head of `outputs`; `head` is the width of an attention head."""
+    head = head or hidden // heads
+    queries, keys = heads * head, (kv_heads or heads) * head
+    layer = 2 * hidden * (queries + keys) + 3 * hidden * inner + 2 * hidden
+    return Size(layers * layer + hidden + hidden * outputs, 2 * layers * keys, layers * queries)
