@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from specbench.models.attention import use_grouped_attention
 from specbench.models.base import DraftPrompt, TokenLayout, Tree
 from specbench.models.cache import BLOCK, PositionCache, Reach
 from specbench.models.compiled import CompiledStep, compiled_step
@@ -101,6 +102,7 @@ class TransformerModel:
         return prompt
 
     def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
+        use_grouped_attention(self.backbone)
         return TransformerSession(self, prefix, guidance, columns)
 
     def compile(self) -> None:
