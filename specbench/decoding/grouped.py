@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.context import Context
-from specbench.decoding.sampling import neighbours_in_rank, rank, rank_keys
+from specbench.decoding.sampling import rank, rank_kept
 from specbench.decoding.verifiers import RatioTest, Verdict, Window, drift
 from specbench.errors import SpecbenchError
 
@@ -25,7 +25,6 @@ class Grouped(RatioTest):
         self._d, self._delta, self._rank_by, self._descending = d, delta, cluster, order == "descending"
         half = G // 2
         last = half + 1 if bounds == "inclusive" else max(half, 1)
-        self._before, self._after = half, last - 1
         self._offsets = torch.arange(-half, last, device=context.device)
         self._codebook = context.codebook
         self._nearest = _nearest(context.codebook, G) if cluster == "embedding" else None
@@ -57,9 +56,9 @@ class Grouped(RatioTest):
             others = self._nearest[x.clamp(max=len(self._nearest) - 1)][..., 1:]
             ids = torch.cat([x[..., None], others], dim=-1)
             return ids, torch.ones_like(ids, dtype=torch.bool)
+        if x.shape[-1] == 1 and self._rank_by == "target":
+            return self._slice_of_kept(p, x)
         weights = p if self._rank_by == "target" else q
-        if x.shape[-1] == 1:
-            return self._slice_of_one(weights, x)
         order = rank(weights, self._descending)
         place_of = torch.empty_like(order).scatter_(
             -1, order, torch.arange(p.shape[-1], device=p.device).expand(p.shape)
@@ -69,13 +68,15 @@ class Grouped(RatioTest):
         place = place.clamp(0, p.shape[-1] - 1)
         return order.gather(-1, place.flatten(-2)).view(place.shape), valid
 
-    def _slice_of_one(self, weights: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The same around a single candidate [..., 1], which takes no sorting."""
-        keys = rank_keys(weights, self._descending)
-        found = neighbours_in_rank(keys, keys.gather(-1, x), self._before, self._after)
-        ids = torch.cat([x, torch.where(found < 0, x, found & 0xFFFFFFFF)], dim=-1)
-        valid = torch.nn.functional.pad(found >= 0, (1, 0), value=True)
-        return ids[..., None, :], valid[..., None, :]
+    def _slice_of_kept(self, p: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same around one candidate [..., 1] among the tokens of p > 0, as no others count; itself elsewhere."""
+        order = rank_kept(p, self._descending)
+        here = order == x
+        place = here.int().argmax(-1, keepdim=True) + self._offsets
+        ids = order.gather(-1, place.clamp(0, order.shape[-1] - 1))
+        valid = here.any(-1, keepdim=True) & (place >= 0) & (place < order.shape[-1]) & (ids >= 0)
+        own = self._offsets == 0
+        return torch.where(valid, ids, x)[..., None, :], (valid | own)[..., None, :]
 
     def _close(self, ids: Tensor, x: Tensor) -> Tensor:
         """Whether members lie within d of x, in squared Euclidean distance of codebook rows."""

@@ -21,7 +21,7 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
     if 0 < sampling.top_k < logits.shape[-1]:
         # Shifting costs nothing, softmax being blind to it, and lets one fused threshold do the masking.
         shifted = logits - kth_largest(logits, sampling.top_k)
-        logits = torch.nn.functional.threshold(shifted, -torch.finfo(shifted.dtype).tiny, -torch.inf)
+        logits = torch.nn.functional.threshold_(shifted, -torch.finfo(shifted.dtype).tiny, -torch.inf)
     if sampling.top_p < 1.0:
         ranked, order = logits.softmax(-1).sort(dim=-1, descending=True)
         # A token stays while the mass strictly before it is below top_p, so the first always stays.
@@ -39,41 +39,36 @@ def kth_largest(values: Tensor, k: int) -> Tensor:
     return torch.from_numpy(np.partition(values.numpy(), place, axis=-1)[..., place : place + 1].copy())
 
 
-def rank_keys(probabilities: Tensor, descending: bool = False) -> Tensor:
-    """[..., V] int64 that rise with `probabilities` [..., V] (not negative), or fall, ties by id: the low 32 bits."""
-    # The bits of a non-negative float32 order as it does, so one integer settles value and tie.
-    bits = probabilities.float().view(torch.int32).long()
-    return (0x7FFFFFFF - bits if descending else bits) << 32 | torch.arange(bits.shape[-1], device=bits.device)
-
-
 def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
     """[..., V] ids sorted by `probabilities` [..., V] (not negative), ties by id."""
-    keys = rank_keys(probabilities, descending)
+    # The bits of a non-negative float32 order as it does, so one integer sort of (bits, id) settles value and tie.
+    bits = probabilities.float().view(torch.int32).long()
+    keys = (0x7FFFFFFF - bits if descending else bits) << 32 | torch.arange(bits.shape[-1], device=bits.device)
     ordered = (
         torch.from_numpy(np.sort(keys.numpy(), axis=-1)) if keys.device.type == "cpu" else keys.sort(dim=-1).values
     )
     return ordered & 0xFFFFFFFF
 
 
-def neighbours_in_rank(keys: Tensor, own: Tensor, before: int, after: int) -> Tensor:
-    """[..., before + after] the `rank_keys` right before and right after `own` [..., 1] among `keys` [..., V], in any
-    order; -1 where there are no so many."""
-    lower = torch.where(keys < own, keys, -1)
-    higher = torch.where(keys > own, _TOP - keys, -1)
-    found = _largest(higher, after)
-    return torch.cat([_largest(lower, before), torch.where(found < 0, -1, _TOP - found)], dim=-1)
-
-
-_TOP = torch.iinfo(torch.int64).max
-"""No key is above it."""
-
-
-def _largest(keys: Tensor, k: int) -> Tensor:
-    """[..., k] the k largest of `keys` [..., V], in any order; fewer where V is smaller."""
-    k = min(k, keys.shape[-1])
-    if keys.device.type != "cpu" or not k:
-        return keys.topk(k, dim=-1, sorted=False).values
-    return torch.from_numpy(np.partition(keys.numpy(), -k, axis=-1)[..., -k:].copy())
+def rank_kept(probabilities: Tensor, descending: bool = False) -> Tensor:
+    """[..., K] `rank` of the tokens of positive probability alone; shorter rows are filled up with -1, where those of
+    probability zero would stand.
+    """
+    if probabilities.device.type != "cpu":
+        order = rank(probabilities, descending)
+        return torch.where(probabilities.gather(-1, order) > 0, order, -1)
+    flat = probabilities.reshape(-1, probabilities.shape[-1]).numpy()
+    entry = np.flatnonzero(flat > 0)
+    row, token = np.divmod(entry, flat.shape[1])
+    count = np.bincount(row, minlength=len(flat))
+    place = np.arange(len(row)) - np.repeat(count.cumsum() - count, count)
+    bits = flat.reshape(-1)[entry].view(np.int32).astype(np.int64)
+    keys = np.full((len(flat), max(count.max(initial=0), 1)), -1 if not descending else np.iinfo(np.int64).max)
+    keys[row, place] = (0x7FFFFFFF - bits if descending else bits) << 32 | token
+    keys.sort(axis=-1)
+    kept = np.arange(keys.shape[1]) < count[:, None]
+    ids = np.where(kept if descending else kept[:, ::-1], keys & 0xFFFFFFFF, -1)
+    return torch.from_numpy(ids).view(*probabilities.shape[:-1], -1)
 
 
 class Target:
@@ -121,33 +116,16 @@ def without(law: Tensor, tokens: Tensor) -> Tensor:
 def entropy(p: Tensor) -> Tensor:
     """[...] entropy in nats of p [..., V]."""
     # Not torch.special.entr, which takes one number at a time.
-    return -(p * p.clamp(min=torch.finfo(p.dtype).tiny).log()).sum(-1)
-
-
-_RUN = 64
-"""Neighbouring tokens that `draw` adds up first; sums take vectors, running sums one number at a time."""
+    return p.clamp(min=torch.finfo(p.dtype).tiny).log_().mul_(p).sum(-1).neg_()
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """[...] tokens from unnormalised `weights` [..., V] by inversion of `uniform` [...] in (0, 1)."""
-    vocab = weights.shape[-1]
-    runs = torch.nn.functional.pad(weights, (0, -vocab % _RUN)).unflatten(-1, (-1, _RUN))
-    mass = runs.sum(-1).cumsum(-1)
-    point = _below(uniform * mass[..., -1], mass[..., -1])
-    run = _first_above(mass, point)
-    left = point - at(torch.nn.functional.pad(mass, (1, 0)), run)
-    within = runs.gather(-2, run[..., None, None].expand(*run.shape, 1, _RUN)).squeeze(-2).cumsum(-1)
-    return (run * _RUN + _first_above(within, _below(left, within[..., -1]))).clamp(max=vocab - 1)
-
-
-def _below(point: Tensor, total: Tensor) -> Tensor:
-    """`point` in float32, below `total`: rounding may lift it there, where no token's mass exceeds it."""
-    return torch.minimum(point.float(), torch.nextafter(total, torch.zeros_like(total)))
-
-
-def _first_above(mass: Tensor, point: Tensor) -> Tensor:
-    """[...] first place at which the rising `mass` [..., n] exceeds `point` [...]: never one that adds nothing."""
-    return torch.searchsorted(mass, point[..., None], right=True).squeeze(-1).clamp(max=mass.shape[-1] - 1)
+    mass = weights.cumsum(-1)
+    total = mass[..., -1]
+    # Rounding may lift uniform * total to total itself, which no token's mass exceeds.
+    point = torch.minimum((uniform * total).float(), torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(mass, point[..., None], right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
 
 
 def run_race(weights: Tensor, race: Tensor) -> Tensor:
