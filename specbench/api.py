@@ -296,6 +296,7 @@ def _choose_window(
     model: ImageModel | None, plan: Plan, decoder: DecoderSpec, reporter: Reporter | None
 ) -> tuple[DecoderSpec, list[dict] | None]:
     """The decoder with the window measured to be the fastest, or with the one chosen by an earlier call."""
+    from specbench.reporting.card import window_told
     from specbench.window import choose_window, with_window
 
     if earlier := _earlier_choice(plan, decoder, model.weights_sha256 if model else plan.model.weights_sha256()):
@@ -306,8 +307,9 @@ def _choose_window(
         )
     window, curve = choose_window(model, plan.chosen, decoder, plan.sampling, plan.seed)
     if reporter:
-        tried = ", ".join(f"{point['window']}: {point['latency_ms']:.0f} ms" for point in curve)
-        reporter.note(f"{decoder.name}: window {window} is the fastest here ({tried})")
+        for point in curve:
+            reporter.note(f"{decoder.name}, window {point['window']}: {window_told(point)}")
+        reporter.note(f"{decoder.name}: window {window} is the fastest here")
     return with_window(decoder, window), curve
 
 

@@ -85,13 +85,27 @@ def read_table(path: Path) -> Table:
         if empty:
             raise _wrong(file, field, "empty")
     notes, axes = content.get("notes", []), content.get("axes", {})
-    for field, texts in (("notes", notes), ("axes", axes.values())):
-        if not all(isinstance(text, str) for text in texts):
-            raise _wrong(file, field, "not text")
+    if not all(isinstance(note, str) for note in notes):
+        raise _wrong(file, "notes", "not text")
+    _check_axes(axes, names, file)
     return Table(
         content["name"], content["paper"], content["source"], content["title"], content.get("hardware"),
         tuple(notes), axes, columns, rows,
     )  # fmt: skip
+
+
+def _check_axes(axes: Mapping[str, object], columns: Sequence[str], file: str) -> None:
+    if axes and set(axes) != {"x", "y"}:
+        raise _wrong(file, "axes", "x and y are needed, and nothing else")
+    for axis, value in axes.items():
+        kind, colon, _ = str(value).partition(":")
+        if axis == "x" and (value == "model" or (colon and kind in ("option", "sampling"))):
+            continue
+        if value not in columns:
+            known = [*columns, *(("model", "option:NAME", "sampling:NAME") if axis == "x" else ())]
+            raise _wrong(
+                file, f"axes.{axis}", str(unknown_name("axis" if axis == "x" else "column", str(value), known))
+            )
 
 
 def _column(entry: object, protocol: str | None, file: str, place: str) -> Column:

@@ -29,9 +29,10 @@ def choose_window(
     """The window with the lowest latency on the pilots, and the curve it was chosen from.
 
     The curve has one dict per window tried, beginning with AR as window 1: `window`, `step_compression` (tokens per
-    target forward), `window_cost` (milliseconds per target forward over AR's), `overhead` (latency over target-forward
-    time, over AR's) and `latency_ms` per image. Windows are tried in growing order until two in a row are slower than
-    the best.
+    target forward), `acceptance` (drafts accepted over tested ones, None without any), `window_cost` (milliseconds
+    per target forward over AR's), `overhead` (latency over target-forward time, over AR's), `latency_ms` per image
+    and `speed_up` over AR, which is step compression over window cost and overhead. Windows are tried in growing
+    order until two in a row are slower than the best.
 
     Raises:
         SpecbenchError: the decoder has no window, or a pilot failed.
@@ -78,13 +79,16 @@ def _measure(
 
 def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation]) -> dict[str, float]:
     forward_ms, overhead, latency_ms = _costs(images)
-    ar_forward_ms, ar_overhead, _ = _costs(ar)
+    ar_forward_ms, ar_overhead, ar_latency_ms = _costs(ar)
+    tested = sum(int(image.tested.sum()) for image in images)
     return {
         "window": window,
         "step_compression": sum(image.committed for image in images) / sum(image.nfe for image in images),
+        "acceptance": sum(int(image.accepted.sum()) for image in images) / tested if tested else None,
         "window_cost": forward_ms / ar_forward_ms,
         "overhead": overhead / ar_overhead,
         "latency_ms": latency_ms,
+        "speed_up": ar_latency_ms / latency_ms,
     }
 
 

@@ -2,6 +2,8 @@
 can be told from a badly trained one."""
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +18,9 @@ from specbench.decoding.loop import Request, decode
 from specbench.decoding.presets import resolve
 from specbench.decoding.sampling import Target
 from specbench.errors import SpecbenchError
+from specbench.models.base import TokenLayout
 from specbench.models.eagle import head_for, load_head, new_head, save_head
+from specbench.models.enumerable import EnumerableModel
 from specbench.models.heads import head_in
 from specbench.models.transformer import Prefix
 from specbench.training import head as training
@@ -280,3 +284,28 @@ def test_drafting_needs_a_head(model, monkeypatch):
     with pytest.raises(SpecbenchError, match="no draft head") as missing:
         decode(model, [Request("a", "a")], resolve("eagle"), GUIDED, 0, False)
     assert missing.value.exit_code == 5
+
+
+@pytest.mark.parametrize("name", ["eagle", "cool-sd", "lantern++"])
+def test_a_round_reads_the_device_once(name, monkeypatch):
+    """Every other read belongs to the whole image. Branches that a GPU takes are taken here."""
+    model = EnumerableModel(TokenLayout.with_row_ends(2, 3, 4), ("a",), seed=0)
+    reads = []
+    for read in ("__int__", "__bool__", "__float__", "__index__", "item", "tolist", "nonzero"):
+        honest = getattr(torch.Tensor, read)
+
+        def noted(tensor, *arguments, _honest=honest):
+            caller = sys._getframe(1)
+            reads.append((Path(caller.f_code.co_filename).name, caller.f_lineno))
+            return _honest(tensor, *arguments)
+
+        monkeypatch.setattr(torch.Tensor, read, noted)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    counts = []
+    for seed in range(6):
+        reads.clear()
+        (row,) = decode(model, [Request("a", "a")], resolve(name), Sampling(guidance=1.0), seed, render=False)
+        per_round = [place for place in reads if place[0] == "loop.py"]
+        assert len(per_round) == row.nfe and len(set(per_round)) == 1
+        counts.append((len(reads) - row.nfe, row.nfe))
+    assert len({nfe for _, nfe in counts}) > 1 and len({others for others, _ in counts[1:]}) == 1, counts

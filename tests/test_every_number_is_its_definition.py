@@ -20,7 +20,9 @@ from specbench.stats import Estimate
 
 def free_tokens(logp, entropy=None) -> pd.DataFrame:
     """Images [n, N] of free tokens, as statistics see them."""
-    lists = {"logp": logp, "entropy": logp if entropy is None else entropy, "top1": logp, "forced": np.zeros_like(logp)}
+    nothing = np.zeros_like(logp)
+    lists = {"logp": logp, "entropy": logp if entropy is None else entropy, "top1": logp}
+    lists |= {"forced": nothing, "committed_step": nothing}
     columns = {name: pa.array(list(np.asarray(values, dtype=np.float64))) for name, values in lists.items()}
     return stats.condense(pa.table(columns))
 
@@ -43,6 +45,7 @@ def test_batched_rows_have_throughput_and_no_latency():
     assert stats.latency_ms(rows) is None and stats.latency_e2e_ms(rows) is None and stats.step_ms(rows) is None
     assert stats.speed_up(rows, frame(ar())) is None
     assert stats.throughput(rows) == pytest.approx(2 / 0.023)
+    assert stats.images_per_hour(rows) == pytest.approx(3600 * 2 / 0.023)
 
 
 def test_the_speed_up_is_a_ratio_of_totals_over_pairs():
@@ -222,7 +225,7 @@ def test_definitions_are_written_down():
     for name in ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup",
                  "step_ratio", "window_cost", "overhead", "logp_mean", "logp_std", "perplexity", "nll_gap",
                  "acceptance", "acceptance_by_offset", "acceptance_length", "rounds", "draft_ms", "theorem2_bound",
-                 "acceptance_by_sibling", "draft_tv_by_depth"):  # fmt: skip
+                 "acceptance_by_sibling", "draft_tv_by_depth", "images_per_hour", "over_floor"):  # fmt: skip
         assert ": " in getattr(stats, name).__doc__.split("\n\n")[0], name
 
 

@@ -125,4 +125,5 @@ def test_the_list_shows_what_each_model_takes(cli):
     assert (lumina["height"], lumina["width"], lumina["tokens"]) == (768, 768, 2304)
     assert lumina["hub_id"] == "Alpha-VLLM/Lumina-mGPT-7B-768" and "Chameleon" in lumina["licence"]
     assert lumina["step_bytes"] == 13_020_700_672 and lumina["kv_bytes_per_token"] == 512 * 1024
+    assert rows["shapes"]["parameters_b"] == 0.0024 and rows["shapes"]["memory_gib"] > 0
     assert lumina["parameters_b"] == 7.01 and 14 < lumina["memory_gib"] < 18

@@ -16,6 +16,7 @@ import tiny
 from rich.console import Console
 from synthetic import AR, SJD, ar, changed, folder, generation, sjd
 
+from specbench.comparable import differences
 from specbench.errors import SpecbenchError
 from specbench.paper_files import read_table
 from specbench.reporting.paper_cells import same_hardware
@@ -133,8 +134,18 @@ CHANGES = {
     "temperature": {"temperature": 0.5},
     "top_k": {"top_k": 7},
     "top_p": {"top_p": 0.9},
+    "mode": {"mode": "throughput"},
     "hardware": {},
 }
+
+
+def test_every_field_that_must_agree_is_tried_below(tmp_path):
+    info = Run(folder(tmp_path, AR, ar())).info
+    other = json.loads(json.dumps(info), parse_int=lambda text: int(text) + 1, parse_float=lambda text: float(text) + 1)
+    other["spec"] |= {name: f"another {value}" for name, value in info["spec"].items() if isinstance(value, str)}
+    other["spec"]["mode"] = "throughput"
+    named = {text.partition(" (")[0] for text in differences(other, info)}
+    assert named == {*CHANGES, "model"}, "runs of another model are never each other's baseline"
 
 
 @pytest.mark.parametrize("field", CHANGES)

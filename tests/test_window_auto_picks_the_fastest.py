@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
 import tiny
 
@@ -9,6 +12,7 @@ from specbench import window
 from specbench.decoding.presets import resolve
 from specbench.errors import SpecbenchError
 from specbench.models.base import TokenLayout
+from specbench.reporting.card import window_told
 from specbench.window import choose_window, with_window
 
 
@@ -17,6 +21,7 @@ class Pilot:
 
     def __init__(self, nfe: int, forward_ms: float):
         self.nfe, self.committed = nfe, 64
+        self.tested, self.accepted = np.array([2, 2]) * (nfe < 64), np.array([2, 1]) * (nfe < 64)
         self.spans_ms = {"prefill": 0.0, "target": nfe * forward_ms, "verify": 0.5 * nfe * forward_ms}
 
 
@@ -62,6 +67,22 @@ def test_the_curve_explains_the_latency(monkeypatch):
     for point in curve:
         predicted = point["step_compression"] / (point["window_cost"] * point["overhead"])
         assert ar["latency_ms"] / point["latency_ms"] == pytest.approx(predicted)
+        assert point["speed_up"] == pytest.approx(predicted)
+    assert ar["acceptance"] is None and curve[1]["acceptance"] == 0.75
+
+
+def test_the_curve_is_told_kept_and_shown(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(window, "CANDIDATES", (2, 4))
+    small = ("--model", "llamagen", "--random-weights", "--scale", "tiny", "--limit", "1", "--out", tmp_path)
+    outcome = cli("run", "--decoder", "sjd", "--window", "auto", *small)
+    assert outcome.code == 0
+    (run,) = tmp_path.iterdir()
+    curve = json.loads((run / "run.json").read_text())["window_curve"]
+    assert [point["window"] for point in curve] == [1, 2, 4]
+    shown = " ".join(cli("show", run.name, "--out", tmp_path).out.split())
+    for point in curve:
+        assert f"sjd, window {point['window']}: {window_told(point)}" in " ".join(outcome.err.split())
+        assert f"{point['window']} {window_told(point)}" in shown
 
 
 def test_a_decoder_without_a_window_is_refused():

@@ -316,7 +316,7 @@ def _write_table(box: Path, case: bytes) -> None:
 
 def _read_table(box: Path, case) -> None:
     from specbench.bench import plan_table
-    from specbench.papers import read_table
+    from specbench.paper_files import read_table
     from specbench.reporting.paper_formats import FORMATS, render
     from specbench.reporting.paper_table import join
 

@@ -171,6 +171,7 @@ _BUILT_IN = (
         resolution=(64, 64),
         tokens=256,
         licence="Apache-2.0",
+        parameters=2_400_000,
         config=_SHAPES / "config.json",
         weights=(_SHAPES / "network.safetensors", _SHAPES / "tokenizer.safetensors"),
         head=_SHAPES / "eagle",

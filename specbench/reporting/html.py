@@ -84,7 +84,7 @@ def _section(section: Section, limit: int) -> dict:
             for table in section.tables
         ],
         "differences": _differences(names),
-        "figures": [*_pareto_figures(section.runs), *_figures(names, evidence)],
+        "figures": [*_pareto_figures(names), *_figures(names, evidence)],
         "maps": [
             {"name": name, "picture": _data(plots.share_picture(found.accepted))}
             for name, found in evidence.items()
@@ -106,7 +106,8 @@ def _names(runs: Sequence[Mapping]) -> dict[str, Mapping]:
     return names
 
 
-def _pareto_figures(runs: Sequence[Mapping]) -> list[dict]:
+def _pareto_figures(names: Mapping[str, Mapping]) -> list[dict]:
+    runs = [{**row, "label": name} for name, row in names.items()]
     metrics = {(s["metric"], s["fingerprint"]): None for row in runs for s in row["scores"] if ":" not in s["metric"]}
     figures = []
     for metric, fingerprint in metrics:

@@ -167,7 +167,8 @@ def window_of(options: Mapping[str, object]) -> int | None:
 def _order(row: dict) -> tuple:
     names = list(PRESETS)
     place = names.index(row["decoder"]) if row["decoder"] in names else len(names)
-    return row["model"], str(row["setting"]), place, row["label"], row["run_id"]
+    window = row["options"].get("window", 1)
+    return row["model"], str(row["setting"]), place, row["label"], window, row["run_id"]
 
 
 def _against_ar(run: Run, ar_runs: Sequence[Run]) -> dict:

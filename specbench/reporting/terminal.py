@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.console import one_line
+from specbench.reporting.card import window_told
 from specbench.reporting.columns import MISSING, QUALITY, SPEED, THROUGHPUT, number, part_columns, score_columns
 from specbench.reporting.maps import ACCEPTED
 from specbench.reporting.plots import ACCEPTED_COLOUR, DRAWN_COLOUR
@@ -44,7 +45,7 @@ def run_view(card: Mapping) -> RenderableType:
         _block("setting", _setting(card)),
         _block("numbers", [(column.heading, column.cell(row)) for column in (*columns, *parts)]),
         _block("noted by the decoder, mean over images", _numbers(card["facts"])),
-        _block("windows tried", [(f"{p['window']}", f"{p['latency_ms']:.0f} ms") for p in card["window_curve"] or ()]),
+        _block("windows tried", [(f"{point['window']}", window_told(point)) for point in card["window_curve"] or ()]),
         _block("failures", [(f"{times} times", error) for error, times in card["errors"].items()]),
         _block("made", [(call["started_at"], call["environment"]) for call in card["invocations"]]),
     )

@@ -1,7 +1,8 @@
 """Whether the scorers see damage: pictures of the prompt set with 10, 20 and 40 % of their tokens replaced at random.
 
-The pictures are renders of the captions, through the tokenizer, or with `--run` those of a run of the model. Each
-level is compared with the one before over the same pictures. Writes `sensitivity.json` and prints a table.
+The pictures are renders of the captions, through the tokenizer, or with `--run` those of runs of the model. Each
+level is compared with the one before over the same pictures. Prints a table, and writes `sensitivity-renders.json`
+(with the small CLIP's retrieval) or `sensitivity-model.json`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from specbench.errors import SpecbenchError
 from specbench.metrics.base import Metric, Sample
 from specbench.metrics.shapes_clip import ShapesClip
 from specbench.metrics.shapes_detector import ShapesDetector
@@ -30,6 +32,7 @@ from ..tokenizer import GRID, ShapesTokenizer
 from .retrieval import retrieval
 
 SHARES = (0.0, 0.1, 0.2, 0.4)
+METRICS = {metric.name: metric for metric in (ShapesDetector, ShapesClip, ShapesFrechet)}
 BETTER = {"shapes-detector": 1, "shapes-clip": 1, "shapes-frechet": -1}
 """Which way a score goes when pictures get better."""
 
@@ -91,14 +94,16 @@ def damage_levels(
     return levels
 
 
-def stored_tokens(run: Path) -> tuple[list[Prompt], list[int], Tensor]:
-    """Prompts, sample numbers and tokens [N, 256] of a finished run of the model."""
-    rows = RunStore(run).samples(["prompt", "category", "meta", "status", "tokens"])
+def stored_tokens(runs: Sequence[Path]) -> tuple[list[Prompt], list[int], Tensor]:
+    """Prompts, sample numbers and tokens [N, 256] of runs of the model; the samples of each run get numbers of their
+    own."""
+    parts = [RunStore(run).samples(["prompt", "category", "meta", "status", "tokens"]) for run in runs]
+    rows = pd.concat(part.assign(sample=part["sample"] * len(runs) + i) for i, part in enumerate(parts))
     rows = rows[rows["status"] == "ok"]
     prompts = [Prompt(r.prompt_id, r.prompt, r.category, json.loads(r.meta)) for r in rows.itertuples()]
-    tokens = torch.from_numpy(np.stack(rows["tokens"].to_list()).astype(np.int64))
-    assert tokens.shape[1] == GRID * GRID, f"{run} is no run of shapes"
-    return prompts, rows["sample"].to_list(), tokens
+    if (rows["tokens"].str.len() != GRID * GRID).any():
+        raise SpecbenchError("--run: these are not only runs of shapes")
+    return prompts, rows["sample"].to_list(), torch.from_numpy(np.stack(rows["tokens"].to_list()).astype(np.int64))
 
 
 def table(rows: Sequence[Mapping]) -> str:
@@ -123,7 +128,8 @@ def _worse(change, better: int) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m specbench.models.shapes.train.sensitivity", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/shapes-training"))
-    parser.add_argument("--run", type=Path, help="folder of a run of shapes, whose pictures are damaged")
+    parser.add_argument("--run", type=Path, nargs="+", help="folders of runs of shapes, whose pictures are damaged")
+    parser.add_argument("--metric", choices=METRICS, nargs="+", default=list(METRICS))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     tokenizer = load_tokenizer()
@@ -133,13 +139,15 @@ def main() -> None:
         prompts = load_prompts("shapes").prompts
         numbers, tokens = [0] * len(prompts), rendered_tokens(prompts, tokenizer, args.seed)
     levels = damage_levels(prompts, numbers, tokens, tokenizer, args.seed)
-    rows = measure([ShapesDetector(), ShapesClip(), ShapesFrechet()], levels)
-    found = {"pictures": "model" if args.run else "renders", "damage": rows, "retrieval": retrieval()}
+    rows = measure([METRICS[name]() for name in args.metric], levels)
+    found = {"pictures": "model", "damage": rows}
+    if not args.run:
+        found |= {"pictures": "renders", "retrieval": retrieval()}
     args.out.mkdir(parents=True, exist_ok=True)
     name = f"sensitivity-{found['pictures']}.json"
     (args.out / name).write_text(json.dumps(found, indent=1) + "\n")
     print(table(rows))
-    print(json.dumps(found["retrieval"]))
+    print(json.dumps(found.get("retrieval", {})))
 
 
 if __name__ == "__main__":
