@@ -64,6 +64,7 @@ train-head: $(VENV)/.run ## Train the embedded model's draft head again and meas
 
 bench: $(VENV)/.run ## Measure specbench itself; raw numbers go to results/speed
 	$(BIN)/python benchmarks/speed/bench.py
+	$(BIN)/python benchmarks/speed/plot.py
 
 drills: $(VENV)/.dev ## Kill runs 200 times and more, and feed 10,000 hostile inputs; figures go to results/drills
 	$(BIN)/python benchmarks/drills/kills.py driver --kills 70 --seconds 3600

@@ -1,0 +1,116 @@
+"""Draws results/speed/*.json: where each decoder's step goes, and step time against window, as results/speed/steps.png.
+
+Milliseconds are medians over rounds of what `bench.py` measured; a part that a file does not have is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+
+PARTS = {
+    "target": ("target forward", "#9ecae1"),
+    "draft": ("draft", "#a1d99b"),
+    "verify": ("sample and verify", "#fdd0a2"),
+    "host": ("host", "#d9d9d9"),
+}
+
+
+def read(folder: Path, name: str) -> dict | None:
+    path = folder / f"{name}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def by_name(rows: Sequence[dict]) -> dict[str, list[dict]]:
+    """Rows by contender, in order of first appearance."""
+    found: dict[str, list[dict]] = {}
+    for row in rows:
+        found.setdefault(row["name"], []).append(row)
+    return found
+
+
+def part_ms(rows: Sequence[dict], part: str) -> float:
+    """Milliseconds per step, the median over rounds."""
+    return statistics.median(row["spans_ms"].get(part, 0.0) / row["nfe"] for row in rows)
+
+
+def draw_parts(axes: Axes, rows: Sequence[dict]) -> None:
+    """One bar per decoder, one piece per part of its step."""
+    contenders = by_name(rows)
+    names = list(contenders)
+    left = [0.0] * len(names)
+    for part, (label, colour) in PARTS.items():
+        widths = [part_ms(contenders[name], part) for name in names]
+        axes.barh(names, widths, left=left, label=label, color=colour, edgecolor="white", linewidth=0.8)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    for place, total in enumerate(left):
+        axes.text(total, place, f" {total:.1f}", va="center", fontsize=8, color="#555555")
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.08 * max(left))
+    axes.set_xlabel("milliseconds per step")
+    axes.set_title("Where a step goes, by decoder", loc="left")
+    axes.legend(frameon=False, ncols=len(PARTS), loc="upper center", bbox_to_anchor=(0.45, -0.09), fontsize=8)
+
+
+def draw_windows(axes: Axes, rows: Sequence[dict]) -> None:
+    """Whole steps and bare forwards of windows 1, 2, 4, ..."""
+    contenders = by_name(rows)
+    windows = sorted(int(name.split()[1]) for name in contenders if name.startswith("forward "))
+    steps = [sum(part_ms(contenders[f"decode {window}"], part) for part in PARTS) for window in windows]
+    forwards = [statistics.median(row["wall_ms"] for row in contenders[f"forward {window}"]) for window in windows]
+    axes.plot(windows, steps, "o-", color="#e6955c", label="whole step (SJD, mean over an image)")
+    axes.plot(windows, forwards, "o-", color="#6baed6", label="target forward (full window)")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(windows, [str(window) for window in windows])
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("window (tokens fed per forward)")
+    axes.set_ylabel("milliseconds")
+    axes.set_title("What a wider window costs", loc="left")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def plot(folder: Path) -> Path | None:
+    """The picture of what is in `folder`; None where nothing can be drawn."""
+    found = [(draw, read(folder, name)) for draw, name in ((draw_parts, "decoders"), (draw_windows, "window"))]
+    panels = [(draw, document) for draw, document in found if document is not None]
+    if not panels:
+        return None
+    figure, axes = plt.subplots(1, len(panels), figsize=(6.4 * len(panels), 5.6), squeeze=False, layout="constrained")
+    for (draw, document), axis in zip(panels, axes[0], strict=True):
+        draw(axis, document["rows"])
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="x" if draw is draw_parts else "y", color="#eeeeee")
+        axis.set_axisbelow(True)
+    figure.supxlabel(
+        " · ".join(dict.fromkeys(machine(document) for _, document in panels)), fontsize=8, color="#777777"
+    )
+    path = folder / "steps.png"
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+    return path
+
+
+def machine(document: dict) -> str:
+    hardware = document["hardware"]
+    device = ", ".join(hardware["gpus"]) or hardware["cpu"]
+    return f"shapes on {device}, {document['threads']} CPU thread{'s' if document['threads'] > 1 else ''}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("results/speed"), help="folder of the JSON files")
+    options = parser.parse_args()
+    print(plot(options.out) or f"nothing to draw in {options.out}")
+
+
+if __name__ == "__main__":
+    main()
