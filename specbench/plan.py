@@ -214,8 +214,8 @@ def _settle_batch(plan: Plan) -> Plan:
 
 
 def _earlier_batch(plan: Plan) -> int | None:
-    weights = plan.model.weights_sha256()
-    for folder in runs_in(plan.out):
+    weights = plan.model.weights_sha256() if plan.model.ready else ""
+    for folder in runs_in(plan.out) if weights else ():
         info = read_info(folder)
         batch = info["spec"].get("batch")
         if "images" in (info.get("memory") or {}) and folder.name in {

@@ -61,9 +61,9 @@ SAMPLES = pa.schema(
 `started_at` may be null.
 
 `meta`, `facts` and `machine` (see `specbench.machine.Watch.read`) are JSON objects; `image` is a path inside the run
-folder; `*_ms` of a span are those of the whole batch; `ar_ms` and `e2e_ms` are null unless the run decodes one image at
-a time on a device of its own; `attempts` counts how often the call that wrote the row tried the image. Rows of schema
-version 1 lack `attempts` and `machine`. The arrays are those of Generation.
+folder; a `batch`-th of a span's `*_ms` is the image's share of the time; `ar_ms` and `e2e_ms` are null unless the run
+decodes one image at a time on a device of its own; `attempts` counts how often the call that wrote the row tried the
+image. Rows of schema version 1 lack `attempts` and `machine`. The arrays are those of Generation.
 """
 
 TRACES = pa.schema(

@@ -106,7 +106,7 @@ class RunStore:
                 check_same_spec(self.folder, info["spec"], other["spec"])
             self._upgrade(info)
             calls = [call for other in infos for call in other["invocations"] if call not in info["invocations"]]
-            info["invocations"] = sorted([*info["invocations"], *calls], key=lambda call: str(call["started_at"]))
+            info["invocations"] = sorted([*info["invocations"], *calls], key=lambda call: str(call.get("started_at")))
             self._write_info(info)
             self._made = []
         return self

@@ -7,6 +7,7 @@ import html.parser
 import io
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from specbench.errors import SpecbenchError
 from specbench.paper_files import read_table
 from specbench.reporting.paper_cells import same_hardware
 from specbench.reporting.paper_formats import FORMATS, render
+from specbench.reporting.paper_page import figure_curves
 from specbench.reporting.paper_table import PaperTable, join
 from specbench.reporting.paper_terminal import terminal
 from specbench.reporting.rows import Run
@@ -257,3 +259,19 @@ def test_several_tables_go_into_one_text_or_are_refused(joined):
     with pytest.raises(SpecbenchError, match="unknown format 'xls'"):
         render([joined], "xls")
     assert set(FORMATS) == {*SUFFIXES, "parquet"}
+
+
+def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):
+    """Step compression against the window: printed values at two windows, measured ones at two."""
+    rows = [replace(TABLE.rows[1], label=f"W = {w}", group=None, paper={"nfe": w}, case={**TABLE.rows[1].case,
+                    "options": {"window": w}}) for w in (3, 300)]  # fmt: skip
+    figure = replace(TABLE, rows=tuple(rows), axes={"x": "option:window", "y": "nfe"})
+    run = folder(tmp_path, SJD, sjd())
+    done = join(figure, dict.fromkeys(figure.cases(), run))
+    printed, measured = figure_curves(done)
+    assert [(x.value, y.value) for x, y in printed.points] == [(3, 3), (300, 300)] and not printed.measured
+    assert all(y.value == pytest.approx(7 / 3) and y.low < y.value < y.high for _, y in measured.points)
+    text = render([done], "html")
+    assert text.count("<svg") == 1 and "paper</text>" in text and "here</text>" in text
+    assert "default-src 'none'" in text and "<script" not in text
+    assert not figure_curves(join(TABLE, {})), "a table has no plot"

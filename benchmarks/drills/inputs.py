@@ -324,7 +324,7 @@ def _read_table(box: Path, case) -> None:
     table = read_table(path)
     joined = join(table, {})
     for fmt in FORMATS:
-        render(joined, fmt)
+        render([joined], fmt)
     plan_table(table, {"model": "shapes", "prompts": "shapes", "out": str(box / "results"), "limit": "1"}, env={})
 
 

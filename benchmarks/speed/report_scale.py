@@ -1,4 +1,4 @@
-"""Time of a report over many stored images, beside the time of scoring them once with the cheapest metric there is.
+"""Time of resuming and of reporting many stored images, beside that of scoring them with the cheapest metric there is.
 
     python benchmarks/speed/report_scale.py [--rows 1000000] [--images 400] [--out results/speed]
 
@@ -9,6 +9,7 @@ drawn anew, so that they compress as badly as true ones. Scoring is timed on som
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import resource
 import shutil
@@ -40,6 +41,7 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folders = [enlarge(folder, Path(scratch), chosen.rows // len(RUNS)) for folder in find_runs(SOURCE, RUNS)]
+        resume = timed(lambda: [RunStore(folder).completed() for folder in folders])
         report = timed(lambda: reporting.render(reporting.report_rows(folders)))
         score = timed(lambda: scoring.score(folders, ["shapes-detector"]), prepare=lambda: keep(folders, chosen.images))
     scored = len(RUNS) * (chosen.images // len(RUNS))
@@ -47,6 +49,7 @@ def main() -> None:
     result = {
         "provenance": provenance.collect(),
         "rows": chosen.rows,
+        "resume": resume,
         "report": report,
         "peak_memory_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
         "scored_images": scored,
@@ -70,8 +73,11 @@ def enlarge(folder: Path, out: Path, rows: int) -> Path:
     draw = np.random.default_rng(0)
     for number, start in enumerate(range(0, rows, PART)):
         piece = repeated(true, start, min(PART, rows - start), draw)
-        path = target / "samples" / f"{number:08d}-{number:08d}.parquet"
-        pq.write_table(piece.replace_schema_metadata(metadata), path, compression="zstd", write_page_checksum=True)
+        sink = pa.BufferOutputStream()
+        pq.write_table(piece.replace_schema_metadata(metadata), sink, compression="zstd")
+        data = sink.getvalue().to_pybytes()
+        digest = hashlib.sha256(data).hexdigest()[:16]
+        (target / "samples" / f"{number:08d}-{number:08d}-{digest}.parquet").write_bytes(data)
     return target
 
 
@@ -98,7 +104,7 @@ def keep(folders: list[Path], images: int) -> None:
         table = pq.read_table(first[0]).slice(0, images // len(folders))
         for path in first:
             path.unlink()
-        pq.write_table(table, first[0], write_page_checksum=True)
+        pq.write_table(table, folder / "samples" / "00000000-00000000.parquet")
 
 
 def timed(work: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> dict[str, float]:

@@ -13,7 +13,9 @@ from rich.box import MARKDOWN, Box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from specbench.console import one_line
 from specbench.decoding.components import Option
 from specbench.decoding.presets import PRESETS, options_of
 from specbench.settings import Setting
@@ -126,7 +128,8 @@ def _table(rows: Sequence[dict], columns: Sequence[str], box: Box | None, space:
     for column in columns:
         table.add_column(column.replace("_", " ").replace(" ", space), overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
+        cells = (one_line(_cell(row.get(column))) for column in columns)
+        table.add_row(*(Text(cell.replace("|", "\\|") if box is MARKDOWN else cell) for cell in cells))
     return table
 
 
@@ -139,4 +142,4 @@ def _cell(value: object) -> str:
         return ", ".join(f"{key}={_shown(item)}" for key, item in value.items()) or "-"
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "-"
-    return escape(_shown(value))
+    return _shown(value)

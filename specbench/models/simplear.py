@@ -77,5 +77,5 @@ def _cosmos(files: Found, device: str) -> vq.CosmosDecoder:
             return vq.CosmosDecoder(
                 torch.jit.load(path, map_location="cpu" if device == "meta" else device).eval(), device
             )
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise files.source.damaged(path, error) from error

@@ -28,13 +28,13 @@ def markdown(rows: Sequence[Mapping]) -> str:
     """Tables of speed and of quality for each setting, then what every column means, then the machine."""
     blocks, found = [], sections(rows)
     for section in found:
-        blocks.append(f"### {_line(section.heading)}")
+        blocks.append(f"### {_prose(section.heading)}")
         for table in section.tables:
             blocks += [f"{escape(table.title)}:"] if table.title else []
             blocks.append(_table(table.columns, section.runs))
-            blocks += [table.remark] if table.remark else []
-    blocks.append("\n".join(f"- {_line(text)}" for text in definitions(found)))
-    blocks.append("\n".join(_line(text) for text in circumstances(rows)))
+            blocks += [_prose(table.remark)] if table.remark else []
+    blocks.append("\n".join(f"- {_prose(text)}" for text in definitions(found)))
+    blocks.append("\n".join(_prose(text) for text in circumstances(rows)))
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -82,11 +82,14 @@ def _table(columns: Sequence[Column], rows: Sequence[Mapping]) -> str:
 
 
 def escape(text: str) -> str:
-    return _line(text).replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    """Text as a cell of a markdown table."""
+    return _prose(str(text).replace("\\", "\\\\").replace("|", "\\|"))
 
 
-def _line(text: str) -> str:
-    return " ".join(str(text).split())
+def _prose(text: str) -> str:
+    """Text as one line of markdown outside tables; no tag in it is one."""
+    clean = "".join(character if character.isprintable() else " " for character in str(text))
+    return " ".join(clean.split()).replace("<", "&lt;")
 
 
 def _flat(row: Mapping) -> dict[str, object]:
