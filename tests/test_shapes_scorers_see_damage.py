@@ -12,6 +12,7 @@ from test_scores_are_computed_once import drawn_run
 from torch.nn import functional as F
 
 from specbench import registry, scoring
+from specbench.errors import SpecbenchError
 from specbench.metrics import shapes_frechet
 from specbench.metrics.base import fingerprint
 from specbench.metrics.openclip import folder_tokenizer
@@ -56,6 +57,15 @@ def test_damage_hits_the_share_it_says_and_more_of_it_hits_the_same_tokens():
     assert (some != tokens).float().mean() == pytest.approx(0.1, abs=0.01)
     assert (more != tokens).float().mean() == pytest.approx(0.4, abs=0.01)
     assert torch.equal(more[some != tokens], some[some != tokens])
+
+
+def test_images_of_several_runs_are_damaged_together_and_kept_apart(monkeypatch, tmp_path):
+    folders = [drawn_run(tmp_path / name, samples=2) for name in "ab"]
+    with pytest.raises(SpecbenchError, match="only runs of shapes"):
+        sensitivity.stored_tokens(folders)
+    monkeypatch.setattr(sensitivity, "GRID", 2)  # what is drawn has four tokens
+    prompts, numbers, tokens = sensitivity.stored_tokens(folders)
+    assert len({(p.id, n) for p, n in zip(prompts, numbers, strict=True)}) == len(tokens) == 2 * 6 * 2
 
 
 def test_the_small_clip_retrieves_held_out_captions():

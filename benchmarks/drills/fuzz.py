@@ -4,9 +4,9 @@
     python benchmarks/drills/fuzz.py --only "parquet parts"
     python benchmarks/drills/fuzz.py --report
 
-A case fails the drill by any error but a refusal (exit code 2 or 5), by taking longer than a minute, and by writing outside
-the folder it is given, asking the network, or starting a shell. Hypothesis draws the cases (`inputs.py`) from the seed
-and shrinks one that fails; pieces that passed are lines of results/drills/fuzz.jsonl.
+A case fails the drill by any error but a refusal (exit code 2 or 5), by taking longer than a minute, and by writing
+outside the folder it is given, asking the network, or starting a shell. Hypothesis draws the cases (`inputs.py`) from the
+seed and shrinks one that fails; pieces that passed are lines of results/drills/fuzz.jsonl.
 """
 
 from __future__ import annotations

@@ -90,8 +90,12 @@ def score(
     if against:
         rows = api.differences(against, runs or (), names, out, settings)
     if not rows:
-        nothing = "no metric was named or knows by itself how to judge these prompts (see: specbench list metrics)"
-        console.say("nothing to compare: no images in common, or a metric without paired differences" if against else nothing)
+        why = (
+            "nothing to compare: no images in common, or a metric without paired differences"
+            if against
+            else "no metric was named or knows by itself how to judge these prompts (see: specbench list metrics)"
+        )
+        console.say(why)
     for warning in dict.fromkeys(f"{row['metric']}: {row['note']}" for row in rows if row.get("note")):
         console.say(warning)
     if values["json"].value:
