@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench import registry
-from specbench.errors import SpecbenchError
+from specbench import compiling, registry
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.folders import find_runs, read_info, runs_in
 from specbench.metrics.protocols import find_protocol
 from specbench.models.catalog import Model, load_model
@@ -44,8 +44,8 @@ def generate(
 
     Args:
         prompt: one caption, or several to decode as one batch.
-        settings: `seed`, `cfg`, `temperature`, `top_k`, `top_p`, `dtype`, `device`, `threads`, `weights`, `revision`,
-            `random_weights`, `scale`, `trace`, and every option of the decoder, for example `G=50`.
+        settings: `seed`, `cfg`, `temperature`, `top_k`, `top_p`, `dtype`, `device`, `threads`, `compile`, `weights`,
+            `revision`, `random_weights`, `scale`, `trace`, and every option of the decoder, for example `G=50`.
 
     Returns:
         A `Generation` for one caption, a list for several. Pixels are in `.image`, uint8 [3, H, W].
@@ -65,7 +65,11 @@ def generate(
     if not texts:
         raise SpecbenchError("generate: no prompt given", "pass a caption, or a list of some")
     info.check_prompts(Prompt(text_id(text), text) for text in texts)
-    loaded = _load(info, values["device"].value, values["dtype"].value, values["threads"].value)
+    device = values["device"].value
+    compiled, refusal = compiling.decide(values["compile"].value, device)
+    if refusal:
+        raise SpecbenchError(refusal, "leave compile away", MISSING_PREREQUISITE)
+    loaded = _load(info, device, values["dtype"].value, values["threads"].value, compiled)
     requests = [Request(text, text_id(text)) for text in texts]
     images = decode(loaded, requests, planned.spec, sampling, values["seed"].value, trace=values["trace"].value)
     for image in images:
@@ -107,6 +111,8 @@ def _execute_together(plans: Sequence[Plan], reporter: Reporter | None) -> RunSu
     from specbench import runner
 
     first = plans[0]
+    for note in dict.fromkeys(note for plan in plans for note in plan.notes if reporter):
+        reporter.note(note)
     with _executor(first, reporter) as (executor, model):
         weights_sha256 = model.weights_sha256 if model else first.model.weights_sha256()
         specs, extras = [], {}
@@ -128,7 +134,9 @@ def _executor(plan: Plan, reporter: Reporter | None) -> Iterator[tuple[Executor,
     """Who decodes the plan, until the end of the block, and the model where that is this process."""
     from specbench.executors.work import InProcess
 
-    load = functools.partial(_load_worker, plan.model, plan.device, plan.dtype, plan.threads, plan.workers.references)
+    load = functools.partial(
+        _load_worker, plan.model, plan.device, plan.dtype, plan.threads, plan.compiled, plan.workers.references
+    )
     where = f"{plan.model.name} ({plan.dtype}, {plan.device})"
     if not plan.workers.elsewhere:
         if reporter:
@@ -262,19 +270,26 @@ def _flags(settings: Mapping[str, object]) -> dict[str, object]:
     return {name.replace("_", "-"): value for name, value in settings.items()}
 
 
-def _load(model: Model, device: str, dtype: str | None, threads: int) -> ImageModel:
+def _load(model: Model, device: str, dtype: str | None, threads: int, compiled: bool) -> ImageModel:
     import torch
 
     torch.set_num_threads(threads or available_threads())
-    return load_model(model, device, dtype)
+    loaded = load_model(model, device, dtype)
+    if compiled:
+        if not hasattr(loaded, "compile"):
+            raise SpecbenchError(f"--compile: model '{model.name}' cannot be compiled", "--compile off")
+        loaded.compile()
+    return loaded
 
 
-def _load_worker(model: Model, device: str, dtype: str | None, threads: int, references: Sequence[str]) -> ImageModel:
+def _load_worker(
+    model: Model, device: str, dtype: str | None, threads: int, compiled: bool, references: Sequence[str]
+) -> ImageModel:
     """The model in a process that may not know the plan's own decoders yet."""
     registry.add_plugin_decoders()
     for reference in references:
         registry.decoder_name(reference)
-    return _load(model, device, dtype, threads)
+    return _load(model, device, dtype, threads, compiled)
 
 
 def _choose_window(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 SAMPLING = ("guidance", "temperature", "top_k", "top_p")
 _WORK = ("model", "weights_sha256", "prompts_sha256", "seed", "batch", "device")
-_CONFIGURATION = ("dtype", "threads")
+_CONFIGURATION = ("dtype", "threads", "compiled")
 _MACHINE = ("platform", "cpu", "cores", "gpus")
 
 
@@ -18,8 +18,8 @@ def is_ar(info: Mapping) -> bool:
 def differences(info: Mapping, baseline: Mapping, any_configuration: bool = False, other: str = "AR") -> list[str]:
     """Fields that must agree for a speed-up and do not, each as "dtype (bfloat16, AR float32)".
 
-    With `any_configuration` the number format and the threads are free: the same work on the same machine. `other` is
-    what the baseline is called.
+    With `any_configuration` number format, threads and compilation are free: the same work on the same machine. `other`
+    is what the baseline is called.
     """
     mine, theirs = _fields(info), _fields(baseline)
     free = _CONFIGURATION if any_configuration else ()
@@ -33,12 +33,14 @@ def differences(info: Mapping, baseline: Mapping, any_configuration: bool = Fals
 def configuration(info: Mapping) -> str:
     """The part of a run's setting that only changes its speed, for example "float32, 2 threads"."""
     spec = info["spec"]
-    return f"{spec['dtype']}, {spec['threads']} thread{'s' if spec['threads'] != 1 else ''}"
+    threads = f"{spec['threads']} thread{'s' if spec['threads'] != 1 else ''}"
+    return ", ".join([spec["dtype"], threads, *(["compiled"] if spec.get("compiled") else [])])
 
 
 def _fields(info: Mapping) -> dict[str, object]:
     spec = info["spec"]
-    fields = {name: spec[name] for name in (*_WORK, *_CONFIGURATION)} | {"mode": spec.get("mode") or "latency"}
+    fields = {name: spec.get(name) for name in (*_WORK, *_CONFIGURATION)} | {"mode": spec.get("mode") or "latency"}
+    fields["compiled"] = "yes" if fields["compiled"] else "no"
     fields |= {name: spec["sampling"][name] for name in SAMPLING}
     return fields | {"hardware": _hardware(info)}
 

@@ -32,8 +32,9 @@ class RunSpec:
 
     `prompts` is a set's name or a file; `prompts_sha256` its content. `head_sha256` is the digest of the draft head's
     files, None for decoders without one. `mode` is "throughput" where images decoded one at a time shared the machine
-    with other workers, so that their times are no latencies, else None. Which ids are generated, in which order and
-    by which worker is not part of a run: rows are addressed by (prompt id, sample).
+    with other workers, so that their times are no latencies, else None. `compiled` is True where the target's steps
+    were compiled, else None. Which ids are generated, in which order and by which worker is not part of a run: rows are
+    addressed by (prompt id, sample).
     """
 
     model: str
@@ -49,6 +50,7 @@ class RunSpec:
     threads: int
     head_sha256: str | None = None
     mode: str | None = None
+    compiled: bool | None = None
 
     @property
     def timed(self) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specbench import registry
+from specbench import compiling, registry
 from specbench.config import RunSpec, Sampling
 from specbench.decoding.components import CHOICES, DRAFTERS
 from specbench.decoding.presets import PRESETS, DecoderSpec, Preset, options_of, resolve
@@ -37,6 +37,7 @@ RUN_ORIGINS = (
     "dtype",
     "device",
     "threads",
+    "compile",
     "cfg",
     "temperature",
     "top-k",
@@ -82,7 +83,7 @@ class Plan:
     """Everything `specbench.api.execute` needs.
 
     `chosen` are the prompts of `prompts` that will be generated; `settings` is what the plan was made from; `memory` is
-    how the batch was reckoned, see `specbench.memory.settle_batch`.
+    how the batch was reckoned, see `specbench.memory.settle_batch`; `notes` say what was asked for and cannot be had.
     """
 
     model: Model
@@ -96,9 +97,11 @@ class Plan:
     dtype: str
     device: str
     threads: int
+    compiled: bool
     out: Path
     trace: bool
     settings: Mapping[str, Value]
+    notes: tuple[str, ...] = ()
     workers: Workers = Workers()
     mode: str = "latency"
     shard: tuple[int, int] = (1, 1)
@@ -108,7 +111,7 @@ class Plan:
     def work(self) -> tuple:
         """What plans have to share for their decoders to take turns on one set of weights."""
         images = (self.chosen, self.samples, self.shard, self.trace, self.out)
-        return self.model, self.device, self.dtype, self.threads, self.workers, images
+        return self.model, self.device, self.dtype, self.threads, self.compiled, self.workers, images
 
     @property
     def units(self) -> list[tuple[Prompt, int]]:
@@ -138,6 +141,7 @@ class Plan:
             dtype=self.dtype,
             device=self.device,
             threads=self.threads,
+            compiled=self.compiled or None,
             head_sha256=head.sha256() if head else None,
             mode=self.mode if self.mode == "throughput" and self.batch == 1 else None,
         )
@@ -171,6 +175,7 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
             "--batch auto: reckoned for this process only", "leave --workers and --ray away, or give N"
         )
     sampling, dtype, device = plan_sampling(model, values), value["dtype"] or model.dtype, _device(value["device"])
+    compiled, refusal = compiling.decide(value["compile"], device)
     plan = Plan(
         model=model,
         decoders=tuple(decoders),
@@ -183,9 +188,11 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
         dtype=dtype,
         device=device,
         threads=value["threads"] or max(1, available_threads() // (workers.count or 1)),
+        compiled=compiled,
         out=Path(value["out"]) / shard_folder(*shard),
         trace=value["trace"],
         settings=values,
+        notes=(refusal,) if refusal else (),
         workers=workers,
         mode=_mode(value["mode"], value["batch"], workers, value["device"]),
         shard=shard,

@@ -172,7 +172,10 @@ def _warm_up(
     if not specs:
         return {}
     reporter.note(f"warming up {len(specs)} decoder{'s' if len(specs) > 1 else ''}")
-    return executor.warm_up(specs, units[0][0])
+    facts = executor.warm_up(specs, units[0][0])
+    if "compile_s" in facts:
+        reporter.note(f"compiled the target's step in {facts['compile_s']:.0f} s ({facts['compiled_forms']} forms)")
+    return facts
 
 
 def _chunks(executor: Executor, work: Mapping[RunSpec, Sequence[Unit]], trace: bool) -> Iterator[Chunk]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from specbench import compiling
 from specbench.decoding.components import CHOICES, Option
 from specbench.decoding.presets import PRESETS, options_of
 from specbench.errors import SpecbenchError, unknown_name
@@ -178,6 +179,16 @@ _MODEL = (
         _MODEL_PANEL,
         "N",
     ),
+    Setting(
+        Option(
+            "compile",
+            "auto",
+            "compile the target's step before the clock starts; auto: on CUDA only (it takes a minute on a CPU)",
+            choices=compiling.MODES,
+        ),
+        _MODEL_PANEL,
+        "WHEN",
+    ),
 )
 _SAMPLING = tuple(
     Setting(option, "Sampling", metavar, unset="the model")
@@ -198,7 +209,8 @@ TRACE = Setting(
 JSON = Setting(Option("json", False, "one JSON array on stdout"), "Output", "")
 OPEN_IN_TABLES = {
     *("model", "weights", "revision", "random-weights", "scale", "prompts", "limit", "ids", "samples", "seed"),
-    *("batch", "dtype", "device", "threads", "cfg", "temperature", "top-k", "top-p", "out", "quiet", "json"),
+    *("batch", "dtype", "device", "threads", "compile", "cfg", "temperature", "top-k", "top-p"),
+    *("out", "quiet", "json"),
 }
 """Settings of `specbench run` that a paper's table leaves open, or whose values may take the place of its own."""
 

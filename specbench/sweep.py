@@ -65,6 +65,7 @@ def _check_effect(name: str, choices: Sequence[object], combinations: Sequence[M
 
 
 def _runs(plan: Plan) -> tuple:
-    setting = (plan.sampling, plan.prompts.sha256, plan.seed, plan.batch, plan.dtype, plan.device, plan.threads)
+    machine = (plan.dtype, plan.device, plan.threads, plan.compiled)
+    setting = (plan.sampling, plan.prompts.sha256, plan.seed, plan.batch, *machine)
     decoders = [(decoder.spec, decoder.auto_window) for decoder in plan.decoders]
     return plan.model, decoders, setting

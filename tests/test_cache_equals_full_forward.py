@@ -87,6 +87,23 @@ def test_ragged_windows_with_rollback(model, prefix, guidance, shift):
 
 
 @torch.inference_mode()
+def test_shared_keys_are_not_copied_for_a_window(model, prefix, monkeypatch):
+    """Attention is handed the keys as they are cached, for a lone column and for a window."""
+    heads = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query, key, value, **options):
+        heads.append(key.shape[1])
+        return attend(query, key, value, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    session = model.begin(prefix, 2.0, columns=8)
+    for width in (1, 6):
+        session.forward(torch.zeros(2, width).long(), torch.arange(width).repeat(2, 1))
+    assert set(heads) == {model.backbone.config.num_key_value_heads}
+
+
+@torch.inference_mode()
 def test_branches_of_a_tree_and_the_path_kept(model, prefix):
     tree = Tree((-1, 0, 1, 0, 3, 4, 0))
     generator = torch.Generator().manual_seed(3)

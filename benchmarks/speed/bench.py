@@ -1,9 +1,10 @@
 """Benchmarks of specbench itself: raw timings as JSON, one file per question, under results/speed/.
 
-    generate   AR in our loop against transformers' own `generate()` with the same weights and sampling.
-    overhead   What a step costs besides its forward, by window and vocabulary, and its share beside a real
-    forward. window     Milliseconds per step and per forward against the window. decoders   Speed-up realised
-    against step compression, per decoder.
+    generate        AR in our loop against transformers' own `generate()`, eager and compiled, on `shapes`.
+    generate-100m   The same on a random Llama of 100 million parameters.
+    overhead        A step's time over its forward, by window and vocabulary.
+    window          Milliseconds per step and per forward against the window.
+    decoders        Speed-up realised against step compression, per decoder.
 
 Contenders of a comparison take turns within every round, so that drift of the machine hits all of them.
 Numbers are kept as measured; the summary on stdout is medians of them.
@@ -24,8 +25,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.generation import LogitsProcessor, LogitsProcessorList
+from generate import against_generate
+from llama import PROMPT, RandomLlama
+from timing import CAPTION, in_turns, median, timed_decode
 
 from specbench import provenance
 from specbench.config import Sampling
@@ -34,118 +36,40 @@ from specbench.decoding.presets import PRESETS, DecoderSpec, resolve
 from specbench.models.base import ImageModel, TokenLayout
 from specbench.models.catalog import find_model, load_model
 
-PROMPT = "a red circle left of a blue square"
 STEPS = 16
 WARM_UP = 3
+CASES = ((16, 8192), (32, 8192), (64, 8192), (64, 65536))
+"""Window and vocabulary for which a step's cost is measured."""
 
 
-def timed_decode(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, sample: int) -> dict:
-    """One image at batch 1: wall milliseconds without rendering, the loop's spans, forwards and tokens."""
-    start = time.perf_counter()
-    [image] = decode(model, [Request(PROMPT, "bench", sample)], decoder, sampling, seed=0, render=False)
-    wall_ms = (time.perf_counter() - start) * 1e3
-    return {"wall_ms": wall_ms, "spans_ms": image.spans_ms, "nfe": image.nfe, "tokens": image.committed}
-
-
-def in_turns(contenders: dict[str, Callable[[int], dict]], rounds: int) -> list[dict]:
-    """Run every contender once per round, after one round of warm-up; the order rotates."""
-    names, rows = list(contenders), []
-    for name in names:
-        contenders[name](0)
-    for turn in range(rounds):
-        for place in range(len(names)):
-            name = names[(turn + place) % len(names)]
-            rows.append({"name": name, "round": turn, **contenders[name](turn + 1)})
-            print(f"{name}: round {turn + 1} of {rounds}", file=sys.stderr)
-    return rows
-
-
-def median(rows: list[dict], name: str, value: Callable[[dict], float] = lambda row: row["wall_ms"]) -> float:
-    return statistics.median(value(row) for row in rows if row["name"] == name)
-
-
-class SharedDraw(LogitsProcessor):
-    """Guidance as one batch of (conditional, unconditional): mix, truncate, draw, and give both rows the same
-    token."""
-
-    def __init__(self, guidance: float, top_k: int):
-        self._guidance, self._top_k = guidance, top_k
-
-    def __call__(self, input_ids, scores):
-        conditional, unconditional = scores.chunk(2)
-        mixed = unconditional + self._guidance * (conditional - unconditional)
-        kth = mixed.topk(self._top_k).values[:, -1:]
-        token = mixed.masked_fill(mixed < kth, -torch.inf).softmax(-1).multinomial(1)
-        return torch.full_like(scores, -torch.inf).scatter_(1, token.repeat(2, 1), 0.0)
-
-
-def causal_lm(backbone: torch.nn.Module, head: torch.nn.Linear) -> LlamaForCausalLM:
-    """The library's own class around the same weights."""
-    config = LlamaConfig(**{**backbone.config.to_dict(), "vocab_size": head.out_features})
-    theirs = LlamaForCausalLM(config).to(head.weight.dtype)
-    theirs.model.layers, theirs.model.norm = backbone.layers, backbone.norm
-    theirs.lm_head = head
-    return theirs.eval()
-
-
-@torch.inference_mode()
-def timed_generate(
-    theirs: LlamaForCausalLM, prompt: int, length: int, sampling: Sampling, cache: str, sample: int
-) -> dict:
-    """`generate()` of `length` tokens after `prompt` ids, guided in one batch when guidance is not 1."""
-    torch.manual_seed(sample)
-    ids = torch.arange(prompt)[None]
-    options = {"do_sample": True, "top_k": sampling.top_k}
-    if sampling.guidance != 1.0:
-        ids = ids.repeat(2, 1)
-        draw = SharedDraw(sampling.guidance, sampling.top_k)
-        options = {"do_sample": False, "logits_processor": LogitsProcessorList([draw])}
-    start = time.perf_counter()
-    tokens = theirs.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        min_new_tokens=length,
-        max_new_tokens=length,
-        pad_token_id=0,
-        cache_implementation=cache,
-        **options,
-    )
-    wall_ms = (time.perf_counter() - start) * 1e3
-    if tokens.shape[1] != prompt + length:
-        raise RuntimeError(f"generate() made {tokens.shape[1] - prompt} tokens instead of {length}")
-    return {"wall_ms": wall_ms, "tokens": length}
-
-
-def bench_generate(model: ImageModel, sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Both sides pay their own prefill. The library's side skips the caption's pooled vector and grid
-    positions."""
-    theirs = causal_lm(model.backbone, model._network.head)
-    prompt, length = model._network.prefix, model.layout.length
+def bench_generate(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """The library's side skips the caption's pooled vector and the grid positions."""
     rows, lines = [], []
     for guidance in (1.0, sampling.guidance):
         same = Sampling(guidance, 1.0, sampling.top_k)
-        ours = f"specbench ar, guidance {guidance:g}"
-        contenders = {ours: partial(timed_decode, model, resolve("ar"), same)}
-        for cache in ("dynamic", "static"):
-            name = f"generate() {cache}, guidance {guidance:g}"
-            contenders[name] = partial(timed_generate, theirs, prompt, length, same, cache)
-        part = in_turns(contenders, rounds)
-        best = min((name for name in contenders if name != ours), key=lambda name: median(part, name))
-        lines += [f"{name}: {median(part, name):.0f} ms per image" for name in contenders]
-        lines.append(f"specbench over the best of generate(): {median(part, ours) / median(part, best):.3f}")
+        network = load_model("shapes")._network
+        part, said = against_generate(
+            lambda: load_model("shapes"), lambda m: m._network.head, network.prefix, same, rounds
+        )
         rows += part
+        lines += [f"guidance {guidance:g}, {line}" for line in said]
     return rows, lines
 
 
+def bench_generate_100m(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """64 tokens of a random Llama of 100 million parameters, guided, top-k 1000 of 8192."""
+    return against_generate(RandomLlama, lambda m: m.output, PROMPT, Sampling(3.0, 1.0, 1000), rounds)
+
+
 @torch.inference_mode()
-def timed_forward(model: ImageModel, sampling: Sampling, window: int, sample: int) -> dict:
+def timed_forward(model: ImageModel, sampling: Sampling, window: int, steps: int, sample: int) -> dict:
     """Forwards of `window` columns whose middle is the middle of the image."""
-    session = model.begin(model.encode([PROMPT]), sampling.guidance, window)
-    start = (model.layout.length - window) // 2
+    session = model.begin(model.encode([CAPTION]), sampling.guidance, window)
+    start = max(0, (model.layout.length - window) // 2)
     positions = torch.arange(start, start + window)[None]
     tokens = torch.zeros_like(positions)
     times = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         start = time.perf_counter()
         session.forward(tokens, positions)
         times.append((time.perf_counter() - start) * 1e3)
@@ -206,37 +130,38 @@ def with_window(name: str, window: int) -> DecoderSpec:
     return resolve(name, {"window": window} | ({"d": "inf"} if name == "gsd" else {}))
 
 
-def bench_overhead(model: ImageModel, sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Milliseconds between forwards by window and vocabulary, and their share beside a forward of `model`."""
-    rows, lines = [], ["decoder, window, vocabulary: ms between forwards, share beside this model's forward"]
-    names = ("sjd", "scd-mc", "scd-gs", "gsd")
-    for window in (16, 32, 64):
-        for vocabulary in (1024, 8192, 65536):
-            stub = StubModel(vocabulary, window)
-            contenders = {name: partial(timed_steps, stub, with_window(name, window)) for name in names}
-            contenders["forward"] = partial(timed_forward, model, sampling, window)
-            part = in_turns(contenders, rounds)
-            rows += [{**row, "window": window, "vocabulary": vocabulary} for row in part]
-            forward = median(part, "forward")
-            for name in names:
-                other = median(part, name)
-                share = other / (other + forward)
-                lines.append(f"{name}, {window}, {vocabulary}: {other:.2f}, {share:.0%}")
+def bench_overhead(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """Milliseconds between two forwards, beside a guided forward of a random Llama with that vocabulary."""
+    rows, lines = [], ["decoder, window, vocabulary: ms between forwards, ms of the forward, step over forward"]
+    names, models = ("sjd", "scd-mc", "scd-gs", "gsd"), {}
+    for window, vocabulary in CASES:
+        model = models.setdefault(vocabulary, RandomLlama(vocabulary, side=16))
+        stub = StubModel(vocabulary, window)
+        contenders = {name: partial(timed_steps, stub, with_window(name, window)) for name in names}
+        contenders["forward"] = partial(timed_forward, model, sampling, window, WARM_UP + 3)
+        part = in_turns(contenders, rounds)
+        rows += [{**row, "window": window, "vocabulary": vocabulary} for row in part]
+        forward = median(part, "forward")
+        for name in names:
+            other = median(part, name)
+            ratio = (other + forward) / forward
+            lines.append(f"{name}, {window}, {vocabulary}: {other:.2f}, {forward:.2f}, {ratio:.3f}")
     return rows, lines
 
 
-def bench_window(model: ImageModel, sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+def bench_window(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
     """SJD's mean step and a mid-image forward against the window; window cost is the forward's ratio to
     window 1.
 
     Windows shrink near the end of an image, so that wide ones' mean step can cost less than their full
     forward.
     """
+    model = load_model("shapes")
     windows = (1, 2, 4, 8, 16, 32, 64, 128)
     contenders = {}
     for window in windows:
         contenders[f"decode {window}"] = partial(timed_decode, model, with_window("sjd", window), sampling)
-        contenders[f"forward {window}"] = partial(timed_forward, model, sampling, window)
+        contenders[f"forward {window}"] = partial(timed_forward, model, sampling, window, STEPS)
     rows = in_turns(contenders, rounds)
     one = median(rows, "forward 1")
     lines = ["window: ms per step, ms per forward, window cost"]
@@ -247,9 +172,10 @@ def bench_window(model: ImageModel, sampling: Sampling, rounds: int) -> tuple[li
     return rows, lines
 
 
-def bench_decoders(model: ImageModel, sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+def bench_decoders(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
     """Every preset at its own window. Speed-up and compression are ratios of totals over the same prompt's
     images."""
+    model = load_model("shapes")
     contenders = {name: partial(timed_decode, model, resolve(name), sampling) for name in PRESETS}
     rows = in_turns(contenders, rounds)
 
@@ -269,6 +195,7 @@ def bench_decoders(model: ImageModel, sampling: Sampling, rounds: int) -> tuple[
 
 BENCHES = {
     "generate": bench_generate,
+    "generate-100m": bench_generate_100m,
     "overhead": bench_overhead,
     "window": bench_window,
     "decoders": bench_decoders,
@@ -284,16 +211,16 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    model, sampling = load_model("shapes"), find_model("shapes").sampling()
+    shapes = find_model("shapes")
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.benches or BENCHES:
-        rows, lines = BENCHES[name](model, sampling, options.rounds)
+        rows, lines = BENCHES[name](shapes.sampling(), options.rounds)
         document = {
             "bench": name,
             "command": shlex.join(["python", *sys.argv]),
             "threads": torch.get_num_threads(),
-            "sampling": asdict(sampling),
-            "weights_sha256": model.weights_sha256,
+            "sampling": asdict(shapes.sampling()),
+            "weights_sha256": shapes.weights_sha256(),
             **provenance.collect(),
             "rows": rows,
         }

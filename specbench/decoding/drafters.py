@@ -138,10 +138,9 @@ class Jacobi:
         tokens.scatter_(1, positions, torch.where(fresh, drawn, tokens.gather(1, positions)))
         if self._laws is None:
             return slots, torch.nn.functional.pad(q, (0, 0, 0, 1))
-        kept = torch.arange(width - 1, device=positions.device) + self._shift[:, None]
-        kept = self._laws[self._rows, kept.clamp(max=self._laws.shape[1] - 1)]
-        laws = kept.new_zeros(len(kept), width, target.vocab)
-        torch.where(fresh[..., None], q, kept, out=laws[:, :-1])
+        kept = torch.arange(width, device=positions.device) + self._shift[:, None]
+        laws = self._laws[self._rows, kept.clamp(max=self._laws.shape[1] - 1)]
+        torch.where(fresh[..., None], q, laws[:, :-1], out=laws[:, :-1])
         return slots, laws
 
 

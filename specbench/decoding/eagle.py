@@ -18,8 +18,9 @@ from specbench.decoding.drafters import Batch, Proposal
 from specbench.decoding.init import Init
 from specbench.decoding.noise import Stream
 from specbench.decoding.trees import chain, parse_tree, pruned, routes
+from specbench.looks import look
 from specbench.models.base import Tree
-from specbench.models.cache import PositionCache
+from specbench.models.cache import PositionCache, Reach
 from specbench.models.eagle import EagleHead, head_for
 
 if TYPE_CHECKING:
@@ -115,9 +116,10 @@ class HeadMemory:
         self._head = head
         prompt = session.draft_prompt()
         self._last = prompt.lengths[:, None] - 1
-        longest = int(self._last.max())
+        longest = max(look(self._last[:, 0]))
         self._scratch = longest + slots + 1
         self._cache = PositionCache(1, self._scratch + columns)
+        self._reach = Reach()
         self._index = torch.arange(self._scratch + columns, device=self._last.device)
         if longest:
             slots = self._index[:longest].expand(len(self._last), -1)
@@ -131,7 +133,8 @@ class HeadMemory:
         """
         ids, positions = self._repeat(ids), self._repeat(positions)
         slots = self._last + positions
-        visible = len(self._index) if slots.is_cuda else min(int(slots.max()) + 1, self._scratch)
+        end, _ = self._reach.of(slots[:, 0], slots.shape[1])
+        visible = min(end, self._scratch)
         return self._run(ids, features, slots, slots, self._index[:visible] <= slots[..., None], visible)
 
     def branch(self, ids: Tensor, features: Tensor, positions: Tensor, tree: Tree, columns: Tensor) -> Tensor:
@@ -150,8 +153,7 @@ class HeadMemory:
         return rows.repeat(len(self._last) // len(rows), 1)
 
     def _run(self, ids: Tensor, features: Tensor, slots: Tensor, numbers: Tensor, mask: Tensor, visible: int) -> Tensor:
-        self._cache.placement.slots = slots
-        self._cache.placement.visible = visible
+        self._cache.place(slots, visible)
         return self._head.extrapolate(
             ids,
             features,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.context import Context
-from specbench.decoding.sampling import rank
+from specbench.decoding.sampling import rank, rank_kept
 from specbench.decoding.verifiers import RatioTest, Verdict, Window, drift
 from specbench.errors import SpecbenchError
 
@@ -56,6 +56,8 @@ class Grouped(RatioTest):
             others = self._nearest[x.clamp(max=len(self._nearest) - 1)][..., 1:]
             ids = torch.cat([x[..., None], others], dim=-1)
             return ids, torch.ones_like(ids, dtype=torch.bool)
+        if x.shape[-1] == 1 and self._rank_by == "target":
+            return self._slice_of_kept(p, x)
         weights = p if self._rank_by == "target" else q
         order = rank(weights, self._descending)
         place_of = torch.empty_like(order).scatter_(
@@ -65,6 +67,16 @@ class Grouped(RatioTest):
         valid = (place >= 0) & (place < p.shape[-1])
         place = place.clamp(0, p.shape[-1] - 1)
         return order.gather(-1, place.flatten(-2)).view(place.shape), valid
+
+    def _slice_of_kept(self, p: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The same around one candidate [..., 1] among the tokens of p > 0, as no others count; itself elsewhere."""
+        order = rank_kept(p, self._descending)
+        here = order == x
+        place = here.int().argmax(-1, keepdim=True) + self._offsets
+        ids = order.gather(-1, place.clamp(0, order.shape[-1] - 1))
+        valid = here.any(-1, keepdim=True) & (place >= 0) & (place < order.shape[-1]) & (ids >= 0)
+        own = self._offsets == 0
+        return torch.where(valid, ids, x)[..., None, :], (valid | own)[..., None, :]
 
     def _close(self, ids: Tensor, x: Tensor) -> Tensor:
         """Whether members lie within d of x, in squared Euclidean distance of codebook rows."""

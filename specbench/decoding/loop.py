@@ -21,6 +21,7 @@ from specbench.decoding.drafters import Batch, Proposal
 from specbench.decoding.generation import Generation
 from specbench.decoding.noise import Noise, row_key
 from specbench.decoding.presets import DecoderSpec
+from specbench.decoding.progress import Progress
 from specbench.decoding.record import Record
 from specbench.decoding.sampling import Target
 from specbench.decoding.spans import Spans
@@ -117,13 +118,14 @@ class Loop:
 
     def run(self) -> None:
         """Decode every row to its end."""
-        behind = 0
-        while behind < self._length:
-            self.step(behind)
-            behind = int(self.committed.min())
+        progress = Progress(self._length, self._drafter.window)
+        while not progress.done:
+            self.step(progress.behind)
+            progress.step(self.committed)
 
     def step(self, behind: int) -> None:
-        """One target forward; no row has committed fewer than `behind` slots."""
+        """Queue one target forward and what follows from it, without waiting for either; no row has committed fewer
+        than `behind` slots."""
         self.steps = self.steps + 1
         # Near the end a full window would only predict slots past it. The one column too many lets the last slot
         # hold a tested draft whatever else is in the batch, so that an image does not depend on it.

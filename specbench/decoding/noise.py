@@ -67,15 +67,20 @@ class Noise:
     def _column(self, keys: Sequence[int]) -> Bits:
         return self._bits(torch.tensor(list(keys), dtype=torch.int64, device=self._device))[:, None]
 
-    def _bits(self, numbers: Tensor | int) -> Bits:
-        """Integers as what this device hashes fastest, never a scalar, whose arithmetic would not wrap."""
-        numbers = torch.as_tensor(numbers, device=self._device)
-        return np.atleast_1d(numbers.numpy()) if self._device.type == "cpu" else numbers
+    def _bits(self, numbers: Tensor) -> Bits:
+        """Integers as what this device hashes fastest."""
+        return numbers.numpy() if self._device.type == "cpu" else numbers
+
+    def _counted(self, numbers: Tensor | int) -> Bits | int:
+        """(numbers + 1) * golden; one number is wrapped here, since to send it to a GPU would make the host wait."""
+        if isinstance(numbers, int):
+            return ((numbers + 1) * _GOLDEN + 2**63) % 2**64 - 2**63
+        return (self._bits(numbers) + 1) * _GOLDEN
 
     def _base(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Bits:
         """[B, T] hash state of each address."""
-        state = _mix(self._keys + (self._bits(positions) + 1) * _GOLDEN)
-        return _mix(state + (self._bits(draw * len(Stream) + stream) + 1) * _GOLDEN)
+        state = _mix(self._keys + self._counted(positions))
+        return _mix(state + self._counted(draw * len(Stream) + stream))
 
     def uniform(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
         """[B, T] float64 uniforms in (0, 1) for stream slots `positions` [B, T]; `draw` tells repeats apart."""

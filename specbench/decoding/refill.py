@@ -23,6 +23,7 @@ from specbench.decoding.presets import DecoderSpec
 from specbench.decoding.sampling import Target
 from specbench.decoding.spans import Spans
 from specbench.errors import SpecbenchError
+from specbench.looks import look
 from specbench.models.base import ImageModel
 
 Outcome = tuple[Request, Generation | SpecbenchError]
@@ -99,7 +100,7 @@ class Refill:
         while self._seats:
             start = time.perf_counter()
             self._loop.step(behind)
-            committed = self._loop.committed.tolist()
+            committed = look(self._loop.committed)
             self._steps_ms += (time.perf_counter() - start) * 1e3
             if done := [row for row in self._seats if committed[row] >= length]:
                 yield from self._finish(done)

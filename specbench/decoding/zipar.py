@@ -29,6 +29,7 @@ from specbench.decoding.residuals import standard
 from specbench.decoding.sampling import Target, at, run_race
 from specbench.decoding.spans import Spans
 from specbench.errors import SpecbenchError
+from specbench.looks import look
 from specbench.models.base import ScatteredSession, TokenLayout
 
 if TYPE_CHECKING:
@@ -131,9 +132,11 @@ class RowsLoop:
         closing = (count == width) & ~self._done_feeding
         closing[:, -1] = False
         wanted = starting | growing
-        rows = (wanted | closing).any(0).nonzero().squeeze(1)
-        if not len(rows):
+        # Which rows work depends on what was drawn where the window is adaptive, and sizes the forward.
+        working = [row for row, works in enumerate(look((wanted | closing).any(0))) if works]
+        if not working:
             return None
+        rows = torch.tensor(working, device=count.device)
         first = self._slots[:, 0].expand_as(count)
         newest = self._slots.expand(len(count), -1, -1).gather(2, (count - 1).clamp(min=0)[..., None]).squeeze(2)
         positions = torch.where(starting, first, newest + 1)

@@ -41,12 +41,12 @@ class Worker:
         try:
             if self._model is None:
                 self._model = pickle.loads(self._load)()
-            warm_up(self._model, specs, prompt)
+            facts = warm_up(self._model, specs, prompt)
         except SpecbenchError as error:
             return error
         except Exception as error:  # whatever keeps a model from loading ends the run in one line
             return SpecbenchError(f"a worker cannot load the model: {type(error).__name__}: {error}", "", FAILURE)
-        return {"specbench": __version__, "versions": provenance.versions(), "hardware": provenance.hardware()}
+        return facts | {"specbench": __version__, "versions": provenance.versions(), "hardware": provenance.hardware()}
 
     def decode(self, chunk: Chunk) -> Finished:
         return decode_chunk(self._model, chunk)

@@ -65,9 +65,13 @@ class Executor(Protocol):
         """Every image of every chunk, in any order, failed ones too. A chunk is taken only when somebody is free."""
 
 
-def warm_up(model: ImageModel, specs: Sequence[RunSpec], prompt: Prompt) -> None:
+def warm_up(model: ImageModel, specs: Sequence[RunSpec], prompt: Prompt) -> dict[str, object]:
     """Decode an image with each spec that is thrown away. What is wrong with one image may wait for its row; wrong
-    settings may not."""
+    settings may not.
+
+    Returns:
+        What was compiled meanwhile, if anything, and how long that took.
+    """
     for spec in specs:
         try:
             request = Request(prompt.text, WARM_UP_ID)
@@ -77,6 +81,11 @@ def warm_up(model: ImageModel, specs: Sequence[RunSpec], prompt: Prompt) -> None
                 raise
         except Exception:  # shows again, and is recorded, with the first measured image
             pass
+    steps = getattr(model, "compiled", ())
+    if not steps:
+        return {}
+    seconds, forms = (sum(getattr(step, name) for step in steps) for name in ("seconds", "forms"))
+    return {"compile_s": round(seconds, 3), "compiled_forms": forms}
 
 
 def decode_chunk(model: ImageModel, chunk: Chunk) -> Finished:
@@ -151,8 +160,7 @@ class InProcess:
         return 1
 
     def warm_up(self, specs: Sequence[RunSpec], prompt: Prompt) -> dict[str, object]:
-        warm_up(self.model, specs, prompt)
-        return {}
+        return warm_up(self.model, specs, prompt)
 
     def decode(self, chunks: Iterator[Chunk]) -> Iterator[Finished]:
         for spec, run in groupby(chunks, key=lambda chunk: chunk.spec):

@@ -110,7 +110,7 @@ class Tree:
     @cached_property
     def ancestors(self) -> Tensor:
         """[T, T] bool, True where the second column is the first one or an ancestor of it."""
-        sees = torch.eye(len(self.parents), dtype=torch.bool)
+        sees = torch.eye(len(self.parents), dtype=torch.bool, device="cpu")
         for column, parent in enumerate(self.parents[1:], start=1):
             sees[column] |= sees[parent]
         return sees

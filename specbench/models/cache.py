@@ -6,9 +6,16 @@ different positions, and prompts of different length need no padding.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from specbench.looks import Echo
+
+BLOCK = 256
+"""Slots by which what attention reads grows where few shapes are wanted."""
 
 
 class Placement:
@@ -31,17 +38,30 @@ class PositionLayer(CacheLayerMixin):
 
     is_compileable = False
 
-    def __init__(self, capacity: int, placement: Placement):
+    def __init__(self, capacity: int, placement: Placement, keys: Tensor | None = None, values: Tensor | None = None):
+        """`keys` and `values` are buffers that exist already, if any."""
         super().__init__()
         self._capacity = capacity
         self._placement = placement
+        if keys is not None:
+            self.keys, self.values = keys, values
+            self._rows = torch.arange(len(keys), device=keys.device)[:, None]
+            self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         rows, heads, _, width = key_states.shape
-        self.keys = key_states.new_zeros(rows, heads, self._capacity, width)
-        self.values = value_states.new_zeros(rows, heads, self._capacity, value_states.shape[-1])
+        self._hold(
+            key_states.new_zeros(rows, heads, self._capacity, width),
+            value_states.new_zeros(rows, heads, self._capacity, value_states.shape[-1]),
+        )
         self._rows = torch.arange(rows, device=key_states.device)[:, None]
         self.is_initialized = True
+
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+        for buffer in (keys, values):
+            # A captured graph may write into it where it is.
+            torch._dynamo.mark_static_address(buffer, guard=False)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
@@ -70,8 +90,7 @@ class PositionLayer(CacheLayerMixin):
     def grow(self, slots: int) -> None:
         """Make room for `slots` more, behind the others."""
         self._capacity += slots
-        self.keys = torch.nn.functional.pad(self.keys, (0, 0, 0, slots))
-        self.values = torch.nn.functional.pad(self.values, (0, 0, 0, slots))
+        self._hold(*(torch.nn.functional.pad(buffer, (0, 0, 0, slots)) for buffer in (self.keys, self.values)))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self._placement.visible, 0
@@ -83,12 +102,53 @@ class PositionLayer(CacheLayerMixin):
         return self._capacity
 
 
-class PositionCache(Cache):
-    """A transformers cache of `PositionLayer`s; set `placement` before every forward."""
+class Reach:
+    """How far into the cache a forward gets, from what the host knows without making a GPU wait.
 
-    def __init__(self, layers: int, capacity: int):
+    Rows never move further in a forward than it has columns, so old news is an upper bound.
+    """
+
+    def __init__(self) -> None:
+        self._echo = Echo()
+        self._columns = 0
+
+    def of(self, starts: Tensor, columns: int) -> tuple[int, int | None]:
+        """The end of a forward of `columns` columns whose first ones stand at slots `starts` [R], at most.
+
+        Returns:
+            That slot, and the start of all rows where they are known to be alike.
+        """
+        heard, when = self._echo.hear(starts, self._columns)
+        first, last = min(heard), max(heard)
+        since = self._columns - when
+        self._columns += columns
+        return last + since + columns, first if first == last and not since else None
+
+
+class PositionCache(Cache):
+    """A transformers cache of `PositionLayer`s; `place` before every forward.
+
+    Args:
+        buffers: keys and values of every layer, if they exist already.
+    """
+
+    def __init__(self, layers: int, capacity: int, buffers: Sequence[tuple[Tensor, Tensor]] = ()):
         self.placement = Placement()
-        super().__init__(layers=[PositionLayer(capacity, self.placement) for _ in range(layers)])
+        held = buffers or [(None, None)] * layers
+        super().__init__(layers=[PositionLayer(capacity, self.placement, *pair) for pair in held])
+
+    def place(self, slots: Tensor, visible: int, run: slice | None = None) -> None:
+        """Say where the next forward writes and how far it reads; see `Placement`."""
+        self.placement.slots, self.placement.visible, self.placement.run = slots, visible, run
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its buffers exist: they are made by the first forward, or prefill."""
+        return self.layers[0].is_initialized
+
+    def buffers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of every layer; they exist after the first forward."""
+        return [(layer.keys, layer.values) for layer in self.layers]
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy entries between slots in every layer; see `PositionLayer.move`."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
+from specbench.models.attention import use_grouped_attention
 from specbench.models.base import DraftPrompt, TokenLayout, Tree
-from specbench.models.cache import PositionCache
+from specbench.models.cache import BLOCK, PositionCache, Reach
+from specbench.models.compiled import CompiledStep, compiled_step
+from specbench.models.step import Fed, guide, run_step
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class TransformerModel:
     codebook: Tensor | None
     weights_sha256: str
     backbone: nn.Module
+    _compiled_steps: dict[float, CompiledStep] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -97,7 +102,25 @@ class TransformerModel:
         return prompt
 
     def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
+        use_grouped_attention(self.backbone)
         return TransformerSession(self, prefix, guidance, columns)
+
+    def compile(self) -> None:
+        """Let sessions run their steps compiled from now on."""
+        self._compiled_steps = {}
+
+    def compiled_step(self, guidance: float) -> CompiledStep | None:
+        """The compiled step under some guidance; None without `compile`."""
+        if self._compiled_steps is None:
+            return None
+        if guidance not in self._compiled_steps:
+            self._compiled_steps[guidance] = compiled_step(self, guidance)
+        return self._compiled_steps[guidance]
+
+    @property
+    def compiled(self) -> list[CompiledStep]:
+        """The steps compiled so far."""
+        return list((self._compiled_steps or {}).values())
 
 
 class TransformerSession:
@@ -116,16 +139,18 @@ class TransformerSession:
         """`length`: stream slots to make room for, if not all."""
         self._model = model
         self._guidance = guidance
+        self._compiled = model.compiled_step(guidance)
         self._prefix = prefix if guidance != 1.0 else prefix.conditional()
         lengths = [len(embeds) for embeds in self._prefix.embeds]
         self._last = torch.tensor(lengths, device=model.device)[:, None] - 1
         shift = self._prefix.shift
         self._shift = torch.zeros_like(self._last) if shift is None else shift.to(model.device)[:, None]
         self._start = torch.stack([embeds[-1] for embeds in self._prefix.embeds])[:, None]
-        # Past the stream's last slot: room for a window that overhangs it, then for branches of a tree.
+        # Past the stream's last slot: room for a window that overhangs it, then for columns kept aside.
         self._scratch = max(lengths) + (model.layout.length if length is None else length) + columns
         self._cache = PositionCache(model.backbone.config.num_hidden_layers, self._scratch + columns)
         self._index = torch.arange(self._scratch + columns, device=model.device)
+        self._reach = Reach()
         self._fed: Tensor | None = None
         self.features: Tensor | None = None
         self._prompt_features = self._prefill(max(lengths) - 1)
@@ -137,70 +162,62 @@ class TransformerSession:
         rows = [embeds[:-1] for embeds in self._prefix.embeds]
         embeds = nn.utils.rnn.pad_sequence(rows, batch_first=True)
         slots = self._index[:longest].expand(len(embeds), -1)
-        return self._run(embeds, slots, slots, self._index[:longest] <= slots[..., None], longest)
-
-    def _run(
-        self,
-        embeds: Tensor,
-        slots: Tensor,
-        position_ids: Tensor,
-        mask: Tensor | None,
-        visible: int,
-        run: slice | None = None,
-    ) -> Tensor:
-        self._cache.placement.slots = slots
-        self._cache.placement.visible = visible
-        self._cache.placement.run = run
-        output = self._model.backbone(
+        self._cache.place(slots, longest)
+        return self._model.backbone(
             inputs_embeds=embeds,
-            position_ids=position_ids + self._shift,
-            attention_mask=None if mask is None else mask[:, None],
+            position_ids=slots + self._shift,
+            attention_mask=(self._index[:longest] <= slots[..., None])[:, None],
             past_key_values=self._cache,
             use_cache=True,
-        )
-        return output.last_hidden_state
+        ).last_hidden_state
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
-        embeds, position_ids = self._embed(tokens, positions)
-        if tree is None:
-            self._fed = position_ids
-            self.features = self._run_chain(embeds, position_ids)
-        else:
-            self._fed, mask = self._place_tree(position_ids, tree, len(self._index))
-            self.features = self._run(embeds, self._fed, position_ids, mask, len(self._index))
-        return self.logits(self.features)
-
-    def _embed(self, tokens: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs [R, T, d] and cache slots [R, T] of columns [B, T]."""
         tokens, positions = self._twice(tokens), self._twice(positions)
-        embeds = self._model.embed(tokens, positions, self._prefix.state)
-        if self._fed is None:
-            # Only a session's first forward predicts slot 0, whose input is the prompt's last element.
-            embeds = torch.where((positions == 0)[..., None], self._start, embeds)
-        return embeds, self._last + positions
+        slots = self._last + positions
+        columns = slots.shape[1] if tree is None else 2 * slots.shape[1]
+        end, start = self._reach.of(slots[:, 0], columns)
+        visible = self._readable(end)
+        if tree is not None:
+            return self._step(tokens, positions, *self._place_tree(slots, tree, visible), visible)
+        return self._step(tokens, positions, slots, None, visible, start)
+
+    def _readable(self, end: int) -> int:
+        """Slots to read where those from `end` on are not needed. A GPU reads whole blocks, for few shapes."""
+        return end if self._index.device.type == "cpu" else min(-(-end // BLOCK) * BLOCK, len(self._index))
+
+    def _step(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        mask: Tensor | None,
+        visible: int,
+        start: int | None = None,
+    ) -> Tensor:
+        """Logits of columns [R, T] at cache slots [R, T]; of a chain, `start` is where all rows begin, if they agree.
+        Such rows are written as one run, and a lone column of theirs sees all and needs no mask.
+        """
+        first, self._fed = self._fed is None, slots
+        # Only a session's first forward predicts slot 0, whose input is the prompt's last element.
+        opening = self._start if first or self._compiled else None
+        index = self._index[:visible]
+        fed = Fed(tokens, positions, slots, index, mask, self._last, self._shift, opening, self._prefix.state)
+        if self._compiled and self._cache.is_ready:
+            self.features, logits = self._compiled(self._cache, fed)
+            return logits
+        if start is not None and slots.shape[1] == 1:
+            fed = fed._replace(index=None)
+        self._cache.place(slots, visible, None if start is None else slice(start, start + slots.shape[1]))
+        self.features, logits = run_step(self._model, self._guidance, self._cache, fed)
+        return logits
 
     def _twice(self, columns: Tensor) -> Tensor:
         """[B, T] to [R, T]: the unconditional rows of guidance are fed what the conditional ones are."""
         return columns if len(columns) == len(self._last) else torch.cat([columns, columns])
 
-    def _run_chain(self, embeds: Tensor, position_ids: Tensor) -> Tensor:
-        """A chain, every column in its own place. Where asking is free of synchronisation, as on a CPU, unused slots
-        are not read, rows that stand alike are written as one run, and a lone column that sees all needs no mask.
-        """
-        visible, run = len(self._index), None
-        if not position_ids.is_cuda:
-            starts = position_ids[:, 0].tolist()
-            first, last = min(starts), max(starts)
-            visible = last + position_ids.shape[1]
-            run = slice(first, visible) if first == last else None
-        if run is not None and position_ids.shape[1] == 1:
-            return self._run(embeds, position_ids, position_ids, None, visible, run)
-        mask = self._index[:visible] <= position_ids[..., None]
-        return self._run(embeds, position_ids, position_ids, mask, visible, run)
-
     def logits(self, features: Tensor) -> Tensor:
         """Guided logits [B, T, v_image] of features [R, T, d], the target's own or a draft head's."""
-        return self._guide(self._model.head(features).float())
+        return guide(self._model.head(features).float(), self._guidance)
 
     def draft_prompt(self) -> DraftPrompt:
         lengths, ids = self._last[:, 0] + 1, self._prefix.ids
@@ -209,34 +226,25 @@ class TransformerSession:
         return self._model.draft_prompt(DraftPrompt(lengths, self._prompt_features, ids), self._prefix.state)
 
     def forward_scattered(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
-        embeds, position_ids = self._embed(tokens, positions)
+        tokens, positions = self._twice(tokens), self._twice(positions)
         fed, aside = self._twice(fed), self._twice(aside)
+        position_ids = self._last + positions
         own = self._scratch + self._index[: position_ids.shape[1]]
         slots = torch.where(aside, own, position_ids)
         place = self._index - self._last
         known = (place <= 0) | (fed.gather(1, place.clamp(0, fed.shape[1] - 1)) & (place < fed.shape[1]))
         mask = known[:, None] & (self._index <= position_ids[..., None])
         mask.scatter_(2, slots[..., None], True)
-        self._fed = slots
-        self.features = self._run(embeds, slots, position_ids, mask, len(self._index))
-        return self.logits(self.features)
+        return self._step(tokens, positions, slots, mask, len(self._index))
 
     def _place_tree(self, position_ids: Tensor, tree: Tree, visible: int) -> tuple[Tensor, Tensor]:
-        """Cache slots [R, T] and mask [R, T, visible] of a tree: the trunk in place, branches in the scratch slots."""
+        """Cache slots [R, T] and mask [R, T, visible] of a tree: the trunk in place, branches behind all columns."""
+        in_trunk, ancestors = _tree_tables(tree, position_ids.device)
         columns = self._index[: position_ids.shape[1]]
-        in_trunk = torch.tensor(tree.in_trunk, device=columns.device)
-        slots = torch.where(in_trunk, position_ids, self._scratch + columns)
+        slots = torch.where(in_trunk, position_ids, position_ids[:, :1] + len(columns) + columns)
         mask = (self._index[:visible] < position_ids[:, :1, None]).expand(-1, len(columns), -1).clone()
-        ancestors = tree.ancestors.to(columns.device).expand(len(slots), -1, -1)
-        mask.scatter_(2, slots[:, None].expand_as(ancestors), ancestors)
+        mask.scatter_(2, slots[:, None].expand(-1, len(columns), -1), ancestors.expand(len(slots), -1, -1))
         return slots, mask
-
-    def _guide(self, logits: Tensor) -> Tensor:
-        """u + s (c - u), float32."""
-        if self._guidance == 1.0:
-            return logits
-        conditional, unconditional = logits.chunk(2)
-        return torch.lerp(unconditional, conditional, self._guidance)
 
     def keep(self, columns: Tensor, positions: Tensor) -> None:
         source = self._fed.gather(1, self._twice(columns))
@@ -255,4 +263,10 @@ class TransformerSession:
         self._last[rows], self._shift[rows], self._start[rows] = fresh._last, fresh._shift, fresh._start
         for held, new in zip(self._prefix.state, fresh._prefix.state, strict=True):
             held[rows] = new
-        self._fed = None
+        self._fed, self._reach = None, Reach()
+
+
+@lru_cache(maxsize=64)
+def _tree_tables(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor]:
+    """[T] which columns are in the trunk, and [T, T] which see which."""
+    return torch.tensor(tree.in_trunk, device=device), tree.ancestors.to(device)

@@ -90,8 +90,8 @@ def _images(row: Mapping) -> str:
 
 
 _FASTEST = (
-    "vs fastest AR: the same speed-up against the AR configuration (in brackets: number format, threads) that is "
-    "fastest on this machine among the runs at hand."
+    "vs fastest AR: the same speed-up against the AR configuration (in brackets: number format, threads, compiled) "
+    "that is fastest on this machine among the runs at hand."
 )
 _BY_DEPTH = (
     "Acceptance by depth: acceptance at each place of a round, counted from its first draft; on a tree a place is "

@@ -107,6 +107,7 @@ def _heading(row: Mapping) -> str:
         setting["dtype"],
         setting["device"],
         threads,
+        *(["compiled"] if setting.get("compiled") else []),
         f"batch {setting['batch']}",
     ]
     return f"{row['model']}: {', '.join(parts)}"

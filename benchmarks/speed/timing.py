@@ -1,0 +1,40 @@
+"""Timing contenders in turns, so that drift of the machine hits all of them."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+
+from specbench.config import Sampling
+from specbench.decoding.loop import Request, decode
+from specbench.decoding.presets import DecoderSpec
+from specbench.models.base import ImageModel
+
+CAPTION = "a red circle left of a blue square"
+
+
+def timed_decode(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, sample: int) -> dict:
+    """One image at batch 1: wall milliseconds without rendering, the loop's spans, forwards and tokens."""
+    start = time.perf_counter()
+    [image] = decode(model, [Request(CAPTION, "bench", sample)], decoder, sampling, seed=0, render=False)
+    wall_ms = (time.perf_counter() - start) * 1e3
+    return {"wall_ms": wall_ms, "spans_ms": image.spans_ms, "nfe": image.nfe, "tokens": image.committed}
+
+
+def in_turns(contenders: dict[str, Callable[[int], dict]], rounds: int) -> list[dict]:
+    """Run every contender once per round, after one round of warm-up; the order rotates."""
+    names, rows = list(contenders), []
+    for name in names:
+        contenders[name](0)
+    for turn in range(rounds):
+        for place in range(len(names)):
+            name = names[(turn + place) % len(names)]
+            rows.append({"name": name, "round": turn, **contenders[name](turn + 1)})
+            print(f"{name}: round {turn + 1} of {rounds}", file=sys.stderr)
+    return rows
+
+
+def median(rows: list[dict], name: str, value: Callable[[dict], float] = lambda row: row["wall_ms"]) -> float:
+    return statistics.median(value(row) for row in rows if row["name"] == name)

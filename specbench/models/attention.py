@@ -1,0 +1,48 @@
+"""Attention for networks whose heads share keys and values, without copies of those for windows either.
+
+transformers' own function packs the queries of a group for a lone column and repeats keys and values for more, so that
+a window would pay for something that AR does not.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "specbench_grouped"
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: object,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it: queries [R, H, T, d] over keys and values [R, H / G, S, d], and a mask
+    [R, 1, T, S]; the output is [R, T, H, d]. The G heads of a group become columns of one head.
+    """
+    rows, heads, columns, width = query.shape
+    groups = heads // key.shape[1]
+    if groups == 1 or attention_mask is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    packed = query.reshape(rows, heads // groups, groups * columns, width)
+    mask = attention_mask.repeat(1, 1, groups, 1)
+    output = torch.nn.functional.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
+    return output.reshape(rows, heads, columns, -1).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, grouped_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def use_grouped_attention(backbone: nn.Module) -> None:
+    """Let a network with shared keys and values attend this way."""
+    config = backbone.config
+    if config._attn_implementation == "sdpa" and config.num_key_value_heads != config.num_attention_heads:
+        config._attn_implementation = NAME

@@ -1,0 +1,165 @@
+"""A compiled step gives the tokens of an uncompiled one, is exact itself, and is compiled before the clock starts."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from tiny_llama import VOCAB, Tiny
+
+from specbench import compiling, plan
+from specbench.comparable import configuration, differences
+from specbench.config import Sampling
+from specbench.decoding.loop import Request, decode
+from specbench.decoding.presets import resolve
+from specbench.divergence import LEVEL, Counts, p_value
+from specbench.errors import SpecbenchError
+from specbench.models import compiled as compiled_module
+from specbench.models.compiled import CompiledStep
+from specbench.models.enumerable import image_index, processed
+from specbench.settings import merge, run_settings
+
+LACKING = compiling.missing("cpu")
+needs_compiler = pytest.mark.skipif(LACKING is not None, reason=f"a step cannot be compiled here: {LACKING}")
+SAMPLING = Sampling(guidance=2.0, temperature=0.9, top_k=4)
+DECODERS = [
+    resolve("ar"),
+    resolve("sjd", {"window": 3}),
+    resolve("gsd", {"window": 4, "G": 3}),
+    resolve("eagle", {"tree": "0 1 00 01"}),
+]
+REQUESTS = [Request(text, text, sample) for text in ("a fox", "two red hens") for sample in range(20)]
+
+
+@pytest.fixture(scope="module")
+def eager():
+    return Tiny()
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    model = Tiny()
+    model.compile()
+    return model
+
+
+def tokens(model, decoder, requests):
+    images = decode(model, requests, decoder, SAMPLING, seed=3, render=False)
+    return np.stack([image.tokens for image in images])
+
+
+@needs_compiler
+def test_same_tokens_under_the_same_noise_and_nothing_compiled_twice(eager, compiled):
+    torch._dynamo.utils.counters.clear()
+    for decoder in DECODERS:
+        np.testing.assert_array_equal(tokens(compiled, decoder, REQUESTS), tokens(eager, decoder, REQUESTS))
+    (step,) = compiled.compiled
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert step.forms == graphs == 3  # a lone column, a window, a tree
+    assert step.seconds > 0
+    for decoder in [*DECODERS, resolve("sjd", {"window": 2})]:
+        longer = [Request("a much longer prompt than before", "long", 7)]
+        tokens(compiled, decoder, REQUESTS[::-3] + longer)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
+@needs_compiler
+def test_the_joint_of_compiled_steps_is_exact(eager, compiled):
+    exact = np.append(joint(eager, "a fox"), 0.0)
+    observed = np.zeros((2, len(exact)), dtype=np.int64)
+    for half, start in itertools.product(range(2), range(0, 8000, 2000)):
+        requests = [Request("a fox", f"half {half}", start + n) for n in range(2000)]
+        drawn = tokens(compiled, DECODERS[1], requests)
+        image = drawn[:, eager.layout.free_slots()]
+        np.add.at(observed[half], image_index(image, VOCAB), 1)
+    assert p_value([Counts(observed, exact)]) > LEVEL
+
+
+@torch.inference_mode()
+def joint(model, text) -> np.ndarray:
+    """The exact joint [VOCAB ** 4] of the images of `text`, from uncached forwards over every whole stream."""
+    free, forced = model.layout.free_slots(), torch.tensor(model.layout.forced)
+    images = torch.cartesian_prod(*[torch.arange(VOCAB)] * len(free))
+    streams = forced.repeat(len(images), 1)
+    streams[:, free] = images
+    halves = []
+    for prompt in model.encode([text]).embeds:
+        inputs = torch.cat([prompt.expand(len(streams), -1, -1), model.embed(streams[:, :-1], None, ())], 1)
+        hidden = model.backbone(inputs_embeds=inputs, use_cache=False).last_hidden_state
+        halves.append(model.head(hidden[:, len(prompt) - 1 :]).double().numpy())
+    logits = halves[1] + SAMPLING.guidance * (halves[0] - halves[1])
+    p = np.ones(len(images))
+    for number, row in enumerate(images.tolist()):
+        for slot, token in zip(free, row, strict=True):
+            p[number] *= processed(logits[number, slot], SAMPLING)[token]
+    return p
+
+
+def test_fixed_shapes_fill_windows_up_and_change_nothing(eager, monkeypatch):
+    """What captured graphs need, without the graphs: windows are powers of two, the cache is read in blocks."""
+    widths = set()
+
+    def as_it_is(step, **_):
+        def call(buffers, fed):
+            widths.add(fed.tokens.shape[1])
+            return step(buffers, fed)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", as_it_is)
+    model = Tiny()
+    model._compiled_steps = {SAMPLING.guidance: CompiledStep(model, SAMPLING.guidance, True, {})}
+    for decoder in DECODERS:
+        np.testing.assert_array_equal(tokens(model, decoder, REQUESTS), tokens(eager, decoder, REQUESTS))
+    assert widths == {1, 2, 4, 8}
+
+
+def test_what_cannot_be_compiled_is_said_in_one_line(monkeypatch):
+    def broken(step, **_):
+        def call(buffers, fed):
+            raise torch._dynamo.exc.TorchDynamoException("no such luck\nat line 1")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    model = Tiny()
+    model.compile()
+    with pytest.raises(SpecbenchError, match="no such luck") as caught:
+        decode(model, REQUESTS[:1], DECODERS[0], SAMPLING, seed=0, render=False)
+    assert "\n" not in caught.value.what and caught.value.exit_code == 5
+    assert compiled_module.compiled_step(model, 1.0) is not model.compiled_step(1.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "device", "lacking", "compiled", "noted"),
+    [
+        ("auto", "cuda:1", None, True, False),
+        ("auto", "cuda", "no triton", False, True),
+        ("auto", "cpu", None, False, False),
+        ("on", "cpu", None, True, False),
+        ("on", "cpu", "no g++", False, True),
+        ("off", "cuda", None, False, False),
+    ],
+)
+def test_auto_compiles_where_it_helps_and_says_so_where_it_cannot(mode, device, lacking, compiled, noted, monkeypatch):
+    monkeypatch.setattr(compiling, "missing", lambda device: lacking)
+    made = plan.make_plan(merge(run_settings(), {"compile": mode, "device": device, "decoder": "ar"}))
+    assert made.compiled == compiled
+    assert bool(made.notes) == noted
+    if noted:
+        assert lacking in made.notes[0] and "\n" not in made.notes[0]
+
+
+def test_compiled_and_uncompiled_runs_are_not_compared():
+    values = {"decoder": "ar", "compile": "on"}
+    one, other = (plan.make_plan(merge(run_settings(), values | {"compile": mode})) for mode in ("on", "off"))
+    infos = []
+    for made, compiled in ((one, LACKING is None), (other, False)):
+        spec = made.spec(made.decoders[0].spec, "0" * 64)
+        assert bool(spec.compiled) == compiled
+        infos.append({"spec": spec.content(), "invocations": []})
+    if LACKING is None:
+        assert differences(*infos) == ["compiled (yes, AR no)"]
+        assert not differences(*infos, any_configuration=True)
+        assert configuration(infos[0]).endswith(", compiled")
+        assert one.spec(one.decoders[0].spec, "").run_id != other.spec(other.decoders[0].spec, "").run_id
