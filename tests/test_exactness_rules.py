@@ -180,6 +180,11 @@ def test_top_k_keeps_every_tie_with_the_kth_logit():
     assert kept.tolist() == [False, True, True, True, False]
 
 
+def test_tokens_a_model_rules_out_stay_out_however_few_are_left():
+    left = truncate(torch.tensor([[0.0, -torch.inf, -torch.inf, -torch.inf]]), Sampling(1.0, 1.0, 2)).softmax(-1)
+    assert left.tolist() == [[1.0, 0.0, 0.0, 0.0]]
+
+
 def test_inversion_gives_each_token_its_share_and_never_one_without_weight():
     weights = torch.tensor([0.0, 0.5, 0.0, 2.0, 1.5, 0.0])
     grid = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000

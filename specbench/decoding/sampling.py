@@ -19,9 +19,7 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
-        # Shifting costs nothing, softmax being blind to it, and lets one fused threshold do the masking.
-        shifted = logits - kth_largest(logits, sampling.top_k)
-        logits = torch.nn.functional.threshold_(shifted, -torch.finfo(shifted.dtype).tiny, -torch.inf)
+        logits = logits.masked_fill(logits < kth_largest(logits, sampling.top_k), -torch.inf)
     if sampling.top_p < 1.0:
         ranked, order = logits.softmax(-1).sort(dim=-1, descending=True)
         # A token stays while the mass strictly before it is below top_p, so the first always stays.
