@@ -180,6 +180,7 @@ def test_two_downloads_of_one_file_do_not_mix(server, remote, tmp_path):
     first = threading.Thread(target=fetch, args=(remote, tmp_path / "file"))
     first.start()
     while not server.asked:
+        assert first.is_alive()
         time.sleep(0.01)
     with pytest.raises(SpecbenchError, match="another process"):
         fetch(remote, tmp_path / "file")

@@ -8,7 +8,6 @@ import functools
 import hashlib
 import io
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -491,4 +490,3 @@ TARGETS = (
         "checkpoints", 0.1, damaged_folders(example_checkpoint), _write_folder(example_checkpoint), _load_checkpoint
     ),
 )
-os.environ["HF_HUB_OFFLINE"] = "1"
