@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench import compiling, registry
+from specbench.decoder_plan import plan_decoders
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.folders import find_runs, read_info, runs_in
 from specbench.metrics.protocols import find_protocol
 from specbench.models.catalog import Model, load_model
-from specbench.plan import Plan, available_threads, plan_decoders, plan_model, plan_sampling, together
+from specbench.plan import Plan, available_threads, plan_model, plan_sampling, together
 from specbench.prompts import Prompt, load_prompts, text_id
 from specbench.settings import merge, run_settings
 from specbench.sweep import sweep_plans

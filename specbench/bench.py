@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from specbench import prompts, registry
+from specbench.decoder_plan import plan_decoders
 from specbench.errors import BAD_INPUT, INTERRUPTED, MISSING_PREREQUISITE, SpecbenchError
 from specbench.folders import finite, read_info, runs_in
 from specbench.models.catalog import find_model
 from specbench.papers import SCORE, Case, Column, Table
-from specbench.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_decoders, plan_model, plan_sampling, together
+from specbench.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
 from specbench.settings import OPEN_IN_TABLES, Value, decoder_settings, merge, run_settings
 
 _TRACED = ("draft_tv", "draft_top1")

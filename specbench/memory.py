@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 
 from specbench.config import Sampling
 from specbench.decoding.presets import DecoderSpec
+from specbench.decoding.tree_paths import node_paths
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import Model
 
@@ -61,9 +62,7 @@ def most_columns(decoder: DecoderSpec, model: Model) -> int:
     """Columns of the widest forward."""
     options = dict(decoder.options)
     if "tree" in options:
-        from specbench.decoding.trees import parse_tree
-
-        return len(parse_tree(str(options["tree"])).parents)
+        return 1 + len(node_paths(str(options["tree"])))
     if decoder.drafter == "zipar":
         return model.stream
     window = int(options.get("window", 1))

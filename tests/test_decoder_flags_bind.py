@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specbench.decoder_plan import parse_decoders, plan_decoders
 from specbench.decoding.presets import PRESETS, options_of, resolve
 from specbench.errors import SpecbenchError
-from specbench.plan import parse_decoders, plan_decoders
 from specbench.settings import merge, run_settings
 
 SETTINGS = run_settings()

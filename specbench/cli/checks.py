@@ -90,8 +90,8 @@ def audit(
 def auditable(names: list[str]) -> list[tuple[str, object]]:
     """(label, decoder) with names and inline options checked; a user's own decoder is imported."""
     from specbench import registry
+    from specbench.decoder_plan import parse_decoders
     from specbench.decoding.presets import Preset, resolve
-    from specbench.plan import parse_decoders
     from specbench.settings import split_list
 
     found = []

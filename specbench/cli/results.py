@@ -89,19 +89,22 @@ def score(
         rows = api.score([*runs, against] if runs and against else runs or (), metric or None, out, **options)
     if against:
         rows = api.differences(against, runs or (), names, out, settings)
+    _print_scores(rows, bool(against), values["json"].value)
+
+
+def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> None:
     if not rows:
-        why = (
+        console.say(
             "nothing to compare: no images in common, or a metric without paired differences"
-            if against
+            if differences
             else "no metric was named or knows by itself how to judge these prompts (see: specbench list metrics)"
         )
-        console.say(why)
     for warning in dict.fromkeys(f"{row['metric']}: {row['note']}" for row in rows if row.get("note")):
         console.say(warning)
-    if values["json"].value:
+    if as_json:
         print_json(rows)
     elif rows:
-        print_table(rows, ("run_id", "metric", "difference" if against else "value", "low", "high", "n"))
+        print_table(rows, ("run_id", "metric", "difference" if differences else "value", "low", "high", "n"))
 
 
 def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str]:
