@@ -102,9 +102,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         where = f"{error.filename}: " if error.filename else ""
         code = _fail(SpecbenchError(f"{where}{error.strerror or error}", "is the path right?"), debug)
     except Exception as error:
-        problem = SpecbenchError(f"{type(error).__name__}: {error}", f"a bug; {_DEBUG} shows where", FAILURE)
+        what = f"{type(error).__name__}: {error}"
+        problem = SpecbenchError(what, f"a bug{_place(error)}; {_DEBUG} shows all", FAILURE)
         code = _fail(problem, debug)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _place(error: Exception) -> str:
+    """Where an unforeseen error was raised: " at file.py:12"."""
+    import traceback
+
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
 
 
 def _fail(error: SpecbenchError, debug: bool) -> int:
