@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import signal
 from dataclasses import dataclass
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -29,6 +30,12 @@ def _no_module_keeps_a_stand_in():
     for module in pkgutil.walk_packages(specbench.__path__, "specbench."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _ctrl_c_is_heard():
+    """Even where the tests were started in the background of a shell, which makes them deaf to it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
