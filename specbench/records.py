@@ -4,6 +4,7 @@ only."""
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import re
@@ -11,6 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
 
 from specbench.decoding.generation import SPANS, Generation
 from specbench.folders import SCHEMA_VERSION
@@ -19,6 +22,9 @@ Key = tuple[str, int]
 KEY = ("prompt_id", "sample")
 AR_SPANS = ("prefill", "target", "draft", "verify", "host")
 """Spans of the `ar` latency; `e2e` is all of them."""
+
+_FACT = r'"(?:[^"\\]|\\.)*": (?:null|-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)'
+_FACTS = rf"^\{{(?:{_FACT}(?:, {_FACT})*)?\}}$"
 
 _ARRAYS = {
     "tokens": pa.int32(),
@@ -109,6 +115,21 @@ def trace_row(base: Mapping[str, object], generation: Generation) -> dict[str, o
 def failed_row(base: Mapping[str, object], error: str) -> dict[str, object]:
     """The row of an image that could not be decoded: its error, and no numbers."""
     return {**base, "status": "failed", "error": error}
+
+
+def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """The numbers in the column `facts`, a float64 column each, null where an image has none.
+
+    Raises:
+        ValueError: a text is not a JSON object of numbers.
+    """
+    if not len(texts):
+        return pa.table({})
+    texts = pc.fill_null(texts, "{}")
+    if not pc.all(pc.match_substring_regex(texts, _FACTS)).as_py():  # others may kill Arrow's reader, "null" does
+        raise ValueError("not a JSON object of numbers")
+    found = pa.json.read_json(io.BytesIO("\n".join(texts.to_pylist()).encode()))
+    return found.cast(pa.schema([(name, pa.float64()) for name in found.column_names]))
 
 
 def base_row(

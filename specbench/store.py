@@ -24,7 +24,7 @@ from specbench.errors import SpecbenchError
 from specbench.folders import RUN_JSON, SCHEMA_VERSION, check_same_run, check_same_spec, finite, read_info, spec_dict
 from specbench.parts import Parts, sync_folder, take_lock, write_atomically
 from specbench.provenance import now
-from specbench.records import KEY, SAMPLES, TRACES, Key
+from specbench.records import KEY, SAMPLES, TRACES, Key, read_facts
 
 _PICTURE = r"^images/[^./\\\x00][^/\\\x00]*$"
 _ALWAYS = (*KEY, "prompt", "status")
@@ -188,11 +188,17 @@ class RunStore:
         """The rows, unless they cannot be specbench's: a folder may come from strangers."""
         wrong = [name for name in _ALWAYS if name in rows.column_names and rows[name].null_count]
         if "status" in rows.column_names:
-            decoded = rows.filter(pc.equal(rows["status"], "ok"))
-            wrong += [name for name in _DECODED if name in rows.column_names and decoded[name].null_count]
+            gaps = [name for name in _DECODED if name in rows.column_names and rows[name].null_count]
+            decoded = rows.select(gaps).filter(pc.equal(rows["status"], "ok"))
+            wrong += [name for name in gaps if decoded[name].null_count]
         if "image" in rows.column_names:
             inside = pc.match_substring_regex(pc.drop_null(rows["image"]), _PICTURE)
             wrong += ["image"] * (not pc.all(inside, min_count=0).as_py())
+        if "facts" in rows.column_names:
+            try:
+                read_facts(rows["facts"])
+            except ValueError:
+                wrong.append("facts")
         if wrong:
             raise SpecbenchError(
                 f"{self._samples.folder}: rows that specbench did not write, see their column '{wrong[0]}'",
@@ -208,6 +214,8 @@ class RunStore:
         """The traces of the stored images, one row per (prompt id, sample); none where `run --trace` kept none."""
         names = [*KEY, "started_at"]
         kept = self._traces.read(None if columns is None else [*names, *columns]).to_pandas()
+        if kept.empty:
+            return kept.drop(columns="started_at")
         return kept.merge(self.samples(["started_at"]), on=names).drop(columns="started_at")
 
     def close(self, finished: bool = True) -> None:

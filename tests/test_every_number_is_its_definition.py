@@ -22,7 +22,7 @@ def free_tokens(logp, entropy=None) -> pd.DataFrame:
     """Images [n, N] of free tokens, as statistics see them."""
     nothing = np.zeros_like(logp)
     lists = {"logp": logp, "entropy": logp if entropy is None else entropy, "top1": logp}
-    lists |= {"forced": nothing, "committed_step": nothing}
+    lists |= {name: nothing for name in ("forced", "committed_step", "drafted")}
     columns = {name: pa.array(list(np.asarray(values, dtype=np.float64))) for name, values in lists.items()}
     return stats.condense(pa.table(columns))
 

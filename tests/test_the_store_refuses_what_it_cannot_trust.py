@@ -134,6 +134,19 @@ def test_no_flipped_bytes_in_a_part_go_unnoticed(tmp_path):
     assert RunStore(folder).samples().to_json() == before
 
 
+@pytest.mark.parametrize("facts", ["nonsense", "null", "{}\nnull", '{"a": "x"}', '{"a": {"b": 1}}', '{"a": 1e999}'])
+def test_facts_that_are_no_numbers_are_refused(tmp_path, facts):
+    folder = small_run(tmp_path)
+    (part,) = (folder / "samples").iterdir()
+    rows = pq.read_table(part)
+    part.unlink()
+    place = rows.schema.get_field_index("facts")
+    rows = rows.set_column(place, "facts", pa.array([facts] * rows.num_rows))
+    pq.write_table(rows, folder / "samples" / "00000000-00000000.parquet")
+    for reader in (lambda: report_rows([folder]), lambda: RunStore(folder).samples()):
+        assert "column 'facts'" in refused(reader).what
+
+
 def test_a_run_json_that_is_not_text_is_named(tmp_path):
     folder = small_run(tmp_path)
     (folder / "run.json").write_bytes(b"\xff\xfe\x00")

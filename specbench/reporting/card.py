@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 
+from specbench import stats
 from specbench.provenance import describe
 from specbench.reporting.rows import report_rows
 from specbench.store import RunStore
@@ -41,7 +41,7 @@ def card(folder: Path) -> dict:
         "images": len(decoded),
         "failed": len(rows) - len(decoded),
         "errors": {str(error): int(times) for error, times in rows["error"].value_counts().items()},
-        "facts": _means(decoded["facts"]),
+        "facts": _means(stats.with_facts(decoded[["facts"]]).drop(columns="facts")),
         "numbers": numbers,
     }
 
@@ -57,9 +57,6 @@ def window_told(point: Mapping[str, float | None]) -> str:
     )
 
 
-def _means(facts: pd.Series) -> dict[str, float | None]:
-    """Mean over the images that have it, of each number noted per image."""
-    if facts.empty:
-        return {}
-    means = pd.DataFrame(map(json.loads, facts)).astype(float).mean()
-    return {str(name): None if pd.isna(mean) else float(mean) for name, mean in means.items()}
+def _means(numbers: pd.DataFrame) -> dict[str, float | None]:
+    """Mean of each column over the images that have it."""
+    return {name: None if pd.isna(mean) else float(mean) for name, mean in numbers.mean().items()}

@@ -15,9 +15,9 @@ versions, a line each) and `load` (load average at the start of each invocation)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -35,7 +35,7 @@ from specbench.scores import read_scores
 from specbench.store import RunStore
 
 _COLUMNS = (
-    *("status", "nfe", "batch", "drafted", "tested", "accepted", "facts", *stats.LISTS),
+    *("status", "nfe", "batch", "tested", "accepted", "facts", *stats.LISTS),
     *(f"{span}_ms" for span in (*SPANS, "ar", "e2e")),
 )
 
@@ -49,7 +49,7 @@ TRACED = ("draft_tv", "draft_tv_by_offset", "draft_top1")
 """Numbers of `specbench.stats` that need traces."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """A run folder as the report sees it: `run.json` now, rows when needed."""
 
@@ -99,7 +99,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
     """The row of one run, compared with the AR runs it may be compared with."""
     info, rows = run.info, run.rows
     spec = info["spec"]
-    tokens = stats.token_stats(rows)
+    tokens, over = stats.token_stats(rows), cache(lambda ar: stats.speed_up(rows, ar.rows))
     return {
         "run_id": info["run_id"],
         "folder": str(run.folder),
@@ -120,8 +120,8 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "images_per_hour": stats.images_per_hour(rows) if spec["batch"] > 1 else None,
         "over_floor": stats.over_floor(rows, info.get("floor")),
         "floor": info.get("floor"),
-        **_against_ar(run, ar_runs),
-        **_against_fastest(run, ar_runs),
+        **_against_ar(run, ar_runs, over),
+        **_against_fastest(run, ar_runs, over),
         "acceptance": stats.acceptance(rows),
         "acceptance_by_offset": stats.acceptance_by_offset(rows),
         **{name: getattr(stats, name)(rows) for name in DRAFTED},
@@ -171,27 +171,21 @@ def _order(row: dict) -> tuple:
     return row["model"], str(row["setting"]), place, row["label"], window, row["run_id"]
 
 
-def _against_ar(run: Run, ar_runs: Sequence[Run]) -> dict:
-    empty = dict.fromkeys(
-        (
-            "speedup",
-            "speedup_low",
-            "speedup_high",
-            "step_ratio",
-            "window_cost",
-            "overhead",
-            "speedup_e2e",
-            "pairs",
-            "baseline",
-        )
-    )
+_Over = Callable[[Run], stats.SpeedUp | None]
+"""The speed-up over an AR run."""
+
+
+def _against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
+    interval = ("speedup", "speedup_low", "speedup_high")
+    factors = ("step_ratio", "window_cost", "overhead", "speedup_e2e", "pairs", "baseline")
+    empty = dict.fromkeys((*interval, *factors))
     nearest = nearest_ar(run, ar_runs)
     if nearest is None:
         return empty | {"speedup_note": "no AR run"}
     differing, ar = nearest
     if differing:
         return empty | {"speedup_note": f"differs from AR in {', '.join(differing)}"}
-    result = stats.speed_up(run.rows, ar.rows)
+    result = over(ar)
     if result is None:
         batch = run.info["spec"]["batch"]
         note = f"batch {batch}: latency is not measured" if batch > 1 else "no images in common with AR"
@@ -211,10 +205,10 @@ def _against_ar(run: Run, ar_runs: Sequence[Run]) -> dict:
     }
 
 
-def _against_fastest(run: Run, ar_runs: Sequence[Run]) -> dict:
+def _against_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
     """Against the AR configuration (dtype, threads) that leaves the smallest speed-up."""
     comparable = [ar for ar in ar_runs if not differences(run.info, ar.info, any_configuration=True)]
-    results = [(stats.speed_up(run.rows, ar.rows), ar) for ar in comparable]
+    results = [(over(ar), ar) for ar in comparable]
     known = [(result, ar) for result, ar in results if result is not None]
     if not known:
         return dict.fromkeys(("speedup_fastest", "speedup_fastest_low", "speedup_fastest_high", "fastest_ar"))

@@ -7,45 +7,52 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-LISTS = ("forced", "logp", "entropy", "top1", "committed_step")
+LISTS = ("forced", "logp", "entropy", "top1", "committed_step", "drafted")
 """Columns of stored rows that `condense` sums up."""
 
 
 def condense(rows: pa.Table) -> pd.DataFrame:
-    """One line per image: the columns of `rows`, with sums over its free tokens in the place of `LISTS`.
+    """One line per image: the columns of `rows`, with sums in the place of `LISTS`; other lists stay Arrow's.
 
-    The sums: `stream_tokens` and `committed_step_sum` (forced ones too), `free_tokens`, `logp_sum`, `logp_spread`
-    (squared deviations from the image's own mean), `entropy_sum`, `top1_sum` and `impossible` (tokens of target
-    probability 0). Images without tokens have zeros.
+    Over an image's free tokens: `free_tokens`, `logp_sum`, `logp_spread` (squared deviations from the image's own
+    mean), `entropy_sum`, `top1_sum` and `impossible` (tokens of target probability 0). Over all of them:
+    `stream_tokens` and `committed_step_sum`. Over window offsets: `drafted_sum`. An image without tokens has zeros.
     """
-    n = rows.num_rows
-    slots = {name: rows[name].combine_chunks() for name in LISTS}
-    image = pc.list_parent_indices(slots["forced"]).to_numpy(zero_copy_only=False)
-    values = {name: _flat(column) for name, column in slots.items()}
-    free = ~values["forced"].astype(bool)
-    stream = np.bincount(image, minlength=n)
-    steps = np.bincount(image, values["committed_step"], minlength=n)
-    image = image[free]
-    logp, entropy, top1 = (values[name][free].astype(np.float64) for name in ("logp", "entropy", "top1"))
-
-    def total(weights: np.ndarray) -> np.ndarray:
-        return np.bincount(image, weights, minlength=n)
-
-    count, logp_sum = np.bincount(image, minlength=n), total(logp)
+    forced, logp, entropy, top1 = (_flat(rows[name]) for name in ("forced", "logp", "entropy", "top1"))
+    free, stream = ~forced.astype(bool), _lengths(rows["forced"])
+    logp = np.where(free, logp, 0)
+    count, logp_sum = _sums(free, stream, int), _sums(logp, stream)
     with np.errstate(invalid="ignore"):
-        deviations = logp - (logp_sum / np.maximum(count, 1))[image]
+        deviations = np.where(free, logp - np.repeat(logp_sum / np.maximum(count, 1), stream), 0)
     sums = {
         "stream_tokens": stream,
-        "committed_step_sum": steps,
+        "committed_step_sum": _sums(_flat(rows["committed_step"]), stream),
+        "drafted_sum": _sums(_flat(rows["drafted"]), _lengths(rows["drafted"]), int),
         "free_tokens": count,
         "logp_sum": logp_sum,
-        "logp_spread": total(np.square(deviations)),
-        "entropy_sum": total(entropy),
-        "top1_sum": total(top1),
-        "impossible": np.bincount(image[np.isneginf(logp)], minlength=n),
+        "logp_spread": _sums(np.square(deviations), stream),
+        "entropy_sum": _sums(np.where(free, entropy, 0), stream),
+        "top1_sum": _sums(np.where(free, top1, 0), stream),
+        "impossible": _sums(np.isneginf(logp), stream, int),
     }
-    return rows.drop_columns(list(LISTS)).to_pandas().assign(**sums)
+    others = rows.drop_columns(list(LISTS))
+    return others.to_pandas(types_mapper=_list_as_it_is).assign(**sums)
 
 
-def _flat(column: pa.Array) -> np.ndarray:
-    return column.flatten().to_numpy(zero_copy_only=False)
+def _list_as_it_is(kind: pa.DataType) -> pd.ArrowDtype | None:
+    return pd.ArrowDtype(kind) if pa.types.is_list(kind) else None
+
+
+def _flat(column: pa.ChunkedArray) -> np.ndarray:
+    return column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
+
+
+def _lengths(column: pa.ChunkedArray) -> np.ndarray:
+    return pc.list_value_length(column).fill_null(0).to_numpy()
+
+
+def _sums(values: np.ndarray, lengths: np.ndarray, kind: type = float) -> np.ndarray:
+    """Sums over stretches of `values`, one after the other, of such `lengths`."""
+    sums, filled = np.zeros(len(lengths), kind), lengths > 0
+    sums[filled] = np.add.reduceat(values, (np.cumsum(lengths) - lengths)[filled], dtype=kind)
+    return sums

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from itertools import count, takewhile
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from specbench.records import read_facts
 from specbench.stats.ratios import mean, ratio
 
 
@@ -27,8 +28,8 @@ def acceptance_by_offset(rows: pd.DataFrame) -> list[float | None]:
 def with_facts(rows: pd.DataFrame) -> pd.DataFrame:
     """`rows` with a column for each number that decoders noted by the way, see `Generation.facts`; NaN where an image
     has none."""
-    noted = [json.loads(text) if isinstance(text, str) else {} for text in rows["facts"]]
-    return rows.join(pd.DataFrame(noted, index=rows.index).astype(float))
+    noted = read_facts(pa.array(rows["facts"], pa.string())).to_pandas().set_axis(rows.index)
+    return rows.join(noted.drop(columns=rows.columns, errors="ignore"))
 
 
 def rounds(rows: pd.DataFrame) -> float | None:
@@ -101,11 +102,9 @@ def _offsets(step: np.ndarray) -> np.ndarray:
     return np.arange(len(step)) - np.repeat(starts, np.diff(starts, append=len(step)))
 
 
-def _offset_totals(counts: Sequence[Sequence[int] | None]) -> np.ndarray:
-    """Sums by window offset of lists that may be of different lengths, or missing."""
-    lists = [row for row in counts if row is not None and len(row)]
-    if not lists:
-        return np.zeros(0, dtype=np.int64)
-    lengths = np.fromiter(map(len, lists), dtype=np.int64)
+def _offset_totals(counts: pd.Series) -> np.ndarray:
+    """Sums by window offset of Arrow lists that may be of different lengths, or missing."""
+    lists = pa.array(counts.array)
+    lengths = pc.list_value_length(lists).drop_null().to_numpy()
     offsets = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
-    return np.bincount(offsets, np.concatenate(lists)).astype(np.int64)
+    return np.bincount(offsets, pc.list_flatten(lists).to_numpy()).astype(np.int64)

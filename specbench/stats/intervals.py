@@ -105,9 +105,10 @@ def _bootstrap(totals: np.ndarray, seed: int) -> tuple[float, float]:
     units = _grouped(totals, draw)
     n, ratios, at_once = len(units), [], max(1, 10**6 // len(units))
     for start in range(0, BOOTSTRAP_RESAMPLES, at_once):
-        size = (min(at_once, BOOTSTRAP_RESAMPLES - start), n)
-        sums = units[draw.integers(0, n, size)].sum(axis=1)
-        ratios.extend(sums[:, 0] / sums[:, 1])
+        size = min(at_once, BOOTSTRAP_RESAMPLES - start)
+        drawn = draw.integers(0, n, (size, n)) + n * np.arange(size)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n).astype(float)
+        ratios.extend((times @ units[:, 0]) / (times @ units[:, 1]))
     outside = 100 * ndtr(-math.sqrt(n / (n - 1)) * stdtrit(n - 1, LEVEL))
     low, high = np.percentile(ratios, [outside, 100 - outside])
     return float(low), float(high)
