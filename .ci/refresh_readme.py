@@ -11,11 +11,13 @@ from pathlib import Path
 import typer
 
 from specbench.cli import build_app
+from specbench.decoding.components import plain
 from specbench.decoding.presets import PRESETS, resolve
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 RESULTS = ROOT / "results" / "readme"
+REFERENCE = ROOT / "results" / "reference"
 
 
 def refresh(text: str) -> str:
@@ -43,7 +45,7 @@ def decoders() -> str:
     lines = ["| decoder | lossless | what it does | options and defaults | from |", "| --- | --- | --- | --- | --- |"]
     for name, preset in PRESETS.items():
         spec = resolve(name)
-        options = ", ".join(f"{key}={value}" if value != "" else key for key, value in spec.options) or "-"
+        options = ", ".join(f"{key}={plain(value)}" if value != "" else key for key, value in spec.options) or "-"
         lossless = "yes" if spec.lossless else "no"
         lines.append(f"| `{name}` | {lossless} | {preset.summary} | {options} | {preset.paper} |")
     return "\n".join([*lines, ""])
@@ -67,7 +69,14 @@ def results() -> str:
     return f"{table}\n\n{said} Measured on {rows[0]['environment'][0]}.\n{image}"
 
 
-BLOCKS = {"commands": commands, "decoders": decoders, "results": results}
+def reference() -> str:
+    """The table of all decoders over many images, as `collect.py` left it, and a part of the picture."""
+    picture = REFERENCE / "gallery.png"
+    shown = f"\n![Five captions by some of the decoders]({picture.relative_to(ROOT)})\n"
+    return (REFERENCE / "headline.md").read_text() + shown
+
+
+BLOCKS = {"commands": commands, "decoders": decoders, "reference": reference, "results": results}
 
 if __name__ == "__main__":
     README.write_text(refresh(README.read_text()))

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.console import one_line
-from specbench.decoding.components import Option
+from specbench.decoding.components import Option, plain
 from specbench.decoding.presets import PRESETS, options_of
 from specbench.settings import Setting
 
@@ -84,14 +84,10 @@ def _decoder_help(option: Option) -> str:
         known = options_of(preset).get(option.name)
         if known and known.help == option.help:
             defaults.setdefault(known.default, []).append(name)
-    rare = [f"{'/'.join(names)} {_shown(value)}" for value, names in defaults.items() if len(names) <= 4]
-    common = [f"default {_shown(value)}" for value, names in defaults.items() if len(names) > 4]
+    rare = [f"{'/'.join(names)} {plain(value)}" for value, names in defaults.items() if len(names) <= 4]
+    common = [f"default {plain(value)}" for value, names in defaults.items() if len(names) > 4]
     owners = ", ".join([*common, *rare]) or "with other choices"
     return f"{_sentence(option.help)} [dim]({escape(owners)})[/dim]"
-
-
-def _shown(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def print_json(rows: Iterable[dict]) -> None:
@@ -139,7 +135,7 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, dict):
-        return ", ".join(f"{key}={_shown(item)}" for key, item in value.items()) or "-"
+        return ", ".join(f"{key}={plain(item)}" for key, item in value.items()) or "-"
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value)) or "-"
-    return _shown(value)
+    return plain(value)

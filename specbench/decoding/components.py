@@ -59,16 +59,17 @@ class Option:
     def _range(self) -> str:
         parts = []
         if self.minimum is not None:
-            parts.append(f"at least {_plain(self.minimum)}")
+            parts.append(f"at least {plain(self.minimum)}")
         if self.above is not None:
-            parts.append(f"above {_plain(self.above)}")
+            parts.append(f"above {plain(self.above)}")
         if self.maximum is not None:
-            parts.append(f"at most {_plain(self.maximum)}")
+            parts.append(f"at most {plain(self.maximum)}")
         return " and ".join(parts) or "a number"
 
 
-def _plain(bound: float) -> str:
-    return f"{bound:g}" if isinstance(bound, float) else str(bound)
+def plain(value: object) -> str:
+    """An option's value as one would type it: 2, not 2.0."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 _NOUN = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}

@@ -24,7 +24,7 @@ import pandas as pd
 
 from specbench import stats
 from specbench.comparable import configuration, differences, is_ar
-from specbench.decoding.components import CHOICES
+from specbench.decoding.components import CHOICES, plain
 from specbench.decoding.generation import SPANS
 from specbench.decoding.presets import PRESETS, resolve
 from specbench.decoding.tree_paths import node_paths
@@ -154,7 +154,7 @@ def label(decoder: dict) -> str:
     choices = {kind: decoder[kind] for kind in CHOICES if usual is None or decoder[kind] != getattr(usual, kind)}
     defaults = dict(usual.options) if usual else {}
     changed = {key: value for key, value in options.items() if key != "window" and str(value) != str(defaults.get(key))}
-    return " ".join([name, *(f"{key}={value}" for key, value in (choices | changed).items())])
+    return " ".join([name, *(f"{key}={plain(value)}" for key, value in (choices | changed).items())])
 
 
 def window_of(options: Mapping[str, object]) -> int | None:
