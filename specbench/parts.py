@@ -210,7 +210,14 @@ class Parts:
 
     def _write(self, first: int, last: int, table: pa.Table) -> Path:
         sink = pa.BufferOutputStream()
-        pq.write_table(table.replace_schema_metadata(self.schema.metadata), sink, compression="zstd")
+        floats = [f"{field.name}.list.element" for field in self.schema if field.type == pa.list_(pa.float32())]
+        pq.write_table(
+            table.replace_schema_metadata(self.schema.metadata),
+            sink,
+            compression="zstd",
+            use_dictionary=False,  # one of probabilities would be longer than they are
+            use_byte_stream_split=floats,
+        )
         data = sink.getvalue()
         path = self.folder / f"{first:08d}-{last:08d}-{_digest(data)}.parquet"
         write_atomically(path, data.to_pybytes())

@@ -9,7 +9,6 @@ drawn anew, so that they compress as badly as true ones. Scoring is timed on som
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import resource
 import shutil
@@ -43,6 +42,7 @@ def main() -> None:
         folders = [enlarge(folder, Path(scratch), chosen.rows // len(RUNS)) for folder in find_runs(SOURCE, RUNS)]
         resume = timed(lambda: [RunStore(folder).completed() for folder in folders])
         report = timed(lambda: reporting.render(reporting.report_rows(folders)))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         score = timed(lambda: scoring.score(folders, ["shapes-detector"]), prepare=lambda: keep(folders, chosen.images))
     scored = len(RUNS) * (chosen.images // len(RUNS))
     scoring_all = {name: seconds * chosen.rows / scored for name, seconds in score.items()}
@@ -51,7 +51,7 @@ def main() -> None:
         "rows": chosen.rows,
         "resume": resume,
         "report": report,
-        "peak_memory_gib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+        "peak_memory_gib": round(peak / 2**20, 2),
         "scored_images": scored,
         "score": score,
         "score_all_rows": scoring_all,
@@ -69,15 +69,9 @@ def enlarge(folder: Path, out: Path, rows: int) -> Path:
     shutil.copy(folder / "run.json", target)
     shutil.copytree(folder / "images", target / "images")
     true = pa.concat_tables(RunStore(folder).batches(SAMPLES.names))
-    metadata = Parts(target / "samples", SAMPLES, KEY).schema.metadata
-    draw = np.random.default_rng(0)
+    log, draw = Parts(target / "samples", SAMPLES, KEY), np.random.default_rng(0)
     for number, start in enumerate(range(0, rows, PART)):
-        piece = repeated(true, start, min(PART, rows - start), draw)
-        sink = pa.BufferOutputStream()
-        pq.write_table(piece.replace_schema_metadata(metadata), sink, compression="zstd")
-        data = sink.getvalue().to_pybytes()
-        digest = hashlib.sha256(data).hexdigest()[:16]
-        (target / "samples" / f"{number:08d}-{number:08d}-{digest}.parquet").write_bytes(data)
+        log._write(number, number, repeated(true, start, min(PART, rows - start), draw))
     return target
 
 
