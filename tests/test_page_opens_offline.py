@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import threading
+import warnings
 from base64 import b64decode
 from pathlib import Path
 from urllib.parse import unquote
@@ -21,7 +22,7 @@ from synthetic import AR, SJD, generation
 from specbench.folders import find_runs
 from specbench.prompts import Prompt
 from specbench.records import base_row, failed_row, sample_row
-from specbench.reporting import render, report_rows
+from specbench.reporting import plots, render, report_rows
 from specbench.reporting.html import write_page
 from specbench.reporting.pareto import pareto
 from specbench.store import RunStore
@@ -160,6 +161,13 @@ def test_one_image_is_a_page_without_nan(tmp_path):
     text = write_page(find_runs(tmp_path), tmp_path / "page.html").read_text()
     visible = re.sub(r"data:image/[^\"]*", "", text)
     assert not re.search(r"\bnan\b", visible, re.IGNORECASE) and "no picture was kept" in visible
+
+
+def test_a_plot_of_one_run_has_room_for_its_bar():
+    spans = dict.fromkeys(("target", "draft", "verify", "host"), 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # matplotlib warns where nothing is left for the axes
+        assert plots.time_plot({"sjd": spans}).startswith("<svg")
 
 
 def test_runs_without_images_are_a_page(tmp_path):

@@ -114,7 +114,7 @@ def offsets_plot(rates: Mapping[str, Sequence[float | None]], order: Sequence[st
 def time_plot(step_ms: Mapping[str, Mapping[str, float]]) -> str:
     """Milliseconds per step by span, a bar per label."""
     with mpl.rc_context(_STYLE | {"axes.grid.axis": "x"}):
-        figure, axes = _canvas("time of a step", 2, height=0.5 + 0.3 * len(step_ms))
+        figure, axes = _canvas("time of a step", len(STEP_SPANS), height=0.65 + 0.3 * len(step_ms))
         places, left = np.arange(len(step_ms)), np.zeros(len(step_ms))
         for number, span in enumerate(STEP_SPANS):
             width = np.array([spans[span] for spans in step_ms.values()])
