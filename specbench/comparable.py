@@ -7,7 +7,6 @@ from collections.abc import Mapping
 SAMPLING = ("guidance", "temperature", "top_k", "top_p")
 _WORK = ("model", "weights_sha256", "prompts_sha256", "seed", "batch", "device")
 _CONFIGURATION = ("dtype", "threads", "compiled")
-_MACHINE = ("platform", "cpu", "cores", "gpus")
 
 
 def is_ar(info: Mapping) -> bool:
@@ -46,8 +45,12 @@ def _fields(info: Mapping) -> dict[str, object]:
 
 
 def _hardware(info: Mapping) -> str:
-    machines = {str([call["hardware"].get(name) for name in _MACHINE]) for call in info["invocations"]}
-    return " and ".join(sorted(machines))
+    return " and ".join(sorted({_machine(call["hardware"]) for call in info["invocations"]}))
+
+
+def _machine(hardware: Mapping) -> str:
+    platform, cpu, cores = (hardware.get(name) or "unknown" for name in ("platform", "cpu", "cores"))
+    return ", ".join([str(platform), str(cpu), f"{cores} cores", *map(str, hardware.get("gpus") or ())])
 
 
 def _short(value: object) -> str:
