@@ -6,6 +6,7 @@ Run A is the baseline: a speed-up above 1 means that B is the faster one, a diff
 from __future__ import annotations
 
 import json
+import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -95,11 +96,14 @@ class Gate:
         """Raise a SpecbenchError unless `text` is NAME SIGN NUMBER."""
         match = re.fullmatch(r"\s*(.+?)(\.low|\.high)?\s*(<=|>=|<|>)\s*(\S+)\s*", text)
         try:
-            return cls(text, match[1], _BOUNDS[match[2] or ""], match[3], float(match[4]))
-        except (TypeError, ValueError):
+            bound = float(match[4]) if match else math.nan
+        except ValueError:
+            bound = math.nan
+        if math.isnan(bound):  # nothing is below or above it: such a gate would let everything pass
             raise SpecbenchError(
                 f"'{text}' is not a condition", "write a name, one of < <= > >=, and a number: speedup<0.98"
-            ) from None
+            )
+        return cls(text, match[1], _BOUNDS[match[2] or ""], match[3], bound)
 
     def check(self, rows: Sequence[Mapping[str, object]]) -> None:
         """Raise a SpecbenchError if the condition holds (exit code `GATE`), or cannot be judged."""

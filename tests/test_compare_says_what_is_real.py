@@ -140,6 +140,7 @@ def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
 @pytest.mark.parametrize(
     ("condition", "said"),
     [("sped<1", "did you mean 'speedup'"), ("speedup=1", "is not a condition"), ("speedup<fast", "is not a condition"),
+     ("speedup<nan", "is not a condition"),
      ("step_ratio.low<1", "cannot be judged: no low is known")],
 )  # fmt: skip
 def test_a_gate_that_cannot_be_judged_does_not_pass(runs, cli, tmp_path, condition, said):
