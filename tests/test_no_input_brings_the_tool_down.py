@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "drills"))
 
 from fuzz import Watch, drive
-from inputs import TARGETS
+from targets import TARGETS
 
 CASES = 320
 WATCH = Watch()

@@ -5,7 +5,7 @@
     python benchmarks/drills/fuzz.py --report
 
 A case fails the drill by any error but a refusal (exit code 2 or 5), by taking longer than a minute, and by writing
-outside the folder it is given, asking the network, or starting a shell. Hypothesis draws cases (`inputs.py`) from the
+outside the folder it is given, asking the network, or starting a shell. Hypothesis draws cases (`cases.py`) from the
 seed and shrinks one that fails; pieces that passed are lines of results/drills/fuzz.jsonl.
 """
 
@@ -101,7 +101,7 @@ def attempt(call: Callable[[], object]) -> str:
 
 
 def drive(target, cases: int, number: int, watch: Watch) -> Counter:
-    """Outcomes of so many cases of an `inputs.Target`, drawn from the seed `number`.
+    """Outcomes of so many cases of a `targets.Target`, drawn from the seed `number`.
 
     Raises:
         AssertionError, Hang, or whatever a case raised, with the smallest case that does.
@@ -136,7 +136,7 @@ def drive(target, cases: int, number: int, watch: Watch) -> Counter:
 
 def drill(cases: int, base: int, seconds: float, only: str | None = None) -> None:
     """Go on until every target has its share of the cases, or the time is up."""
-    from inputs import TARGETS
+    from targets import TARGETS
 
     ends, watch = time.monotonic() + seconds, Watch()
     LOG.parent.mkdir(exist_ok=True)
