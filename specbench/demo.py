@@ -51,10 +51,10 @@ def headline(rows: Sequence[Mapping]) -> list[dict[str, str]]:
 
 
 def _headline(row: Mapping, metrics: Sequence[str]) -> dict[str, str]:
-    from specbench.reporting.columns import MISSING, number
+    from specbench.reporting.columns import MISSING, between, number
 
-    bounds = (row["speedup_low"], row["speedup_high"])
-    interval = MISSING if None in bounds else "–".join(map(number, bounds))
+    low, high = row["speedup_low"], row["speedup_high"]
+    interval = MISSING if low is None else between(low, high)
     values = {score["metric"]: _with_interval(score) for score in row["scores"]}
     return {
         "decoder": row["decoder"],
@@ -71,10 +71,10 @@ def _headline(row: Mapping, metrics: Sequence[str]) -> dict[str, str]:
 
 def _with_interval(score: Mapping) -> str:
     """A score with its 95 % interval, so that few prompts look like few prompts."""
-    from specbench.reporting.columns import number
+    from specbench.reporting.columns import between, number
 
     text = number(score["value"])
-    return text if score["low"] is None else f"{text} [{number(score['low'])}–{number(score['high'])}]"
+    return text if score["low"] is None else f"{text} [{between(score['low'], score['high'])}]"
 
 
 def say_what_next(out: Path, rows: Sequence[Mapping]) -> None:

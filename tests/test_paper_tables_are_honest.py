@@ -20,6 +20,7 @@ from synthetic import AR, SJD, ar, changed, folder, generation, sjd
 from specbench.comparable import differences
 from specbench.errors import SpecbenchError
 from specbench.paper_files import read_table
+from specbench.reporting.columns import between
 from specbench.reporting.paper_cells import same_hardware
 from specbench.reporting.paper_formats import FORMATS, render
 from specbench.reporting.paper_page import figure_curves
@@ -223,6 +224,10 @@ def test_text_cannot_break_out_of_any_format(joined):
     json.loads(render([joined], "json"), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     rows = list(csv.DictReader(io.StringIO(render([joined], "csv"))))
     assert [row["label"] for row in rows] == [row.label for row in TABLE.rows]
+
+
+def test_a_minus_sign_never_touches_the_dash_of_an_interval():
+    assert between(0.25, 0.5) == "0.25–0.50" and between(-4.9, -4.8, 1) == "-4.9 to -4.8"
 
 
 def test_html_closes_what_it_opens(joined):

@@ -38,6 +38,11 @@ def number(value: float | None, digits: int = 2) -> str:
     return f"{value:z,.{digits}f}"
 
 
+def between(low: float, high: float, digits: int = 2) -> str:
+    """The ends of an interval, "2.20–2.41"; with a word where a minus sign would touch the dash."""
+    return f"{number(low, digits)}{'–' if low >= 0 else ' to '}{number(high, digits)}"
+
+
 def with_interval(value: float | None, low: float | None, high: float | None, digits: int = 2, unit: str = "") -> str:
     """A value and its interval, "2.31x [2.20, 2.41]"."""
     if value is None:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.papers import Column
-from specbench.reporting.columns import MISSING, number
+from specbench.reporting.columns import MISSING, between, number
 from specbench.reporting.paper_cells import Cell
 from specbench.reporting.paper_table import Line, PaperTable
 from specbench.reporting.tables import escape, finite, inert
@@ -203,7 +203,7 @@ def _value(column: Column, cell: Cell, with_bounds: bool) -> str:
 def _bounds(column: Column, cell: Cell) -> str:
     if cell.low is None or cell.high is None:
         return ""
-    return f"{number(cell.low, column.precision)}–{number(cell.high, column.precision)}"
+    return between(cell.low, cell.high, column.precision)
 
 
 def _difference(column: Column, cell: Cell) -> str:
