@@ -149,8 +149,12 @@ def test_a_slot_s_redraw_noise_reused_for_another_slot_is_caught(monkeypatch):
 
 
 def test_frozen_noise_shared_by_two_slots_is_caught(monkeypatch):
-    honest = Noise.race
-    monkeypatch.setattr(Noise, "race", lambda self, positions, *rest: honest(self, positions - positions % 2, *rest))
+    honest = Noise.run_race
+
+    def by_pair(self, law, positions, *rest):
+        return honest(self, law, positions - positions % 2, *rest)
+
+    monkeypatch.setattr(Noise, "run_race", by_pair)
     assert caught("predictive")
 
 

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specbench.decoding.sampling import kept, run_race
+
 Bits = np.ndarray | Tensor
 """int64 hash states: arrays on a CPU, where numpy's integer arithmetic is two to five times as fast as torch's."""
 
@@ -93,8 +95,17 @@ class Noise:
         argmax(p / race) is a draw from p (the exponential race, the same as the Gumbel-max trick), and two nearby
         distributions racing with the same numbers mostly agree.
         """
-        counter = self._bits(_counter(vocab, self._device))
-        bits = _mix(self._base(positions, stream, draw)[..., None] + counter)
+        return self._exponentials(positions, _counter(vocab, self._device), stream, draw)
+
+    def run_race(self, law: Tensor, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
+        """[B, T] tokens drawn from unnormalised `law` [B, T, V] by their `race`, which only what the law holds runs."""
+        ids, mass = runners = kept(law)
+        counter = (ids + 2) * _GOLDEN if self._device.type == "cpu" else _counter(law.shape[-1], self._device)
+        return runners.token(run_race(mass, self._exponentials(positions, counter, stream, draw)))
+
+    def _exponentials(self, positions: Tensor, counter: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Tensor:
+        """[B, T, K] of tokens told apart by `counter` [K] or [B, T, K]."""
+        bits = _mix(self._base(positions, stream, draw)[..., None] + self._bits(counter))
         uniform = _top_bits(bits).float().mul_(2.0**-53)
         # log1p keeps the small values, which win races, at full relative precision; the clamp keeps both ends finite.
         return uniform.clamp_(2.0**-54, 1 - 2.0**-24).neg_().log1p_().neg_()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specbench.decoding.drafters import Proposal
 from specbench.decoding.generation import Generation
-from specbench.decoding.sampling import at, entropy
+from specbench.decoding.sampling import at, entropy, kept
 from specbench.decoding.spans import Spans
 from specbench.decoding.trees import Routes, routes
 from specbench.decoding.walk import Walk
@@ -42,8 +42,9 @@ class Record:
         """Note p [B, T, V] and the new tokens [B, T] of the `step`-th [B, 1] forward; a later one overwrites what was
         not committed."""
         self._logp.scatter_(1, positions, at(p, tokens).log())
-        self._entropy.scatter_(1, positions, entropy(p))
-        self._top1.scatter_(1, positions, p.amax(-1))
+        mass = kept(p).mass
+        self._entropy.scatter_(1, positions, entropy(mass))
+        self._top1.scatter_(1, positions, mass.amax(-1))
         self._step.scatter_(1, positions, step.expand_as(positions))
 
     def trace(self, spans: Spans) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench.decoding.context import Context
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.residuals import standard
-from specbench.decoding.sampling import draw, run_race
+from specbench.decoding.sampling import draw, kept
 from specbench.decoding.verifiers import Window, ratio
 
 
@@ -27,7 +27,8 @@ class Resample:
 
     def refine(self, window: Window, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
         """[B, T] next token of each slot; `positions` [B, T] and `step` [B, 1] address the noise."""
-        return draw(window.p, noise.uniform(positions, Stream.REDRAW, step))
+        held = kept(window.p)
+        return held.token(draw(held.mass, noise.uniform(positions, Stream.REDRAW, step)))
 
 
 class Restart(Resample):
@@ -61,9 +62,11 @@ class Couple:
         pass
 
     def refine(self, window: Window, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
-        kept = window.coin < ratio(window.p, window.q, window.draft[..., None]).squeeze(-1)
-        other = draw(standard(window.p, window.q), noise.uniform(positions, Stream.REDRAW, step))
-        return torch.where(kept & window.drafted, window.draft, other)
+        stays = window.coin < ratio(window.p, window.q, window.draft[..., None]).squeeze(-1)
+        held = kept(window.p)
+        left = standard(held.mass, window.q.gather(-1, held.ids))
+        other = held.token(draw(left, noise.uniform(positions, Stream.REDRAW, step)))
+        return torch.where(stays & window.drafted, window.draft, other)
 
 
 class Gumbel:
@@ -75,4 +78,4 @@ class Gumbel:
         pass
 
     def refine(self, window: Window, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
-        return run_race(window.p, noise.race(positions, window.p.shape[-1], Stream.TOKEN))
+        return noise.run_race(window.p, positions, Stream.TOKEN)

@@ -15,7 +15,7 @@ from torch import Tensor
 from specbench.decoding.drafters import Proposal
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.refine import Resample
-from specbench.decoding.sampling import at, run_race, without
+from specbench.decoding.sampling import at, without
 from specbench.decoding.trees import Level, routes
 from specbench.decoding.verifiers import Verifier, Window
 
@@ -51,7 +51,7 @@ def walk(p: Tensor, fed: Proposal, verifier: Verifier, refine: Resample, noise: 
 
 def _lone_root(p: Tensor, fed: Proposal, noise: Noise) -> Walk:
     """The walk of a forward without drafts: one draw from p with the slot's own frozen noise."""
-    token = run_race(p, noise.race(fed.positions, p.shape[-1], Stream.TOKEN))
+    token = noise.run_race(p, fed.positions, Stream.TOKEN)
     here = torch.zeros_like(token)
     nothing = torch.zeros_like(token, dtype=torch.bool)
     return Walk(here[:, 0], here, token, p, nothing, nothing, {})
@@ -127,7 +127,7 @@ class Walker:
         """
         rows, vocab = self._rows, self._p.shape[-1]
         position = self._fed.positions[rows, stop][:, None]
-        bonus = run_race(self._p[rows, stop], self._noise.race(position, vocab, Stream.TOKEN).squeeze(1))
+        bonus = self._noise.run_race(self._p[rows, stop][:, None], position, Stream.TOKEN).squeeze(1)
         left = what_is_left(self._verifier, self._failed(stop)).squeeze(1)
         race = self._noise.race(position, vocab, Stream.RESIDUAL, self._step).squeeze(1)
         replacement = self._verifier.replace(left, self._refined[rows, stop], race)

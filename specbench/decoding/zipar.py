@@ -26,7 +26,7 @@ from specbench.decoding.init import Init
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.record import Record
 from specbench.decoding.residuals import standard
-from specbench.decoding.sampling import Target, at, run_race
+from specbench.decoding.sampling import Target, at
 from specbench.decoding.spans import Spans
 from specbench.errors import SpecbenchError
 from specbench.looks import look
@@ -156,8 +156,7 @@ class RowsLoop:
 
     def _commit(self, p: Tensor, lanes: Lanes, step: Tensor) -> None:
         """Draw the columns' tokens [B, C] and note those that stay."""
-        race = self._noise.race(lanes.positions, p.shape[-1], Stream.TOKEN)
-        drawn, stays = run_race(p, race), lanes.wanted
+        drawn, stays = self._noise.run_race(p, lanes.positions, Stream.TOKEN), lanes.wanted
         if self._plan.adaptive:
             drawn, stays = self._reconsider(p, drawn, lanes, step)
         positions = torch.where(stays, lanes.positions, self._length)
@@ -176,8 +175,7 @@ class RowsLoop:
         x = guess.clamp(min=0)
         coin = self._noise.uniform(lanes.positions, Stream.COIN, step)
         kept = known & (coin * at(guess_p, x) < at(p, x))
-        race = self._noise.race(lanes.positions, p.shape[-1], Stream.RESIDUAL, step)
-        redrawn = run_race(standard(p, guess_p), race)
+        redrawn = self._noise.run_race(standard(p, guess_p), lanes.positions, Stream.RESIDUAL, step)
         first = torch.where(kept, guess, torch.where(known, redrawn, drawn))
         self._guess[:, lanes.rows] = torch.where(starting, first, guess)
         self._guess_p[:, lanes.rows] = torch.where(starting[..., None], p, guess_p)
