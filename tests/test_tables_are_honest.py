@@ -163,6 +163,9 @@ def test_partly_shared_images_are_compared_and_counted(tmp_path):
     row = rows_of(tmp_path, "sjd")[0]
     assert row["pairs"] == 2 and row["speedup"] == pytest.approx(90 / 70)
     assert row["speedup_note"] == "over the 2 images in common with AR"
+    folder(tmp_path / "one", AR, ar(1))
+    folder(tmp_path / "one", SJD, sjd(2))
+    assert rows_of(tmp_path / "one", "sjd")[0]["speedup_note"] == "over the one image in common with AR"
 
 
 def test_settings_that_differ_are_different_tables(tmp_path):
@@ -176,6 +179,12 @@ def test_labels_show_what_differs_from_the_preset():
     assert label(decoder) == "gsd G=50"
     assert label(spec_dict(tiny.spec("sjd", init="above-repeat"))["decoder"]) == "sjd init=above-repeat"
     assert label(decoder | {"name": "mine"}).startswith("mine drafter=jacobi")
+
+
+def test_the_settings_of_a_sweep_stand_in_their_order(tmp_path):
+    for value in (25, 3, 100):
+        folder(tmp_path, tiny.spec("gsd", G=value), sjd())
+    assert [row["options"]["G"] for row in rows_of(tmp_path, "gsd")] == [3, 25, 100]
 
 
 def test_hostile_text_stays_text(results):

@@ -15,6 +15,7 @@ versions, a line each) and `load` (load average at the start of each invocation)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -168,7 +169,13 @@ def _order(row: dict) -> tuple:
     names = list(PRESETS)
     place = names.index(row["decoder"]) if row["decoder"] in names else len(names)
     window = row["options"].get("window", 1)
-    return row["model"], str(row["setting"]), place, row["label"], window, row["run_id"]
+    return row["model"], str(row["setting"]), place, _natural(row["label"]), window, row["run_id"]
+
+
+def _natural(text: str) -> list[str | float]:
+    """A key by which "G=3" stands before "G=25": text and number by turns."""
+    pieces = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
 
 
 _Over = Callable[[Run], stats.SpeedUp | None]
@@ -190,7 +197,8 @@ def _against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
         batch = run.info["spec"]["batch"]
         note = f"batch {batch}: latency is not measured" if batch > 1 else "no images in common with AR"
         return empty | {"speedup_note": note}
-    partial = f"over the {result.pairs} images in common with AR" if result.pairs < len(run.rows) else None
+    shared = f"{result.pairs} images" if result.pairs > 1 else "one image"
+    partial = f"over the {shared} in common with AR" if result.pairs < len(run.rows) else None
     return {
         "speedup": result.total.value,
         "speedup_low": result.total.low,
