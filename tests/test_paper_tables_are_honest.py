@@ -226,6 +226,12 @@ def test_text_cannot_break_out_of_any_format(joined):
     assert [row["label"] for row in rows] == [row.label for row in TABLE.rows]
 
 
+def test_a_line_of_latex_is_printable_text(joined):
+    text = render([replace(joined, remarks=("prompts a\x1b[2J\u202e\nb\\input{x}^~| instead",))], "latex")
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert r"prompts a {[}2J b\textbackslash{}input\{x\}\textasciicircum{}\textasciitilde{}\textbar{} instead" in text
+
+
 def test_a_minus_sign_never_touches_the_dash_of_an_interval():
     assert between(0.25, 0.5) == "0.25–0.50" and between(-4.9, -4.8, 1) == "-4.9 to -4.8"
 

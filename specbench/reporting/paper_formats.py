@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from specbench.console import one_line
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.papers import Column
 from specbench.reporting.columns import MISSING, between, number
@@ -63,6 +64,7 @@ def latex(joined: PaperTable) -> str:
     body = "\n".join(rows)
     notes = "\n\n".join(_tex(text) for text in below(joined))
     return (
+        "% needs \\usepackage{booktabs}\n"
         f"\\begin{{table}}\n\\caption{{{_tex(joined.heading)}}}\n\\begin{{tabular}}{{ll{'r' * len(columns)}}}\n{body}\n"
         f"\\bottomrule\n\\end{{tabular}}\n\n\\footnotesize\n{notes}\n\\end{{table}}\n"
     )
@@ -241,7 +243,7 @@ _TEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in " ".join(text.split()))
+    return "".join(_TEX.get(character, character) for character in one_line(text))
 
 
 def _plain(cell: Cell) -> dict[str, object]:
