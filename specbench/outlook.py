@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -33,10 +34,10 @@ def total(rows: Sequence[Mapping]) -> str:
     time = f"about {_duration(sum(known))}" if len(known) == len(once) else "time unknown before a first image"
     if known and len(known) < len(once):
         time = f"about {_duration(sum(known))}, and {len(once) - len(known)} runs of unknown time"
-    disk = sum(row["megabytes"] for row in once)
+    disk = math.ceil(sum(row["megabytes"] for row in once))
     blocked = sum(row["problem"] is not None for row in rows)
     rest = f"; {blocked} of {len(rows)} rows cannot run here" if blocked else ""
-    return f"{images} images to make, {time}, at most {disk:,.0f} MB{rest}"
+    return f"{images} images to make, {time}, at most {disk:,} MB{rest}"
 
 
 def _labels(table: Table) -> dict[Case, str]:
