@@ -2,11 +2,13 @@
 
     python benchmarks/drills/fuzz.py [--cases 10500] [--seed 0] [--seconds 150]    # continues where it stopped
     python benchmarks/drills/fuzz.py --only "parquet parts"
+    python benchmarks/drills/fuzz.py --guided --only "parquet parts" --seconds 60    # needs `pip install atheris`
     python benchmarks/drills/fuzz.py --report
 
 A case fails the drill by any error but a refusal (exit code 2 or 5), by taking longer than a minute, and by writing
 outside the folder it is given, asking the network, or starting a shell. Hypothesis draws cases (`cases.py`) from the
-seed and shrinks one that fails; pieces that passed are lines of results/drills/fuzz.jsonl.
+seed and shrinks one that fails, or builds them from what atheris found to reach new code (`--guided`); pieces that
+passed are lines of results/drills/fuzz.jsonl.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
 import sys
 import tempfile
@@ -100,25 +103,11 @@ def attempt(call: Callable[[], object]) -> str:
         return "refused"
 
 
-def drive(target, cases: int, number: int, watch: Watch) -> Counter:
-    """Outcomes of so many cases of a `targets.Target`, drawn from the seed `number`.
+def judge(target, outcomes: Counter, watch: Watch) -> Callable[[], None]:
+    """A hypothesis test of a `targets.Target`, which raises whatever is wrong and counts the rest in `outcomes`."""
 
-    Raises:
-        AssertionError, Hang, or whatever a case raised, with the smallest case that does.
-    """
-    outcomes: Counter = Counter()
-
-    @seed(number)
-    @settings(
-        max_examples=cases,
-        database=None,
-        deadline=None,
-        print_blob=False,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
     @given(target.cases)
-    def judge(case) -> None:
+    def one(case) -> None:
         before = time.perf_counter()
         with tempfile.TemporaryDirectory() as outside:
             box = Path(outside) / "box"
@@ -129,9 +118,59 @@ def drive(target, cases: int, number: int, watch: Watch) -> Counter:
             assert os.listdir(outside) == ["box"]
         outcomes["slowest_ms"] = max(outcomes["slowest_ms"], round(1000 * (time.perf_counter() - before)))
 
+    return one
+
+
+def drive(target, cases: int, number: int, watch: Watch) -> Counter:
+    """Outcomes of so many cases, drawn from the seed `number`.
+
+    Raises:
+        AssertionError, Hang, or whatever a case raised, with the smallest case that does.
+    """
+    outcomes: Counter = Counter()
+    limits = settings(
+        max_examples=cases,
+        database=None,
+        deadline=None,
+        print_blob=False,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
     with patch.dict(os.environ, HF_HUB_OFFLINE="1"):
-        judge()
+        seed(number)(limits(judge(target, outcomes, watch)))()
     return outcomes
+
+
+def guide(only: str, seconds: float) -> None:
+    """Let atheris look for cases that reach new lines of specbench, until the time is up. Ends this process."""
+    import atheris
+
+    with atheris.instrument_imports(include=["specbench"]):  # some modules are imported by the first case
+        from targets import TARGETS
+
+        (target,) = (target for target in TARGETS if target.name == only)
+        seeds = Path(tempfile.mkdtemp(prefix="specbench-fuzz-"))
+        for number in range(64):
+            (seeds / str(number)).write_bytes(random.Random(number).randbytes(1024))
+        limits = ("-timeout=0", "-rss_limit_mb=0", "-len_control=0", f"-artifact_prefix={seeds}/")
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        atheris.Setup([sys.argv[0], *limits, str(seeds)], _until(time.monotonic() + seconds, target))
+        atheris.Fuzz()
+
+
+def _until(ends: float, target) -> Callable[[bytes], None]:
+    """A fuzzer's entry point, which logs what came of all cases and leaves when it is time."""
+    outcomes: Counter = Counter()
+    limits = settings(deadline=None, database=None)
+    fuzz = limits(judge(target, outcomes, Watch())).hypothesis.fuzz_one_input
+
+    def one(data: bytes) -> None:
+        fuzz(data)
+        if time.monotonic() > ends:
+            log(f"{target.name}, by coverage", outcomes)
+            os._exit(0)
+
+    return one
 
 
 def drill(cases: int, base: int, seconds: float, only: str | None = None) -> None:
@@ -146,11 +185,14 @@ def drill(cases: int, base: int, seconds: float, only: str | None = None) -> Non
             if sum(row["cases"] for row in passed) >= target.share * cases:
                 break
             number = base * 10**6 + len(passed)
-            found = drive(target, PIECE, number, watch)
-            row = {"target": target.name, "seed": number, "cases": found["accepted"] + found["refused"], **found}
-            with LOG.open("a") as log:
-                log.write(json.dumps(row) + "\n")
+            log(target.name, drive(target, PIECE, number, watch), seed=number)
     print(report())
+
+
+def log(target: str, found: Counter, **more: object) -> None:
+    row = {"target": target, **more, "cases": found["accepted"] + found["refused"], **found}
+    with LOG.open("a") as lines:
+        lines.write(json.dumps(row) + "\n")
 
 
 def logged() -> list[dict]:
@@ -180,10 +222,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop after this long; call again to go on")
     parser.add_argument("--only", help="one kind of input")
+    parser.add_argument("--guided", action="store_true", help="by coverage, with atheris; needs --only")
     parser.add_argument("--report", action="store_true", help="print the table of what was done")
     given = parser.parse_args()
     if given.report:
         print(report())
+    elif given.guided:
+        guide(given.only, given.seconds)
     else:
         drill(given.cases, given.seed, given.seconds, given.only)
 
