@@ -5,6 +5,8 @@
     overhead        A step's time over its forward, by window and vocabulary.
     window          Milliseconds per step and per forward against the window.
     decoders        Speed-up realised against step compression, per decoder.
+    throughput      Images per hour, many rows at once over one.
+    memory          Peak memory of caches and laws against the formula of `specbench.memory`.
 
 Contenders of a comparison take turns within every round, so that drift of the machine hits all of them.
 Numbers are kept as measured; the summary on stdout is medians of them.
@@ -22,11 +24,14 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
 from generate import against_generate
 from llama import PROMPT, RandomLlama
+from memory import bench_memory
+from throughput import bench_throughput
 from timing import CAPTION, in_turns, median, timed_decode
 
 from specbench import provenance
@@ -38,8 +43,7 @@ from specbench.models.catalog import find_model, load_model
 
 STEPS = 16
 WARM_UP = 3
-CASES = ((16, 8192), (32, 8192), (64, 8192), (64, 65536))
-"""Window and vocabulary for which a step's cost is measured."""
+WINDOWS, VOCABULARIES = (16, 32, 64), (1024, 8192, 65536)
 
 
 def bench_generate(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
@@ -68,12 +72,14 @@ def timed_forward(model: ImageModel, sampling: Sampling, window: int, steps: int
     start = max(0, (model.layout.length - window) // 2)
     positions = torch.arange(start, start + window)[None]
     tokens = torch.zeros_like(positions)
-    times = []
+    wall, cpu = [], []
     for _ in range(steps):
-        start = time.perf_counter()
+        before = time.perf_counter(), time.process_time()
         session.forward(tokens, positions)
-        times.append((time.perf_counter() - start) * 1e3)
-    return {"wall_ms": statistics.median(times[WARM_UP:]), "steps_ms": times, "window": window}
+        wall.append((time.perf_counter() - before[0]) * 1e3)
+        cpu.append((time.process_time() - before[1]) * 1e3)
+    medians = {"wall_ms": statistics.median(wall[WARM_UP:]), "cpu_ms": statistics.median(cpu[WARM_UP:])}
+    return {**medians, "steps_ms": wall, "window": window}
 
 
 class Enough(Exception):
@@ -81,7 +87,7 @@ class Enough(Exception):
 
 
 class StubModel:
-    """A model whose forward costs next to nothing, and which notes how long the loop takes between
+    """A model whose forward costs next to nothing, and which notes how much of the CPU's time the loop takes between
     forwards."""
 
     name, codebook, weights_sha256 = "stub", None, ""
@@ -104,19 +110,28 @@ class StubModel:
 
     def forward(self, tokens, positions, tree=None):
         if self._left is not None:
-            self.between_ms.append((time.perf_counter() - self._left) * 1e3)
+            self.between_ms.append((time.process_time() - self._left) * 1e3)
         if len(self.between_ms) == STEPS:
             raise Enough
         logits = self._tables[len(self.between_ms) % 2]
-        self._left = time.perf_counter()
+        self._left = time.process_time()
         return logits
 
 
 def timed_steps(stub: StubModel, decoder: DecoderSpec, sample: int) -> dict:
-    """Milliseconds between two forwards of a full window: sampling, verification, refinement, filling."""
+    """Milliseconds of the CPU between two forwards of a full window: sampling, verification, refinement, filling."""
     with contextlib.suppress(Enough):
         decode(stub, [Request("", "bench", sample)], decoder, Sampling(1.0, 1.0, 1000), seed=0, render=False)
-    return {"wall_ms": statistics.median(stub.between_ms[WARM_UP:]), "steps_ms": stub.between_ms}
+    return {"cpu_ms": statistics.median(stub.between_ms[WARM_UP:]), "steps_ms": stub.between_ms}
+
+
+def cpu_ms(row: dict) -> float:
+    return row["cpu_ms"]
+
+
+def loop_ms(row: dict) -> float:
+    """Milliseconds of the loop itself: encoding and prefill, the same for all, do not count."""
+    return step_cost(row)["step"] * row["nfe"]
 
 
 def step_cost(row: dict) -> dict[str, float]:
@@ -131,19 +146,22 @@ def with_window(name: str, window: int) -> DecoderSpec:
 
 
 def bench_overhead(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Milliseconds between two forwards, beside a guided forward of a random Llama with that vocabulary."""
+    """What a step spends between two forwards, beside a guided forward of a random Llama with that vocabulary. Both in
+    milliseconds of the CPU, which other work on the machine disturbs least."""
     rows, lines = [], ["decoder, window, vocabulary: ms between forwards, ms of the forward, step over forward"]
     names, models = ("sjd", "scd-mc", "scd-gs", "gsd"), {}
-    for window, vocabulary in CASES:
-        model = models.setdefault(vocabulary, RandomLlama(vocabulary, side=16))
+    for vocabulary, window in product(VOCABULARIES, WINDOWS):
+        if vocabulary not in models:
+            models = {vocabulary: RandomLlama(vocabulary, side=16)}
+        model = models[vocabulary]
         stub = StubModel(vocabulary, window)
         contenders = {name: partial(timed_steps, stub, with_window(name, window)) for name in names}
         contenders["forward"] = partial(timed_forward, model, sampling, window, WARM_UP + 3)
         part = in_turns(contenders, rounds)
         rows += [{**row, "window": window, "vocabulary": vocabulary} for row in part]
-        forward = median(part, "forward")
+        forward = median(part, "forward", cpu_ms)
         for name in names:
-            other = median(part, name)
+            other = median(part, name, cpu_ms)
             ratio = (other + forward) / forward
             lines.append(f"{name}, {window}, {vocabulary}: {other:.2f}, {forward:.2f}, {ratio:.3f}")
     return rows, lines
@@ -173,23 +191,25 @@ def bench_window(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]
 
 
 def bench_decoders(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Every preset at its own window. Speed-up and compression are ratios of totals over the same prompt's
-    images."""
+    """Every preset at its own window. Speed-up and compression are ratios of totals over the same prompt's images;
+    realised is the share of step compression over window cost that the speed-up reaches."""
     model = load_model("shapes")
     contenders = {name: partial(timed_decode, model, resolve(name), sampling) for name in PRESETS}
-    rows = in_turns(contenders, rounds)
+    # The first decode of a process is slow, the first of a decoder hardly.
+    rows = in_turns(contenders, rounds, warm_up=["ar"])
 
     def total(name: str, value: Callable[[dict], float]) -> float:
         return sum(value(row) for row in rows if row["name"] == name)
 
-    lines = ["decoder: step compression, speed-up over ar, ms per step, of which forward"]
-    ar_ms = total("ar", lambda row: row["wall_ms"])
+    lines = ["decoder: step compression, speed-up over ar, ms per step, of which forward, realised"]
+    ar_ms, one = total("ar", loop_ms), median(rows, "ar", lambda row: step_cost(row)["forward"])
     for name in contenders:
         compression = total(name, lambda row: row["tokens"]) / total(name, lambda row: row["nfe"])
-        speedup = ar_ms / total(name, lambda row: row["wall_ms"])
+        speedup = ar_ms / total(name, loop_ms)
         step = median(rows, name, lambda row: step_cost(row)["step"])
         forward = median(rows, name, lambda row: step_cost(row)["forward"])
-        lines.append(f"{name}: {compression:.2f}, {speedup:.2f}, {step:.2f}, {forward:.2f}")
+        realised = speedup / (compression / (forward / one))
+        lines.append(f"{name}: {compression:.2f}, {speedup:.2f}, {step:.2f}, {forward:.2f}, {realised:.2f}")
     return rows, lines
 
 
@@ -199,6 +219,8 @@ BENCHES = {
     "overhead": bench_overhead,
     "window": bench_window,
     "decoders": bench_decoders,
+    "throughput": bench_throughput,
+    "memory": bench_memory,
 }
 
 

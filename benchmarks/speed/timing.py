@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from specbench.config import Sampling
 from specbench.decoding.loop import Request, decode
@@ -23,10 +23,12 @@ def timed_decode(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, sa
     return {"wall_ms": wall_ms, "spans_ms": image.spans_ms, "nfe": image.nfe, "tokens": image.committed}
 
 
-def in_turns(contenders: dict[str, Callable[[int], dict]], rounds: int) -> list[dict]:
-    """Run every contender once per round, after one round of warm-up; the order rotates."""
+def in_turns(
+    contenders: dict[str, Callable[[int], dict]], rounds: int, warm_up: Sequence[str] | None = None
+) -> list[dict]:
+    """Run every contender once per round, in an order that rotates, after those to `warm_up`: all, if not said."""
     names, rows = list(contenders), []
-    for name in names:
+    for name in names if warm_up is None else warm_up:
         contenders[name](0)
     for turn in range(rounds):
         for place in range(len(names)):

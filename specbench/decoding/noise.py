@@ -98,10 +98,11 @@ class Noise:
         return self._exponentials(positions, _counter(vocab, self._device), stream, draw)
 
     def run_race(self, law: Tensor, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
-        """[B, T] tokens drawn from unnormalised `law` [B, T, V] by their `race`, which only what the law holds runs."""
-        ids, mass = runners = kept(law)
-        counter = (ids + 2) * _GOLDEN if self._device.type == "cpu" else _counter(law.shape[-1], self._device)
-        return runners.token(run_race(mass, self._exponentials(positions, counter, stream, draw)))
+        """[B, T] tokens drawn from unnormalised `law` [B, T, V] by their `race`, run by those alone that it holds."""
+        runners, vocab = kept(law), law.shape[-1]
+        all_run = runners.mass.shape[-1] == vocab
+        counter = _counter(vocab, self._device) if all_run else (runners.ids + 2) * _GOLDEN
+        return runners.token(run_race(runners.mass, self._exponentials(positions, counter, stream, draw)))
 
     def _exponentials(self, positions: Tensor, counter: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Tensor:
         """[B, T, K] of tokens told apart by `counter` [K] or [B, T, K]."""
