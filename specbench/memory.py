@@ -1,7 +1,8 @@
 """How many images fit into memory at once, counted before anything is loaded. No torch here, except to ask a GPU.
 
     peak = weights + batch x (cache + laws)
-    cache = guidance rows x (prompt + stream slots + 2 x columns) x bytes per token and row
+    cache = guidance rows x (prompt + stream slots + 2 x columns) x bytes per token and row, of all layers
+            and, for a draft head, of one more
     laws  = distributions in flight x columns x vocabulary x 4 bytes
 
 Columns are those of the widest forward: the window, or the nodes of a tree. A rule that looks at all former
@@ -51,6 +52,8 @@ def footprint(model: Model, decoder: DecoderSpec, sampling: Sampling, dtype: str
     kv, columns = model.kv_bytes(dtype), most_columns(decoder, model)
     if kv is None:
         return None
+    if decoder.drafter == "eagle":
+        kv += kv // model.layers
     rows = 1 if sampling.guidance == 1 else 2
     laws = LAWS * columns + (model.stream + columns if decoder.init.endswith("-sample") else 0)
     return Footprint(

@@ -258,6 +258,7 @@ def test_facts_agree_with_the_architecture(name, monkeypatch):
     assert info.parameters == count
     config = model.backbone.config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    assert info.layers == config.num_hidden_layers
     assert info.kv_numbers == 2 * config.num_hidden_layers * config.num_key_value_heads * width
     trunk = sum(weights.numel() for weights in model.backbone.parameters())
     trunk += model._head.numel() - model.backbone.embed_tokens.weight.numel()

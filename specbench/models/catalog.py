@@ -71,6 +71,11 @@ class ModelInfo:
         return llama_size(*(network[name] for name in names)) if all(name in network for name in names) else None
 
     @property
+    def layers(self) -> int:
+        """Of the network."""
+        return self._read_config()["network"]["layers"]
+
+    @property
     def stream(self) -> int:
         """Stream slots of one image."""
         return self.tokens

@@ -38,6 +38,7 @@ class HubModel:
         defaults: the official sampling.
         parameters: of the language model.
         step_parameters: of those, what one forward reads: no input embedding, image rows of the head only.
+        layers: of the network.
         kv_numbers: numbers cached per token and row.
         attention_numbers: width of the queries, summed over layers.
         other_bytes: image decoder and text encoder in memory.
@@ -56,6 +57,7 @@ class HubModel:
     defaults: Sampling
     parameters: int
     step_parameters: int
+    layers: int
     kv_numbers: int
     attention_numbers: int
     other_bytes: int
