@@ -221,4 +221,4 @@ def _matches(spec: Mapping, values: Mapping[str, Value]) -> bool:
 def _images(folder: Path) -> int:
     from specbench.store import RunStore
 
-    return len(RunStore(folder).samples([]))
+    return len(RunStore(folder).completed())

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import synthetic
 
 import specbench
 from specbench import bench
@@ -185,3 +186,11 @@ def test_a_bad_sweep_is_refused_in_one_line(cli, tmp_path, sweep, said):
     assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1
     again = cli("run", "--decoder", "gsd:G=5", "--sweep", "G=3,4", "--out", tmp_path / "results")
     assert again.code == 2 and "changes nothing here" in again.err
+
+
+def test_of_two_measurements_the_one_with_more_decoded_images_is_shown(tmp_path, two):
+    planned = bench.plan_table(load_table("gsd-2"), two["flags"] | {"threads": None}, env={})[:1]
+    spec = planned[0].plan.spec(planned[0].plan.decoders[0].spec, "w" * 64)
+    synthetic.folder(tmp_path, replace(spec, threads=1), [*synthetic.sjd(1), None, None])
+    more = synthetic.folder(tmp_path, replace(spec, threads=2), synthetic.sjd(2))
+    assert bench.find_measured(planned, tmp_path) == {planned[0].case: more}
