@@ -6,6 +6,7 @@ import csv
 import html.parser
 import io
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +21,14 @@ from synthetic import AR, SJD, ar, changed, folder, generation, sjd
 from specbench.comparable import differences
 from specbench.errors import SpecbenchError
 from specbench.paper_files import read_table
+from specbench.papers import Column
 from specbench.reporting.columns import between
-from specbench.reporting.paper_cells import same_hardware
+from specbench.reporting.paper_cells import Measured, make_cell, same_hardware
 from specbench.reporting.paper_formats import FORMATS, render
 from specbench.reporting.paper_page import figure_curves
 from specbench.reporting.paper_table import PaperTable, join
 from specbench.reporting.paper_terminal import terminal
-from specbench.reporting.rows import Run
+from specbench.reporting.rows import Run, report_row
 
 GOLDEN = Path(__file__).parent / "golden"
 TABLE = read_table(GOLDEN / "toy-1.toml")
@@ -161,6 +163,16 @@ def test_a_field_that_must_agree_and_does_not_blanks_the_ratios_and_is_named(tmp
         assert found.value is None and found.difference is None and found.why == f"{field} differs"
         assert found.why in render([done]) and any(field in note for note in found.notes)
     assert cell(done, "B SJD", "nfe").value is not None, "what compares with nothing stays"
+
+
+def test_the_interval_of_the_gap_knows_how_few_images_it_has(tmp_path):
+    runs = [generation(2, 30.0, logp=(-1.0, -2.0, 0.0, last)) for last in (-3.0, -4.0)]
+    row = report_row(Run(folder(tmp_path, SJD, runs)), [])
+    column = Column("nll_gap", "nll_gap", "Gap", None, 3, "none", 1.0, {})
+    measured = Measured(Run(tmp_path / SJD.run_id), row, None, (), None)
+    found = make_cell(TABLE.rows[1], column, measured, None, None)
+    t_of_one_degree = math.tan(math.pi * 0.475)
+    assert found.high - found.value == pytest.approx(t_of_one_degree * row["nll_gap_se"])
 
 
 def test_without_an_ar_run_the_ratio_says_so(tmp_path):

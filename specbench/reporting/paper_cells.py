@@ -7,11 +7,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from scipy.special import stdtrit
+
 from specbench import stats
 from specbench.comparable import differences
 from specbench.papers import Column, Row
 from specbench.reporting.rows import Run
 from specbench.stats import Estimate
+from specbench.stats.intervals import LEVEL
 
 RATIOS_TO_AR = ("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead")
 TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "speedup_e2e", "window_cost", "overhead")
@@ -181,8 +184,10 @@ def _interval(key: str, measured: Measured) -> tuple[float | None, float | None]
     if key == "speedup":
         return row["speedup_low"], row["speedup_high"]
     if key == "nll_gap":
-        half = None if row["nll_gap_se"] is None else 1.96 * row["nll_gap_se"]
-        return (None, None) if half is None else (row[key] - half, row[key] + half)
+        if row["nll_gap_se"] is None:
+            return None, None
+        half = float(stdtrit(row["n"] - 1, LEVEL)) * row["nll_gap_se"]
+        return row[key] - half, row[key] + half
     if key in _MEANS:
         timed = rows[rows[_MEANS[key]].notna()]
         return _bounds(stats.ratio_of_totals(timed[_MEANS[key]], [1] * len(timed), timed["prompt_id"]))
