@@ -25,11 +25,12 @@ _ROW |= {"paper": dict, "spread": dict, "notes": dict, "runnable": bool} | _CASE
 _TABLE = dict.fromkeys(("name", "paper", "source", "title", "hardware"), str)
 _TABLE |= {"notes": list, "axes": dict, "defaults": dict, "columns": list, "rows": list}
 _PAPER = {"title": str, "authors": str, "venue": str, "year": int, "arxiv": str, "url": str}
+_PAPERS, _CONVENTIONS = "papers.toml", "conventions"
 
 
 def table_names() -> list[str]:
     """The tables that come with specbench, in the order of the papers' own numbering."""
-    names = (path.stem for path in data_folder("benchmarks").glob("*.toml") if path.stem != "papers")
+    names = (path.stem for path in data_folder("benchmarks").glob("*.toml") if path.name != _PAPERS)
     return sorted(names, key=_natural)
 
 
@@ -53,10 +54,19 @@ def load_tables() -> list[Table]:
 @functools.cache
 def papers() -> Mapping[str, Mapping[str, object]]:
     """What is known of each paper, by its short name: `title`, and where known `authors, venue, year, arxiv, url`."""
-    path = data_folder("benchmarks") / "papers.toml"
-    content = _read_toml(path)
+    path = data_folder("benchmarks") / _PAPERS
+    content = {name: entry for name, entry in _read_toml(path).items() if name != _CONVENTIONS}
     for name, entry in content.items():
         _check(entry, _PAPER, ("title",), path.name, name)
+    return content
+
+
+@functools.cache
+def conventions() -> Mapping[str, object]:
+    """Default `options` of all tables, and the `notes` below those that have a row with such an option."""
+    path = data_folder("benchmarks") / _PAPERS
+    content = _read_toml(path)[_CONVENTIONS]
+    _check(content, {"options": dict, "notes": list}, ("options", "notes"), path.name, _CONVENTIONS)
     return content
 
 
@@ -76,6 +86,7 @@ def read_table(path: Path) -> Table:
     defaults = dict(content.get("defaults", {}))
     _check(defaults, _CASE | {"protocol": str}, (), file, "defaults")
     protocol = defaults.pop("protocol", None)
+    defaults["options"] = conventions()["options"] | defaults.get("options", {})
     columns = tuple(_column(entry, protocol, file, f"columns[{i}]") for i, entry in enumerate(content["columns"]))
     names = [column.name for column in columns]
     if repeated := [name for name in names if names.count(name) > 1]:
@@ -88,6 +99,8 @@ def read_table(path: Path) -> Table:
     if not all(isinstance(note, str) for note in notes):
         raise _wrong(file, "notes", "not text")
     _check_axes(axes, names, file)
+    if any(conventions()["options"].keys() & row.case["options"].keys() for row in rows):
+        notes = [*notes, *conventions()["notes"]]
     return Table(
         content["name"], content["paper"], content["source"], content["title"], content.get("hardware"),
         tuple(notes), axes, columns, rows,

@@ -141,7 +141,7 @@ class Table:
 def merge_case(defaults: Mapping, own: Mapping) -> dict[str, object]:
     """The defaults with settings that win; default options count where the decoder takes them."""
     merged = {**defaults, **own}
-    takes = _takes(str(merged.get("decoder")))
+    takes = _takes(str(merged.get("decoder")), own.get("options", {}))
     options = {name: value for name, value in defaults.get("options", {}).items() if name in takes}
     merged["options"] = options | own.get("options", {})
     merged["sampling"] = {**defaults.get("sampling", {}), **own.get("sampling", {})}
@@ -153,9 +153,11 @@ def _case(row: Mapping, column: Mapping) -> Case:
     return Case(**merged | {name: tuple(sorted(merged[name].items())) for name in ("options", "sampling")})
 
 
-def _takes(decoder: str) -> set[str]:
-    """Options and choices a decoder understands; none for AR, which drafts nothing."""
+def _takes(decoder: str, given: Mapping[str, object]) -> set[str]:
+    """Options and choices a decoder understands, with the choices among those given; none for AR, which drafts
+    nothing."""
     preset = PRESETS.get(decoder)
     if preset is None or preset.choices["drafter"] == "none":
         return set()
-    return {*options_of(preset), *CHOICES}
+    choices = {kind: given.get(kind, value) for kind, value in preset.choices.items()}
+    return {*options_of(preset, choices), *CHOICES}
