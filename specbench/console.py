@@ -41,10 +41,14 @@ def show_error(error: SpecbenchError) -> None:
     stderr().print(Text.assemble(("error: ", "bold red"), one_line(error.what) + hint))
 
 
+def printable(text: str) -> str:
+    """`text` with a blank in the place of each control character."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
 def one_line(text: str, limit: int = 2000) -> str:
     """`text` without line ends or control characters, cut where it is longer than anyone would read."""
-    clean = "".join(character if character.isprintable() else " " for character in text)
-    clean = " ".join(clean.split())
+    clean = " ".join(printable(text).split())
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from specbench.console import printable
 from specbench.errors import SpecbenchError
 from specbench.parts import write_atomically
 from specbench.reporting.rows import label
@@ -48,7 +49,7 @@ def gallery(folders: Sequence[Path], path: Path, limit: int = 8, sample: int = 0
         for place, prompt in enumerate(prompts):
             _tile(sheet, draw, (left, head + place * (TILE + LINE + GAP)), rows.get(prompt))
     for place, (_, text) in enumerate(prompts):
-        lines = textwrap.wrap(_printable(text), 24)[: TILE // LINE]
+        lines = textwrap.wrap(printable(text), 24)[: TILE // LINE]
         _write(draw, (GAP, head + place * (TILE + LINE + GAP)), lines, _INK)
     png = io.BytesIO()
     sheet.save(png, format="png", optimize=True)
@@ -65,7 +66,7 @@ def _column(folder: Path, sample: int) -> tuple[list[str], dict[tuple[str, str],
     rows = store.samples(["prompt", "status", "nfe", "image"])
     rows = rows[rows["sample"] == sample]
     found = {(row.prompt_id, row.prompt): {**row._asdict(), "folder": folder} for row in rows.itertuples(index=False)}
-    return textwrap.wrap(_printable(heading), 17), found
+    return textwrap.wrap(printable(heading), 17), found
 
 
 def _tile(sheet: Image.Image, draw: ImageDraw.ImageDraw, corner: tuple[int, int], row: dict | None) -> None:
@@ -85,7 +86,3 @@ def _write(draw: ImageDraw.ImageDraw, corner: tuple[int, int], lines: Sequence[s
     font = ImageFont.load_default(FONT_SIZE)
     for number, line in enumerate(lines):
         draw.text((corner[0], corner[1] + number * LINE), line, fill=colour, font=font)
-
-
-def _printable(text: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in text)

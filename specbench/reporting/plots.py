@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
+from specbench.console import printable
 from specbench.reporting.evidence import LOGP_EDGES, STEP_SPANS
 from specbench.reporting.maps import ACCEPTED
 from specbench.reporting.pareto import Point, lower_is_better
@@ -189,7 +190,7 @@ def _line(place: int) -> dict[str, object]:
 
 
 def _cut(text: str, most: int = 26) -> str:
-    clean = "".join(character if character.isprintable() else " " for character in text)
+    clean = printable(text)
     return clean if len(clean) <= most else f"{clean[: most - 1]}…"
 
 

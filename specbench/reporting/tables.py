@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from specbench.console import printable
 from specbench.errors import unknown_name
 from specbench.reporting.columns import Column
 from specbench.reporting.sections import circumstances, definitions, sections
@@ -88,8 +89,7 @@ def escape(text: str) -> str:
 
 def _prose(text: str) -> str:
     """Text as one line of markdown outside tables; no tag in it is one."""
-    clean = "".join(character if character.isprintable() else " " for character in str(text))
-    return " ".join(clean.split()).replace("<", "&lt;")
+    return " ".join(printable(str(text)).split()).replace("<", "&lt;")
 
 
 def _flat(row: Mapping) -> dict[str, object]:
