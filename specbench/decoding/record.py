@@ -35,6 +35,7 @@ class Record:
             torch.zeros(rows, window, dtype=torch.long, device=device) for _ in range(3)
         )
         self._facts: dict[str, Tensor] = {}
+        self._by_depth = torch.zeros(2, rows, DEPTHS, device=device)
         self._means: set[str] = set()
         self._spans: Spans | None = None
 
@@ -93,8 +94,7 @@ class Record:
                 self._add("theorem2_bound", torch.where(tested, value, 0.0).sum(1), None)
             elif name == "distance":
                 eldest = (tested & (tables.rank == 0)).float()
-                for depth, column in enumerate(tables.eldest_by_depth[:DEPTHS], start=1):
-                    self._add(f"draft_tv_{depth}", (value * eldest) @ column, eldest @ column)
+                self._add_by_depth(torch.stack([value * eldest, eldest]) @ tables.by_depth[:, :DEPTHS])
             else:
                 self._add(name, torch.where(tested, value, 0.0).sum(1), tested.sum(1))
         if len(tables.levels) > 1:
@@ -110,6 +110,16 @@ class Record:
         if count is not None:
             sums[1] += count
             self._means.add(name)
+
+    def _add_by_depth(self, sums: Tensor) -> None:
+        """Add to the facts that are means by depth, sums and counts [2, B, D]."""
+        depths = sums.shape[-1]
+        self._by_depth[..., :depths] += sums
+        for depth in range(1, depths + 1):
+            name = f"draft_tv_{depth}"
+            if name not in self._means:
+                self._facts[name] = self._by_depth[..., depth - 1]
+                self._means.add(name)
 
     def restart(self, rows: Tensor) -> None:
         """Forget what was counted for `rows` [K], which begin another image."""

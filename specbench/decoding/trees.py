@@ -42,7 +42,7 @@ class Routes:
         depth: [C] of each column; rank: [C] of each among its siblings; parent: [C], 0 for the root too.
         peer: [C] number of each among the columns of its depth, which a narrower window does not change.
         ancestors: [C, C] float32, 1 where the second column is the first one or above it.
-        eldest_by_depth: per depth from 1, [C] float32, 1 for the eldest children of that depth.
+        by_depth: [C, T - 1] float32, 1 where a column has that depth, counted from 1.
         last_rank: [C] rank of a column's youngest child, -1 for a leaf.
         place: [C] place of a column among the parents of its youngest child's level, 0 for a leaf.
         route: [C, T] the columns by depth on the way to a column and, from there, along first children; where those
@@ -77,8 +77,7 @@ class Routes:
             places = torch.tensor(within, device=device)
             self.levels.append(Level(_index(parents, device), _index(own, device), self.depth[own], places))
             before = parents
-        eldest = (self.rank == 0) & (self.depth > 0)
-        self.eldest_by_depth = [(eldest & (self.depth == d)).float() for d in range(1, max(tree.depth) + 1)]
+        self.by_depth = (self.depth[:, None] == torch.arange(1, max(tree.depth) + 1, device=device)).float()
         route = [_route(column, tree, children) for column in range(len(children))]
         self.route = torch.tensor(route, device=device)
         after = [min(depth + 1, len(route[0]) - 1) for depth in tree.depth]
