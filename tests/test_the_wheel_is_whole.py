@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -15,11 +16,14 @@ pytest.importorskip("hatchling", reason="builds the wheel")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    return built("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def built(kind: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return next(folder.glob("*.whl"))
+    return next(folder.iterdir())
 
 
 def test_an_installed_specbench_finds_prompts_and_tables(wheel, tmp_path):
@@ -45,6 +49,15 @@ def test_nothing_else_of_the_checkout_is_in_it(wheel):
         next(n.split("/")[0] for n in names if "dist-info" in n),
     }
     assert not [name for name in names if name.endswith((".pyc", "bench.py")) and "_data" in name]
+
+
+def test_the_source_distribution_is_the_checkout(tmp_path):
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode or not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    with tarfile.open(built("sdist", tmp_path)) as content:
+        names = {name.partition("/")[2] for name in content.getnames()}
+    assert not {name for name in listed.stdout.splitlines() if (ROOT / name).exists()} - names
 
 
 def test_a_checkout_can_be_installed_for_work_on_it(tmp_path):
