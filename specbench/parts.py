@@ -264,7 +264,11 @@ class _Part:
         if self.version < SCHEMA_VERSION:
             for field in (field for field in wanted if field.name not in table.column_names):
                 table = table.append_column(field, pa.nulls(len(table), field.type))
-        return table.select(wanted.names).cast(wanted)
+        table = table.select(wanted.names).cast(wanted)
+        for column in table.columns:
+            if pa.types.is_string(column.type):  # else whoever first looks at it finds that it is not UTF-8
+                column.validate(full=True)
+        return table
 
     @contextmanager
     def _blamed(self) -> Iterator[None]:

@@ -33,6 +33,13 @@ def write(path, rows):
     return path
 
 
+def parquet_of(raw: bytes) -> bytes:
+    """A file whose only text is these bytes."""
+    text = pyarrow.array([raw]).view(pyarrow.string())
+    pyarrow.parquet.write_table(pyarrow.table({"text": text}), sink := pyarrow.BufferOutputStream())
+    return sink.getvalue().to_pybytes()
+
+
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".parquet"])
 def test_every_format_reads_the_same_prompts(tmp_path, suffix):
     prompts = load_prompts(write(tmp_path / f"p{suffix}", ROWS)).prompts
@@ -98,6 +105,7 @@ BAD = {
     "csv in one line of 50 MB": ("p.csv", b"text\n" + b"x" * 50_000_000, "line 2 is longer"),
     "parquet in name only": ("p.parquet", b"PAR1 no PAR1", "is not a parquet file"),
     "empty parquet": ("p.parquet", b"", "is not a parquet file"),
+    "parquet of other bytes than UTF-8": ("p.parquet", parquet_of(b"\xe8\x01"), "is not a parquet file: .*utf-8"),
 }
 
 

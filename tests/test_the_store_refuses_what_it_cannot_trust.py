@@ -134,17 +134,29 @@ def test_no_flipped_bytes_in_a_part_go_unnoticed(tmp_path):
     assert RunStore(folder).samples().to_json() == before
 
 
-@pytest.mark.parametrize("facts", ["nonsense", "null", "{}\nnull", '{"a": "x"}', '{"a": {"b": 1}}', '{"a": 1e999}'])
-def test_facts_that_are_no_numbers_are_refused(tmp_path, facts):
-    folder = small_run(tmp_path)
+def replace_column(folder: Path, name: str, value: pa.Scalar) -> None:
+    """The run's only part with one value throughout a column, under a name without a digest."""
     (part,) = (folder / "samples").iterdir()
     rows = pq.read_table(part)
     part.unlink()
-    place = rows.schema.get_field_index("facts")
-    rows = rows.set_column(place, "facts", pa.array([facts] * rows.num_rows))
+    rows = rows.set_column(rows.schema.get_field_index(name), name, pa.repeat(value, rows.num_rows))
     pq.write_table(rows, folder / "samples" / "00000000-00000000.parquet")
+
+
+@pytest.mark.parametrize("facts", ["nonsense", "null", "{}\nnull", '{"a": "x"}', '{"a": {"b": 1}}', '{"a": 1e999}'])
+def test_facts_that_are_no_numbers_are_refused(tmp_path, facts):
+    folder = small_run(tmp_path)
+    replace_column(folder, "facts", pa.scalar(facts))
     for reader in (lambda: report_rows([folder]), lambda: RunStore(folder).samples()):
         assert "column 'facts'" in refused(reader).what
+
+
+@pytest.mark.parametrize("name", ["prompt_id", "prompt", "error"])
+def test_text_that_is_not_utf_8_is_refused(tmp_path, name):
+    folder = small_run(tmp_path)
+    not_text = pa.array([b"\xe8\x01"]).view(pa.string())[0]
+    replace_column(folder, name, not_text)
+    assert "is damaged" in refused(RunStore(folder).samples).what
 
 
 def test_a_run_json_that_is_not_text_is_named(tmp_path):

@@ -92,7 +92,7 @@ def _read_parquet(path: Path) -> Iterator[Prompt]:
 
     try:
         rows: Iterable[dict] = pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SpecbenchError(f"prompt file '{path}' is not a parquet file: {reason}") from None
     for number, row in enumerate(rows, 1):
