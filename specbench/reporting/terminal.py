@@ -33,7 +33,9 @@ def run_view(card: Mapping) -> RenderableType:
     """The card of `specbench.reporting.card`."""
     decoder, row = card["decoder"], card["numbers"]
     columns = (*(THROUGHPUT if row["setting"]["batch"] > 1 else SPEED)[3:], *QUALITY[3:], *score_columns([row]))
-    parts = [column for found in part_columns([row]).values() for column in found]
+    numbers = [(column.heading, column.cell(row)) for column in columns]
+    for metric, parts in part_columns([row]).items():
+        numbers += [(f"{metric} {part.heading}", part.cell(row)) for part in parts]
     law = "lossless" if decoder["lossless"] else "not lossless"
     origins = card["origins"]
     return Group(
@@ -43,7 +45,7 @@ def run_view(card: Mapping) -> RenderableType:
             "options", [(name, _with_origin(value, origins.get(name))) for name, value in decoder["options"].items()]
         ),
         _block("setting", _setting(card)),
-        _block("numbers", [(column.heading, column.cell(row)) for column in (*columns, *parts)]),
+        _block("numbers", numbers),
         _block("noted by the decoder, mean over images", _numbers(card["facts"])),
         _block("windows tried", [(f"{point['window']}", window_told(point)) for point in card["window_curve"] or ()]),
         _block("failures", [(f"{times} times", error) for error, times in card["errors"].items()]),
