@@ -5,6 +5,7 @@
     overhead        A step's time over its forward, by window and vocabulary.
     window          Milliseconds per step and per forward against the window.
     decoders        Speed-up realised against step compression, per decoder.
+    decoders-100m   The same on a random Llama of 100 million parameters.
     throughput      Images per hour, many rows at once over one.
     memory          Peak memory of caches and laws against the formula of `specbench.memory`.
 
@@ -21,7 +22,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -191,10 +192,25 @@ def bench_window(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]
 
 
 def bench_decoders(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Every preset at its own window. Speed-up and compression are ratios of totals over the same prompt's images;
-    realised is the share of step compression over window cost that the speed-up reaches."""
-    model = load_model("shapes")
-    contenders = {name: partial(timed_decode, model, resolve(name), sampling) for name in PRESETS}
+    """Every preset at its own window."""
+    return realised(load_model("shapes"), PRESETS, sampling, rounds)
+
+
+def bench_decoders_100m(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """Decoders without a draft head on a random Llama of 100 million parameters. Its random law says nothing about
+    acceptance, only what a step costs beside a forward of that size."""
+    names = ("ar", "sjd", "gsd", "scd-mc", "scd-gs")
+    return realised(RandomLlama(), names, Sampling(sampling.guidance, 1.0, 1000), rounds)
+
+
+def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """Speed-up and compression are ratios of totals over the same prompt's images; realised is the share of step
+    compression over window cost that the speed-up reaches."""
+    unfiltered = {"d": "inf"} if model.codebook is None else {}
+    contenders = {
+        name: partial(timed_decode, model, resolve(name, unfiltered if name == "gsd" else {}), sampling)
+        for name in names
+    }
     # The first decode of a process is slow, the first of a decoder hardly.
     rows = in_turns(contenders, rounds, warm_up=["ar"])
 
@@ -208,8 +224,8 @@ def bench_decoders(sampling: Sampling, rounds: int) -> tuple[list[dict], list[st
         speedup = ar_ms / total(name, loop_ms)
         step = median(rows, name, lambda row: step_cost(row)["step"])
         forward = median(rows, name, lambda row: step_cost(row)["forward"])
-        realised = speedup / (compression / (forward / one))
-        lines.append(f"{name}: {compression:.2f}, {speedup:.2f}, {step:.2f}, {forward:.2f}, {realised:.2f}")
+        share = speedup / (compression / (forward / one))
+        lines.append(f"{name}: {compression:.2f}, {speedup:.2f}, {step:.2f}, {forward:.2f}, {share:.2f}")
     return rows, lines
 
 
@@ -219,6 +235,7 @@ BENCHES = {
     "overhead": bench_overhead,
     "window": bench_window,
     "decoders": bench_decoders,
+    "decoders-100m": bench_decoders_100m,
     "throughput": bench_throughput,
     "memory": bench_memory,
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from functools import partial
 
-import torch
 from timing import in_turns, median
 
 from specbench.config import Sampling
@@ -16,19 +15,16 @@ from specbench.models.base import ImageModel
 from specbench.models.catalog import load_model
 from specbench.prompts import load_prompts
 
-DECODERS, BATCHES = ("ar", "sjd"), (1, 4, 16)
-WAVES = 1.5
-"""Images per row, so that rows are refilled and the last ones run dry, as in a run."""
-ALONE = 3
-"""Images of batch 1."""
+DECODERS, BATCHES = ("ar", "sjd"), (1, 16)
+IMAGES = 24
+"""More than rows, so that these are refilled and the last ones run dry, as in a run."""
 
 
 def timed_images(
     model: ImageModel, decoder: DecoderSpec, sampling: Sampling, batch: int, texts: list[str], sample: int
 ) -> dict:
-    """Milliseconds of encoding, decoding and rendering enough images to keep `batch` rows busy."""
-    count = max(ALONE, int(WAVES * batch))
-    requests = [Request(texts[i % len(texts)], str(i), sample) for i in range(count)]
+    """Milliseconds of encoding, decoding and rendering one image of each text."""
+    requests = [Request(text, text, sample) for text in texts]
     before = time.perf_counter(), time.process_time()
     done = sum(1 for _ in decode_each(model, requests, batch, decoder, sampling, seed=0))
     wall_ms, cpu_ms = (time.perf_counter() - before[0]) * 1e3, (time.process_time() - before[1]) * 1e3
@@ -38,14 +34,13 @@ def timed_images(
 def bench_throughput(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
     """Images per hour by decoder and batch, and their ratio to batch 1."""
     model = load_model("shapes")
-    texts = [prompt.text for prompt in load_prompts("shapes").prompts]
+    texts = [prompt.text for prompt in load_prompts("shapes").prompts[:IMAGES]]
     contenders = {
         f"{name}, batch {batch}": partial(timed_images, model, resolve(name), sampling, batch, texts)
         for name in DECODERS
         for batch in BATCHES
     }
-    with torch.inference_mode():
-        rows = in_turns(contenders, rounds, warm_up=[f"{DECODERS[0]}, batch {BATCHES[0]}"])
+    rows = in_turns(contenders, rounds, warm_up=[])
     lines = ["decoder, batch: images per hour, over batch 1"]
     for name in DECODERS:
         pace = [median(rows, f"{name}, batch {batch}", per_hour) for batch in BATCHES]
