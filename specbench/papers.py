@@ -13,8 +13,8 @@ from specbench.decoding.components import CHOICES
 from specbench.decoding.presets import PRESETS, options_of
 
 NUMBERS = (
-    *("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput", "acceptance"),
-    *("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead"),
+    *("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput"),
+    *("acceptance", "acceptance_length", "speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead"),
     *("logp_mean", "logp_std", "perplexity", "nll_gap", "top1", "draft_tv", "draft_top1"),
 )
 """Keys of a report row (`specbench.reporting.rows`) that a column may show."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -142,6 +143,7 @@ def report(
         from specbench.cli.bench import report_tables
 
         return report_tables(runs, model, prompts, out, "html" if html else fmt, html or to)
+    _refuse_mistyped_tables(runs or (), out)
     if html:
         return _write_page(runs, out, html)
     if model or prompts or to:
@@ -151,6 +153,18 @@ def report(
     from specbench import api, reporting
 
     sys.stdout.write(reporting.render(api.report(runs or (), out), fmt))
+
+
+def _refuse_mistyped_tables(names: Sequence[str], out: str) -> None:
+    """A name like a table's that no run has."""
+    from specbench.folders import runs_in
+    from specbench.paper_files import table_names
+
+    runs = [folder.name for folder in runs_in(Path(out))]
+    for name in names:
+        like = difflib.get_close_matches(name, table_names(), n=1, cutoff=0.8)
+        if like and not any(run.startswith(name) for run in runs):
+            raise unknown_name("table", name, table_names())
 
 
 def _write_page(runs: Sequence[str], out: str, path: Path) -> None:

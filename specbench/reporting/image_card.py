@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from specbench import stats
 from specbench.console import one_line
 from specbench.decoding.generation import SPANS
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import SpecbenchError
 from specbench.records import SAMPLES
 from specbench.reporting.tiles import Tile, tiles
 from specbench.store import RunStore
@@ -72,7 +72,8 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
         if found.any():
             break
     else:
-        raise unknown_name("prompt", prompt, ids.head(_MOST_NAMED))
+        some = ", ".join(map(one_line, ids.head(_MOST_NAMED)))
+        raise SpecbenchError(f"no prompt of this run is called '{prompt}'", f"an id, or words of its text; ids: {some}")
     chosen = ids[found].to_list()
     if len(chosen) > 1:
         shown = ", ".join(map(one_line, chosen[:_MOST_NAMED]))

@@ -197,6 +197,9 @@ def _interval(key: str, measured: Measured) -> tuple[float | None, float | None]
     if key == "perplexity":
         low, high = _bounds(stats.ratio_of_totals(rows["logp_sum"], rows["free_tokens"], prompts))
         return (None, None) if low is None else (math.exp(-high), math.exp(-low))
+    if key == "acceptance_length":
+        tokens, rounds = stats.round_totals(rows)
+        return _bounds(stats.ratio_of_totals(tokens, rounds, prompts))
     if key == "acceptance":
         return _bounds(stats.ratio_of_totals(rows["accepted"].map(sum), rows["tested"].map(sum), prompts))
     if key == "step_ratio" and measured.ar is not None:
@@ -217,7 +220,7 @@ _SUSPICIOUS = "fewer forwards alone cannot bring that, so something else differs
 
 def _above_steps(paper: Mapping[str, float], column: Column) -> str | None:
     """A remark on a printed latency ratio above the printed step ratio of its row."""
-    ratios = [paper[name] for name in ("step_ratio", "step_compression") if name in paper]
+    ratios = [paper[name] for name in ("step_ratio", "step_compression", "acceptance_length") if name in paper]
     if column.key != "speedup" or column.name not in paper or not ratios or paper[column.name] <= ratios[0]:
         return None
     return f"Printed latency ratio above the printed step ratio: {_SUSPICIOUS}"

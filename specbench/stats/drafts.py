@@ -41,10 +41,16 @@ def acceptance_length(rows: pd.DataFrame) -> float | None:
     """Acceptance length: stream tokens per round, both summed over all images. Besides the accepted drafts a round
     commits a replacement or bonus token, which counts; the first forward of a draft head has no drafts, so that it is
     no round and its token does not count; 1 for AR."""
+    tokens, each = round_totals(rows)
+    return ratio(tokens.sum(skipna=False), each.sum(skipna=False))
+
+
+def round_totals(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Per image the stream tokens that its rounds committed, and the rounds; NaN where they are unknown."""
     forwards, tokens = rows["nfe"], rows["stream_tokens"]
     each = rows["rounds"] if "rounds" in rows else pd.Series(np.nan, rows.index)
     each = each.fillna(forwards.where(forwards == tokens))
-    return ratio((tokens - (forwards - each)).sum(skipna=False), each.sum(skipna=False))
+    return tokens - (forwards - each), each
 
 
 def draft_ms(rows: pd.DataFrame) -> float | None:

@@ -31,7 +31,8 @@ def ratio_of_totals(
     numerator: Sequence[float], denominator: Sequence[float], cluster: Sequence[Hashable], seed: int = 0
 ) -> Estimate:
     """Sum over sum with a percentile bootstrap interval that resamples whole clusters; from fewer than `FEW_UNITS`
-    Student's t of its logarithm instead, and none from fewer than two. Either way a positive ratio has positive bounds.
+    Student's t instead, of its logarithm where it is positive, and none from fewer than two. Either way a positive
+    ratio has positive bounds.
 
     The percentiles are the expanded ones of Hesterberg ("What teachers should know about the bootstrap", 2015, 3.4),
     which make up for how narrow the bootstrap is with few clusters.
@@ -41,7 +42,7 @@ def ratio_of_totals(
     value = float(totals[:, 0].sum() / totals[:, 1].sum())
     if len(totals) < 2:
         return Estimate(value, None, None)
-    return Estimate(value, *(_log_t(totals) if len(totals) < FEW_UNITS else _bootstrap(totals, seed)))
+    return Estimate(value, *(_delta_t(totals) if len(totals) < FEW_UNITS else _bootstrap(totals, seed)))
 
 
 def mean_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
@@ -88,16 +89,18 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tup
     return mean, None if n < 2 else math.sqrt(n / (n - 1) * np.square(sums).sum()) / len(values), n
 
 
-def _log_t(totals: np.ndarray) -> tuple[float | None, float | None]:
+def _delta_t(totals: np.ndarray) -> tuple[float | None, float | None]:
     """Interval of the ratio of the column sums of [clusters, 2], by the delta method; none of a ratio of 0."""
     n, sums = len(totals), totals.sum(axis=0)
     if not sums[0]:
         return None, None
     relative = totals / sums
     error = math.sqrt(n / (n - 1) * np.square(relative[:, 0] - relative[:, 1]).sum())
-    factor = math.exp(float(stdtrit(n - 1, LEVEL)) * error)
-    low, high = sorted(float(sums[0] / sums[1]) * by for by in (1 / factor, factor))
-    return low, high
+    ratio, half = float(sums[0] / sums[1]), float(stdtrit(n - 1, LEVEL)) * error
+    if ratio < 0:
+        return ratio * (1 + half), ratio * (1 - half)
+    factor = math.exp(half)
+    return ratio * (1 / factor), ratio * factor
 
 
 def _bootstrap(totals: np.ndarray, seed: int) -> tuple[float, float]:

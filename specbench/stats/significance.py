@@ -15,7 +15,6 @@ from scipy.stats import nct
 
 from specbench.stats.intervals import LEVEL, Estimate, clustered_mean
 
-CHANGE = 0.02
 POWER = 0.8
 MOST_PROMPTS = 10**7
 
@@ -85,12 +84,11 @@ def prompts_needed(spread: float | None, change: float) -> int | None:
         change: the difference to be seen, in the same unit.
 
     Returns:
-        None where the pilot does not tell, or where `MOST_PROMPTS` would not do.
+        None where the pilot does not tell, as one in which all prompts differ alike, or where `MOST_PROMPTS` would not
+        do.
     """
-    if spread is None or not change or not math.isfinite(spread):
+    if not spread or not change or not math.isfinite(spread):
         return None
-    if spread == 0:
-        return 2
     effect = abs(change) / spread
     few, many = 1, 2
     while _power(effect, many) < POWER:
