@@ -135,7 +135,8 @@ class RayCrew:
             self._ray.init(address=address or "local", **quiet, **({} if address else here))
         except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
             where = f"--ray {address}: no Ray cluster answers there" if address else "Ray does not start here"
-            raise SpecbenchError(f"{where}: {error}", "start one with 'ray start --head'", FAILURE) from None
+            advice = "start one with 'ray start --head'; set RAY_AUTH_MODE=token where it asks for a token"
+            raise SpecbenchError(f"{where}: {error}", advice, FAILURE) from None
 
     def _fitting(self, size: int | None, gpu: bool) -> int:
         """The number of workers, which the cluster must have room for at once."""
