@@ -244,7 +244,7 @@ BENCHES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("benches", nargs="*", choices=[*BENCHES, []], help="which ones; all by default")
-    parser.add_argument("--rounds", type=int, default=10, help="timed turns of every contender")
+    parser.add_argument("--rounds", type=int, default=3, help="timed turns of every contender")
     parser.add_argument("--threads", type=int, help="torch threads; torch's own choice by default")
     parser.add_argument("--out", type=Path, default=Path("results/speed"), help="folder of the JSON files")
     options = parser.parse_args()
