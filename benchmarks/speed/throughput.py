@@ -16,7 +16,7 @@ from specbench.models.catalog import load_model
 from specbench.prompts import load_prompts
 
 DECODERS, BATCHES = ("ar", "sjd"), (1, 16)
-IMAGES = 24
+IMAGES = 20
 """More than rows, so that these are refilled and the last ones run dry, as in a run."""
 
 
