@@ -15,7 +15,7 @@ from specbench.config import Sampling
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import Request, decode
 from specbench.decoding.presets import DecoderSpec, resolve
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, place
 from specbench.models.base import ImageModel, TokenLayout
 from specbench.models.enumerable import EnumerableModel, processed
 
@@ -56,7 +56,7 @@ def check(decoder: Auditable, samples: int = SAMPLES, seed: int = 0) -> list[Fin
         except SpecbenchError as error:
             findings.append(Finding(title, FAILED, f"it stopped with: {error.what}"))
         except Exception as error:  # a stranger's code may fail in any way, and that is the finding
-            findings.append(Finding(title, FAILED, f"it raised {type(error).__name__}: {error}"))
+            findings.append(Finding(title, FAILED, f"it raised {type(error).__name__}{place(error)}: {error}"))
     return findings
 
 

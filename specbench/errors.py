@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import traceback
 from collections.abc import Iterable
 
 FAILURE = 1
@@ -43,3 +45,9 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> SpecbenchError:
     near = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.5)
     hint = f"did you mean '{spelt[near[0]]}'? " if near else ""
     return SpecbenchError(f"unknown {kind} '{name}'", f"{hint}valid: {', '.join(valid) or 'none'}")
+
+
+def place(error: Exception) -> str:
+    """Where an unforeseen error was raised: " at file.py:12"."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import typer
 
 from specbench import __version__, console, registry
-from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, unknown_name
+from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, unknown_name
 
 _UsageError = typer.BadParameter.__mro__[1]
 _DEBUG = "--debug"
@@ -103,17 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _fail(SpecbenchError(f"{where}{error.strerror or error}", "is the path right?"), debug)
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-        problem = SpecbenchError(what, f"a bug{_place(error)}; {_DEBUG} shows all", FAILURE)
+        problem = SpecbenchError(what, f"a bug{place(error)}; {_DEBUG} shows all", FAILURE)
         code = _fail(problem, debug)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _place(error: Exception) -> str:
-    """Where an unforeseen error was raised: " at file.py:12"."""
-    import traceback
-
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
 
 
 def _fail(error: SpecbenchError, debug: bool) -> int:
