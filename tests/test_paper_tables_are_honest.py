@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,7 +83,12 @@ def test_tables_are_the_golden_ones(joined, name):
     golden = GOLDEN / f"toy-1.{SUFFIXES.get(name, 'txt')}"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text)
-    assert text == golden.read_text()
+    assert _legible(text) == _legible(golden.read_text())
+
+
+def _legible(text: str) -> str:
+    """Without the last digits of long numbers, which depend on the processor's order of summing up."""
+    return re.sub(r"-?\d+\.\d{9,}(e-?\d+)?", lambda number: f"{float(number[0]):.9g}", text)
 
 
 def test_parquet_holds_the_rows_and_numbers_of_the_table(joined):
