@@ -109,6 +109,11 @@ def test_an_estimate_is_the_pace_of_the_recorded_rows(two):
         assert row["seconds"] == pytest.approx(4 * spans.sum(axis=1).mean() / 1e3)
 
 
+def test_a_mistyped_table_is_called_a_table(cli, tmp_path):
+    outcome = cli("report", "gsd-11", "--out", tmp_path)
+    assert outcome.code == 2 and "unknown table 'gsd-11' (did you mean 'gsd-1'?" in outcome.err
+
+
 def test_a_report_only_prints(two, cli):
     out = Path(str(two["flags"]["out"]))
     before = sorted(path.name for path in out.rglob("*"))

@@ -109,6 +109,7 @@ def test_what_is_measured_is_kept_by_number_format_and_threads(tmp_path, monkeyp
 
 
 def test_a_run_notes_the_floor_of_its_machine(tmp_path, cli, monkeypatch):
+    monkeypatch.setattr(devices, "find_peak", None)
     monkeypatch.setattr(
         "specbench.floor.find_peak", lambda *asked: devices.Peak("a device", {0: 1e9}, 1e12, "a data sheet")
     )
