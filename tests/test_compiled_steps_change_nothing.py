@@ -53,13 +53,15 @@ def test_same_tokens_under_the_same_noise_and_nothing_compiled_twice(eager, comp
     torch._dynamo.utils.counters.clear()
     for decoder in DECODERS:
         np.testing.assert_array_equal(tokens(compiled, decoder, REQUESTS), tokens(eager, decoder, REQUESTS))
-    (step,) = compiled.compiled
+    step, *rules = compiled.compiled
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert step.forms == graphs == 3  # a lone column, a window, a tree
-    assert step.seconds > 0
-    for decoder in [*DECODERS, resolve("sjd", {"window": 2})]:
-        longer = [Request("a much longer prompt than before", "long", 7)]
-        tokens(compiled, decoder, REQUESTS[::-3] + longer)
+    assert step.forms == 3  # a lone column, a window, a tree
+    assert [rule.forms for rule in rules] == [1, 1, 1, 2]  # verification, of eagle drafting too
+    assert graphs == 8
+    assert all(part.seconds > 0 for part in compiled.compiled)
+    longer = [Request("a much longer prompt than before", "long", 7)]
+    for requests, decoder in itertools.product([longer + REQUESTS[:0:-1], REQUESTS[::-3]], DECODERS):
+        np.testing.assert_array_equal(tokens(compiled, decoder, requests), tokens(eager, decoder, requests))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 

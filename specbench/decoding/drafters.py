@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -14,6 +15,7 @@ from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import Target, draw, one_hot, without
 from specbench.decoding.trees import chain, routes
 from specbench.models.base import Session, Tree
+from specbench.models.rules import as_it_is
 
 if TYPE_CHECKING:
     from specbench.decoding.walk import Walk
@@ -27,12 +29,14 @@ class Batch(NamedTuple):
         target: turns guided logits into distributions.
         noise: of the rows.
         tokens: [B, L] stream tokens: committed ones, then drafts; the loop keeps it up to date.
+        rules: calls functions of tensors, perhaps compiled.
     """
 
     session: Session
     target: Target
     noise: Noise
     tokens: Tensor
+    rules: Callable = as_it_is
 
 
 class Proposal(NamedTuple):

@@ -7,6 +7,7 @@ cache of their own, share their tokens, and are mixed by the session exactly as 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +23,7 @@ from specbench.looks import look
 from specbench.models.base import Tree
 from specbench.models.cache import PositionCache, Reach
 from specbench.models.eagle import EagleHead, head_for
+from specbench.models.rules import as_it_is
 
 if TYPE_CHECKING:
     from specbench.decoding.walk import Walk
@@ -69,7 +71,11 @@ class Eagle:
         tokens[:, :1] = self._batch.tokens.gather(1, (committed[:, None] - 1).clamp(min=0))
         laws = torch.zeros(*tokens.shape, self._batch.target.vocab, device=tokens.device)
         if len(tree.parents) > 1:
-            self._draft(tree, tokens, laws, positions, known, step)
+            rules = self._batch.rules if len(tree.parents) == self.columns else as_it_is
+            self._memory.mark_length()
+            ancestors = routes(tree, committed.device).ancestors > 0
+            generations = _generations(tree, committed.device)
+            rules(Eagle._draft, self, generations, ancestors, tokens, laws, positions, known, step)
         return Proposal(tokens, positions, laws, tree, self.columns)
 
     def observe(self, walk: Walk, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
@@ -87,14 +93,23 @@ class Eagle:
         newest = (shift - 1).clamp(min=0).repeat(len(seen) // len(shift))
         return seen[torch.arange(len(seen), device=seen.device), newest]
 
-    def _draft(self, tree: Tree, tokens: Tensor, laws: Tensor, positions: Tensor, known: Tensor, step: Tensor) -> None:
+    def _draft(
+        self,
+        generations: Sequence[Generation],
+        ancestors: Tensor,
+        tokens: Tensor,
+        laws: Tensor,
+        positions: Tensor,
+        known: Tensor,
+        step: Tensor,
+    ) -> None:
         """Fill in the drafts and their laws, one depth at a time."""
         features = known[:, None]
-        for depth, generation in enumerate(_generations(tree, positions.device)):
+        for depth, generation in enumerate(generations):
             columns = generation.columns
             if depth:
                 fed = self._model.table_ids(tokens[:, columns])
-                features = self._memory.branch(fed, features[:, generation.parents], positions, tree, columns)
+                features = self._memory.branch(fed, features[:, generation.parents], positions, ancestors, columns)
             slots = positions[:, columns]
             law = self._batch.target(self._batch.session.logits(features), slots)
             race = self._batch.noise.race(slots, law.shape[-1], Stream.SIBLING, step * self.columns + columns)
@@ -126,6 +141,13 @@ class HeadMemory:
             mask = self._index[:longest] <= slots[..., None]
             self._run(prompt.ids[:, 1:], prompt.features, slots, slots, mask, longest)
 
+    def mark_length(self) -> None:
+        """Have compiled code serve all lengths, as prompts differ."""
+        torch._dynamo.mark_dynamic(self._index, 0)
+        for buffers in self._cache.buffers():
+            for buffer in buffers:
+                torch._dynamo.mark_dynamic(buffer, 2)
+
     def append(self, ids: Tensor, features: Tensor, positions: Tensor) -> Tensor:
         """Feed true elements: tokens [B, T] at stream slots `positions` [B, T] with features [R, T, d] before them.
 
@@ -137,15 +159,17 @@ class HeadMemory:
         visible = min(end, self._scratch)
         return self._run(ids, features, slots, slots, self._index[:visible] <= slots[..., None], visible)
 
-    def branch(self, ids: Tensor, features: Tensor, positions: Tensor, tree: Tree, columns: Tensor) -> Tensor:
-        """Feed drafts [B, n] of some tree columns; `positions` [B, C] are the slots that the tree's columns predict."""
+    def branch(self, ids: Tensor, features: Tensor, positions: Tensor, ancestors: Tensor, columns: Tensor) -> Tensor:
+        """Feed drafts [B, n] of some tree columns; `positions` [B, C] are the slots that the tree's columns predict,
+        `ancestors` [C, C] says which of them see which.
+        """
         ids, positions = self._repeat(ids), self._repeat(positions)
         slots = (self._scratch + columns).expand(len(ids), -1)
         before = self._last + positions[:, :1]
         mask = (self._index < before[..., None]).expand(-1, len(columns), -1).clone()
-        ancestors = routes(tree, columns.device).ancestors[columns] > 0
-        ancestors[:, 0] = False
-        mask[:, :, self._scratch : self._scratch + ancestors.shape[1]] = ancestors
+        seen = ancestors[columns]
+        seen[:, 0] = False
+        mask[:, :, self._scratch : self._scratch + seen.shape[1]] = seen
         numbers = self._last + positions[:, columns] - 1
         return self._run(ids, features, slots, numbers, mask, len(self._index))
 

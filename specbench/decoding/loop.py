@@ -8,7 +8,7 @@ pace.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,9 +25,11 @@ from specbench.decoding.progress import Progress
 from specbench.decoding.record import Record
 from specbench.decoding.sampling import Target
 from specbench.decoding.spans import Spans
-from specbench.decoding.walk import walk
+from specbench.decoding.trees import Routes, routes
+from specbench.decoding.walk import Walk, walk
 from specbench.errors import SpecbenchError
 from specbench.models.base import ImageModel, Session
+from specbench.models.rules import as_it_is
 
 
 @dataclass(frozen=True)
@@ -57,17 +59,8 @@ def decode(
         Per request its `Generation`, or the `SpecbenchError` that made this image fail (for example NaN logits); one
         row's failure leaves the others intact.
     """
-    method = build(decoder, model)
     spans = Spans(model.device)
-    noise = Noise([row_key(seed, request.prompt_id, request.sample) for request in requests], model.device)
-    with spans("encode"):
-        prefix = model.encode([request.text for request in requests])
-    with spans("prefill"):
-        session = model.begin(prefix, sampling.guidance, method.drafter.columns)
-    make = getattr(method.drafter, "loop", Loop)
-    loop = make(method, session, Target(model.layout, sampling, model.device), noise, len(requests), spans)
-    if trace:
-        loop.record.trace(spans)
+    loop = begin(model, requests, decoder, sampling, seed, spans, trace)
     start = time.perf_counter()
     loop.run()
     total_ms = (time.perf_counter() - start) * 1e3
@@ -86,6 +79,38 @@ def decode(
     return [checked(row, request) for row, request in zip(rows, requests, strict=True)]
 
 
+def begin(
+    model: ImageModel,
+    requests: Sequence[Request],
+    decoder: DecoderSpec,
+    sampling: Sampling,
+    seed: int,
+    spans: Spans,
+    trace: bool,
+) -> Loop:
+    """The loop of one batch, its prompts in the target's cache."""
+    method = build(decoder, model)
+    noise = Noise(noise_keys(requests, seed), model.device)
+    with spans("encode"):
+        prefix = model.encode([request.text for request in requests])
+    with spans("prefill"):
+        session = model.begin(prefix, sampling.guidance, method.drafter.columns)
+    target = Target(model.layout, sampling, model.device)
+    rules = as_it_is
+    if hasattr(model, "rules") and not trace:  # what a trace takes is timed inside verification
+        rules = model.rules((decoder, sampling), len(requests))
+    make = getattr(method.drafter, "loop", Loop)
+    loop = make(method, session, target, noise, len(requests), spans, rules)
+    if trace:
+        loop.record.trace(spans)
+    return loop
+
+
+def noise_keys(requests: Sequence[Request], seed: int) -> list[int]:
+    """What addresses the noise of each image."""
+    return [row_key(seed, request.prompt_id, request.sample) for request in requests]
+
+
 def checked(row: Generation, request: Request) -> Generation | SpecbenchError:
     """The image, or why it is none."""
     if np.isnan(row.entropy).any():
@@ -101,12 +126,23 @@ class Loop:
         tokens: [B, N + W] committed tokens, then drafts, by stream slot.
         committed: [B] tokens committed per row.
         steps: [B, 1] target forwards each row has been through.
+        session: of the target.
         record: what is measured along the way.
     """
 
-    def __init__(self, method: Method, session: Session, target: Target, noise: Noise, rows: int, spans: Spans):
+    def __init__(
+        self,
+        method: Method,
+        session: Session,
+        target: Target,
+        noise: Noise,
+        rows: int,
+        spans: Spans,
+        rules: Callable = as_it_is,
+    ):
+        """`rules` calls functions of tensors, perhaps compiled."""
         self._drafter, self._verifier, self._refine = method
-        self._session, self._target, self._noise, self._spans = session, target, noise, spans
+        self.session, self._target, self._noise, self._spans, self._rules = session, target, noise, spans, rules
         device = target.forced.device
         self._length = len(target.forced) - 1
         window = self._drafter.window
@@ -114,7 +150,8 @@ class Loop:
         self.committed = torch.zeros(rows, dtype=torch.long, device=device)
         self.steps = torch.zeros(rows, 1, dtype=torch.long, device=device)
         self.record = Record(rows, self._length, window, target.forced)
-        self._drafter.begin(Batch(session, target, noise, self.tokens))
+        self._was_full = False
+        self._drafter.begin(Batch(session, target, noise, self.tokens, rules))
 
     def run(self) -> None:
         """Decode every row to its end."""
@@ -129,13 +166,13 @@ class Loop:
         self.steps = self.steps + 1
         # Near the end a full window would only predict slots past it. The one column too many lets the last slot
         # hold a tested draft whatever else is in the batch, so that an image does not depend on it.
-        width = min(self._drafter.window, self._length - behind + 1)
+        width = min(self._drafter.window, max(self._length - behind + 1, 3))
         with self._spans("draft"):
             fed = self._drafter.propose(self.committed, width, self.steps)
         with self._spans("target"):
-            logits = self._session.forward(fed.tokens, fed.positions, fed.branches)
+            logits = self.session.forward(fed.tokens, fed.positions, fed.branches)
         with self._spans("verify"):
-            self._verify(logits, fed, self.steps)
+            self._verify(logits, fed)
 
     def restart(self, rows: Tensor, keys: Sequence[int]) -> None:
         """Begin other images, of these noise keys, in `rows` [K]; their prompts are in the session already."""
@@ -145,16 +182,27 @@ class Loop:
         self.record.restart(rows)
         self._drafter.restart(rows)
 
-    def _verify(self, logits: Tensor, fed: Proposal, step: Tensor) -> None:
+    def _verify(self, logits: Tensor, fed: Proposal) -> None:
         """Walk the drafts, commit what holds, and tell the drafter."""
-        p = self._target(logits, fed.positions)
-        seen = walk(p, fed, self._verifier, self._refine, self._noise, step)
-        positions = self.committed[:, None] + torch.arange(seen.tokens.shape[1], device=p.device)
-        self.tokens.scatter_(1, positions, seen.tokens)
-        self.record.slots(seen.p, seen.tokens, positions, step)
-        self.record.walk(seen, fed, positions)
+        tables = routes(fed.tree, logits.device)
+        full = len(fed.tree.parents) == self._drafter.columns
+        # Compiled code must not find anything new: a first full window makes all that the record will ever hold.
+        rules = self._rules if full and self._was_full else as_it_is
+        seen, positions, shift = rules(Loop._judge, self, logits, fed, tables, self.committed, self.steps)
+        self._was_full |= full
         if fed.branches is not None:
-            self._session.keep(seen.columns[:, 1:], positions[:, 1:])
-        shift = (seen.first + 1).minimum(self._length - self.committed)
+            self.session.keep(seen.columns[:, 1:], positions[:, 1:])
         self._drafter.observe(seen, positions, shift, self._refine.keeps_tail)
         self.committed = self.committed + shift
+
+    def _judge(
+        self, logits: Tensor, fed: Proposal, tables: Routes, committed: Tensor, step: Tensor
+    ) -> tuple[Walk, Tensor, Tensor]:
+        """Walk the drafts and note what came of it: the walk, the slots [B, T] of its path, tokens [B] to commit."""
+        p = self._target(logits, fed.positions)
+        seen = walk(p, fed, tables, self._verifier, self._refine, self._noise, step)
+        positions = committed[:, None] + torch.arange(seen.tokens.shape[1], device=p.device)
+        self.tokens.scatter_(1, positions, seen.tokens)
+        self.record.slots(seen.p, seen.tokens, positions, step)
+        self.record.walk(seen, fed, tables, positions)
+        return seen, positions, (seen.first + 1).minimum(self._length - committed)

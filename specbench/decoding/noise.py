@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from enum import IntEnum
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -60,14 +59,15 @@ class Noise:
     def __init__(self, keys: Sequence[int], device: torch.device | str = "cpu"):
         """`keys`: one `row_key` per row."""
         self._device = torch.device(device)
+        self._counters: dict[int, Tensor] = {}
         self._keys = self._column(keys)
 
     def rekey(self, rows: Sequence[int], keys: Sequence[int]) -> None:
         """Give rows to other images."""
         self._keys[list(rows)] = self._column(keys)
 
-    def _column(self, keys: Sequence[int]) -> Bits:
-        return self._bits(torch.tensor(list(keys), dtype=torch.int64, device=self._device))[:, None]
+    def _column(self, keys: Sequence[int]) -> Tensor:
+        return torch.tensor(list(keys), dtype=torch.int64, device=self._device)[:, None]
 
     def _bits(self, numbers: Tensor) -> Bits:
         """Integers as what this device hashes fastest."""
@@ -81,7 +81,7 @@ class Noise:
 
     def _base(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Bits:
         """[B, T] hash state of each address."""
-        state = _mix(self._keys + self._counted(positions))
+        state = _mix(self._bits(self._keys) + self._counted(positions))
         return _mix(state + self._counted(draw * len(Stream) + stream))
 
     def uniform(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
@@ -95,14 +95,20 @@ class Noise:
         argmax(p / race) is a draw from p (the exponential race, the same as the Gumbel-max trick), and two nearby
         distributions racing with the same numbers mostly agree.
         """
-        return self._exponentials(positions, _counter(vocab, self._device), stream, draw)
+        return self._exponentials(positions, self._counter(vocab), stream, draw)
 
     def run_race(self, law: Tensor, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
         """[B, T] tokens drawn from unnormalised `law` [B, T, V] by their `race`, run by those alone that it holds."""
         runners, vocab = kept(law), law.shape[-1]
         all_run = runners.mass.shape[-1] == vocab
-        counter = _counter(vocab, self._device) if all_run else (runners.ids + 2) * _GOLDEN
+        counter = self._counter(vocab) if all_run else (runners.ids + 2) * _GOLDEN
         return runners.token(run_race(runners.mass, self._exponentials(positions, counter, stream, draw)))
+
+    def _counter(self, vocab: int) -> Tensor:
+        """[vocab] what tells the tokens of one address apart."""
+        if vocab not in self._counters:
+            self._counters[vocab] = torch.arange(2, vocab + 2, device=self._device) * _GOLDEN
+        return self._counters[vocab]
 
     def _exponentials(self, positions: Tensor, counter: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Tensor:
         """[B, T, K] of tokens told apart by `counter` [K] or [B, T, K]."""
@@ -110,12 +116,6 @@ class Noise:
         uniform = _top_bits(bits).float().mul_(2.0**-53)
         # log1p keeps the small values, which win races, at full relative precision; the clamp keeps both ends finite.
         return uniform.clamp_(2.0**-54, 1 - 2.0**-24).neg_().log1p_().neg_()
-
-
-@lru_cache
-def _counter(vocab: int, device: torch.device) -> Tensor:
-    """[vocab] what tells the tokens of one address apart."""
-    return torch.arange(2, vocab + 2, device=device) * _GOLDEN
 
 
 def _top_bits(bits: Bits) -> Tensor:

@@ -12,11 +12,8 @@ from specbench.decoding.drafters import Proposal
 from specbench.decoding.generation import Generation
 from specbench.decoding.sampling import at, entropy, kept
 from specbench.decoding.spans import Spans
-from specbench.decoding.trees import Routes, routes
+from specbench.decoding.trees import DEPTHS, Routes
 from specbench.decoding.walk import Walk
-
-DEPTHS = 8
-"""Depths of a draft for which its distance to the target is kept apart."""
 
 
 class Record:
@@ -57,10 +54,9 @@ class Record:
         """Count one target forward for the rows [B] that were not complete before it."""
         self._nfe += running
 
-    def walk(self, seen: Walk, fed: Proposal, positions: Tensor) -> None:
+    def walk(self, seen: Walk, fed: Proposal, tables: Routes, positions: Tensor) -> None:
         """Count one step: how far it got among slots `positions` [B, T], and every draft tested on the way."""
         self.count_forward(positions[:, 0] < self._length)
-        tables = routes(fed.tree, positions.device)
         if not tables.levels:
             return
         self._add("rounds", positions[:, 0] < self._length, None)
@@ -94,7 +90,7 @@ class Record:
                 self._add("theorem2_bound", torch.where(tested, value, 0.0).sum(1), None)
             elif name == "distance":
                 eldest = (tested & (tables.rank == 0)).float()
-                self._add_by_depth(torch.stack([value * eldest, eldest]) @ tables.by_depth[:, :DEPTHS])
+                self._add_by_depth(torch.stack([value * eldest, eldest]) @ tables.by_depth)
             else:
                 self._add(name, torch.where(tested, value, 0.0).sum(1), tested.sum(1))
         if len(tables.levels) > 1:
@@ -113,9 +109,8 @@ class Record:
 
     def _add_by_depth(self, sums: Tensor) -> None:
         """Add to the facts that are means by depth, sums and counts [2, B, D]."""
-        depths = sums.shape[-1]
-        self._by_depth[..., :depths] += sums
-        for depth in range(1, depths + 1):
+        self._by_depth += sums
+        for depth in range(1, DEPTHS + 1):
             name = f"draft_tv_{depth}"
             if name not in self._means:
                 self._facts[name] = self._by_depth[..., depth - 1]

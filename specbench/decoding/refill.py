@@ -17,10 +17,8 @@ import torch
 from specbench.config import Sampling
 from specbench.decoding.build import Method, build
 from specbench.decoding.generation import Generation
-from specbench.decoding.loop import Loop, Request, checked, decode
-from specbench.decoding.noise import Noise, row_key
+from specbench.decoding.loop import Request, begin, checked, decode, noise_keys
 from specbench.decoding.presets import DecoderSpec
-from specbench.decoding.sampling import Target
 from specbench.decoding.spans import Spans
 from specbench.errors import SpecbenchError
 from specbench.looks import look
@@ -113,17 +111,8 @@ class Refill:
         self._seats = dict(enumerate(map(Seat, islice(self._waiting, self._rows))))
         if not self._seats:
             return False
-        model, requests = self._model, [seat.request for seat in self._seats.values()]
-        method = build(self._decoder, model)
-        noise = Noise(self._keys(requests), model.device)
-        with self._spans("encode"):
-            prefix = model.encode([request.text for request in requests])
-        with self._spans("prefill"):
-            self._session = model.begin(prefix, self._sampling.guidance, method.drafter.columns)
-        target = Target(model.layout, self._sampling, model.device)
-        self._loop = Loop(method, self._session, target, noise, len(requests), self._spans)
-        if self._trace:
-            self._loop.record.trace(self._spans)
+        requests = [seat.request for seat in self._seats.values()]
+        self._loop = begin(self._model, requests, self._decoder, self._sampling, self._seed, self._spans, self._trace)
         self._share(list(self._seats), "encode", "prefill")
         return True
 
@@ -154,13 +143,10 @@ class Refill:
             prefix = self._model.encode([request.text for request in requests])
         rows = torch.tensor(taken, device=self._model.device)
         with self._spans("prefill"):
-            self._session.refill(rows, prefix)
-        self._loop.restart(rows, self._keys(requests))
+            self._loop.session.refill(rows, prefix)
+        self._loop.restart(rows, noise_keys(requests, self._seed))
         self._share(taken, "encode", "prefill")
         return taken
-
-    def _keys(self, requests: Sequence[Request]) -> list[int]:
-        return [row_key(self._seed, request.prompt_id, request.sample) for request in requests]
 
     def _share_steps(self) -> None:
         """Share the time of the steps since the last call among the images in work."""

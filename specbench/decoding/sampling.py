@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import NamedTuple
 
 import numpy as np
@@ -33,11 +35,32 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def kth_largest(values: Tensor, k: int) -> Tensor:
     """[..., 1] k-th largest entry of `values` [..., V]."""
-    if values.device.type != "cpu":
+    if values.device.type != "cpu" or values.numel() <= FEW:
         return values.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+    return _kth_largest(values, k)
+
+
+def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable], Callable]:
+    """Lets compiled code call a function of numpy under `name`; `like` gives an empty tensor like its result's."""
+
+    def wrap(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        compiled = torch.library.custom_op(f"specbench::{name}", function, mutates_args=())
+        compiled.register_fake(like)
+        return wraps(function)(lambda *args: (compiled if torch.compiler.is_compiling() else function)(*args))
+
+    return wrap
+
+
+@_by_numpy("kth_largest", lambda values, k: values.new_empty(*values.shape[:-1], 1))
+def _kth_largest(values: Tensor, k: int) -> Tensor:
     # numpy selects with vector instructions where torch does not: six times faster at V = 8192.
     place = values.shape[-1] - k
     return torch.from_numpy(np.partition(values.numpy(), place, axis=-1)[..., place : place + 1].copy())
+
+
+@_by_numpy("sorted_integers", torch.empty_like)
+def _sorted(keys: Tensor) -> Tensor:
+    return torch.from_numpy(np.sort(keys.numpy(), axis=-1))
 
 
 def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
@@ -45,9 +68,7 @@ def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
     # The bits of a non-negative float32 order as it does, so one integer sort of (bits, id) settles value and tie.
     bits = probabilities.float().view(torch.int32).long()
     keys = (0x7FFFFFFF - bits if descending else bits) << 32 | torch.arange(bits.shape[-1], device=bits.device)
-    ordered = (
-        torch.from_numpy(np.sort(keys.numpy(), axis=-1)) if keys.device.type == "cpu" else keys.sort(dim=-1).values
-    )
+    ordered = _sorted(keys) if keys.device.type == "cpu" else keys.sort(dim=-1).values
     return ordered & 0xFFFFFFFF
 
 
@@ -55,7 +76,7 @@ def rank_kept(probabilities: Tensor, descending: bool = False) -> Tensor:
     """[..., K] `rank` of the tokens of positive probability alone; shorter rows are filled up with -1, where those of
     probability zero would stand.
     """
-    if probabilities.device.type != "cpu":
+    if not _compacts(probabilities):
         order = rank(probabilities, descending)
         return torch.where(probabilities.gather(-1, order) > 0, order, -1)
     token, value, here = _compact(probabilities)
@@ -67,6 +88,8 @@ def rank_kept(probabilities: Tensor, descending: bool = False) -> Tensor:
     return torch.from_numpy(ids).view(*probabilities.shape[:-1], -1)
 
 
+FEW = 1024
+"""Numbers among which torch selects as fast as numpy, which compiled code has to leave for it."""
 WIDE = 4096
 """Vocabulary from which on a CPU is faster when it first looks for the tokens that have any weight."""
 
@@ -88,13 +111,20 @@ class Kept(NamedTuple):
 
 
 def kept(law: Tensor) -> Kept:
-    """The tokens of `law` [..., V] whose weight is not 0; all V of them where V is small, or on a GPU, which would have
-    to wait to know how many there are and passes over zeros in no time.
+    """The tokens of `law` [..., V] whose weight is not 0; all V of them where V is small, or looking for them does not
+    pay.
     """
-    if law.device.type != "cpu" or law.shape[-1] < WIDE:
+    if law.shape[-1] < WIDE or not _compacts(law):
         return Kept(torch.arange(law.shape[-1], device=law.device).expand(law.shape), law)
     token, value, _ = _compact(law)
     return Kept(*(torch.from_numpy(x).view(*law.shape[:-1], -1) for x in (token, value)))
+
+
+def _compacts(law: Tensor) -> bool:
+    """Whether to look for the tokens that have weight: a GPU would have to wait to know how many there are, and passes
+    over zeros in no time; compiled code must know sizes before.
+    """
+    return law.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def _compact(law: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

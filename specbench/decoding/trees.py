@@ -12,6 +12,9 @@ from torch import Tensor
 from specbench.decoding.tree_paths import node_paths
 from specbench.models.base import Tree
 
+DEPTHS = 8
+"""Depths of a draft for which its distance to the target is kept apart."""
+
 
 @lru_cache
 def chain(columns: int) -> Tree:
@@ -42,7 +45,7 @@ class Routes:
         depth: [C] of each column; rank: [C] of each among its siblings; parent: [C], 0 for the root too.
         peer: [C] number of each among the columns of its depth, which a narrower window does not change.
         ancestors: [C, C] float32, 1 where the second column is the first one or above it.
-        by_depth: [C, T - 1] float32, 1 where a column has that depth, counted from 1.
+        by_depth: [C, DEPTHS] float32, 1 where a column has that depth, counted from 1.
         last_rank: [C] rank of a column's youngest child, -1 for a leaf.
         place: [C] place of a column among the parents of its youngest child's level, 0 for a leaf.
         route: [C, T] the columns by depth on the way to a column and, from there, along first children; where those
@@ -75,20 +78,22 @@ class Routes:
             self.rank[own] = rank
             self.place[parents] = torch.arange(len(parents), device=device)
             places = torch.tensor(within, device=device)
-            self.levels.append(Level(_index(parents, device), _index(own, device), self.depth[own], places))
+            self.levels.append(Level(self._index(parents), self._index(own), self.depth[own], places))
             before = parents
-        self.by_depth = (self.depth[:, None] == torch.arange(1, max(tree.depth) + 1, device=device)).float()
+        self.by_depth = (self.depth[:, None] == torch.arange(1, DEPTHS + 1, device=device)).float()
         route = [_route(column, tree, children) for column in range(len(children))]
         self.route = torch.tensor(route, device=device)
         after = [min(depth + 1, len(route[0]) - 1) for depth in tree.depth]
         self.next = torch.tensor([way[step] for way, step in zip(route, after, strict=True)], device=device)
         self.has_next = self.depth < len(route[0]) - 1
 
-
-def _index(columns: Sequence[int], device: torch.device) -> slice | Tensor:
-    if list(columns) == list(range(columns[0], columns[0] + len(columns))):
-        return slice(columns[0], columns[0] + len(columns))
-    return torch.tensor(columns, device=device)
+    def _index(self, columns: Sequence[int]) -> slice | Tensor:
+        if self.is_chain:
+            # Without numbers, chains of all lengths are alike, and compiled once.
+            return slice(1, None) if columns[0] else slice(None, -1)
+        if list(columns) == list(range(columns[0], columns[0] + len(columns))):
+            return slice(columns[0], columns[0] + len(columns))
+        return torch.tensor(columns, device=self.depth.device)
 
 
 def _route(column: int, tree: Tree, children: Sequence[Sequence[int]]) -> list[int]:

@@ -16,7 +16,7 @@ from specbench.decoding.drafters import Proposal
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.refine import Resample
 from specbench.decoding.sampling import at, without
-from specbench.decoding.trees import Level, routes
+from specbench.decoding.trees import Level, Routes
 from specbench.decoding.verifiers import Verifier, Window
 
 
@@ -42,11 +42,15 @@ class Walk(NamedTuple):
     facts: dict[str, Tensor]
 
 
-def walk(p: Tensor, fed: Proposal, verifier: Verifier, refine: Resample, noise: Noise, step: Tensor) -> Walk:
-    """Verify the drafts of one forward, given p [B, C, V] of every column; `step` [B, 1] numbers the rows' forwards."""
-    if len(fed.tree.parents) == 1:
+def walk(
+    p: Tensor, fed: Proposal, tables: Routes, verifier: Verifier, refine: Resample, noise: Noise, step: Tensor
+) -> Walk:
+    """Verify the drafts of one forward, given p [B, C, V] of every column and the `tables` of its tree; `step` [B, 1]
+    numbers the rows' forwards.
+    """
+    if not tables.levels:
         return _lone_root(p, fed, noise)
-    return Walker(p, fed, verifier, noise, step).walk(refine)
+    return Walker(p, fed, tables, verifier, noise, step).walk(refine)
 
 
 def _lone_root(p: Tensor, fed: Proposal, noise: Noise) -> Walk:
@@ -60,9 +64,9 @@ def _lone_root(p: Tensor, fed: Proposal, noise: Noise) -> Walk:
 class Walker:
     """The verification of one forward. B rows, C columns."""
 
-    def __init__(self, p: Tensor, fed: Proposal, verifier: Verifier, noise: Noise, step: Tensor):
+    def __init__(self, p: Tensor, fed: Proposal, tables: Routes, verifier: Verifier, noise: Noise, step: Tensor):
         self._p, self._fed, self._verifier, self._noise, self._step = p, fed, verifier, noise, step
-        self._tables = routes(fed.tree, p.device)
+        self._tables = tables
         self._rows = torch.arange(len(p), device=p.device)
         self._refined = torch.zeros_like(fed.tokens)
         self._tested, self._accepted, self._settled = (torch.zeros_like(fed.tokens, dtype=torch.bool) for _ in range(3))

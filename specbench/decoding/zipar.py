@@ -15,6 +15,7 @@ does not have it; this follows its text.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -93,7 +94,14 @@ class RowsLoop:
     """
 
     def __init__(
-        self, method: Method, session: ScatteredSession, target: Target, noise: Noise, rows: int, spans: Spans
+        self,
+        method: Method,
+        session: ScatteredSession,
+        target: Target,
+        noise: Noise,
+        rows: int,
+        spans: Spans,
+        rules: Callable,
     ):
         self._plan: ZipAR = method.drafter
         self._session, self._target, self._noise, self._spans = session, target, noise, spans

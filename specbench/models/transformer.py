@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from specbench.models.attention import use_grouped_attention
 from specbench.models.base import DraftPrompt, TokenLayout, Tree
 from specbench.models.cache import BLOCK, PositionCache, Reach
 from specbench.models.compiled import CompiledStep, compiled_step
+from specbench.models.rules import CompiledRules, as_it_is, compiled_rules
 from specbench.models.step import Fed, guide, run_step
 
 
@@ -58,6 +61,7 @@ class TransformerModel:
     weights_sha256: str
     backbone: nn.Module
     _compiled_steps: dict[float, CompiledStep] | None = None
+    _compiled_rules: dict[Hashable, dict[int, CompiledRules]]
 
     @property
     def device(self) -> torch.device:
@@ -108,6 +112,7 @@ class TransformerModel:
     def compile(self) -> None:
         """Let sessions run their steps compiled from now on."""
         self._compiled_steps = {}
+        self._compiled_rules = defaultdict(dict)
 
     def compiled_step(self, guidance: float) -> CompiledStep | None:
         """The compiled step under some guidance; None without `compile`."""
@@ -117,10 +122,23 @@ class TransformerModel:
             self._compiled_steps[guidance] = compiled_step(self, guidance)
         return self._compiled_steps[guidance]
 
+    def rules(self, decoder: Hashable, rows: int) -> CompiledRules | Callable:
+        """What calls the functions of a decoder with its sampling on batches of `rows` images."""
+        if self._compiled_steps is None:
+            return as_it_is
+        known = self._compiled_rules[decoder]
+        if rows not in known:
+            if any(rows < more for more in known):  # the last batch of a run, not worth compiling for
+                return as_it_is
+            known[rows] = compiled_rules(self.device)
+        return known[rows]
+
     @property
-    def compiled(self) -> list[CompiledStep]:
-        """The steps compiled so far."""
-        return list((self._compiled_steps or {}).values())
+    def compiled(self) -> list[CompiledStep | CompiledRules]:
+        """What was compiled so far."""
+        if self._compiled_steps is None:
+            return []
+        return [*self._compiled_steps.values(), *chain(*(known.values() for known in self._compiled_rules.values()))]
 
 
 class TransformerSession:
