@@ -115,6 +115,7 @@ class TransformerModel:
             return None
         if guidance not in self._compiled_steps:
             self._compiled_steps[guidance] = compiled_step(self, guidance)
+        self._compiled_steps[guidance].follow_model()
         return self._compiled_steps[guidance]
 
     @property
