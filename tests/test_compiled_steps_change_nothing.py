@@ -65,6 +65,46 @@ def test_same_tokens_under_the_same_noise_and_nothing_compiled_twice(eager, comp
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
+class Steeper(Tiny):
+    """The same tensors in another network, whose head takes any number format."""
+
+    def head(self, hidden):
+        return 3 * (hidden.to(self.matrix.dtype) @ self.matrix)
+
+
+@needs_compiler
+def test_models_of_one_process_share_no_compiled_code(eager, compiled):
+    """The guards that would tell them apart are left out: they take longer than the step of a small model."""
+    steeper, plain = Steeper(), Steeper()
+    steeper.compile()
+    requests = REQUESTS[:20]
+    expected = tokens(plain, DECODERS[0], requests), tokens(eager, DECODERS[0], requests)
+    assert (expected[0] != expected[1]).any()
+    for _ in range(2):
+        for model, same in zip((steeper, compiled), expected, strict=True):
+            np.testing.assert_array_equal(tokens(model, DECODERS[0], requests), same)
+    assert steeper.compiled[0].forms == 1
+
+
+@needs_compiler
+def test_a_compiled_model_may_be_changed_in_place():
+    """Other values need no other code; another number format does, also where no argument of the step shows it."""
+    model, plain = Steeper(), Steeper()
+    model.compile()
+    forms = []
+    for change in (
+        lambda m: None,
+        lambda m: m.backbone.norm.weight.mul_(-1),
+        lambda m: setattr(m, "matrix", m.matrix + 0.1 * m.matrix.flip(0)),
+        lambda m: setattr(m, "matrix", m.matrix.double()),
+    ):
+        change(model)
+        change(plain)
+        np.testing.assert_array_equal(tokens(model, DECODERS[0], REQUESTS), tokens(plain, DECODERS[0], REQUESTS))
+        forms.append(model.compiled[0].forms)
+    assert forms == [1, 1, 1, 2]
+
+
 @needs_compiler
 def test_the_joint_of_compiled_steps_is_exact(eager, compiled):
     exact = np.append(joint(eager, "a fox"), 0.0)

@@ -3,16 +3,22 @@
 A step becomes a few kernels (on a GPU one captured graph) instead of some hundred calls that each cost more than their
 arithmetic. A form is compiled per combination of shapes, so there must be few: on a CPU they are symbols of one
 function; on a GPU windows are filled up to powers of two and attention reads the cache in whole blocks.
+
+A step of a small model takes hardly longer than torch takes to check that what it has compiled still fits. Only what
+changes from call to call, the arguments, is checked then; the model is looked at when a session begins.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FunctionType
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.cache import PositionCache
@@ -37,7 +43,17 @@ class CompiledStep:
         """`fixed_shapes`: compile a form per window and block of cache, as captured graphs need it; `options` are
         Inductor's."""
         self.seconds, self.forms = 0.0, 0
-        self._fixed_shapes = fixed_shapes
+        self._model, self._guidance, self._fixed_shapes, self._options = model, guidance, fixed_shapes, options
+        self._made_for: list[object] = []
+        self.follow_model()
+
+    def follow_model(self) -> None:
+        """Forget what was compiled if the model's tensors or modules are no longer of the kind it was compiled for."""
+        if (kind := _kind(self._model)) != self._made_for:
+            self._made_for, self._step = kind, self._compile()
+
+    def _compile(self):
+        model, guidance = self._model, self._guidance
 
         def step(buffers: Sequence[tuple[Tensor, Tensor]], fed: Fed) -> tuple[Tensor, Tensor]:
             cache = PositionCache(len(buffers), buffers[0][0].shape[2], buffers)
@@ -45,9 +61,11 @@ class CompiledStep:
             cache.place(fed.slots, fed.index.shape[0])
             return run_step(model, guidance, cache, fed)
 
+        # torch finds what it has compiled by code object, and nobody checks that it was compiled for this model.
+        own = FunctionType(step.__code__.replace(), step.__globals__, "step", None, step.__closure__)
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FORMS)
-        options = {"guard_filter_fn": _relevant, **options}
-        self._step = torch.compile(step, fullgraph=True, dynamic=not fixed_shapes, options=options)
+        options = {"guard_filter_fn": _not_on_model, **self._options}
+        return torch.compile(own, fullgraph=True, dynamic=not self._fixed_shapes, options=options)
 
     def __call__(self, cache: PositionCache, fed: Fed) -> tuple[Tensor, Tensor]:
         """See `run_step`; what it returns is overwritten by the next call."""
@@ -57,8 +75,7 @@ class CompiledStep:
             torch.compiler.cudagraph_mark_step_begin()
         before, start = _graphs(), time.perf_counter()
         try:
-            # Else two sizes that happen to agree at first are taken for one and the same.
-            with torch.fx.experimental._config.patch(use_duck_shape=False):
+            with _sizes_apart_floats_fixed():
                 features, logits = self._step(cache.buffers(), fed)
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = str(error).strip().partition("\n")[0]
@@ -78,9 +95,32 @@ def compiled_step(model: TransformerModel, guidance: float) -> CompiledStep:
     return CompiledStep(model, guidance, False, {"cpp_wrapper": True})
 
 
-def _relevant(guards: Sequence) -> list[bool]:
-    """All but the guard on transformers' list of known classes, which grows with the next one that is loaded."""
-    return ["_CAN_RECORD_REGISTRY" not in guard.name for guard in guards]
+def _not_on_model(guards: Sequence) -> list[bool]:
+    """All but the guards on the model and on what its code imports: those on arguments, shapes and torch's state."""
+    return [re.search(r"\bmodel\b|\bG\[", guard.name) is None for guard in guards]
+
+
+def _kind(model: TransformerModel) -> list[object]:
+    """All that compiled code takes for granted of a model's modules and tensors; it reads their values anew."""
+    held = vars(model).values()
+    modules = [part for value in held if isinstance(value, nn.Module) for part in value.modules()]
+    tensors = [value for value in held if isinstance(value, Tensor)]
+    for part in modules:
+        tensors += [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+    return [*map(type, modules), *((t.dtype, t.device, t.shape, t.stride()) for t in tensors)]
+
+
+@contextmanager
+def _sizes_apart_floats_fixed() -> Iterator[None]:
+    """While something may be compiled: sizes that happen to agree at first are not taken for one and the same, and a
+    module's numbers, as the scale of attention, are constants. (`config.patch` would take longer than the guards.)"""
+    shapes, dynamo = torch.fx.experimental._config, torch._dynamo.config
+    before = shapes.use_duck_shape, dynamo.specialize_float
+    shapes.use_duck_shape, dynamo.specialize_float = False, True
+    try:
+        yield
+    finally:
+        shapes.use_duck_shape, dynamo.specialize_float = before
 
 
 def _graphs() -> int:

@@ -120,6 +120,7 @@ class TransformerModel:
             return None
         if guidance not in self._compiled_steps:
             self._compiled_steps[guidance] = compiled_step(self, guidance)
+        self._compiled_steps[guidance].follow_model()
         return self._compiled_steps[guidance]
 
     def rules(self, decoder: Hashable, rows: int) -> CompiledRules | Callable:
