@@ -21,10 +21,9 @@ A draft head is taken for one layer of the target, a projection of 2d x d and a 
 not be on this disk yet.
 
 Not in it: the cache of new prompts while a throughput run refills rows, arrays of numpy, text encoding, which is over
-when the cache is made, and what kernels and libraries hold for themselves. Compiled steps add nothing on a CPU; on a
-GPU the graphs captured have a pool of their own, which holds the activations and results of every form (a power of two
-of columns and a number of blocks of cache): at most a `target` per form, less what torch lets them share. How much
-that is has not been measured.
+when the cache is made, and what kernels and libraries hold for themselves. Nor what compiled steps add, which has not
+been measured: on a GPU the graphs captured have a pool of their own, which holds the activations and results of every
+form (a power of two of columns, a number of blocks of cache): a `target` for each, less what torch lets them share.
 """
 
 from __future__ import annotations
