@@ -125,10 +125,10 @@ def _model(info: Model, required: bool) -> dict[str, str]:
 
 def _memory(info: Model) -> list[dict[str, str]]:
     """Whether one image at a time, with guidance, would fit: on the first GPU if there is one, else in main memory."""
-    needed, available = info.memory_bytes(), _memory_here()
-    if needed is None or available is None:
+    need, available = footprint(info, resolve("ar"), info.sampling(), info.dtype), _memory_here()
+    if need is None or available is None:
         return []
-    where, size = available
+    needed, (where, size) = need.total(1), available
     detail = f"about {needed / 2**30:.1f} GiB in {info.dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
     detail += f"; {_per_image(info)}"
     if needed > size:

@@ -1,7 +1,10 @@
 """Draft heads: public checkpoints load, drafting follows the written-out formulas, training reproduces, and a weak head
 can be told from a badly trained one."""
 
+import gc
 import json
+import os
+import weakref
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from specbench.decoding.loop import Request, decode
 from specbench.decoding.presets import resolve
 from specbench.decoding.sampling import Target
 from specbench.errors import SpecbenchError
+from specbench.models import eagle
 from specbench.models.base import TokenLayout
 from specbench.models.eagle import head_for, load_head, new_head, save_head
 from specbench.models.enumerable import EnumerableModel
@@ -217,6 +221,35 @@ def test_a_stored_head_comes_back_and_others_are_refused(model, tmp_path):
     save_head(wide, tmp_path / "wide", {})
     with pytest.raises(SpecbenchError, match="size 32"):
         head_for(model, str(tmp_path / "wide"))
+
+
+def test_a_head_is_loaded_once_for_many_batches_and_again_once_its_file_or_the_model_has_changed(tmp_path, monkeypatch):
+    model, loads = Speaker(), []
+    honest = eagle.load_head
+    monkeypatch.setattr(eagle, "load_head", lambda found: loads.append(found) or honest(found))
+    for name, seed in (("one", 1), ("other", 2)):
+        save_head(new_head(head_config(), torch.randn(VOCAB, D), seed), tmp_path / name, {})
+
+    def made(model, name):
+        decode(model, [Request("a", "a")], resolve("eagle", {"head": str(tmp_path / name)}), GUIDED, 0, render=False)
+        return weights(head_for(model, str(tmp_path / name)))
+
+    first = made(model, "one")
+    assert torch.equal(first, made(model, "one")) and len(loads) == 1
+    assert not torch.equal(first, made(model, "other")) and len(loads) == 2
+    file = tmp_path / "other" / "model.safetensors"
+    before = file.stat()
+    save_head(new_head(head_config(), torch.randn(VOCAB, D), 3), tmp_path / "other", {})
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert file.stat().st_size == before.st_size
+    third = made(model, "other")
+    assert len(loads) == 3 and torch.equal(third, weights(honest(head_in(tmp_path / "other"))))
+    model.backbone.bfloat16()
+    assert head_for(model, str(tmp_path / "other")).dtype == torch.bfloat16 and len(loads) == 4
+    kept = weakref.ref(head_for(model, str(tmp_path / "other")))
+    del model
+    gc.collect()
+    assert kept() is None
 
 
 PLAN = Plan(images=24, epochs=6, batch=8, lr=1e-2, seed=4)

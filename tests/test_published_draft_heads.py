@@ -123,7 +123,10 @@ def test_drafts_follow_the_official_law(pair, monkeypatch):
 
     monkeypatch.setattr(Eagle, "propose", watch)
     spec = resolve("eagle", {"tree": "0 00", "head": str(folder), "verifier": "omega", "delta": 1e9})
-    rows = decode(model, [Request(text, text) for text in TEXTS], spec, SAMPLING, 0, render=False)
+    requests = [Request(text, text) for text in TEXTS]
+    rows = decode(model, requests, spec, SAMPLING, 0, render=False)
+    again = decode(model, requests, spec, SAMPLING, 0, render=False)
+    assert all((one.tokens == other.tokens).all() for one, other in zip(rows, again, strict=True))
     checked = 0
     for committed, fed in seen[1:5]:
         for row, text in enumerate(TEXTS):

@@ -1,9 +1,9 @@
-"""Peak memory of caches and laws while `shapes` decodes, against the formula of `specbench.memory`."""
+"""Peak memory while `shapes` decodes, besides the model's own weights, against the formula of `specbench.memory`."""
 
 from __future__ import annotations
 
 import weakref
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -13,14 +13,28 @@ from specbench import memory
 from specbench.config import Sampling
 from specbench.decoding.loop import Loop, Request, decode
 from specbench.decoding.presets import DecoderSpec, resolve
+from specbench.decoding.trees import routes
 from specbench.models.base import ImageModel
-from specbench.models.catalog import find_model, load_model
+from specbench.models.catalog import Model, find_model, load_model
 
 CAPTION, PROMPT = "a red circle left of a blue square", 16
 """A caption, and the elements that a prompt of `shapes` has."""
-STEPS = 6
-"""The memory of a few steps is that of all."""
-DECODERS, BATCHES = ("ar", "sjd", "sjd-isp", "gsd", "scd-mc", "scd-gs", "eagle"), (1, 4, 16)
+STEPS = 4
+"""Steps with a full window, after an image's last ones, of every width: as a process meets them that has made one."""
+DECODERS = {
+    "ar": resolve("ar"),
+    "sjd": resolve("sjd"),
+    "sjd-isp": resolve("sjd-isp"),
+    "sjd, init left-sample": resolve("sjd", {"init": "left-sample"}),
+    "gsd": resolve("gsd", {"d": "inf"}),
+    "scd-mc": resolve("scd-mc"),
+    "scd-gs": resolve("scd-gs"),
+    "sjd-pac": resolve("sjd-pac"),
+    "eagle": resolve("eagle"),
+    "lantern": resolve("lantern"),
+    "zipar": resolve("zipar"),
+}
+BATCHES = (1, 4, 16)
 
 
 class Live(TorchDispatchMode):
@@ -52,49 +66,46 @@ class Live(TorchDispatchMode):
         self.now -= size
 
 
-class Enough(Exception):
-    """As many steps as were wanted."""
-
-
 def peak(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, batch: int) -> int:
-    """Bytes of the tensors that are alive at once, at most, besides the model's own."""
-    left, step = iter(range(STEPS)), Loop.step
+    """Bytes of the tensors that are alive at once, at most, besides the model's own: from encoding to pixels."""
+    length, run = model.layout.length, Loop.run
+    routes.cache_clear()
 
-    def counted(self, *arguments):
-        if next(left, None) is None:
-            raise Enough
-        return step(self, *arguments)
+    def ends(loop: Loop) -> None:
+        window = loop.tokens.shape[1] - length
+        for behind in (*range(length - window, length), *range(STEPS)):
+            loop.committed.fill_(behind)
+            loop.step(behind)
 
-    Loop.step = counted
+    Loop.run = ends
     try:
         with Live() as live:
             decode(model, [Request(CAPTION, "bench", sample) for sample in range(batch)], decoder, sampling, 0)
-    except Enough:
-        pass
     finally:
-        Loop.step = step
+        Loop.run = run
     return live.most
 
 
-def predicted(decoder: DecoderSpec, sampling: Sampling, batch: int) -> dict[str, int]:
+def predicted(model: Model, decoder: DecoderSpec, sampling: Sampling, batch: int) -> dict[str, int]:
     """Bytes by the formula, with the prompt's true length in place of the longest one that is planned for."""
     assumed, memory.PROMPT = memory.PROMPT, PROMPT
     try:
-        need = memory.footprint(find_model("shapes"), decoder, sampling, "float32")
+        need = memory.footprint(model, decoder, sampling, "float32")
     finally:
         memory.PROMPT = assumed
-    return {**asdict(replace(need, cache=batch * need.cache, laws=batch * need.laws)), "total": batch * need.per_image}
+    return {**asdict(need), "besides": need.total(batch) - model.fixed_bytes("float32")}
 
 
 def bench_memory(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Measured and predicted bytes besides the weights; the same in every round, so there is one."""
-    model, rows = load_model("shapes"), []
+    """Measured and predicted bytes besides the weights; the same in every round, so there is one. A new model each time
+    has no draft head yet."""
+    rows = []
     lines = ["decoder, batch: MiB measured, MiB predicted, predicted over measured"]
-    for name in DECODERS:
-        decoder = resolve(name, {"G": 10, "d": "inf"} if name == "gsd" else {})
+    for name, decoder in DECODERS.items():
         for batch in BATCHES:
-            measured, expected = peak(model, decoder, sampling, batch), predicted(decoder, sampling, batch)
+            measured = peak(load_model("shapes"), decoder, sampling, batch)
+            expected = predicted(find_model("shapes"), decoder, sampling, batch)
             rows.append({"name": name, "batch": batch, "measured": measured, "predicted": expected})
-            total = expected["total"]
+            total = expected["besides"]
             lines.append(f"{name}, {batch}: {measured / 2**20:.2f}, {total / 2**20:.2f}, {total / measured:.3f}")
     return rows, lines

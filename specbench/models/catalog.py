@@ -36,6 +36,8 @@ class ModelInfo:
             fields.
         head: folder of the draft head it brings along, if any.
         prompt_check: optional "module:function" raising ValueError for a text the model cannot read.
+        slot_numbers: numbers that are held per row and stream slot to embed image tokens with.
+        pixel_numbers: float32 numbers per pixel alive at once while images are decoded, a whole batch of them together.
     """
 
     name: str
@@ -51,6 +53,10 @@ class ModelInfo:
     prompt_check: str | None = None
     parameters: int | None = None
     hub_id: str | None = None
+    slot_numbers: int = 0
+    pixel_numbers: int = 0
+
+    renders_together = True
 
     def configured(
         self, weights: str | None = None, revision: str | None = None, random: bool = False, tiny: bool = False
@@ -79,6 +85,11 @@ class ModelInfo:
     def stream(self) -> int:
         """Stream slots of one image."""
         return self.tokens
+
+    @property
+    def table(self) -> int:
+        """Rows of the token table at least; words come on top."""
+        return self.v_image
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Weights in memory at most: files of half precision, as the package's are, held in full."""
@@ -181,6 +192,8 @@ _BUILT_IN = (
         weights=(_SHAPES / "network.safetensors", _SHAPES / "tokenizer.safetensors"),
         head=_SHAPES / "eagle",
         prompt_check="specbench.models.shapes.captions:encode",
+        slot_numbers=128,
+        pixel_numbers=36,
     ),
 )
 

@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -106,16 +107,36 @@ def new_head(config: LlamaConfig, embedding: Tensor, seed: int) -> EagleHead:
     return head
 
 
+_LATEST: WeakKeyDictionary[ImageModel, tuple[tuple[object, ...], EagleHead]] = WeakKeyDictionary()
+"""Per model the head that drafted for it last, and what it was made from."""
+
+
 def head_for(model: ImageModel, path: str) -> EagleHead:
     """The head `path` (a folder or hub id), or the model's own one if that is empty, ready to draft for `model`.
+
+    The one asked for last is kept; it is made anew when its files, or the model's device or format, have changed.
 
     Raises:
         SpecbenchError: exit code 5 where there is none; the file is not a head, or not one of this model.
     """
-    if not path and hasattr(model, "own_head"):
-        head = model.own_head()
-    else:
-        head = load_head(find_head(path, model.name, None, download=True))
+    own = not path and hasattr(model, "own_head")
+    found = None if own else find_head(path, model.name, None, download=True)
+    made_from = (_identity(found) if found else "own", model.device, model.dtype)
+    kept = _LATEST.get(model)
+    if kept is None or kept[0] != made_from:
+        head = load_head(found) if found else model.own_head()
+        kept = _LATEST[model] = made_from, _adopted(head, model, path)
+    return kept[1]
+
+
+def _identity(found: Found) -> tuple[tuple[Path, int, int], ...]:
+    """What tells these files from others, and from themselves once they are written anew."""
+    states = [(path.resolve(), path.stat()) for path in found.paths]
+    return tuple((path, state.st_size, state.st_mtime_ns) for path, state in states)
+
+
+def _adopted(head: EagleHead, model: ImageModel, path: str) -> EagleHead:
+    """`head` where and as `model` runs, once it is known to fit."""
     if head.config.hidden_size != model.feature_size:
         raise SpecbenchError(
             f"--head {path}: made for features of size {head.config.hidden_size}, those of '{model.name}' "

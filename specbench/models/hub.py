@@ -42,6 +42,9 @@ class HubModel:
         kv_numbers: numbers cached per token and row.
         attention_numbers: width of the queries, summed over layers.
         other_bytes: image decoder and text encoder in memory.
+        table: rows of the token table, which draft heads have a copy of.
+        pixel_numbers: float32 numbers per pixel alive at once while an image is decoded, one after the other; 0 where
+            the decoder cannot be looked into.
         weights: folder or hub id that takes the place of `source`.
         revision: of the hub repository.
         random: the true architecture with random weights.
@@ -61,6 +64,8 @@ class HubModel:
     kv_numbers: int
     attention_numbers: int
     other_bytes: int
+    table: int
+    pixel_numbers: int
     companions: tuple[Source, ...] = ()
     patch: int = 16
     row_ends: bool = False
@@ -84,6 +89,9 @@ class HubModel:
 
     head = None
     """No family brings a draft head along."""
+    slot_numbers = 0
+    """Families embed image tokens by tables alone."""
+    renders_together = False
 
     @property
     def licence(self) -> str:

@@ -19,6 +19,13 @@ class Size:
     kv: int
     attention: int
 
+    def layer(self, layers: int, outputs: int) -> Layer:
+        """One of its `layers`, where the head is linear with `outputs` and queries are as wide as hidden states."""
+        width = self.attention // layers
+        weights = (self.weights - outputs * width) // layers
+        projections = 2 * width * (width + self.kv // (2 * layers))
+        return Layer(width, (weights - projections) // (3 * width), weights)
+
     def read(self, forwards: float, rows: int, visible: float) -> float:
         """Numbers read by `forwards` whose columns see `visible` cached tokens, summed over forwards, in each row."""
         return forwards * self.weights + rows * visible * self.kv
@@ -27,6 +34,15 @@ class Size:
         """Floating-point operations of the matrix products of `columns` a row that see `seen` tokens, both summed over
         forwards: a multiplication and an addition per weight, and per number of each query's keys and values."""
         return rows * (2 * columns * self.weights + 4 * seen * self.attention)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Widths of a layer's hidden states and of its gated MLP, and its `weights`."""
+
+    width: int
+    inner: int
+    weights: int
 
 
 def llama_size(

@@ -19,6 +19,8 @@ _VQ = Source(
     beside=("vqgan.ckpt", "tokenizer/vqgan.ckpt"),
     note="Lumina-mGPT ships none; Meta's vqgan.ckpt serves as well",
 )
+_VQGAN_NUMBERS = 387
+"""Numbers per pixel while a VQGAN draws: three maps of 128 channels, and little else."""
 _T5 = Source("the text encoder", "google/flan-t5-xl", (*_LM, "tokenizer.json"), "Apache-2.0", note="11.4 GB in float32")
 _COSMOS = Source(
     "the image decoder (Cosmos DV8x16x16)",
@@ -51,6 +53,8 @@ def _lumina(name: str, side: int, size: int) -> HubModel:
         kv_numbers=2 * 32 * 4096,
         attention_numbers=32 * 4096,
         other_bytes=165_831_180,
+        table=65_536,
+        pixel_numbers=_VQGAN_NUMBERS,
     )
 
 
@@ -70,6 +74,8 @@ def _llamagen(name: str, side: int, file: str) -> HubModel:
         kv_numbers=2 * 36 * 1280,
         attention_numbers=36 * 1280,
         other_bytes=170_332_684 + 2_447_054_848,
+        table=16_384,
+        pixel_numbers=_VQGAN_NUMBERS,
     )
 
 
@@ -91,6 +97,8 @@ MODELS = (
         kv_numbers=2 * 32 * 4096,
         attention_numbers=32 * 4096,
         other_bytes=165_831_180,
+        table=65_536,
+        pixel_numbers=_VQGAN_NUMBERS,
     ),
     _llamagen("llamagen", 16, "t2i_XL_stage1_256.pt"),
     _llamagen("llamagen-512", 32, "t2i_XL_stage2_512.pt"),
@@ -113,6 +121,8 @@ MODELS = (
         kv_numbers=2 * 24 * 2048,
         attention_numbers=24 * 2048,
         other_bytes=85_166_342,
+        table=102_400 + 16_384,
+        pixel_numbers=_VQGAN_NUMBERS,
     ),
     HubModel(
         name="simplear",
@@ -134,6 +144,8 @@ MODELS = (
         kv_numbers=2 * 24 * 128,
         attention_numbers=24 * 14 * 64,
         other_bytes=135_000_000,
+        table=151_672 + 64_000,
+        pixel_numbers=0,
     ),
     HubModel(
         name="emu3",
@@ -151,5 +163,7 @@ MODELS = (
         kv_numbers=2 * 32 * 8 * 128,
         attention_numbers=32 * 32 * 128,
         other_bytes=645_007_932,
+        table=184_622,
+        pixel_numbers=10_385,
     ),
 )
