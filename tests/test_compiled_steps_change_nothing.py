@@ -15,6 +15,7 @@ from specbench.decoding.presets import resolve
 from specbench.divergence import LEVEL, Counts, p_value
 from specbench.errors import SpecbenchError
 from specbench.models import compiled as compiled_module
+from specbench.models.cache import PARTS, whole_blocks, whole_parts
 from specbench.models.compiled import CompiledStep
 from specbench.models.enumerable import image_index, processed
 from specbench.settings import merge, run_settings
@@ -141,19 +142,29 @@ def test_fixed_shapes_fill_windows_up_and_change_nothing(eager, monkeypatch):
     """What captured graphs need, without the graphs: windows are powers of two, the cache is read in blocks."""
     widths = set()
 
-    def as_it_is(step, **_):
+    def as_it_is(function, **_):
         def call(buffers, fed):
             widths.add(fed.tokens.shape[1])
-            return step(buffers, fed)
+            return function(buffers, fed)
 
-        return call
+        return call if function.__name__ == "step" else function
 
     monkeypatch.setattr(torch, "compile", as_it_is)
     model = Tiny()
+    model.compile()
     model._compiled_steps = {SAMPLING.guidance: CompiledStep(model, SAMPLING.guidance, True, {})}
     for decoder in DECODERS:
         np.testing.assert_array_equal(tokens(model, decoder, REQUESTS), tokens(eager, decoder, REQUESTS))
     assert widths == {1, 2, 4, 8}
+
+
+def test_a_gpu_reads_little_more_than_it_needs_in_few_shapes():
+    for capacity in (whole_blocks(slots) for slots in range(1, 3000, 37)):
+        read = [whole_parts(end, capacity) for end in range(1, capacity + 1)]
+        assert len(set(read)) == PARTS and read[-1] == capacity
+        assert all(0 <= slots - end < capacity / PARTS for end, slots in enumerate(read, start=1))
+    prompts = range(20, 130)
+    assert len({whole_blocks(prompt + 2304 + 2 * 64) for prompt in prompts}) <= 2
 
 
 def test_what_cannot_be_compiled_is_said_in_one_line(monkeypatch):

@@ -6,7 +6,7 @@ from tiny_llama import Tiny
 
 from specbench import looks
 from specbench.config import Sampling
-from specbench.decoding import eagle, lantern, noise, progress, trees
+from specbench.decoding import eagle, lantern, progress, trees
 from specbench.decoding.build import build
 from specbench.decoding.loop import Loop, Request, decode
 from specbench.decoding.noise import Noise
@@ -17,7 +17,7 @@ from specbench.models import transformer
 from specbench.models.catalog import load_model
 
 SAMPLING = Sampling(guidance=2.0, top_k=5, top_p=0.9)
-TABLES = (trees.routes, noise._counter, transformer._tree_tables, eagle._generations)
+TABLES = (trees.routes, transformer._tree_tables, eagle._generations)
 """What is made once per device and then kept; it must not outlive a device that is not there."""
 
 

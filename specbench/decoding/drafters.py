@@ -15,7 +15,7 @@ from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import Target, draw, one_hot, without
 from specbench.decoding.trees import chain, routes
 from specbench.models.base import Session, Tree
-from specbench.models.rules import as_it_is
+from specbench.models.kernels import as_it_is
 
 if TYPE_CHECKING:
     from specbench.decoding.walk import Walk

@@ -23,7 +23,7 @@ from specbench.looks import look
 from specbench.models.base import Tree
 from specbench.models.cache import PositionCache, Reach
 from specbench.models.eagle import EagleHead, head_for
-from specbench.models.rules import as_it_is
+from specbench.models.kernels import as_it_is
 
 if TYPE_CHECKING:
     from specbench.decoding.walk import Walk

@@ -29,7 +29,7 @@ from specbench.decoding.trees import Routes, routes
 from specbench.decoding.walk import Walk, walk
 from specbench.errors import SpecbenchError
 from specbench.models.base import ImageModel, Session
-from specbench.models.rules import as_it_is
+from specbench.models.kernels import as_it_is
 
 
 @dataclass(frozen=True)

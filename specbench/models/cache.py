@@ -15,7 +15,20 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from specbench.looks import Echo
 
 BLOCK = 256
-"""Slots by which what attention reads grows where few shapes are wanted."""
+"""Slots of which a cache has whole multiples where few shapes are wanted, whatever the prompts' lengths."""
+PARTS = 4
+"""Parts of such a cache that attention reads more and more of: never all of it while it is nearly empty."""
+
+
+def whole_blocks(slots: int) -> int:
+    """Slots of a cache that has room for `slots`."""
+    return -(-slots // BLOCK) * BLOCK
+
+
+def whole_parts(end: int, capacity: int) -> int:
+    """Slots to read of a cache of whole blocks where those from `end` on are not needed."""
+    part = capacity // PARTS
+    return min(-(-end // part) * part, capacity)
 
 
 class Placement:

@@ -2,7 +2,7 @@
 
 A step becomes a few kernels (on a GPU one captured graph) instead of some hundred calls that each cost more than their
 arithmetic. A form is compiled per combination of shapes, so there must be few: on a CPU they are symbols of one
-function; on a GPU windows are filled up to powers of two and attention reads the cache in whole blocks.
+function; on a GPU windows are filled up to powers of two, and attention reads whole parts of the cache.
 
 A step of a small model takes hardly longer than torch takes to check that what it has compiled still fits. Only what
 changes from call to call, the arguments, is checked then; the model is looked at when a session begins.
@@ -11,17 +11,15 @@ changes from call to call, the arguments, is checked then; the model is looked a
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FunctionType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.cache import PositionCache
+from specbench.models.kernels import Compiled
 from specbench.models.step import Fed, run_step
 
 if TYPE_CHECKING:
@@ -32,27 +30,32 @@ FORMS = 64
 
 
 class CompiledStep:
-    """`run_step` of one model under one guidance.
-
-    Attributes:
-        seconds: time of the calls that compiled something.
-        forms: how many did.
-    """
+    """`run_step` of one model under one guidance."""
 
     def __init__(self, model: TransformerModel, guidance: float, fixed_shapes: bool, options: dict[str, object]):
         """`fixed_shapes`: compile a form per window and block of cache, as captured graphs need it; `options` are
         Inductor's."""
-        self.seconds, self.forms = 0.0, 0
         self._model, self._guidance, self._fixed_shapes, self._options = model, guidance, fixed_shapes, options
-        self._made_for: list[object] = []
+        self._made: list[tuple[list[object], Compiled]] = []
         self.follow_model()
 
     def follow_model(self) -> None:
-        """Forget what was compiled if the model's tensors or modules are no longer of the kind it was compiled for."""
-        if (kind := _kind(self._model)) != self._made_for:
-            self._made_for, self._step = kind, self._compile()
+        """Compile anew if the model's tensors or modules are no longer of the kind it was compiled for."""
+        kind = _kind(self._model)
+        if not self._made or self._made[-1][0] != kind:
+            self._made.append((kind, self._compile()))
 
-    def _compile(self):
+    @property
+    def seconds(self) -> float:
+        """Time of the calls that compiled something."""
+        return sum(compiled.seconds for _, compiled in self._made)
+
+    @property
+    def forms(self) -> int:
+        """How many did."""
+        return sum(compiled.forms for _, compiled in self._made)
+
+    def _compile(self) -> Compiled:
         model, guidance = self._model, self._guidance
 
         def step(buffers: Sequence[tuple[Tensor, Tensor]], fed: Fed) -> tuple[Tensor, Tensor]:
@@ -61,11 +64,9 @@ class CompiledStep:
             cache.place(fed.slots, fed.index.shape[0])
             return run_step(model, guidance, cache, fed)
 
-        # torch finds what it has compiled by code object, and nobody checks that it was compiled for this model.
-        own = FunctionType(step.__code__.replace(), step.__globals__, "step", None, step.__closure__)
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FORMS)
         options = {"guard_filter_fn": _not_on_model, **self._options}
-        return torch.compile(own, fullgraph=True, dynamic=not self._fixed_shapes, options=options)
+        return Compiled(step, not self._fixed_shapes, options)
 
     def __call__(self, cache: PositionCache, fed: Fed) -> tuple[Tensor, Tensor]:
         """See `run_step`; what it returns is overwritten by the next call."""
@@ -73,18 +74,8 @@ class CompiledStep:
         if self._fixed_shapes:
             fed = fed.widened(1 << (width - 1).bit_length())
             torch.compiler.cudagraph_mark_step_begin()
-        before, start = _graphs(), time.perf_counter()
-        try:
-            with _sizes_apart_floats_fixed():
-                features, logits = self._step(cache.buffers(), fed)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise SpecbenchError(
-                f"the target's step cannot be compiled here: {reason}", "--compile off", MISSING_PREREQUISITE
-            ) from error
-        if _graphs() != before:
-            self.seconds += time.perf_counter() - start
-            self.forms += 1
+        with _sizes_apart_floats_fixed():
+            features, logits = self._made[-1][1](cache.buffers(), fed)
         return features[:, :width], logits[:, :width]
 
 
@@ -121,8 +112,3 @@ def _sizes_apart_floats_fixed() -> Iterator[None]:
         yield
     finally:
         shapes.use_duck_shape, dynamo.specialize_float = before
-
-
-def _graphs() -> int:
-    """Graphs that this process has compiled so far."""
-    return torch._dynamo.utils.counters["stats"]["unique_graphs"]

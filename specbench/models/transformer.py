@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from specbench.models.attention import use_grouped_attention
 from specbench.models.base import DraftPrompt, TokenLayout, Tree
-from specbench.models.cache import BLOCK, PositionCache, Reach
+from specbench.models.cache import PositionCache, Reach, whole_blocks, whole_parts
 from specbench.models.compiled import CompiledStep, compiled_step
-from specbench.models.rules import CompiledRules, as_it_is, compiled_rules
+from specbench.models.kernels import CompiledRules, as_it_is, compiled_rules
 from specbench.models.step import Fed, guide, run_step
 
 
@@ -127,7 +127,7 @@ class TransformerModel:
         """What calls the functions of a decoder with its sampling on batches of `rows` images."""
         if self._compiled_steps is None:
             return as_it_is
-        known = self._compiled_rules[decoder]
+        known = self._compiled_rules[decoder, self.device, self.dtype]
         if rows not in known:
             if any(rows < more for more in known):  # the last batch of a run, not worth compiling for
                 return as_it_is
@@ -167,12 +167,19 @@ class TransformerSession:
         self._start = torch.stack([embeds[-1] for embeds in self._prefix.embeds])[:, None]
         # Past the stream's last slot: room for a window that overhangs it, then for columns kept aside.
         self._scratch = max(lengths) + (model.layout.length if length is None else length) + columns
-        self._cache = PositionCache(model.backbone.config.num_hidden_layers, self._scratch + columns)
-        self._index = torch.arange(self._scratch + columns, device=model.device)
+        self._columns = columns
+        slots = self._capacity()
+        self._cache = PositionCache(model.backbone.config.num_hidden_layers, slots)
+        self._index = torch.arange(slots, device=model.device)
         self._reach = Reach()
         self._fed: Tensor | None = None
         self.features: Tensor | None = None
         self._prompt_features = self._prefill(max(lengths) - 1)
+
+    def _capacity(self) -> int:
+        """Slots of the cache: a GPU has whole blocks, for few shapes."""
+        slots = self._scratch + self._columns
+        return slots if self._model.device.type == "cpu" else whole_blocks(slots)
 
     def _prefill(self, longest: int) -> Tensor | None:
         """Feed every prompt but its last element. Shorter rows write slots that their stream will overwrite."""
@@ -201,8 +208,8 @@ class TransformerSession:
         return self._step(tokens, positions, slots, None, visible, start)
 
     def _readable(self, end: int) -> int:
-        """Slots to read where those from `end` on are not needed. A GPU reads whole blocks, for few shapes."""
-        return end if self._index.device.type == "cpu" else min(-(-end // BLOCK) * BLOCK, len(self._index))
+        """Slots to read where those from `end` on are not needed. A GPU reads whole parts, for few shapes."""
+        return end if self._index.device.type == "cpu" else whole_parts(end, len(self._index))
 
     def _step(
         self,
@@ -273,10 +280,9 @@ class TransformerSession:
         fresh = TransformerSession(self._model, prefix, self._guidance, columns=0, length=0)
         twins = len(self._last) // 2 if len(fresh._last) > len(rows) else 0
         rows = torch.cat([rows, rows + twins]) if twins else rows
-        room = int(fresh._last.max()) + 1 + self._model.layout.length + len(self._index) - self._scratch
-        if (more := room - self._scratch) > 0:
+        self._scratch = max(self._scratch, int(fresh._last.max()) + 1 + self._model.layout.length + self._columns)
+        if (more := self._capacity() - len(self._index)) > 0:
             self._cache.grow(more)
-            self._scratch += more
             self._index = torch.arange(len(self._index) + more, device=rows.device)
         self._cache.put(rows, fresh._cache)
         self._last[rows], self._shift[rows], self._start[rows] = fresh._last, fresh._shift, fresh._start
