@@ -106,10 +106,10 @@ class Jacobi:
         self._history = torch.zeros(rows, slots, batch.target.vocab, device=device) if needs_history else None
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
-        slots, q = self._fill(committed, width, step)
-        positions = committed[:, None] + torch.arange(width, device=committed.device)
-        tokens = self._batch.tokens.gather(1, (positions - 1).clamp(min=0))
-        return self._expand(Proposal(tokens, positions, q, chain(width), self.columns), slots)
+        # Compiled code must not find anything new: laws are there from the second step on.
+        rules = self._batch.rules if width == self.window and self._laws is not None else as_it_is
+        trunk = Proposal(*rules(Jacobi._trunk, self, committed, width, step), chain(width), self.columns)
+        return self._expand(trunk, committed, step)
 
     def observe(self, walk: Walk, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         if self._history is not None:
@@ -123,17 +123,23 @@ class Jacobi:
         if self._history is not None:
             self._history[rows] = 0
 
-    def _expand(self, trunk: Proposal, slots: Slots) -> Proposal:
+    def _expand(self, trunk: Proposal, committed: Tensor, step: Tensor) -> Proposal:
         return trunk
 
-    def _fill(self, committed: Tensor, width: int, step: Tensor) -> tuple[Slots, Tensor]:
-        """The `width - 1` draft slots with every fresh one filled, and all slots' laws q [B, width, V]."""
+    def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens [B, width] of a chain, their positions, and the laws of its drafts."""
+        laws = self._fill(committed, width, step)
+        positions = committed[:, None] + torch.arange(width, device=committed.device)
+        return self._batch.tokens.gather(1, (positions - 1).clamp(min=0)), positions, laws
+
+    def _fill(self, committed: Tensor, width: int, step: Tensor) -> Tensor:
+        """Fill every fresh one of the `width - 1` draft slots; all slots' laws q [B, width, V]."""
         tokens, target = self._batch.tokens, self._batch.target
         positions = committed[:, None] + torch.arange(width - 1, device=committed.device)
         fresh = positions >= self._drafted_to[:, None]
         slots = Slots(committed, positions, fresh, tokens, self._history, step)
         if width == 1:
-            return slots, torch.zeros(len(positions), 1, target.vocab, device=positions.device)
+            return torch.zeros(len(positions), 1, target.vocab, device=positions.device)
         drawn, q = self._init.fill(slots, self._batch.noise)
         if target.has_grammar:
             forced = target.forced_at(positions)
@@ -141,11 +147,11 @@ class Jacobi:
             q = torch.where((forced >= 0)[..., None], one_hot(forced.clamp(min=0), q.shape[-1]), q)
         tokens.scatter_(1, positions, torch.where(fresh, drawn, tokens.gather(1, positions)))
         if self._laws is None:
-            return slots, torch.nn.functional.pad(q, (0, 0, 0, 1))
+            return torch.nn.functional.pad(q, (0, 0, 0, 1))
         kept = torch.arange(width, device=positions.device) + self._shift[:, None]
         laws = self._laws[self._rows, kept.clamp(max=self._laws.shape[1] - 1)]
-        torch.where(fresh[..., None], q, laws[:, :-1], out=laws[:, :-1])
-        return slots, laws
+        laws[:, :-1] = torch.where(fresh[..., None], q, laws[:, :-1])
+        return laws
 
 
 class NoDraft(Jacobi):
@@ -180,7 +186,7 @@ class JacobiTree(Jacobi):
         self._depth = depth
         self.columns = window + (siblings - 1) * min(depth, window - 1)
 
-    def _expand(self, trunk: Proposal, slots: Slots) -> Proposal:
+    def _expand(self, trunk: Proposal, committed: Tensor, step: Tensor) -> Proposal:
         drafts = trunk.tokens[:, 1:]
         depth = min(self._depth, drafts.shape[1])
         if depth == 0 or self._siblings == 1:
@@ -189,8 +195,8 @@ class JacobiTree(Jacobi):
         law, elder = trunk.laws[:, 0], drafts[:, 0]
         for sibling in range(1, self._siblings):
             law = without(law, elder)
-            draws = slots.step * self._siblings + sibling
-            elder = draw(law, self._batch.noise.uniform(slots.start[:, None], Stream.SIBLING, draws).squeeze(1))
+            draws = step * self._siblings + sibling
+            elder = draw(law, self._batch.noise.uniform(committed[:, None], Stream.SIBLING, draws).squeeze(1))
             tokens += [elder[:, None], drafts[:, 1:depth]]
             positions.append(trunk.positions[:, 1 : depth + 1])
         tree = _branches(drafts.shape[1], self._siblings, depth)

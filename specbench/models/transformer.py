@@ -114,9 +114,14 @@ class TransformerModel:
         self._compiled_steps = {}
         self._compiled_rules = defaultdict(dict)
 
+    @property
+    def compiles(self) -> bool:
+        """Whether sessions run compiled."""
+        return self._compiled_steps is not None
+
     def compiled_step(self, guidance: float) -> CompiledStep | None:
         """The compiled step under some guidance; None without `compile`."""
-        if self._compiled_steps is None:
+        if not self.compiles:
             return None
         if guidance not in self._compiled_steps:
             self._compiled_steps[guidance] = compiled_step(self, guidance)
@@ -125,7 +130,7 @@ class TransformerModel:
 
     def rules(self, decoder: Hashable, rows: int) -> CompiledRules | Callable:
         """What calls the functions of a decoder with its sampling on batches of `rows` images."""
-        if self._compiled_steps is None:
+        if not self.compiles:
             return as_it_is
         known = self._compiled_rules[decoder, self.device, self.dtype]
         if rows not in known:
@@ -137,7 +142,7 @@ class TransformerModel:
     @property
     def compiled(self) -> list[CompiledStep | CompiledRules]:
         """What was compiled so far."""
-        if self._compiled_steps is None:
+        if not self.compiles:
             return []
         return [*self._compiled_steps.values(), *chain(*(known.values() for known in self._compiled_rules.values()))]
 
