@@ -1,4 +1,4 @@
-"""Whether a target's step is to be compiled, and whether it can be on this machine. No torch here."""
+"""Whether steps are to be compiled, and whether they can be on this machine. No torch here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODES = ("auto", "on", "off")
 def decide(mode: str, device: str) -> tuple[bool, str | None]:
     """Whether to compile for `device`, and why not, where that was asked for.
 
-    "auto" compiles on CUDA alone: on a CPU it costs most of a minute for each process.
+    "auto" compiles on CUDA alone: on a CPU it takes minutes until torch has it on disk.
     """
     if mode == "off" or (mode == "auto" and not device.startswith("cuda")):
         return False, None

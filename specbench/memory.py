@@ -100,8 +100,8 @@ def footprint(model: Model, decoder: DecoderSpec, sampling: Sampling, dtype: str
 
 
 def table_bytes(columns: int) -> int:
-    """Tables of chains of every width up to `columns`: ancestors and depths in float32, routes in int64."""
-    return 16 * sum(width**2 for width in range(max(1, columns - TREES + 1), columns + 1))
+    """Tables of chains of every width up to `columns`: ancestors in float32, routes in int64."""
+    return 12 * sum(width**2 for width in range(max(1, columns - TREES + 1), columns + 1))
 
 
 def laws_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) -> int:

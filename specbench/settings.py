@@ -183,7 +183,7 @@ _MODEL = (
         Option(
             "compile",
             "auto",
-            "compile the target's step before the clock starts; auto: on CUDA only (it takes a minute on a CPU)",
+            "compile steps before the clock starts; auto: on CUDA only (on a CPU it takes minutes, the first time)",
             choices=compiling.MODES,
         ),
         _MODEL_PANEL,

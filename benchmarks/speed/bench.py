@@ -205,8 +205,8 @@ def bench_decoders_compiled(sampling: Sampling, rounds: int) -> tuple[list[dict]
 
 
 def bench_decoders_100m(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Decoders without a draft head, compiled, on a random Llama of 100 million parameters. Its random law says nothing about
-    acceptance, only what a step costs beside a forward of that size."""
+    """Decoders without a draft head, compiled, on a random Llama of 100 million parameters. Its random law says nothing
+    about acceptance, only what a step costs beside a forward of that size."""
     model = RandomLlama()
     model.compile()
     names = ("ar", "sjd", "gsd", "scd-mc", "scd-gs")
