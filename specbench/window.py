@@ -41,7 +41,7 @@ def choose_window(
         raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "leave --window away")
     requests = [Request(prompts[number % len(prompts)].text, PILOT_ID, number) for number in range(PILOTS)]
     decode(model, requests[:1], with_window(decoder, 2), sampling, seed)
-    compiles = bool(getattr(model, "compiled", ()))
+    compiles = getattr(model, "compiles", False)
     ar = _measure(model, requests, resolve("ar"), sampling, seed, compiles)
     curve, best = [_point(1, ar, ar)], None
     for window in (w for w in CANDIDATES if w <= max(2, model.layout.length)):

@@ -9,6 +9,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -43,7 +44,7 @@ def part_ms(rows: Sequence[dict], part: str) -> float:
     return statistics.median(row["spans_ms"].get(part, 0.0) / row["nfe"] for row in rows)
 
 
-def draw_parts(axes: Axes, rows: Sequence[dict]) -> None:
+def draw_parts(axes: Axes, rows: Sequence[dict], title: str = "Where a step goes, by decoder") -> None:
     """One bar per decoder, one piece per part of its step."""
     contenders = by_name(rows)
     names = list(contenders)
@@ -57,7 +58,7 @@ def draw_parts(axes: Axes, rows: Sequence[dict]) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1.08 * max(left))
     axes.set_xlabel("milliseconds per step")
-    axes.set_title("Where a step goes, by decoder", loc="left")
+    axes.set_title(title, loc="left")
     axes.legend(frameon=False, ncols=len(PARTS), loc="upper center", bbox_to_anchor=(0.45, -0.09), fontsize=8)
 
 
@@ -80,7 +81,9 @@ def draw_windows(axes: Axes, rows: Sequence[dict]) -> None:
 
 def plot(folder: Path) -> Path | None:
     """The picture of what is in `folder`; None where nothing can be drawn."""
-    found = [(draw, read(folder, name)) for draw, name in ((draw_parts, "decoders"), (draw_windows, "window"))]
+    draw_compiled = partial(draw_parts, title="Where a compiled step goes")
+    parts = ((draw_parts, "decoders"), (draw_compiled, "decoders-compiled"), (draw_windows, "window"))
+    found = [(draw, read(folder, name)) for draw, name in parts]
     panels = [(draw, document) for draw, document in found if document is not None]
     if not panels:
         return None
@@ -88,7 +91,7 @@ def plot(folder: Path) -> Path | None:
     for (draw, document), axis in zip(panels, axes[0], strict=True):
         draw(axis, document["rows"])
         axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(axis="x" if draw is draw_parts else "y", color="#eeeeee")
+        axis.grid(axis="y" if draw is draw_windows else "x", color="#eeeeee")
         axis.set_axisbelow(True)
     figure.supxlabel(
         " · ".join(dict.fromkeys(machine(document) for _, document in panels)), fontsize=8, color="#777777"
