@@ -174,7 +174,8 @@ def _warm_up(
     reporter.note(f"warming up {len(specs)} decoder{'s' if len(specs) > 1 else ''}")
     facts = executor.warm_up(specs, units[0][0])
     if "compile_s" in facts:
-        reporter.note(f"compiled steps in {facts['compile_s']:.0f} s ({facts['compiled_forms']} forms)")
+        graphs = f", {facts['graph_bytes'] / 2**20:.0f} MiB of graphs" if "graph_bytes" in facts else ""
+        reporter.note(f"compiled steps in {facts['compile_s']:.0f} s ({facts['compiled_forms']} forms{graphs})")
     return facts
 
 

@@ -18,6 +18,7 @@ from specbench.models import compiled as compiled_module
 from specbench.models.cache import PARTS, whole_blocks, whole_parts
 from specbench.models.compiled import CompiledStep
 from specbench.models.enumerable import image_index, processed
+from specbench.models.kernels import graph_bytes
 from specbench.settings import merge, run_settings
 
 LACKING = compiling.missing("cpu")
@@ -165,6 +166,13 @@ def test_a_gpu_reads_little_more_than_it_needs_in_few_shapes():
         assert all(0 <= slots - end < capacity / PARTS for end, slots in enumerate(read, start=1))
     prompts = range(20, 130)
     assert len({whole_blocks(prompt + 2304 + 2 * 64) for prompt in prompts}) <= 2
+
+
+def test_graphs_are_told_from_other_memory(monkeypatch):
+    pools = {(0, 0): 700, (0, 1): 30, (5, 0): 4}
+    segments = [{"total_size": size, "segment_pool_id": pool} for pool, size in pools.items()]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert graph_bytes() == 34
 
 
 def test_what_cannot_be_compiled_is_said_in_one_line(monkeypatch):

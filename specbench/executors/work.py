@@ -17,6 +17,7 @@ from specbench.decoding.refill import decode_each
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 from specbench.machine import Watch
 from specbench.models.base import ImageModel
+from specbench.models.kernels import graph_bytes
 from specbench.prompts import Prompt
 from specbench.records import base_row, failed_row, sample_row, trace_row
 
@@ -70,7 +71,7 @@ def warm_up(model: ImageModel, specs: Sequence[RunSpec], prompt: Prompt) -> dict
     settings may not.
 
     Returns:
-        What was compiled meanwhile, if anything, and how long that took.
+        What was compiled meanwhile, if anything, how long that took, and the bytes that graphs captured on a GPU hold.
     """
     for spec in specs:
         try:
@@ -85,7 +86,8 @@ def warm_up(model: ImageModel, specs: Sequence[RunSpec], prompt: Prompt) -> dict
     if not steps:
         return {}
     seconds, forms = (sum(getattr(step, name) for step in steps) for name in ("seconds", "forms"))
-    return {"compile_s": round(seconds, 3), "compiled_forms": forms}
+    facts = {"compile_s": round(seconds, 3), "compiled_forms": forms}
+    return facts | ({"graph_bytes": graph_bytes()} if model.device.type == "cuda" else {})
 
 
 def decode_chunk(model: ImageModel, chunk: Chunk) -> Finished:

@@ -62,6 +62,12 @@ def _graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
+def graph_bytes() -> int:
+    """GPU memory of captured graphs, which torch keeps in pools of their own."""
+    segments = torch.cuda.memory_snapshot()
+    return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) != (0, 0))
+
+
 class CompiledRules:
     """Calls a decoder's sampling, verification and drafting compiled: on a small model, these hundred small calls take
     as long as the target's forward.
