@@ -202,7 +202,7 @@ def fit(counts: np.ndarray, shares: np.ndarray | None = None) -> float:
 
 
 def uniforms(seed: int, stream: Stream, step: int = 0, rows: int = 500, slots: int = 100) -> np.ndarray:
-    noise = Noise([row_key(seed, "prompt", sample) for sample in range(rows)])
+    noise = Noise([row_key(seed, "prompt", sample) for sample in range(rows)], V)
     return noise.uniform(torch.arange(slots).expand(rows, slots), stream, step).numpy()
 
 
@@ -238,8 +238,8 @@ def test_no_two_addresses_share_a_number():
 
 
 def race(rows: int, vocab: int, stream: Stream = Stream.TOKEN) -> torch.Tensor:
-    noise = Noise([row_key(0, "prompt", sample) for sample in range(rows)])
-    return noise.race(torch.zeros(rows, 1, dtype=torch.long), vocab, stream)[:, 0]
+    noise = Noise([row_key(0, "prompt", sample) for sample in range(rows)], vocab)
+    return noise.race(torch.zeros(rows, 1, dtype=torch.long), stream)[:, 0]
 
 
 def test_race_noise_is_standard_exponential_down_to_its_smallest_values():
@@ -261,8 +261,8 @@ def test_race_between_tokens_draws_from_p():
 
 
 def test_race_of_the_same_slot_is_the_same_and_of_another_row_is_not():
-    noise = Noise([row_key(0, "prompt", 0), row_key(0, "prompt", 1)])
-    shifted = noise.race(torch.tensor([[3, 4], [3, 4]]), V, Stream.TOKEN)
-    alone = noise.race(torch.tensor([[4], [4]]), V, Stream.TOKEN)
+    noise = Noise([row_key(0, "prompt", 0), row_key(0, "prompt", 1)], V)
+    shifted = noise.race(torch.tensor([[3, 4], [3, 4]]), Stream.TOKEN)
+    alone = noise.race(torch.tensor([[4], [4]]), Stream.TOKEN)
     assert torch.equal(shifted[:, 1:], alone)
     assert not torch.equal(alone[0], alone[1])

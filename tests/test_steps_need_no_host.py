@@ -44,7 +44,7 @@ def test_a_step_reads_no_number_and_sends_none(name, no_numbers, monkeypatch):
     method = build(resolve(name), model)
     session = model.begin(model.encode(["four", "five!"]), SAMPLING.guidance, method.drafter.columns)
     target = Target(model.layout, SAMPLING, model.device)
-    loop = Loop(method, session, target, Noise([1, 2], model.device), 2, Spans(torch.device("cpu")))
+    loop = Loop(method, session, target, Noise([1, 2], model.layout.vocab, model.device), 2, Spans(torch.device("cpu")))
     for _ in range(2):
         loop.step(0)
 

@@ -33,11 +33,11 @@ def test_only_what_a_law_holds_runs_the_race():
     law = torch.rand(2, 8, 5000, generator=draws) * (torch.rand(2, 8, 5000, generator=draws) < 0.02)
     law[0, 0] = 0
     law[0, 0, 4321] = 0.5
-    noise, positions = Noise([1, -2]), torch.arange(8).repeat(2, 1)
+    noise, positions = Noise([1, -2], 5000), torch.arange(8).repeat(2, 1)
     held = kept(law)
     assert held.ids.shape[-1] == (law > 0).sum(-1).max() < 200
     assert torch.equal(torch.zeros_like(law).scatter_add_(-1, held.ids, held.mass), law)
-    everyone = run_race(law, noise.race(positions, 5000, Stream.TOKEN))
+    everyone = run_race(law, noise.race(positions, Stream.TOKEN))
     assert torch.equal(noise.run_race(law, positions, Stream.TOKEN), everyone)
 
 

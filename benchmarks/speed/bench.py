@@ -34,7 +34,7 @@ from generate import against_generate
 from llama import PROMPT, RandomLlama
 from memory import bench_memory
 from throughput import bench_throughput
-from timing import CAPTION, in_turns, median, timed_decode
+from timing import CAPTION, cpu_ms, in_turns, median, timed_decode
 
 from specbench import provenance
 from specbench.config import Sampling
@@ -125,10 +125,6 @@ def timed_steps(stub: StubModel, decoder: DecoderSpec, sample: int) -> dict:
     with contextlib.suppress(Enough):
         decode(stub, [Request("", "bench", sample)], decoder, Sampling(1.0, 1.0, 1000), seed=0, render=False)
     return {"cpu_ms": statistics.median(stub.between_ms[WARM_UP:]), "steps_ms": stub.between_ms}
-
-
-def cpu_ms(row: dict) -> float:
-    return row["cpu_ms"]
 
 
 def loop_ms(row: dict) -> float:

@@ -112,7 +112,7 @@ class Eagle:
                 features = self._memory.branch(fed, features[:, generation.parents], positions, ancestors, columns)
             slots = positions[:, columns]
             law = self._batch.target(self._batch.session.logits(features), slots)
-            race = self._batch.noise.race(slots, law.shape[-1], Stream.SIBLING, step * self.columns + columns)
+            race = self._batch.noise.race(slots, Stream.SIBLING, step * self.columns + columns)
             most = min(generation.most, law.shape[-1])
             drawn = (law / race).topk(most, dim=-1).indices
             # Siblings in excess of the vocabulary repeat an elder, whom q no longer holds, and so are never tested.

@@ -90,7 +90,7 @@ def begin(
 ) -> Loop:
     """The loop of one batch, its prompts in the target's cache."""
     method = build(decoder, model)
-    noise = Noise(noise_keys(requests, seed), model.device)
+    noise = Noise(noise_keys(requests, seed), model.layout.vocab, model.device)
     with spans("encode"):
         prefix = model.encode([request.text for request in requests])
     with spans("prefill"):

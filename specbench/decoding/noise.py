@@ -56,10 +56,11 @@ def _mix(x: Bits) -> Bits:
 class Noise:
     """The random numbers of a batch of images."""
 
-    def __init__(self, keys: Sequence[int], device: torch.device | str = "cpu"):
-        """`keys`: one `row_key` per row."""
+    def __init__(self, keys: Sequence[int], vocab: int, device: torch.device | str = "cpu"):
+        """`keys`: one `row_key` per row; `vocab` tokens V run a race."""
         self._device = torch.device(device)
-        self._counters: dict[int, Tensor] = {}
+        # What tells the tokens of one address apart.
+        self._counter = torch.arange(2, vocab + 2, device=self._device) * _GOLDEN
         self._keys = self._column(keys)
 
     def rekey(self, rows: Sequence[int], keys: Sequence[int]) -> None:
@@ -89,26 +90,20 @@ class Noise:
         bits = _mix(self._base(positions, stream, draw) + _GOLDEN)
         return _top_bits(bits).double().add_(0.5).mul_(2.0**-53)
 
-    def race(self, positions: Tensor, vocab: int, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
-        """[B, T, vocab] float32 standard exponentials, one per token.
+    def race(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
+        """[B, T, V] float32 standard exponentials, one per token.
 
         argmax(p / race) is a draw from p (the exponential race, the same as the Gumbel-max trick), and two nearby
         distributions racing with the same numbers mostly agree.
         """
-        return self._exponentials(positions, self._counter(vocab), stream, draw)
+        return self._exponentials(positions, self._counter, stream, draw)
 
     def run_race(self, law: Tensor, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
         """[B, T] tokens drawn from unnormalised `law` [B, T, V] by their `race`, run by those alone that it holds."""
-        runners, vocab = kept(law), law.shape[-1]
-        all_run = runners.mass.shape[-1] == vocab
-        counter = self._counter(vocab) if all_run else (runners.ids + 2) * _GOLDEN
+        runners = kept(law)
+        all_run = runners.mass.shape[-1] == law.shape[-1]
+        counter = self._counter if all_run else (runners.ids + 2) * _GOLDEN
         return runners.token(run_race(runners.mass, self._exponentials(positions, counter, stream, draw)))
-
-    def _counter(self, vocab: int) -> Tensor:
-        """[vocab] what tells the tokens of one address apart."""
-        if vocab not in self._counters:
-            self._counters[vocab] = torch.arange(2, vocab + 2, device=self._device) * _GOLDEN
-        return self._counters[vocab]
 
     def _exponentials(self, positions: Tensor, counter: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Tensor:
         """[B, T, K] of tokens told apart by `counter` [K] or [B, T, K]."""

@@ -129,11 +129,11 @@ class Walker:
         """[B] tokens of the slots that column `stop` [B] predicts: a replacement where drafts failed there, else a
         bonus, which uses the slot's own frozen noise as AR does, so that a lone root is AR.
         """
-        rows, vocab = self._rows, self._p.shape[-1]
+        rows = self._rows
         position = self._fed.positions[rows, stop][:, None]
         bonus = self._noise.run_race(self._p[rows, stop][:, None], position, Stream.TOKEN).squeeze(1)
         left = what_is_left(self._verifier, self._failed(stop)).squeeze(1)
-        race = self._noise.race(position, vocab, Stream.RESIDUAL, self._step).squeeze(1)
+        race = self._noise.race(position, Stream.RESIDUAL, self._step).squeeze(1)
         replacement = self._verifier.replace(left, self._refined[rows, stop], race)
         return torch.where(self._tables.has_children[stop], replacement, bonus)
 
