@@ -8,6 +8,7 @@
     decoders-compiled  The same compiled, one of each kind; compiling takes ten minutes the first time.
     decoders-100m   The same, compiled, on a random Llama of 100 million parameters.
     throughput      Images per hour, many rows at once over one.
+    profile         Where the time of a compiled step goes.
     memory          Peak memory of caches and laws against the formula of `specbench.memory`.
 
 Contenders of a comparison take turns within every round, so that drift of the machine hits all of them.
@@ -33,6 +34,7 @@ import torch
 from generate import against_generate
 from llama import PROMPT, RandomLlama
 from memory import bench_memory
+from profiled import bench_profile
 from throughput import bench_throughput
 from timing import CAPTION, cpu_ms, in_turns, median, timed_decode
 
@@ -245,6 +247,7 @@ BENCHES = {
     "decoders-compiled": bench_decoders_compiled,
     "decoders-100m": bench_decoders_100m,
     "throughput": bench_throughput,
+    "profile": bench_profile,
     "memory": bench_memory,
 }
 
