@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tiny_llama import Tiny
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench import looks
 from specbench.config import Sampling
@@ -71,3 +72,27 @@ def test_looks_are_few(monkeypatch):
         counted.clear()
         (image,) = decode(model, [Request("a red circle", "p")], resolve(name), Sampling(), 0, render=False)
         assert len(counted) <= (0 if name == "ar" else 0.2 * image.nfe)
+
+
+class Calls(TorchDispatchMode):
+    """Counts what torch is called for."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_steps_call_torch_hardly_more_often_than_they_used_to():
+    """As shares of AR's step, forwards included; a step's host time is its calls."""
+    model, per_step = load_model("shapes"), {}
+    for name in ("ar", "sjd", "gsd", "eagle"):
+        with Calls() as calls:
+            (image,) = decode(model, [Request("a red circle", "p")], resolve(name), Sampling(3.0), 0, render=False)
+        per_step[name] = calls.count / image.nfe
+    assert per_step["sjd"] < 1.75 * per_step["ar"]
+    assert per_step["gsd"] < 1.9 * per_step["ar"]
+    assert per_step["eagle"] < 3.95 * per_step["ar"]

@@ -14,7 +14,7 @@ from transformers.generation import LogitsProcessor, LogitsProcessorList
 
 from specbench.config import Sampling
 from specbench.decoding.presets import resolve
-from specbench.models.compiled import FORMS
+from specbench.models.kernels import FORMS
 from specbench.models.transformer import TransformerModel
 
 

@@ -30,6 +30,12 @@ def load_target(target: str) -> object:
     return getattr(importlib.import_module(module), attribute)
 
 
+def is_built_in(decoder: DecoderSpec) -> bool:
+    """Whether all its parts are this package's own."""
+    parts = (CHOICES[kind][getattr(decoder, kind)] for kind in CHOICES)
+    return all(part.target.startswith("specbench.") for part in parts)
+
+
 def build(decoder: DecoderSpec, model: ImageModel) -> Method:
     """The parts of `decoder`, bound to `model`'s grammar, codebook and device."""
 

@@ -106,8 +106,9 @@ class Jacobi:
         self._history = torch.zeros(rows, slots, batch.target.vocab, device=device) if needs_history else None
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
-        # Compiled code must not find anything new: laws are there from the second step on.
-        rules = self._batch.rules if width == self.window and self._laws is not None else as_it_is
+        # Compiled code must not find anything new: there must be laws, of a full window.
+        full = width == self.window and self._laws is not None and self._laws.shape[1] == width
+        rules = self._batch.rules if full else as_it_is
         trunk = Proposal(*rules(Jacobi._trunk, self, committed, width, step), chain(width), self.columns)
         return self._expand(trunk, committed, step)
 

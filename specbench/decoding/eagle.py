@@ -164,12 +164,14 @@ class HeadMemory:
         `ancestors` [C, C] says which of them see which.
         """
         ids, positions = self._repeat(ids), self._repeat(positions)
-        slots = (self._scratch + columns).expand(len(ids), -1)
+        # Counted from the end: code compiled for one prompt's length must hold for another's.
+        scratch = len(self._index) - len(ancestors)
+        slots = (scratch + columns).expand(len(ids), -1)
         before = self._last + positions[:, :1]
         mask = (self._index < before[..., None]).expand(-1, len(columns), -1).clone()
         seen = ancestors[columns]
         seen[:, 0] = False
-        mask[:, :, self._scratch : self._scratch + seen.shape[1]] = seen
+        mask[:, :, scratch:] = seen
         numbers = self._last + positions[:, columns] - 1
         return self._run(ids, features, slots, numbers, mask, len(self._index))
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from specbench.config import Sampling
-from specbench.decoding.build import Method, build
+from specbench.decoding.build import Method, build, is_built_in
 from specbench.decoding.drafters import Batch, Proposal
 from specbench.decoding.generation import Generation
 from specbench.decoding.noise import Noise, row_key
@@ -50,17 +50,19 @@ def decode(
     seed: int,
     render: bool = True,
     trace: bool = False,
+    rare: bool = False,
 ) -> list[Generation | SpecbenchError]:
     """Decode `requests` as one batch.
 
-    `trace` keeps `Generation.draft_tv` and `draft_top1`; the time it takes is in no span.
+    `trace` keeps `Generation.draft_tv` and `draft_top1`; the time it takes is in no span. A batch of a `rare` size is
+    not worth compiling the decoder for.
 
     Returns:
         Per request its `Generation`, or the `SpecbenchError` that made this image fail (for example NaN logits); one
         row's failure leaves the others intact.
     """
     spans = Spans(model.device)
-    loop = begin(model, requests, decoder, sampling, seed, spans, trace)
+    loop = begin(model, requests, decoder, sampling, seed, spans, trace, rare)
     start = time.perf_counter()
     loop.run()
     total_ms = (time.perf_counter() - start) * 1e3
@@ -87,8 +89,9 @@ def begin(
     seed: int,
     spans: Spans,
     trace: bool,
+    rare: bool,
 ) -> Loop:
-    """The loop of one batch, its prompts in the target's cache."""
+    """The loop of one batch, its prompts in the target's cache; see `decode`."""
     method = build(decoder, model)
     noise = Noise(noise_keys(requests, seed), model.layout.vocab, model.device)
     with spans("encode"):
@@ -97,7 +100,8 @@ def begin(
         session = model.begin(prefix, sampling.guidance, method.drafter.columns)
     target = Target(model.layout, sampling, model.device)
     rules = as_it_is
-    if hasattr(model, "rules") and not trace:  # what a trace takes is timed inside verification
+    # What a trace takes is timed inside verification; what plug-ins keep between steps is not known.
+    if hasattr(model, "rules") and not trace and not rare and is_built_in(decoder):
         rules = model.rules((decoder, sampling), len(requests))
     make = getattr(method.drafter, "loop", Loop)
     loop = make(method, session, target, noise, len(requests), spans, rules)

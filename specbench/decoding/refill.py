@@ -54,7 +54,8 @@ def decode_each(
         yield from Refill(model, waiting, rows, decoder, sampling, seed, trace).run()
         return
     while batch := list(islice(waiting, rows)):
-        yield from zip(batch, decode(model, batch, decoder, sampling, seed, trace=trace), strict=True)
+        rare = len(batch) < rows
+        yield from zip(batch, decode(model, batch, decoder, sampling, seed, trace=trace, rare=rare), strict=True)
 
 
 @dataclass
@@ -112,7 +113,10 @@ class Refill:
         if not self._seats:
             return False
         requests = [seat.request for seat in self._seats.values()]
-        self._loop = begin(self._model, requests, self._decoder, self._sampling, self._seed, self._spans, self._trace)
+        rare = len(requests) < self._rows
+        self._loop = begin(
+            self._model, requests, self._decoder, self._sampling, self._seed, self._spans, self._trace, rare
+        )
         self._share(list(self._seats), "encode", "prefill")
         return True
 

@@ -142,7 +142,8 @@ def _decode(model: ImageModel, spec: RunSpec, units: Sequence[Unit], trace: bool
     """Each image or why it failed. When a batch breaks as a whole, its images are tried one by one."""
     requests = [Request(prompt.text, prompt.id, sample) for prompt, sample in units]
     try:
-        return decode(model, requests, spec.decoder, spec.sampling, spec.seed, trace=trace)
+        rare = len(requests) < spec.batch
+        return decode(model, requests, spec.decoder, spec.sampling, spec.seed, trace=trace, rare=rare)
     except SpecbenchError as error:
         failure = error
     except Exception as error:  # the one place where whatever breaks an image becomes its row

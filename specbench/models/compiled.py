@@ -25,9 +25,6 @@ from specbench.models.step import Fed, run_step
 if TYPE_CHECKING:
     from specbench.models.transformer import TransformerModel
 
-FORMS = 64
-"""Forms that may exist side by side in a process; torch's own limit of 8 is there for accidents."""
-
 
 class CompiledStep:
     """`run_step` of one model under one guidance."""
@@ -64,7 +61,6 @@ class CompiledStep:
             cache.place(fed.slots, fed.index.shape[0])
             return run_step(model, guidance, cache, fed)
 
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FORMS)
         options = {"guard_filter_fn": _not_on_model, **self._options}
         return Compiled(step, not self._fixed_shapes, options)
 

@@ -11,6 +11,9 @@ import torch
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 
+FORMS = 64
+"""Forms that one function may have side by side; torch's own limit of 8 is there for accidents."""
+
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
@@ -35,6 +38,7 @@ class Compiled:
         own = FunctionType(
             function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
         )
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FORMS)
         self._call = torch.compile(own, fullgraph=True, dynamic=dynamic, options=options)
 
     def __call__(self, *args: object) -> object:
@@ -46,7 +50,7 @@ class Compiled:
         before, start = _graphs(), time.perf_counter()
         try:
             result = self._call(*args)
-        except torch._dynamo.exc.TorchDynamoException as error:
+        except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
             reason = str(error).strip().partition("\n")[0]
             raise SpecbenchError(
                 f"a step cannot be compiled here: {reason}", "--compile off", MISSING_PREREQUISITE

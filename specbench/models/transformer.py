@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +59,7 @@ class TransformerModel:
     weights_sha256: str
     backbone: nn.Module
     _compiled_steps: dict[float, CompiledStep] | None = None
-    _compiled_rules: dict[Hashable, dict[int, CompiledRules]]
+    _compiled_rules: dict[Hashable, CompiledRules]
 
     @property
     def device(self) -> torch.device:
@@ -111,8 +109,7 @@ class TransformerModel:
 
     def compile(self) -> None:
         """Let sessions run their steps compiled from now on."""
-        self._compiled_steps = {}
-        self._compiled_rules = defaultdict(dict)
+        self._compiled_steps, self._compiled_rules = {}, {}
 
     @property
     def compiles(self) -> bool:
@@ -128,23 +125,21 @@ class TransformerModel:
         self._compiled_steps[guidance].follow_model()
         return self._compiled_steps[guidance]
 
-    def rules(self, decoder: Hashable, rows: int) -> CompiledRules | Callable:
-        """What calls the functions of a decoder with its sampling on batches of `rows` images."""
+    def rules(self, key: Hashable, rows: int) -> CompiledRules | Callable:
+        """What calls the functions of a decoder with its sampling, `key`, on batches of `rows` images."""
         if not self.compiles:
             return as_it_is
-        known = self._compiled_rules[decoder, self.device, self.dtype]
-        if rows not in known:
-            if any(rows < more for more in known):  # the last batch of a run, not worth compiling for
-                return as_it_is
-            known[rows] = compiled_rules(self.device)
-        return known[rows]
+        key = key, rows, self.device, self.dtype
+        if key not in self._compiled_rules:
+            self._compiled_rules[key] = compiled_rules(self.device)
+        return self._compiled_rules[key]
 
     @property
     def compiled(self) -> list[CompiledStep | CompiledRules]:
         """What was compiled so far."""
         if not self.compiles:
             return []
-        return [*self._compiled_steps.values(), *chain(*(known.values() for known in self._compiled_rules.values()))]
+        return [*self._compiled_steps.values(), *self._compiled_rules.values()]
 
 
 class TransformerSession:
@@ -171,7 +166,7 @@ class TransformerSession:
         self._shift = torch.zeros_like(self._last) if shift is None else shift.to(model.device)[:, None]
         self._start = torch.stack([embeds[-1] for embeds in self._prefix.embeds])[:, None]
         # Past the stream's last slot: room for a window that overhangs it, then for columns kept aside.
-        self._scratch = max(lengths) + (model.layout.length if length is None else length) + columns
+        self._scratch = self._room(max(lengths)) + (model.layout.length if length is None else length) + columns
         self._columns = columns
         slots = self._capacity()
         self._cache = PositionCache(model.backbone.config.num_hidden_layers, slots)
@@ -182,8 +177,11 @@ class TransformerSession:
         self._prompt_features = self._prefill(max(lengths) - 1)
 
     def _capacity(self) -> int:
-        """Slots of the cache: a GPU has whole blocks, for few shapes."""
-        slots = self._scratch + self._columns
+        """Slots of the cache."""
+        return self._room(self._scratch + self._columns)
+
+    def _room(self, slots: int) -> int:
+        """Slots to have for so many of the cache, or of its prompts: whole blocks on a GPU, for few shapes."""
         return slots if self._model.device.type == "cpu" else whole_blocks(slots)
 
     def _prefill(self, longest: int) -> Tensor | None:
@@ -285,7 +283,8 @@ class TransformerSession:
         fresh = TransformerSession(self._model, prefix, self._guidance, columns=0, length=0)
         twins = len(self._last) // 2 if len(fresh._last) > len(rows) else 0
         rows = torch.cat([rows, rows + twins]) if twins else rows
-        self._scratch = max(self._scratch, int(fresh._last.max()) + 1 + self._model.layout.length + self._columns)
+        longest = int(fresh._last.max()) + 1
+        self._scratch = max(self._scratch, self._room(longest) + self._model.layout.length + self._columns)
         if (more := self._capacity() - len(self._index)) > 0:
             self._cache.grow(more)
             self._index = torch.arange(len(self._index) + more, device=rows.device)
