@@ -111,8 +111,8 @@ def laws_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) -> int:
     The last p, q and the guided logits outlast it. Besides them there are the truncated logits and p; or p padded for
     the forced slots, their one-hots and p with both; or what one of these rules works with: top-p scales, sorts and
     sums up the logits, coupling takes q and the residual p - q before and after a check, a race hashes an address per
-    token, grouping ranks p by integer keys. On a CPU those of wide vocabularies have only the tokens left by top-k, unless
-    compiled, and the last two are numpy's.
+    token, grouping ranks p by integer keys. On a CPU, if not compiled, those of wide vocabularies have only the tokens
+    left by top-k, and the last two are numpy's.
     """
     alone = decoder.drafter in ("none", "zipar")
     return 3 + max(

@@ -77,9 +77,21 @@ def rank_kept(probabilities: Tensor, descending: bool = False) -> Tensor:
     """[..., K] `rank` of the tokens of positive probability alone; shorter rows are filled up with -1, where those of
     probability zero would stand.
     """
-    if not _compacts(probabilities):
+    if probabilities.device.type != "cpu":
         order = rank(probabilities, descending)
         return torch.where(probabilities.gather(-1, order) > 0, order, -1)
+    return (_rank_filled_up if torch.compiler.is_compiling() else _rank_found)(probabilities, descending)
+
+
+@_by_numpy("rank_filled_up", lambda law, descending: torch.empty_like(law, dtype=torch.long))
+def _rank_filled_up(law: Tensor, descending: bool) -> Tensor:
+    """[..., V] `rank_kept` of a size that compiled code knows."""
+    found = _rank_found(law, descending)
+    missing = law.shape[-1] - found.shape[-1]
+    return torch.nn.functional.pad(found, (0, missing) if descending else (missing, 0), value=-1)
+
+
+def _rank_found(probabilities: Tensor, descending: bool) -> Tensor:
     token, value, here = _compact(probabilities)
     bits = value.view(np.int32).astype(np.int64)
     last = np.iinfo(np.int64).max if descending else -1
