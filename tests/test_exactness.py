@@ -128,7 +128,7 @@ def test_stale_q_of_a_kept_draft_is_caught(monkeypatch):
         kept &= torch.arange(kept.shape[1]) < kept.shape[1] - 1
         self._laws = torch.where(kept[..., None], self._q, self._laws)
 
-    def remember(self, trunk, slots):
+    def remember(self, trunk, committed, step):
         self._proposed = torch.nn.functional.pad(trunk.tokens[:, 1:], (0, 1))
         self._q = trunk.laws
         return trunk

@@ -72,7 +72,8 @@ def _one_more(memory: HeadMemory, ids: Tensor, feature: Tensor, start: int, dept
     """The head's next feature [R, 1, d] on the true path, `depth` slots after the newest true element `start`."""
     positions = (start + 1 + torch.arange(depths, device=ids.device)).expand(len(ids), -1)
     column = torch.tensor([depth - 1], device=ids.device)
-    return memory.branch(ids[:, start + depth - 1 : start + depth], feature, positions, chain(depths), column)
+    ancestors = chain(depths).ancestors.to(column.device)
+    return memory.branch(ids[:, start + depth - 1 : start + depth], feature, positions, ancestors, column)
 
 
 def _summary(tv: Tensor) -> dict[str, float]:
