@@ -170,7 +170,7 @@ class Loop:
         self.steps = self.steps + 1
         # Near the end a full window would only predict slots past it. The one column too many lets the last slot
         # hold a tested draft whatever else is in the batch, so that an image does not depend on it.
-        width = min(self._drafter.window, max(self._length - behind + 1, 3))
+        width = min(self._drafter.window, self._length - behind + 1)
         with self._spans("draft"):
             fed = self._drafter.propose(self.committed, width, self.steps)
         with self._spans("target"):

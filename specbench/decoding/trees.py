@@ -78,7 +78,7 @@ class Routes:
             self.rank[own] = rank
             self.place[parents] = torch.arange(len(parents), device=device)
             places = torch.tensor(within, device=device)
-            self.levels.append(Level(self._index(parents), self._index(own), self.depth[own], places))
+            self.levels.append(Level(_index(parents, device), _index(own, device), self.depth[own], places))
             before = parents
         self.by_depth = (self.depth[:, None] == torch.arange(1, DEPTHS + 1, device=device)).float()
         route = [_route(column, tree, children) for column in range(len(children))]
@@ -87,13 +87,11 @@ class Routes:
         self.next = torch.tensor([way[step] for way, step in zip(route, after, strict=True)], device=device)
         self.has_next = self.depth < len(route[0]) - 1
 
-    def _index(self, columns: Sequence[int]) -> slice | Tensor:
-        if self.is_chain:
-            # Without numbers, chains of all lengths are alike, and compiled once.
-            return slice(1, None) if columns[0] else slice(None, -1)
-        if list(columns) == list(range(columns[0], columns[0] + len(columns))):
-            return slice(columns[0], columns[0] + len(columns))
-        return torch.tensor(columns, device=self.depth.device)
+
+def _index(columns: Sequence[int], device: torch.device) -> slice | Tensor:
+    if list(columns) == list(range(columns[0], columns[0] + len(columns))):
+        return slice(columns[0], columns[0] + len(columns))
+    return torch.tensor(columns, device=device)
 
 
 def _route(column: int, tree: Tree, children: Sequence[Sequence[int]]) -> list[int]:
