@@ -46,7 +46,7 @@ class Proposal(NamedTuple):
         tokens: [B, C] token each column consumes.
         positions: [B, C] stream slot each column predicts.
         laws: [B, C, V] law that a column's eldest child was drawn from; a younger one was drawn from it without its
-            elders. Zero, or the law of the draft next in line, where there is no child.
+            elders. Undefined where a column has no child on its route: readers must mask it by `has_next`.
         tree: the columns' shape.
         most_columns: the most columns a forward of this drafter has.
     """

@@ -53,7 +53,7 @@ class Reuse(Resample):
 class Couple:
     """Maximal coupling: keep the draft with probability min(1, p/q), else draw from [p - q]+ (SCD; SJD-PAC's AC).
 
-    It tosses the same coin as the verifier, whose outcome at this slot only matters when the slot is not refined.
+    A slot without a draft has nothing to be coupled to and is drawn from p. The rule tosses the same coin as the verifier, whose outcome at this slot only matters when the slot is not refined.
     """
 
     keeps_tail = True
@@ -64,8 +64,9 @@ class Couple:
     def refine(self, window: Window, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
         stays = window.coin < ratio(window.p, window.q, window.draft[..., None]).squeeze(-1)
         held = kept(window.p)
-        left = standard(held.mass, window.q.gather(-1, held.ids))
-        other = held.token(draw(left, noise.uniform(positions, Stream.REDRAW, step)))
+        residual = standard(held.mass, window.q.gather(-1, held.ids))
+        weights = torch.where(window.drafted[..., None], residual, held.mass)
+        other = held.token(draw(weights, noise.uniform(positions, Stream.REDRAW, step)))
         return torch.where(stays & window.drafted, window.draft, other)
 
 

@@ -21,7 +21,7 @@ class Window(NamedTuple):
 
     Attributes:
         p: [B, K, V] target distribution given what stands before the draft, less what rejected siblings took.
-        q: [B, K, V] law the draft was really drawn from; all zero where no draft stands.
+        q: [B, K, V] law the draft was really drawn from; undefined where `drafted` is False.
         draft: [B, K] draft tokens.
         drafted: [B, K] bool, False where no draft stands.
         coin: [B, K] float64 uniforms, fresh every step.
