@@ -11,8 +11,8 @@ from pathlib import Path
 import typer
 
 from specbench.cli import build_app
-from specbench.decoding.components import plain
-from specbench.decoding.presets import PRESETS, resolve
+from specbench.specs.components import plain
+from specbench.specs.presets import PRESETS, resolve
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

@@ -15,27 +15,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench import compiling, registry
-from specbench.decoder_plan import plan_decoders
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.folders import find_runs, read_info, runs_in
 from specbench.metrics.protocols import find_protocol
 from specbench.models.catalog import Model, load_model
-from specbench.plan import Plan, available_threads, plan_model, plan_sampling, together
 from specbench.prompts import Prompt, load_prompts, text_id
-from specbench.settings import merge, run_settings
-from specbench.sweep import sweep_plans
+from specbench.runs.decoder_args import plan_decoders
+from specbench.runs.plan import Plan, available_threads, plan_model, plan_sampling, together
+from specbench.runs.settings import merge, run_settings
+from specbench.runs.sweep import sweep_plans
+from specbench.store.run_folders import find_runs, read_info, runs_in
+from specbench.system import compiler, plugins
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from specbench.decoding.generation import Generation
-    from specbench.decoding.presets import DecoderSpec
-    from specbench.executors.work import Executor
     from specbench.metrics.base import Settings
-    from specbench.models.base import ImageModel
-    from specbench.runner import Reporter, RunSummary
-    from specbench.scoring import Reporter as ScoreReporter
+    from specbench.metrics.scoring import Reporter as ScoreReporter
+    from specbench.models.interface import ImageModel
+    from specbench.runs.executors.local import Executor
+    from specbench.runs.runner import Reporter, RunSummary
+    from specbench.specs.presets import DecoderSpec
 
 
 def generate(
@@ -67,7 +67,7 @@ def generate(
         raise SpecbenchError("generate: no prompt given", "pass a caption, or a list of some")
     info.check_prompts(Prompt(text_id(text), text) for text in texts)
     device = values["device"].value
-    compiled, refusal = compiling.decide(values["compile"].value, device)
+    compiled, refusal = compiler.decide(values["compile"].value, device)
     if refusal:
         raise SpecbenchError(refusal, "leave compile away", MISSING_PREREQUISITE)
     loaded = _load(info, device, values["dtype"].value, values["threads"].value, compiled)
@@ -91,14 +91,14 @@ def run(
             limit=8`.
 
     Raises:
-        SpecbenchError: see `specbench.sweep.sweep_plans` and `specbench.runner.run`.
+        SpecbenchError: see `specbench.runs.sweep.sweep_plans` and `specbench.runs.runner.run`.
     """
     return execute(sweep_plans(merge(run_settings(), _flags(settings), env={}), _flags(sweep or {})), reporter)
 
 
 def execute(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) -> RunSummary:
-    """Carry plans out. Those that share their work (`specbench.plan.Plan.work`) take turns on one set of weights."""
-    from specbench.runner import RunSummary
+    """Carry plans out. Those that share their work (`specbench.runs.plan.Plan.work`) take turns on one set of weights."""
+    from specbench.runs.runner import RunSummary
 
     summary = RunSummary([], total=0, resumed=0)
     for group in together([plans] if isinstance(plans, Plan) else plans):
@@ -109,7 +109,7 @@ def execute(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) -> R
 
 
 def _execute_together(plans: Sequence[Plan], reporter: Reporter | None) -> RunSummary:
-    from specbench import runner
+    from specbench.runs import runner
 
     first = plans[0]
     for note in dict.fromkeys(note for plan in plans for note in plan.notes if reporter):
@@ -133,7 +133,7 @@ def _execute_together(plans: Sequence[Plan], reporter: Reporter | None) -> RunSu
 @contextmanager
 def _executor(plan: Plan, reporter: Reporter | None) -> Iterator[tuple[Executor, ImageModel | None]]:
     """Who decodes the plan, until the end of the block, and the model where that is this process."""
-    from specbench.executors.work import InProcess
+    from specbench.runs.executors.local import InProcess
 
     load = functools.partial(
         _load_worker, plan.model, plan.device, plan.dtype, plan.threads, plan.compiled, plan.workers.references
@@ -145,8 +145,8 @@ def _executor(plan: Plan, reporter: Reporter | None) -> Iterator[tuple[Executor,
         model = load()
         yield InProcess(model), model
         return
-    from specbench.executors.pool import Pool
-    from specbench.executors.ray_crew import RayCrew
+    from specbench.runs.executors.ray_workers import RayCrew
+    from specbench.runs.executors.worker_pool import Pool
 
     plan.model.require_weights()
     with closing(RayCrew(load, plan.workers.count, plan.workers.address, plan.device == "cuda")) as crew:
@@ -157,7 +157,7 @@ def _executor(plan: Plan, reporter: Reporter | None) -> Iterator[tuple[Executor,
 
 def _floor(plan: Plan) -> dict[str, object]:
     """The floor of this machine, where it is the one that decodes."""
-    from specbench.floor import floor_facts
+    from specbench.runs.roofline_facts import floor_facts
 
     if plan.workers.elsewhere:
         return {}
@@ -183,14 +183,14 @@ def score(
     Returns:
         One dict per score: `run_id, metric, value, low, high, n, fingerprint, identity, images`.
     """
-    from specbench import scores, scoring
+    from specbench.metrics import score_store, scoring
 
     folders = find_runs(out, runs)
     if metrics or not protocol:
         scoring.score(folders, metrics or None, settings, reporter)
     if protocol:
         scoring.score(folders, find_protocol(protocol), settings, reporter, where_they_fit=True)
-    return [{"run_id": folder.name, **row} for folder in folders for row in scores.read_scores(folder)]
+    return [{"run_id": folder.name, **row} for folder in folders for row in score_store.read_scores(folder)]
 
 
 def differences(
@@ -205,12 +205,12 @@ def differences(
     Returns:
         One dict per run and metric: `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`.
     """
-    from specbench import scores
+    from specbench.metrics import score_store
 
     (reference,) = find_runs(out, [baseline])
     folders = [folder for folder in find_runs(out, runs) if folder.resolve() != reference.resolve()]
-    made = [registry.metric(name)(settings) for name in metrics]
-    rows = [scores.difference(folder, reference, metric) for folder in folders for metric in made]
+    made = [plugins.metric(name)(settings) for name in metrics]
+    rows = [score_store.difference(folder, reference, metric) for folder in folders for metric in made]
     return [row for row in rows if row is not None]
 
 
@@ -228,22 +228,22 @@ def score_folder(
     Raises:
         SpecbenchError: a picture without a prompt or a prompt without a picture, besides what `score` raises.
     """
-    from specbench import scores, scoring
-    from specbench.foreign import foreign_images
+    from specbench.metrics import score_store, scoring
+    from specbench.metrics.external_images import foreign_images
 
     found = foreign_images(Path(images), load_prompts(prompts), Path(out))
     if metrics or not protocol:
         scoring.score_images(found, metrics or None, settings, reporter)
     if protocol:
         scoring.score_images(found, find_protocol(protocol), settings, reporter, where_they_fit=True)
-    return [{"run_id": found.name, **row} for row in scores.read_scores(found.folder)]
+    return [{"run_id": found.name, **row} for row in score_store.read_scores(found.folder)]
 
 
 def compare(
     run_a: str, run_b: str, out: str | Path = "results", settings: Settings | None = None
 ) -> list[dict[str, object]]:
-    """Two runs over the images both have, A being the baseline; see `specbench.compare.compare_runs`."""
-    from specbench.compare import compare_runs
+    """Two runs over the images both have, A being the baseline; see `specbench.reporting.compare.compare_runs`."""
+    from specbench.reporting.compare import compare_runs
 
     (a,), (b,) = find_runs(out, [run_a]), find_runs(out, [run_b])
     return compare_runs(a, b, settings)
@@ -257,10 +257,10 @@ def report(runs: Sequence[str] = (), out: str | Path = "results") -> list[dict[s
 
 
 def load(run: str, out: str | Path = "results") -> pd.DataFrame:
-    """The stored sample rows of one run, one per image, with the columns of `specbench.records.SAMPLES`; of `TRACES`
+    """The stored sample rows of one run, one per image, with the columns of `specbench.store.schema.SAMPLES`; of `TRACES`
     too where `run --trace` kept them."""
-    from specbench.records import KEY
-    from specbench.store import RunStore
+    from specbench.store.run_store import RunStore
+    from specbench.store.schema import KEY
 
     store = RunStore(find_runs(out, [run])[0])
     traces = store.traces()
@@ -287,9 +287,9 @@ def _load_worker(
     model: Model, device: str, dtype: str | None, threads: int, compiled: bool, references: Sequence[str]
 ) -> ImageModel:
     """The model in a process that may not know the plan's own decoders yet."""
-    registry.add_plugin_decoders()
+    plugins.add_plugin_decoders()
     for reference in references:
-        registry.decoder_name(reference)
+        plugins.decoder_name(reference)
     return _load(model, device, dtype, threads, compiled)
 
 
@@ -297,8 +297,8 @@ def _choose_window(
     model: ImageModel | None, plan: Plan, decoder: DecoderSpec, reporter: Reporter | None
 ) -> tuple[DecoderSpec, list[dict] | None]:
     """The decoder with the window measured to be the fastest, or with the one chosen by an earlier call."""
-    from specbench.reporting.card import window_told
-    from specbench.window import choose_window, with_window
+    from specbench.reporting.run_card import window_told
+    from specbench.runs.window_tuning import choose_window, with_window
 
     if earlier := _earlier_choice(plan, decoder, model.weights_sha256 if model else plan.model.weights_sha256()):
         return with_window(decoder, earlier), None

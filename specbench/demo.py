@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from specbench import api, console
-from specbench.plan import make_plan
-from specbench.runner import Reporter
-from specbench.settings import merge, run_settings
+from specbench import api
+from specbench.runs.plan import make_plan
+from specbench.runs.runner import Reporter
+from specbench.runs.settings import merge, run_settings
+from specbench.system import console
 
 # The papers' distance filter is in the units of another codebook; on this one it would leave clusters of one token.
 GSD = "gsd:G=10,d=inf"
@@ -29,7 +30,7 @@ def demo(out: Path, limit: int, reporter: Reporter) -> list[dict]:
         The report rows.
     """
     from specbench import reporting
-    from specbench.reporting.gallery import gallery
+    from specbench.reporting.contact_sheet import gallery
 
     flags = {"decoder": list(DECODERS), "window": WINDOW, "threads": THREADS, "limit": limit, "out": str(out)}
     summary = api.execute(make_plan(merge(run_settings(), flags, env={})), reporter)

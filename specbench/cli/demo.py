@@ -6,10 +6,10 @@ from pathlib import Path
 
 import typer
 
-from specbench import console
 from specbench.cli.options import flags, print_json, print_table
-from specbench.decoding.components import Option
-from specbench.settings import JSON, QUIET, Setting, merge
+from specbench.runs.settings import JSON, QUIET, Setting, merge
+from specbench.specs.components import Option
+from specbench.system import console
 
 _LIMIT = Setting(Option("limit", 8, "how many prompts", minimum=1), "What to run", "N")
 _OUT = Setting(Option("out", "results/demo", "where its runs, table and picture go"), "Output", "DIR")
@@ -25,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
 def demo(flags: dict) -> None:
     values = merge(_SETTINGS, flags)
     from specbench import demo as show
-    from specbench.runner import SilentReporter
+    from specbench.runs.runner import SilentReporter
 
     out = Path(str(values["out"].value))
     quiet = bool(values["quiet"].value)

@@ -15,21 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.config import Sampling
 from specbench.decoding.build import Method, build, is_built_in
-from specbench.decoding.drafters import Batch, Proposal
+from specbench.decoding.draft_tree import Routes, routes
+from specbench.decoding.drafters.jacobi import Batch, Proposal
 from specbench.decoding.generation import Generation
 from specbench.decoding.noise import Noise, row_key
-from specbench.decoding.presets import DecoderSpec
-from specbench.decoding.progress import Progress
-from specbench.decoding.record import Record
+from specbench.decoding.progress_bounds import Progress
+from specbench.decoding.recorder import Record
 from specbench.decoding.sampling import Target
-from specbench.decoding.spans import Spans
-from specbench.decoding.trees import Routes, routes
-from specbench.decoding.walk import Walk, walk
+from specbench.decoding.timing import Spans
+from specbench.decoding.verification.tree_verification import Walk, walk
 from specbench.errors import SpecbenchError
-from specbench.models.base import ImageModel, Session
-from specbench.models.kernels import as_it_is
+from specbench.models.interface import ImageModel, Session
+from specbench.models.transformer.compilation import as_it_is
+from specbench.specs.presets import DecoderSpec
+from specbench.specs.run_spec import Sampling
 
 
 @dataclass(frozen=True)

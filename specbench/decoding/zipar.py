@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.context import Context
-from specbench.decoding.init import Init
+from specbench.decoding.drafters.token_init import Init
 from specbench.decoding.noise import Noise, Stream
-from specbench.decoding.record import Record
-from specbench.decoding.residuals import standard
+from specbench.decoding.recorder import Record
 from specbench.decoding.sampling import Target, at
-from specbench.decoding.spans import Spans
+from specbench.decoding.timing import Spans
+from specbench.decoding.verification.residuals import standard
 from specbench.errors import SpecbenchError
-from specbench.looks import look
-from specbench.models.base import ScatteredSession, TokenLayout
+from specbench.models.interface import ScatteredSession, TokenLayout
+from specbench.models.transformer.host_sync import look
 
 if TYPE_CHECKING:
     from specbench.decoding.build import Method

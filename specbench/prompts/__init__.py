@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specbench import registry
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.resources import data_folder
+from specbench.system import plugins
+from specbench.system.package_data import data_folder
 
 MAX_PROMPT_CHARS = 10_000
 MAX_ID_CHARS = 200
@@ -44,7 +44,7 @@ class PromptSet:
 
 def names() -> list[str]:
     """Prompt sets that need no file of the user's; the public ones among them have to be fetched once."""
-    return sorted({*_shipped(), *registry.plugins("prompts"), *public_names()})
+    return sorted({*_shipped(), *plugins.plugins("prompts"), *public_names()})
 
 
 def public_names() -> list[str]:
@@ -67,7 +67,7 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
     name = str(name_or_path)
     if name in _shipped():
         return build(name, read_file(_shipped()[name]))
-    if name in registry.plugins("prompts"):
+    if name in plugins.plugins("prompts"):
         return build(name, read_file(_plugin_path(name)))
     if name in public.names():
         return build(name, public.read(name))
@@ -153,7 +153,7 @@ def _shipped() -> dict[str, Path]:
 
 
 def _plugin_path(name: str) -> Path:
-    found = registry.load_object(registry.plugins("prompts")[name].value, f"prompt set {name}")
+    found = plugins.load_object(plugins.plugins("prompts")[name].value, f"prompt set {name}")
     return Path(found() if callable(found) else found)
 
 

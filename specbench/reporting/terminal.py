@@ -17,12 +17,12 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from specbench.console import one_line
-from specbench.reporting.card import window_told
 from specbench.reporting.columns import MISSING, QUALITY, SPEED, THROUGHPUT, number, part_columns, score_columns
-from specbench.reporting.maps import ACCEPTED
+from specbench.reporting.image_tiles import Tile
 from specbench.reporting.plots import ACCEPTED_COLOUR, DRAWN_COLOUR
-from specbench.reporting.tiles import Tile
+from specbench.reporting.run_card import window_told
+from specbench.reporting.token_maps import ACCEPTED
+from specbench.system.console import one_line
 
 _CHOICES = ("drafter", "init", "verifier", "residual", "refine")
 _HALF = "▀"
@@ -30,7 +30,7 @@ _MOST_COLUMNS = 64
 
 
 def run_view(card: Mapping) -> RenderableType:
-    """The card of `specbench.reporting.card`."""
+    """The card of `specbench.reporting.run_card`."""
     decoder, row = card["decoder"], card["numbers"]
     columns = (*(THROUGHPUT if row["setting"]["batch"] > 1 else SPEED)[3:], *QUALITY[3:], *score_columns([row]))
     numbers = [(column.heading, column.cell(row)) for column in columns]

@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from specbench.config import Sampling
-from specbench.decoding.eagle import HeadMemory
+from specbench.decoding.draft_tree import chain
+from specbench.decoding.drafters.eagle import HeadMemory
 from specbench.decoding.sampling import Target
-from specbench.decoding.trees import chain
-from specbench.models.eagle import EagleHead
-from specbench.models.transformer import TransformerModel
+from specbench.models.draft_head import EagleHead
+from specbench.models.transformer.model import TransformerModel
+from specbench.specs.run_spec import Sampling
 from specbench.training.data import Corpus, teacher_forced
 
 

@@ -1,0 +1,215 @@
+"""Drafters: what is fed to the target besides the last committed token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.context import Context
+from specbench.decoding.draft_tree import chain, routes
+from specbench.decoding.drafters.token_init import Init, Slots
+from specbench.decoding.noise import Noise, Stream
+from specbench.decoding.sampling import Target, draw, one_hot, without
+from specbench.models.interface import Session, Tree
+from specbench.models.transformer.compilation import as_it_is
+
+if TYPE_CHECKING:
+    from specbench.decoding.verification.tree_verification import Walk
+
+
+class Batch(NamedTuple):
+    """What a drafter works on.
+
+    Attributes:
+        session: of the target, whose last forward verified this drafter's last proposal.
+        target: turns guided logits into distributions.
+        noise: of the rows.
+        tokens: [B, L] stream tokens: committed ones, then drafts; the loop keeps it up to date.
+        rules: calls functions of tensors, perhaps compiled.
+    """
+
+    session: Session
+    target: Target
+    noise: Noise
+    tokens: Tensor
+    rules: Callable = as_it_is
+
+
+class Proposal(NamedTuple):
+    """One target forward: C columns per row, column 0 being the root, which consumes the last committed token.
+
+    Attributes:
+        tokens: [B, C] token each column consumes.
+        positions: [B, C] stream slot each column predicts.
+        laws: [B, C, V] law that a column's eldest child was drawn from; a younger one was drawn from it without its
+            elders. Undefined where a column has no child on its route: readers must mask it by `has_next`.
+        tree: the columns' shape.
+        most_columns: the most columns a forward of this drafter has.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    laws: Tensor
+    tree: Tree
+    most_columns: int
+
+    @property
+    def branches(self) -> Tree | None:
+        """The tree as a session takes it: None for a chain."""
+        return None if routes(self.tree, self.tokens.device).is_chain else self.tree
+
+
+class Drafter(Protocol):
+    """Attributes: window, the most slots one step can commit; columns, the most a forward can have.
+
+    One that can also give rows to other images while their neighbours go on has `restart(rows [K])`, which makes them
+    what they were after `begin`; see `specbench.decoding.continuous_batching`.
+    """
+
+    window: int
+    columns: int
+
+    def begin(self, batch: Batch) -> None:
+        """A new batch of images, with nothing committed yet."""
+        ...
+
+    def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
+        """The forward of one step that can commit at most `width` slots after the `committed` [B] ones; it is the
+        `step`-th [B, 1] of each row."""
+        ...
+
+    def observe(self, walk: Walk, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
+        """What became of the proposal: `shift` [B] of its slots `positions` [B, T] are committed now."""
+        ...
+
+
+class Jacobi:
+    """A chain: the drafts that the last step left, then fresh ones from the init."""
+
+    def __init__(self, context: Context, init: Init, window: int):
+        self.window = self.columns = window
+        self._init = init
+
+    def begin(self, batch: Batch) -> None:
+        self._batch = batch
+        rows, slots = batch.tokens.shape
+        device = batch.tokens.device
+        self._rows = torch.arange(rows, device=device)[:, None]
+        self._drafted_to = torch.zeros(rows, dtype=torch.long, device=device)
+        self._laws: Tensor | None = None
+        self._shift = self._drafted_to
+        needs_history = self._init.needs_history
+        self._history = torch.zeros(rows, slots, batch.target.vocab, device=device) if needs_history else None
+
+    def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
+        # Compiled code must not find anything new: there must be laws, of a full window.
+        full = width == self.window and self._laws is not None and self._laws.shape[1] == width
+        rules = self._batch.rules if full else as_it_is
+        trunk = Proposal(*rules(Jacobi._trunk, self, committed, width, step), chain(width), self.columns)
+        return self._expand(trunk, committed, step)
+
+    def observe(self, walk: Walk, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
+        if self._history is not None:
+            self._history[self._rows, positions] = walk.p
+        self._laws, self._shift = walk.p, shift
+        kept = torch.full_like(shift, positions.shape[1]) if keep_tail else shift
+        self._drafted_to = positions[:, 0] + kept
+
+    def restart(self, rows: Tensor) -> None:
+        self._drafted_to[rows] = 0
+        if self._history is not None:
+            self._history[rows] = 0
+
+    def _expand(self, trunk: Proposal, committed: Tensor, step: Tensor) -> Proposal:
+        return trunk
+
+    def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens [B, width] of a chain, their positions, and the laws of its drafts."""
+        laws = self._fill(committed, width, step)
+        positions = committed[:, None] + torch.arange(width, device=committed.device)
+        return self._batch.tokens.gather(1, (positions - 1).clamp(min=0)), positions, laws
+
+    def _fill(self, committed: Tensor, width: int, step: Tensor) -> Tensor:
+        """Fill every fresh one of the `width - 1` draft slots; all slots' laws q [B, width, V]."""
+        tokens, target = self._batch.tokens, self._batch.target
+        positions = committed[:, None] + torch.arange(width - 1, device=committed.device)
+        fresh = positions >= self._drafted_to[:, None]
+        slots = Slots(committed, positions, fresh, tokens, self._history, step)
+        if width == 1:
+            return torch.zeros(len(positions), 1, target.vocab, device=positions.device)
+        drawn, q = self._init.fill(slots, self._batch.noise)
+        if target.has_grammar:
+            forced = target.forced_at(positions)
+            drawn = torch.where(forced >= 0, forced, drawn)
+            q = torch.where((forced >= 0)[..., None], one_hot(forced.clamp(min=0), q.shape[-1]), q)
+        tokens.scatter_(1, positions, torch.where(fresh, drawn, tokens.gather(1, positions)))
+        if self._laws is None:
+            return torch.nn.functional.pad(q, (0, 0, 0, 1))
+        kept = torch.arange(width, device=positions.device) + self._shift[:, None]
+        laws = self._laws[self._rows, kept.clamp(max=self._laws.shape[1] - 1)]
+        laws[:, :-1] = torch.where(fresh[..., None], q, laws[:, :-1])
+        return laws
+
+
+class NoDraft(Jacobi):
+    """Autoregressive sampling: a window of the last committed token alone."""
+
+    def __init__(self, context: Context, init: Init):
+        super().__init__(context, init, window=1)
+
+    def begin(self, batch: Batch) -> None:
+        super().begin(batch)
+        self._no_law = torch.zeros(len(batch.tokens), 1, batch.target.vocab, device=batch.tokens.device)
+
+    def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
+        positions = committed[:, None]
+        tokens = self._batch.tokens.gather(1, (positions - 1).clamp(min=0))
+        return Proposal(tokens, positions, self._no_law, chain(1), 1)
+
+    def observe(self, walk: Walk, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
+        pass
+
+
+class JacobiTree(Jacobi):
+    """The Jacobi chain plus sibling branches at its first slot (SJD-PAC's proactive drafting, made exact).
+
+    Sibling k follows q with its elder siblings removed; each branch repeats the chain's next drafts, whose laws do not
+    depend on the first slot.
+    """
+
+    def __init__(self, context: Context, init: Init, window: int, siblings: int, depth: int):
+        super().__init__(context, init, window)
+        self._siblings = siblings
+        self._depth = depth
+        self.columns = window + (siblings - 1) * min(depth, window - 1)
+
+    def _expand(self, trunk: Proposal, committed: Tensor, step: Tensor) -> Proposal:
+        drafts = trunk.tokens[:, 1:]
+        depth = min(self._depth, drafts.shape[1])
+        if depth == 0 or self._siblings == 1:
+            return trunk
+        tokens, positions = [trunk.tokens], [trunk.positions]
+        law, elder = trunk.laws[:, 0], drafts[:, 0]
+        for sibling in range(1, self._siblings):
+            law = without(law, elder)
+            draws = step * self._siblings + sibling
+            elder = draw(law, self._batch.noise.uniform(committed[:, None], Stream.SIBLING, draws).squeeze(1))
+            tokens += [elder[:, None], drafts[:, 1:depth]]
+            positions.append(trunk.positions[:, 1 : depth + 1])
+        tree = _branches(drafts.shape[1], self._siblings, depth)
+        laws = trunk.laws[:, routes(tree, elder.device).depth]
+        return Proposal(torch.cat(tokens, 1), torch.cat(positions, 1), laws, tree, self.columns)
+
+
+@lru_cache
+def _branches(drafts: int, siblings: int, depth: int) -> Tree:
+    """A trunk of `drafts` columns after the root, then `siblings - 1` chains of `depth` columns from the root."""
+    parents = list(range(-1, drafts))
+    for _ in range(siblings - 1):
+        parents.append(0)
+        parents.extend(range(len(parents) - 1, len(parents) + depth - 2))
+    return Tree(tuple(parents))

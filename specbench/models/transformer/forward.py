@@ -1,0 +1,69 @@
+"""One forward of a target as a function of tensors, from token ids to guided logits: run as it is, or compiled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench.models.transformer.kv_cache import PositionCache
+
+if TYPE_CHECKING:
+    from specbench.models.transformer.model import TransformerModel
+
+
+class Fed(NamedTuple):
+    """What a forward reads besides the cache. R rows, T columns, S slots that attention reads.
+
+    Attributes:
+        tokens, positions: [R, T] as in `Session.forward`, for all rows.
+        slots: [R, T] cache slots that are written.
+        index: [S] numbers of the slots that are read; None where all of them are seen.
+        mask: [R, T, S] bool, which of them are seen; None for a chain, whose columns see all up to their own.
+        last, shift: [R, 1] slot and rotary offset of the prompts' last elements.
+        start: [R, 1, d] those elements; None where no column predicts slot 0.
+        state: what the model needs to embed tokens.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    index: Tensor | None
+    mask: Tensor | None
+    last: Tensor
+    shift: Tensor
+    start: Tensor | None
+    state: tuple[Tensor, ...]
+
+    def widened(self, width: int) -> Fed:
+        """The same with its last column repeated up to `width` columns, which changes nothing for the others."""
+        column = torch.arange(width, device=self.tokens.device).clamp(max=self.tokens.shape[1] - 1)
+        columns = {name: getattr(self, name)[:, column] for name in ("tokens", "positions", "slots")}
+        return self._replace(**columns, mask=None if self.mask is None else self.mask[:, column])
+
+
+def run_step(model: TransformerModel, guidance: float, cache: PositionCache, fed: Fed) -> tuple[Tensor, Tensor]:
+    """Last hidden states [R, T, d] and guided logits [B, T, v_image]; the cache's placement is set."""
+    embeds = model.embed(fed.tokens, fed.positions, fed.state)
+    if fed.start is not None:
+        embeds = torch.where((fed.positions == 0)[..., None], fed.start, embeds)
+    mask = fed.mask
+    if mask is None and fed.index is not None:
+        mask = fed.index <= fed.slots[..., None]
+    features = model.backbone(
+        inputs_embeds=embeds,
+        position_ids=fed.last + fed.positions + fed.shift,
+        attention_mask=None if mask is None else mask[:, None],
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state
+    return features, guide(model.head(features).float(), guidance)
+
+
+def guide(logits: Tensor, guidance: float) -> Tensor:
+    """u + s (c - u) of logits [R, ...], conditional rows first; float32."""
+    if guidance == 1.0:
+        return logits
+    conditional, unconditional = logits.chunk(2)
+    return torch.lerp(unconditional, conditional, guidance)
