@@ -8,7 +8,8 @@ The names below are imported from `specbench.api` on first use, so that `import 
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+from specbench.system.version import __version__
+
 __all__ = ["generate", "load", "report", "run", "score"]
 
 

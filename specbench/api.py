@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.protocols import find_protocol
 from specbench.models.catalog import Model, load_model
 from specbench.prompts import Prompt, load_prompts, text_id
@@ -23,8 +24,9 @@ from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import Plan, available_threads, plan_model, plan_sampling, together
 from specbench.runs.settings import merge, run_settings
 from specbench.runs.sweep import sweep_plans
+from specbench.specs import plugin_decoders
 from specbench.store.run_folders import find_runs, read_info, runs_in
-from specbench.system import compiler, plugins
+from specbench.system import compiler
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -209,7 +211,7 @@ def differences(
 
     (reference,) = find_runs(out, [baseline])
     folders = [folder for folder in find_runs(out, runs) if folder.resolve() != reference.resolve()]
-    made = [plugins.metric(name)(settings) for name in metrics]
+    made = [metric_catalog.metric(name)(settings) for name in metrics]
     rows = [score_store.difference(folder, reference, metric) for folder in folders for metric in made]
     return [row for row in rows if row is not None]
 
@@ -287,9 +289,9 @@ def _load_worker(
     model: Model, device: str, dtype: str | None, threads: int, compiled: bool, references: Sequence[str]
 ) -> ImageModel:
     """The model in a process that may not know the plan's own decoders yet."""
-    plugins.add_plugin_decoders()
+    plugin_decoders.add_plugin_decoders()
     for reference in references:
-        plugins.decoder_name(reference)
+        plugin_decoders.decoder_name(reference)
     return _load(model, device, dtype, threads, compiled)
 
 

@@ -35,8 +35,8 @@ from specbench.metrics.inception import SIZE, Inception
 from specbench.metrics.inception_preprocessing import FRONT_ENDS
 from specbench.metrics.mask2former import Mask2Former
 from specbench.metrics.openclip import import_open_clip
-from specbench.store.parquet_log import write_atomically
 from specbench.system import environment
+from specbench.system.files import write_atomically
 
 CAPTION = "a red cat and a blue dog"
 META = {"include": [{"class": "cat", "count": 1}], "line": 0}

@@ -23,11 +23,12 @@ import pyarrow.parquet as pq
 
 from specbench import reporting
 from specbench.metrics import scoring
-from specbench.store.parquet_log import Parts, write_atomically
+from specbench.store.parquet_log import Parts
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY, SAMPLES
 from specbench.system import environment
+from specbench.system.files import write_atomically
 
 SOURCE = Path(__file__).parents[2] / "results" / "readme"
 RUNS = ("shapes-ar", "shapes-sjd-")

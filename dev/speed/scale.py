@@ -27,8 +27,8 @@ from specbench.prompts import Prompt
 from specbench.runs.executors.local import Chunk, decode_chunk
 from specbench.runs.executors.worker_pool import Pool
 from specbench.runs.runner import SilentReporter, run
-from specbench.store.parquet_log import write_atomically
 from specbench.system import environment
+from specbench.system.files import write_atomically
 
 STEP_S = 0.2
 UNITS = [(Prompt(f"p{number}", TEXTS[number % 4]), 0) for number in range(128)]

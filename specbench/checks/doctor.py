@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
+from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import Model, find_model, models
 from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.plan import available_threads, check_writable
@@ -182,9 +183,9 @@ def _peak(device: str, dtype: str, threads: int, peak: Peak | None) -> dict[str,
 def _metric(name: str) -> list[dict[str, str]]:
     """One row for each thing that a metric lacks."""
     try:
-        missing = plugins.metric(name)().missing()
+        missing = metric_catalog.metric(name)().missing()
     except SpecbenchError as error:
-        if name not in plugins.metric_names():
+        if name not in metric_catalog.metric_names():
             raise
         missing = [(error.what, error.try_this)]
     if not missing:

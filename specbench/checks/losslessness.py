@@ -17,6 +17,7 @@ from specbench.decoding.generation import Generation
 from specbench.decoding.loop import Request, decode
 from specbench.errors import SpecbenchError
 from specbench.models.interface import ImageModel, TokenLayout
+from specbench.specs import plugin_decoders
 from specbench.specs.presets import DecoderSpec, Preset, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
@@ -112,7 +113,7 @@ def load_decoder(decoder: Auditable) -> tuple[str, DecoderSpec | Decode]:
         return decoder, resolve(decoder)
     found = plugins.load_user_object(decoder, "decoder")
     if isinstance(found, Preset):
-        return decoder, resolve(plugins.decoder_name(decoder))
+        return decoder, resolve(plugin_decoders.decoder_name(decoder))
     if not isinstance(found, DecoderSpec) and not callable(found):
         raise SpecbenchError(
             f"decoder '{decoder}' is a {type(found).__name__}",

@@ -113,7 +113,7 @@ def print_tables(tables: Sequence[tuple], fmt: str, to: Path | None) -> None:
     if to is None:
         sys.stdout.write(content)
         return
-    from specbench.store.parquet_log import write_atomically
+    from specbench.system.files import write_atomically
 
     write_atomically(to, content if isinstance(content, bytes) else content.encode("utf-8"))
     print(to)

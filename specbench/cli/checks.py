@@ -9,6 +9,7 @@ import typer
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import JSON, OUT, QUIET, merge
+from specbench.specs import plugin_decoders
 from specbench.specs.presets import PRESETS
 from specbench.system import console
 
@@ -101,5 +102,5 @@ def auditable(names: list[str]) -> list[tuple[str, object]]:
         if target is not None and not isinstance(target, Preset):
             found.append((label, name))
         else:
-            found.append((label, resolve(plugins.decoder_name(name), inline)))
+            found.append((label, resolve(plugin_decoders.decoder_name(name), inline)))
     return found

@@ -8,6 +8,7 @@ import typer
 
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import SpecbenchError, unknown_name
+from specbench.metrics import catalog as metric_catalog
 from specbench.runs.settings import JSON, OUT, merge
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import PRESETS, resolve
@@ -80,7 +81,7 @@ def models(_out: Path):
 
 def metrics(_out: Path):
     plugged = {name: (point.value, "a plug-in") for name, point in plugins.plugins("metrics").items()}
-    known = plugged | plugins.METRICS
+    known = plugged | metric_catalog.METRICS
     rows = [{"name": name, "summary": known[name][1], "target": known[name][0]} for name in sorted(known)]
     return rows, ("name", "summary")
 

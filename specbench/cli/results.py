@@ -12,8 +12,9 @@ import typer
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import ScoreProgress, TransferLines
 from specbench.errors import SpecbenchError, unknown_name
+from specbench.metrics import catalog as metric_catalog
 from specbench.runs.settings import JSON, OUT, QUIET, merge
-from specbench.system import console, plugins
+from specbench.system import console
 
 _SCORE = (OUT, QUIET, JSON)
 _READ = (OUT, JSON)
@@ -112,8 +113,8 @@ def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str
     from specbench.metrics.protocols import find_protocol
 
     for name in metrics:
-        if name not in plugins.metric_names():
-            raise unknown_name("metric", name, plugins.metric_names())
+        if name not in metric_catalog.metric_names():
+            raise unknown_name("metric", name, metric_catalog.metric_names())
     return list(dict.fromkeys([*metrics, *(find_protocol(protocol) if protocol else ())]))
 
 

@@ -15,8 +15,8 @@ from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.base import Metric, Sample, Settings, paired_features
 from specbench.prompts import public
 from specbench.stats import Difference, Estimate, mean_difference, mean_interval
-from specbench.store.parquet_log import write_atomically
 from specbench.system.downloads import cache_folder, digest_of
+from specbench.system.files import write_atomically
 from specbench.system.images import pictures_in, read_picture
 
 Extract = Callable[[Sequence[np.ndarray]], np.ndarray]

@@ -19,8 +19,9 @@ import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Metric, feature_fingerprint, fingerprint
-from specbench.store.parquet_log import Parts, take_lock, write_atomically
+from specbench.store.parquet_log import Parts
 from specbench.store.schema import KEY
+from specbench.system.files import take_lock, write_atomically
 
 RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "identity", "images")
 """Columns of the per-run file: a score per row; `note` is a warning or null; `identity` is JSON; `images` counts those

@@ -15,11 +15,11 @@ import numpy as np
 import pandas as pd
 
 from specbench.errors import BAD_INPUT, SpecbenchError
+from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Metric, Sample, Settings
 from specbench.metrics.score_store import feature_parts, write_run_scores, writing
 from specbench.models.hub_model import RANDOM
 from specbench.store.run_store import RunStore
-from specbench.system import plugins
 from specbench.system.images import read_picture
 
 
@@ -99,9 +99,9 @@ def score_images(
 ) -> list[Scored]:
     """As `score`, for pictures from anywhere."""
     if metrics is None:
-        made = [plugins.metric(name)(settings) for name in plugins.bundled_metrics()]
+        made = [metric_catalog.metric(name)(settings) for name in metric_catalog.bundled_metrics()]
         return [_score_if_ready(images, metric, reporter) for metric in made]
-    outcomes = [score_with(images, plugins.metric(name)(settings), reporter) for name in metrics]
+    outcomes = [score_with(images, metric_catalog.metric(name)(settings), reporter) for name in metrics]
     for outcome in outcomes:
         if outcome.skipped and not where_they_fit:
             raise SpecbenchError(

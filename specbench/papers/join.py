@@ -9,13 +9,13 @@ from pathlib import Path
 
 from specbench import stats
 from specbench.errors import SpecbenchError
+from specbench.metrics import catalog as metric_catalog
 from specbench.papers.cells import NOT_SCORED, Cell, Measured, column_fingerprint, make_cell, same_hardware
 from specbench.papers.table import Case, Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.reporting.comparability import is_ar
 from specbench.reporting.report_rows import Run, nearest_ar, report_row
 from specbench.store.run_folders import runs_in
-from specbench.system import plugins
 
 NOT_RUN = "not run"
 _BESIDE = {"speedup_e2e": "End-to-end speed-up: the same ratio as speed-up, of end-to-end latencies."}
@@ -189,7 +189,7 @@ def _meaning(column: Column) -> str:
         return "as printed; specbench does not measure it."
     if column.score:
         try:
-            summary = plugins.metric_summary(column.metric)
+            summary = metric_catalog.metric_summary(column.metric)
         except SpecbenchError:  # scored by a plug-in that is not installed here
             summary = "a score"
         part = f", the part {column.score.partition(':')[2]}" if ":" in column.score else ""

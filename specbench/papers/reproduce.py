@@ -12,13 +12,13 @@ from pathlib import Path
 
 from specbench import prompts
 from specbench.errors import BAD_INPUT, INTERRUPTED, MISSING_PREREQUISITE, SpecbenchError
+from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import find_model
 from specbench.papers.table import SCORE, Case, Column, Table
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
 from specbench.runs.settings import OPEN_IN_TABLES, Value, decoder_settings, merge, run_settings
 from specbench.store.run_folders import finite, read_info, runs_in
-from specbench.system import plugins
 
 _TRACED = ("draft_tv", "draft_top1")
 Warn = Callable[[str], None]
@@ -105,7 +105,7 @@ def score_table(
     """
     from specbench.metrics import scoring
 
-    for name in dict.fromkeys([*table.metrics(), *(plugins.bundled_metrics() if trial else ())]):
+    for name in dict.fromkeys([*table.metrics(), *(metric_catalog.bundled_metrics() if trial else ())]):
         problem = _unready(name, settings, trial or settings.offline)
         for folder in () if problem else dict.fromkeys(done.folders.values()):
             try:
@@ -137,7 +137,7 @@ def with_scores_beside(table: Table, folders: Sequence[Path]) -> Table:
     from specbench.reporting.pareto import lower_is_better
 
     scored = {score["metric"] for folder in folders for score in read_scores(folder)}
-    names = [name for name in plugins.bundled_metrics() if name in scored and name not in table.metrics()]
+    names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
     better = {name: "lower" if lower_is_better(name) else "higher" for name in names}
     columns = [Column(name, SCORE + name, name.replace("-", " "), name, 2, better[name], 1.0, {}) for name in names]
     return replace(table, columns=(*table.columns, *columns))
@@ -200,7 +200,7 @@ def _gravest(problems: Sequence[SpecbenchError]) -> SpecbenchError | None:
 def _unready(name: str, settings, no_download: bool) -> SpecbenchError | None:
     """Why a metric cannot be computed here."""
     try:
-        missing = plugins.metric(name)(settings).missing() if no_download else []
+        missing = metric_catalog.metric(name)(settings).missing() if no_download else []
     except SpecbenchError as error:
         return error
     return SpecbenchError(*missing[0], MISSING_PREREQUISITE) if missing else None

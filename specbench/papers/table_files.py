@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specbench.errors import SpecbenchError, unknown_name
+from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.protocols import find_protocol
 from specbench.papers.table import BETTER, NUMBERS, PRINTED, SCORE, Column, Row, Table, merge_case
-from specbench.system import plugins
 from specbench.system.package_data import data_folder
 
 _SAMPLING = {"guidance": float, "temperature": float, "top_k": int, "top_p": float}
@@ -142,7 +142,7 @@ def _score(text: str, protocol: str | None, file: str, place: str) -> str:
     try:
         variants = [name for name in find_protocol(protocol) if name.partition("[")[0] == metric] if protocol else []
         name = variants[0] if variants else metric
-        plugins.metric_summary(name)
+        metric_catalog.metric_summary(name)
     except SpecbenchError as error:
         raise _wrong(file, f"{place}.key", str(error)) from None
     return f"{name}:{part}" if part else name

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from specbench import stats
 from specbench.errors import GATE, SpecbenchError, unknown_name
+from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings, fingerprint
 from specbench.metrics.score_store import difference, read_scores
 from specbench.reporting.comparability import differences
 from specbench.reporting.report_rows import Run
-from specbench.system import plugins
 
 FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
 CHANGE = 0.02
@@ -141,10 +141,10 @@ def _why(differing: Sequence[str], a: Run, b: Run) -> str:
 
 def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) -> dict[str, object]:
     name = str(score["metric"])
-    if name not in plugins.metric_names():
+    if name not in metric_catalog.metric_names():
         return _row(name, note="no paired difference is known for it")
     try:
-        metric = plugins.metric(name)(settings)
+        metric = metric_catalog.metric(name)(settings)
         if fingerprint(metric) != score["fingerprint"]:
             return _row(name, note=f"scored with another {_fields_that_differ(score['identity'], metric.identity())}")
         found = difference(b, a, metric)

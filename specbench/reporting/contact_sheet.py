@@ -12,9 +12,9 @@ from PIL import Image, ImageDraw, ImageFont
 from specbench.errors import SpecbenchError
 from specbench.metrics.scoring import read_image
 from specbench.reporting.report_rows import label
-from specbench.store.parquet_log import write_atomically
 from specbench.store.run_store import RunStore
 from specbench.system.console import printable
+from specbench.system.files import write_atomically
 
 TILE = 128
 TEXT_WIDTH = 190

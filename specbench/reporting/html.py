@@ -16,7 +16,6 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from specbench import __version__
 from specbench.reporting import plots
 from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.compare import corrected, quality_rows
@@ -25,8 +24,9 @@ from specbench.reporting.pareto import Point, lower_is_better, pareto
 from specbench.reporting.plot_data import Evidence, gather
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.sections import Section, circumstances, definitions, sections
-from specbench.store.parquet_log import write_atomically
 from specbench.system.environment import now
+from specbench.system.files import write_atomically
+from specbench.system.version import __version__
 
 PROMPTS = 12
 """Prompts of a gallery."""

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from specbench.errors import SpecbenchError
+from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.score_store import image_values, read_scores
 from specbench.metrics.scoring import read_image
 from specbench.reporting.token_maps import commit_steps, grid_of, origins
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
-from specbench.system import plugins
 
 _COLUMNS = ("prompt", "status", "error", "nfe", "ar_ms", "image", "forced", "committed_step", "accepted")
 
@@ -77,7 +77,7 @@ def _scores(folder: Path, prompts: Sequence[str], sample: int) -> dict[str, dict
     found: dict[str, dict[str, float]] = {}
     for name in dict.fromkeys(row["metric"] for row in read_scores(folder) if ":" not in str(row["metric"])):
         try:
-            values = image_values(folder, plugins.metric(name)()) if name in plugins.metric_names() else None
+            values = image_values(folder, metric_catalog.metric(name)()) if name in metric_catalog.metric_names() else None
         except SpecbenchError:  # a metric that this machine cannot make has no values to show
             continue
         if values is None:

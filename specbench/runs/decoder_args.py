@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.settings import Value, decoder_settings
+from specbench.specs import plugin_decoders
 from specbench.specs.components import CHOICES, DRAFTERS
 from specbench.specs.presets import PRESETS, DecoderSpec, Preset, options_of, resolve
-from specbench.system import plugins
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
 
 
 def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str, Value]) -> PlannedDecoder:
-    name = plugins.decoder_name(reference)
+    name = plugin_decoders.decoder_name(reference)
     if name not in PRESETS:
         raise unknown_name("decoder", name, PRESETS)
     preset = PRESETS[name]

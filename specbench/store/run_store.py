@@ -21,7 +21,7 @@ from PIL import Image
 
 from specbench.errors import SpecbenchError
 from specbench.specs.run_spec import RunSpec
-from specbench.store.parquet_log import Parts, sync_folder, take_lock, write_atomically
+from specbench.store.parquet_log import Parts
 from specbench.store.run_folders import (
     RUN_JSON,
     SCHEMA_VERSION,
@@ -33,6 +33,7 @@ from specbench.store.run_folders import (
 )
 from specbench.store.schema import KEY, SAMPLES, TRACES, Key, read_facts
 from specbench.system.environment import now
+from specbench.system.files import sync_folder, take_lock, write_atomically
 
 _PICTURE = r"^images/[^./\\\x00][^/\\\x00]*$"
 _ALWAYS = (*KEY, "prompt", "status")

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from specbench.store.parquet_log import write_atomically
 from specbench.system.downloads import cache_folder
 from specbench.system.environment import hardware, now
+from specbench.system.files import write_atomically
 
 _AMPERE = "NVIDIA A100 Tensor Core GPU data sheet"
 _HOPPER = "NVIDIA H100 Tensor Core GPU data sheet"

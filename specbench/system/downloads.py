@@ -19,8 +19,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbench import __version__
 from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.system.version import __version__
 
 Progress = Callable[[int, int | None], None]
 """Told (bytes there, bytes in all or None) now and then."""
@@ -93,7 +93,7 @@ def fetch(remote: Remote, target: Path, progress: Progress | None = None, forbid
             f"get {remote.url} elsewhere and hand it over with --from, or go online",
             MISSING_PREREQUISITE,
         )
-    from specbench.store.parquet_log import take_lock  # brings parquet, which listing prompt sets does without
+    from specbench.system.files import take_lock
 
     part = target.with_name(target.name + ".part")
     try:

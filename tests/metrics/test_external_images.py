@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from specbench.errors import SpecbenchError
+from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Score, Settings
 from specbench.metrics.external_images import foreign_images
@@ -154,8 +155,8 @@ class Redness(Metric):
 
 @pytest.fixture
 def redness(monkeypatch):
-    monkeypatch.setitem(plugins.METRICS, "redness", plugins.MetricEntry("ignored:x", "mean red"))
-    honest = plugins.metric
+    monkeypatch.setitem(metric_catalog.METRICS, "redness", metric_catalog.MetricEntry("ignored:x", "mean red"))
+    honest = metric_catalog.metric
     monkeypatch.setattr(plugins, "metric", lambda name: Redness if name == "redness" else honest(name))
 
 
@@ -202,13 +203,13 @@ def test_score_refuses_what_makes_no_sense(arguments, problem, cli):
 
 def test_every_metric_of_a_protocol_exists_and_the_two_share_little():
     for names in PROTOCOLS.values():
-        assert set(names) <= set(plugins.metric_names())
+        assert set(names) <= set(metric_catalog.metric_names())
     assert set(PROTOCOLS["sjd"]) & set(PROTOCOLS["cool-sd"]) == {"hpsv2[v2.1]"}
 
 
 def test_every_metric_can_be_made_and_says_what_it_needs():
-    for name, entry in plugins.METRICS.items():
-        metric = plugins.metric(name)(Settings(batch=3))
+    for name, entry in metric_catalog.METRICS.items():
+        metric = metric_catalog.metric(name)(Settings(batch=3))
         assert metric.name == name and metric.batch == 3 and entry.summary
         assert not (entry.bundled and metric.checkpoints), name
 

@@ -12,6 +12,7 @@ from drawn import drawn_run
 from torch.nn import functional as F
 
 from specbench.errors import SpecbenchError
+from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring, shapes_frechet
 from specbench.metrics.base import fingerprint
 from specbench.metrics.openclip import folder_tokenizer
@@ -27,7 +28,6 @@ from specbench.models.shapes.scene import describe, realize, sample_request
 from specbench.prompts import load_prompts
 from specbench.reporting import render as render_tables
 from specbench.reporting import report_rows
-from specbench.system import plugins
 from specbench.training.shapes import sensitivity, train_features
 from specbench.training.shapes.negatives import is_true, near_misses
 from specbench.training.shapes.retrieval import retrieval
@@ -181,4 +181,4 @@ def test_scores_name_their_weights_and_renderer(monkeypatch):
     monkeypatch.setattr(shapes_frechet, "SEED", 1)
     assert fingerprint(ShapesFrechet()) != before
     for name in ("shapes-clip", "shapes-frechet"):
-        assert plugins.METRICS[name].bundled and plugins.metric_summary(name) == plugins.metric(name).summary
+        assert metric_catalog.METRICS[name].bundled and metric_catalog.metric_summary(name) == metric_catalog.metric(name).summary

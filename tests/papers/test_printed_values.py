@@ -7,12 +7,12 @@ import tomllib
 import pytest
 
 from specbench import prompts
+from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import find_model
 from specbench.papers import table_files
 from specbench.papers.join import join
 from specbench.papers.table import Table
 from specbench.specs.presets import resolve
-from specbench.system import plugins
 from specbench.system.package_data import data_folder
 
 COUNTS = {"sjd": 11, "sjdpp": 10, "gsd": 2, "cool-sd": 3}
@@ -224,7 +224,7 @@ def test_every_row_names_a_model_a_decoder_and_prompts_that_exist(tables):
 def test_scores_are_of_metrics_that_exist(tables):
     from_outside = {"geneval[official]", "compbench[official]"}
     used = {metric for table in tables.values() for metric in table.metrics()}
-    assert used <= {*plugins.metric_names(), *from_outside}
+    assert used <= {*metric_catalog.metric_names(), *from_outside}
     protocols = {name: tables[name].metrics() for name in ("sjd-1", "cool-sd-1")}
     assert protocols == {
         "sjd-1": ["fid[pytorch-fid]", "clip[b16+299]"],

@@ -16,6 +16,7 @@ from synthetic import AR, SJD, changed
 
 from specbench import stats
 from specbench.errors import SpecbenchError
+from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.per_image import PerImageMetric
 from specbench.prompts import Prompt
@@ -26,7 +27,6 @@ from specbench.reporting.terminal import half_blocks, image_view
 from specbench.reporting.token_maps import ACCEPTED, DRAWN, commit_steps, grid_of, origins
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
-from specbench.system import plugins
 
 
 class Brightness(PerImageMetric):
@@ -46,8 +46,8 @@ class Brightness(PerImageMetric):
 
 @pytest.fixture(autouse=True)
 def brightness(monkeypatch):
-    entry = plugins.MetricEntry(f"{__name__}:Brightness", "mean pixel")
-    monkeypatch.setitem(plugins.METRICS, "brightness", entry)
+    entry = metric_catalog.MetricEntry(f"{__name__}:Brightness", "mean pixel")
+    monkeypatch.setitem(metric_catalog.METRICS, "brightness", entry)
 
 
 def pictured(out: Path, spec, generations, values) -> Path:

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from specbench import __version__
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.interface import ImageModel
 from specbench.prompts import Prompt
@@ -21,6 +20,7 @@ from specbench.runs.executors.local import Chunk, Finished, decode_chunk, warm_u
 from specbench.runs.executors.worker_pool import WorkerLost
 from specbench.specs.run_spec import RunSpec
 from specbench.system import environment
+from specbench.system.version import __version__
 
 STORE_BYTES = 256 * 2**20
 """Shared memory of a local Ray: room for finished pictures on their way to the disk."""
