@@ -56,7 +56,7 @@ def results() -> str:
     if not RESULTS.is_dir():
         return "(The table and the picture appear here once `results/readme` holds runs.)\n"
     from specbench.api import report
-    from specbench.demo import PICTURE, headline
+    from specbench.cli.demo import PICTURE, headline
 
     rows = report(out=RESULTS)
     cells = headline(rows)

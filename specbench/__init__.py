@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from specbench.system.version import __version__
 
-__all__ = ["generate", "load", "report", "run", "score"]
+__all__ = ["__version__", "generate", "load", "report", "run", "score"]
 
 
 def __getattr__(name: str):
@@ -22,4 +22,4 @@ def __getattr__(name: str):
 
 
 def __dir__():
-    return [*__all__, "__version__"]
+    return __all__

@@ -20,7 +20,7 @@ from specbench import api
 from specbench.cli import main
 from specbench.cli.listing import runs
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import find_model
+from specbench.models.catalog import find_model, load_model
 from specbench.models.draft_head import load_head
 from specbench.models.draft_head_files import head_in
 from specbench.papers import formats
@@ -185,7 +185,7 @@ def _load_head(box: Path, case) -> None:
 def _load_checkpoint(box: Path, case) -> None:
     info = find_model("simplear").configured(weights=str(box / "files"), tiny=True)
     info.check()
-    info.load("cpu", "float32")
+    load_model(info, "cpu", "float32")
 
 
 def _folders(example: Callable[[], Path]) -> tuple[st.SearchStrategy, Callable]:

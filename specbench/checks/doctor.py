@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.models.catalog import Model, find_model, models
+from specbench.models.catalog import Model, check_model, find_model, models
 from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.plan import available_threads, check_writable
 from specbench.specs.presets import resolve
@@ -114,7 +114,7 @@ def _model(info: Model, required: bool) -> dict[str, str]:
     try:
         files = info.files()
         if required:
-            info.check()
+            check_model(info)
     except SpecbenchError as error:
         return _row(f"model {info.name}", MISSING if required else WARNING, error.what, error.try_this)
     if not files:

@@ -96,8 +96,8 @@ def report_tables(
 
 def print_tables(tables: Sequence[tuple], fmt: str, to: Path | None) -> None:
     """Tables with what was found for them, on stdout or in a file; fitted to the width where there is a terminal."""
-    from specbench.papers.formats import render
     from specbench.papers.join import join
+    from specbench.papers.render import render
 
     joined = [join(table, found) for table, found in tables]
     if to is None and fmt == "markdown" and sys.stdout.isatty():

@@ -10,6 +10,7 @@ import typer
 
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import SpecbenchError
+from specbench.runs.execute import execute
 from specbench.runs.settings import Value, check_environment, merge, read_config, run_settings
 from specbench.system import console
 
@@ -64,10 +65,9 @@ def run(
         return _show_config(plans[0], values, as_json)
     if dry_run:
         return _show_plans(plans, as_json)
-    from specbench import api
     from specbench.runs.runner import SilentReporter
 
-    summary = api.execute(plans, SilentReporter() if values["quiet"].value else console.ProgressReporter())
+    summary = execute(plans, SilentReporter() if values["quiet"].value else console.ProgressReporter())
     _print_summary(summary, as_json)
     if problem := summary.problem():
         raise problem

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from specbench.decoding.context import Context
-from specbench.decoding.drafters.jacobi import Drafter
+from specbench.decoding.interfaces import Drafter
 from specbench.decoding.verification.ratio_tests import Verifier
 from specbench.decoding.verification.refinement import Resample
 from specbench.models.interface import ImageModel

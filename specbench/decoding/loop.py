@@ -17,14 +17,14 @@ from torch import Tensor
 
 from specbench.decoding.build import Method, build, is_built_in
 from specbench.decoding.draft_tree import Routes, routes
-from specbench.decoding.drafters.jacobi import Batch, Proposal
 from specbench.decoding.generation import Generation
+from specbench.decoding.interfaces import Batch, Proposal, Walk
 from specbench.decoding.noise import Noise, row_key
 from specbench.decoding.progress_bounds import Progress
 from specbench.decoding.recorder import Record
 from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
-from specbench.decoding.verification.tree_verification import Walk, walk
+from specbench.decoding.verification.tree_verification import walk
 from specbench.errors import SpecbenchError
 from specbench.models.interface import ImageModel, Session
 from specbench.models.transformer.compilation import as_it_is

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.draft_tree import DEPTHS, Routes
-from specbench.decoding.drafters.jacobi import Proposal
 from specbench.decoding.generation import Generation
+from specbench.decoding.interfaces import Proposal, Walk
 from specbench.decoding.sampling import at, entropy, kept
 from specbench.decoding.timing import Spans
-from specbench.decoding.verification.tree_verification import Walk
 
 
 class Record:

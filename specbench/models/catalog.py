@@ -135,10 +135,6 @@ class ModelInfo:
         self.require_weights()
         return (self.config, *self.weights)
 
-    def check(self) -> None:
-        """The package's own files are taken as they are."""
-        self.require_weights()
-
     def weights_sha256(self) -> str:
         """Digest of the weights, the same that the loaded model carries."""
         digest = hashlib.sha256()
@@ -237,4 +233,22 @@ def load_model(model: str | Model, device: str = "cpu", dtype: str | None = None
             "use --device cpu",
             MISSING_PREREQUISITE,
         )
+    if isinstance(info, HubModel):
+        from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
+
+        return load(info, device, dtype or info.dtype, info.fetch())
     return info.load(device, dtype)
+
+
+def check_model(info: Model) -> None:
+    """Account for every tensor and token as `load_model` does, reading names and shapes but not the weights.
+
+    Raises:
+        SpecbenchError: what `load_model` would raise for these files; nothing is downloaded.
+    """
+    if not isinstance(info, HubModel):
+        info.require_weights()
+    elif not info.random:
+        from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
+
+        load(info, "meta", info.dtype, info.find())

@@ -14,7 +14,6 @@ from specbench.models.transformer.size import Size
 from specbench.specs.run_spec import Sampling
 
 if TYPE_CHECKING:
-    from specbench.models.families.base import FamilyModel
     from specbench.prompts import Prompt
 
 RANDOM = "+random"
@@ -192,27 +191,6 @@ class HubModel:
         if self.random:
             return hashlib.sha256(self.name.encode()).hexdigest()
         return digest(self.find())
-
-    def check(self) -> None:
-        """Account for every tensor and token as `load` does, reading names and shapes but not the weights.
-
-        Raises:
-            SpecbenchError: what `load` would raise for these files; nothing is downloaded.
-        """
-        from specbench.models.families.base import load
-
-        if not self.random:
-            load(self, "meta", self.dtype, self.find())
-
-    def load(self, device: str, dtype: str | None = None) -> FamilyModel:
-        """The model, ready to decode.
-
-        Raises:
-            SpecbenchError: a missing, damaged, incomplete or foreign file.
-        """
-        from specbench.models.families.base import load
-
-        return load(self, device, dtype or self.dtype, self.fetch())
 
 
 def digest(found: tuple[Found, ...]) -> str:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specbench.errors import SpecbenchError, unknown_name
 from specbench.papers.cells import Cell
 from specbench.papers.join import Line, PaperTable
 from specbench.papers.table import Column
@@ -95,30 +94,6 @@ def to_parquet(joined: PaperTable) -> bytes:
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields, metadata=about)), sink)
     return sink.getvalue()
-
-
-FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
-
-
-def render(tables: Sequence[PaperTable], fmt: str = "markdown") -> str | bytes:
-    """The tables in one of `FORMATS`; bytes for parquet.
-
-    Raises:
-        SpecbenchError: unknown format, or one that holds a single table.
-    """
-    if fmt not in FORMATS:
-        raise unknown_name("format", fmt, FORMATS)
-    if fmt == "json":
-        return to_json(tables)
-    if fmt == "html":
-        from specbench.papers.html_page import page  # brings matplotlib
-
-        return page(tables)
-    if fmt in ("markdown", "latex"):
-        return "\n".join(map(markdown if fmt == "markdown" else latex, tables))
-    if len(tables) > 1:
-        raise SpecbenchError(f"--format {fmt} holds one table", "name one")
-    return to_csv(tables[0]) if fmt == "csv" else to_parquet(tables[0])
 
 
 def records(joined: PaperTable) -> list[dict[str, object]]:

@@ -16,6 +16,7 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import find_model
 from specbench.papers.table import SCORE, Case, Column, Table
 from specbench.runs.decoder_args import plan_decoders
+from specbench.runs.execute import execute
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
 from specbench.runs.settings import OPEN_IN_TABLES, Value, decoder_settings, merge, run_settings
 from specbench.store.run_folders import finite, read_info, runs_in
@@ -173,10 +174,9 @@ def _settings(case: Case, model: object) -> dict[str, object]:
 
 def _run_together(plans: list[Plan], by_plan: Mapping[int, Case], done: Done, reporter) -> list[list[Plan]]:
     """Run plans that share their work. Plans that one of them kept from running are returned, each alone."""
-    from specbench import api
 
     try:
-        summary = api.execute(plans, reporter)
+        summary = execute(plans, reporter)
     except SpecbenchError as error:
         if error.exit_code == BAD_INPUT and len(plans) > 1:
             return [[plan] for plan in plans]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
-from specbench.prompts import Prompt
+from specbench.prompts.prompt_set import Prompt
 from specbench.system.downloads import Progress, Remote, adopt, cache_folder, digest_of, fetch, matches
 from specbench.system.package_data import data_folder
 

@@ -77,7 +77,9 @@ def _scores(folder: Path, prompts: Sequence[str], sample: int) -> dict[str, dict
     found: dict[str, dict[str, float]] = {}
     for name in dict.fromkeys(row["metric"] for row in read_scores(folder) if ":" not in str(row["metric"])):
         try:
-            values = image_values(folder, metric_catalog.metric(name)()) if name in metric_catalog.metric_names() else None
+            values = (
+                image_values(folder, metric_catalog.metric(name)()) if name in metric_catalog.metric_names() else None
+            )
         except SpecbenchError:  # a metric that this machine cannot make has no values to show
             continue
         if values is None:

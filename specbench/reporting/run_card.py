@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -44,17 +43,6 @@ def card(folder: Path) -> dict:
         "facts": _means(stats.with_facts(decoded[["facts"]]).drop(columns="facts")),
         "numbers": numbers,
     }
-
-
-def window_told(point: Mapping[str, float | None]) -> str:
-    """One point of the curve of `--window auto` in words."""
-    rate = point.get("acceptance")
-    accepted = "" if rate is None else f", {rate:.2f} of the drafts accepted"
-    speed = f", {point['speed_up']:.2f} times AR's speed" if "speed_up" in point else ""
-    return (
-        f"{point['step_compression']:.2f} tokens per forward, which costs {point['window_cost']:.2f} times one "
-        f"token's{accepted}: {point['latency_ms']:,.0f} ms per image{speed}"
-    )
 
 
 def _means(numbers: pd.DataFrame) -> dict[str, float | None]:

@@ -20,8 +20,8 @@ from rich.text import Text
 from specbench.reporting.columns import MISSING, QUALITY, SPEED, THROUGHPUT, number, part_columns, score_columns
 from specbench.reporting.image_tiles import Tile
 from specbench.reporting.plots import ACCEPTED_COLOUR, DRAWN_COLOUR
-from specbench.reporting.run_card import window_told
 from specbench.reporting.token_maps import ACCEPTED
+from specbench.runs.window_tuning import describe_point
 from specbench.system.console import one_line
 
 _CHOICES = ("drafter", "init", "verifier", "residual", "refine")
@@ -47,7 +47,9 @@ def run_view(card: Mapping) -> RenderableType:
         _block("setting", _setting(card)),
         _block("numbers", numbers),
         _block("noted by the decoder, mean over images", _numbers(card["facts"])),
-        _block("windows tried", [(f"{point['window']}", window_told(point)) for point in card["window_curve"] or ()]),
+        _block(
+            "windows tried", [(f"{point['window']}", describe_point(point)) for point in card["window_curve"] or ()]
+        ),
         _block("failures", [(f"{times} times", error) for error, times in card["errors"].items()]),
         _block("made", [(call["started_at"], call["environment"]) for call in card["invocations"]]),
     )

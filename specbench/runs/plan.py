@@ -65,7 +65,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything `specbench.api.execute` needs.
+    """Everything `specbench.runs.execute.execute` needs.
 
     `chosen` are the prompts of `prompts` that will be generated; `settings` is what the plan was made from; `memory` is
     how the batch was reckoned, see `specbench.runs.memory_estimate.settle_batch`; `notes` say what was asked for and cannot be had.

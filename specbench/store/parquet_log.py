@@ -30,12 +30,6 @@ _LEVELS = (_FAN_IN, _FAN_IN**2)
 _REREADS = 20
 
 
-
-
-
-
-
-
 class Parts:
     """The log in `folder`; rows have the columns of `schema` and are identified by the columns `key`.
 

@@ -135,7 +135,7 @@ def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
 def base_row(
     prompt, sample: int, seed: int, started_at: str, machine: Mapping[str, object] | None = None
 ) -> dict[str, object]:
-    """The columns that do not depend on what came out. `prompt` is a `specbench.prompts.Prompt`."""
+    """The columns that do not depend on what came out. `prompt` is a `specbench.prompts.prompt_set.Prompt`."""
     return {
         "schema": SCHEMA_VERSION,
         "prompt_id": prompt.id,

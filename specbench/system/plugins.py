@@ -21,12 +21,6 @@ from specbench.errors import SpecbenchError
 KINDS = ("decoders", "models", "metrics", "prompts")
 
 
-
-
-
-
-
-
 class PluginWarning(UserWarning):
     """A plug-in could not be used; the tool goes on without it."""
 
@@ -76,20 +70,8 @@ def load_plugin(kind: str, name: str, check: Callable[[object], bool], wanted: s
     return found
 
 
-
-
 def load_user_object(reference: str, kind: str) -> object:
     """Like `load_object`, for a reference typed by a user: modules in the current folder are found too."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     return load_object(reference, kind)
-
-
-
-
-
-
-
-
-
-

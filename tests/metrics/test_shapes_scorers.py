@@ -181,4 +181,7 @@ def test_scores_name_their_weights_and_renderer(monkeypatch):
     monkeypatch.setattr(shapes_frechet, "SEED", 1)
     assert fingerprint(ShapesFrechet()) != before
     for name in ("shapes-clip", "shapes-frechet"):
-        assert metric_catalog.METRICS[name].bundled and metric_catalog.metric_summary(name) == metric_catalog.metric(name).summary
+        assert (
+            metric_catalog.METRICS[name].bundled
+            and metric_catalog.metric_summary(name) == metric_catalog.metric(name).summary
+        )

@@ -9,6 +9,7 @@ import torch
 from checkpoints import write
 
 from specbench.errors import SpecbenchError
+from specbench.models.catalog import load_model
 from specbench.models.checkpoint_files import Source, fetch, find
 from specbench.models.families.model_specs import MODELS
 
@@ -45,7 +46,7 @@ def test_a_model_in_the_hub_cache_is_found_and_loaded(tmp_path, cache):
     assert not info.ready, "the image decoder is still missing"
     cache("nvidia/Cosmos-1.0-Tokenizer-DV8x16x16", "b" * 40, folder)
     assert info.ready
-    model = info.load("cpu", "float32")
+    model = load_model(info, "cpu", "float32")
     assert model.weights_sha256 == info.weights_sha256()
     assert model.name == "simplear+tiny"
 
@@ -54,7 +55,7 @@ def test_another_hub_id_takes_the_place_of_the_official_one(tmp_path, cache):
     (tmp_path / "made").mkdir()
     write("anole", tmp_path / "made")
     cache("me/tuned", "c" * 40, tmp_path / "made")
-    assert INFO["anole"].configured(weights="me/tuned", tiny=True).load("cpu", "float32").dtype == torch.float32
+    assert load_model(INFO["anole"].configured(weights="me/tuned", tiny=True), "cpu", "float32").dtype == torch.float32
 
 
 def test_the_revision_chooses_the_files(tmp_path, cache):
@@ -134,13 +135,13 @@ def test_random_weights_are_said_in_the_name_and_in_the_digest():
     plain, tiny = INFO["janus"].configured(random=True), INFO["janus"].configured(random=True, tiny=True)
     assert (plain.name, tiny.name) == ("janus+random", "janus+random+tiny")
     assert plain.ready and plain.weights_sha256() != tiny.weights_sha256()
-    model = tiny.load("cpu", "float32")
+    model = load_model(tiny, "cpu", "float32")
     assert model.name == tiny.name and model.weights_sha256 == tiny.weights_sha256()
     with pytest.raises(SpecbenchError, match="--random-weights"):
         INFO["janus"].configured(random=True, weights="a/b")
 
 
 def test_random_weights_are_the_same_every_time():
-    models = [INFO["anole"].configured(random=True, tiny=True).load("cpu", "float32") for _ in range(2)]
+    models = [load_model(INFO["anole"].configured(random=True, tiny=True), "cpu", "float32") for _ in range(2)]
     weights = [dict(model.backbone.named_parameters()) for model in models]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -16,7 +16,7 @@ from torch.nn import functional
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.loop import Request, decode
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import find_model
+from specbench.models.catalog import find_model, load_model
 from specbench.models.draft_head import head_for
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
@@ -113,7 +113,7 @@ def pair(request, tmp_path):
 @torch.inference_mode()
 def test_drafts_follow_the_official_law(pair, monkeypatch):
     name, tiny, tensors, folder = pair
-    model = find_model(name).configured(str(tiny.folder), tiny=True).load("cpu", "float32")
+    model = load_model(find_model(name).configured(str(tiny.folder), tiny=True), "cpu", "float32")
     seen = []
     honest = Eagle.propose
 
@@ -161,7 +161,7 @@ def test_the_command_takes_a_published_head(pair, cli, tmp_path):
 @pytest.mark.parametrize("pair", ["llamagen"], indirect=True)
 def test_a_head_of_another_vocabulary_is_refused(pair, tmp_path):
     name, tiny, _, _ = pair
-    model = find_model(name).configured(str(tiny.folder), tiny=True).load("cpu", "float32")
+    model = load_model(find_model(name).configured(str(tiny.folder), tiny=True), "cpu", "float32")
     write_head(tmp_path / "small", name, 10, tiny.output.shape[1])
     with pytest.raises(SpecbenchError, match="knows 10 tokens"):
         head_for(model, str(tmp_path / "small"))

@@ -17,6 +17,7 @@ from specbench.decoding.loop import Request as ImageRequest
 from specbench.decoding.loop import decode
 from specbench.decoding.sampling import Target
 from specbench.models import checkpoint_loading
+from specbench.models.catalog import load_model
 from specbench.models.families import base, vq_decoder
 from specbench.models.families.model_specs import MODELS
 from specbench.specs.presets import resolve
@@ -40,7 +41,7 @@ def tiny_of(tmp_path_factory):
         if name not in held:
             folder = tmp_path_factory.mktemp(name)
             tiny = write(name, folder)
-            held[name] = tiny, INFO[name].configured(weights=str(folder), tiny=True).load("cpu", "float32")
+            held[name] = tiny, load_model(INFO[name].configured(weights=str(folder), tiny=True), "cpu", "float32")
         return held[name]
 
     return get
@@ -253,7 +254,7 @@ def test_facts_agree_with_the_architecture(name, monkeypatch):
         if hasattr(owner, "randomise"):
             monkeypatch.setattr(owner, "randomise", without_memory)
     info = INFO[name].configured(random=True)
-    model = info.load("cpu", "bfloat16")
+    model = load_model(info, "cpu", "bfloat16")
     language = networks[0]
     count = sum(weights.numel() for part, weights in language.named_parameters() if not part.startswith("vqmodel."))
     assert info.parameters == count

@@ -9,6 +9,7 @@ import torch
 from checkpoints import WRITERS, write
 
 from specbench.decoding.loop import Request, decode
+from specbench.models.catalog import load_model
 from specbench.models.families import vq_decoder
 from specbench.models.families.model_specs import MODELS
 from specbench.specs.presets import resolve
@@ -24,7 +25,7 @@ def loaded(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     tiny = write(request.param, folder)
     info = INFO[request.param].configured(weights=str(folder), tiny=True)
-    return info, tiny, info.load("cpu", "float32")
+    return info, tiny, load_model(info, "cpu", "float32")
 
 
 def guided(tiny, text: str, stream: list[int], scale: float) -> torch.Tensor:

@@ -21,9 +21,9 @@ from synthetic import AR, SJD, ar, changed, folder, generation, sjd
 
 from specbench.errors import SpecbenchError
 from specbench.papers.cells import Measured, make_cell, same_hardware
-from specbench.papers.formats import FORMATS, render
 from specbench.papers.html_page import figure_curves
 from specbench.papers.join import PaperTable, join
+from specbench.papers.render import FORMATS, render
 from specbench.papers.table import Column
 from specbench.papers.table_files import read_table
 from specbench.papers.terminal import terminal

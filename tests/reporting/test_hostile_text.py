@@ -19,8 +19,8 @@ from rich.console import Console
 
 from specbench.cli.options import print_table
 from specbench.errors import SpecbenchError
-from specbench.papers.formats import render as render_paper
 from specbench.papers.join import join
+from specbench.papers.render import render as render_paper
 from specbench.papers.table_files import read_table
 from specbench.papers.terminal import terminal
 from specbench.prompts import Prompt

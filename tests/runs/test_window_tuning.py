@@ -10,9 +10,8 @@ import tiny
 
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
-from specbench.reporting.run_card import window_told
 from specbench.runs import window_tuning
-from specbench.runs.window_tuning import choose_window, with_window
+from specbench.runs.window_tuning import choose_window, describe_point, with_window
 from specbench.specs.presets import resolve
 
 
@@ -81,8 +80,8 @@ def test_the_curve_is_told_kept_and_shown(cli, tmp_path, monkeypatch):
     assert [point["window"] for point in curve] == [1, 2, 4]
     shown = " ".join(cli("show", run.name, "--out", tmp_path).out.split())
     for point in curve:
-        assert f"sjd, window {point['window']}: {window_told(point)}" in " ".join(outcome.err.split())
-        assert f"{point['window']} {window_told(point)}" in shown
+        assert f"sjd, window {point['window']}: {describe_point(point)}" in " ".join(outcome.err.split())
+        assert f"{point['window']} {describe_point(point)}" in shown
 
 
 def test_a_decoder_without_a_window_is_refused():

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from specbench.decoding.context import Context
 from specbench.decoding.draft_tree import chain, parse_tree, pruned, routes
-from specbench.decoding.drafters.jacobi import Batch, Proposal
 from specbench.decoding.drafters.token_init import Init
+from specbench.decoding.interfaces import Batch, Proposal
 from specbench.decoding.noise import Stream
 from specbench.models.draft_head import EagleHead, head_for
 from specbench.models.interface import Tree
@@ -26,7 +26,7 @@ from specbench.models.transformer.host_sync import look
 from specbench.models.transformer.kv_cache import PositionCache, Reach
 
 if TYPE_CHECKING:
-    from specbench.decoding.verification.tree_verification import Walk
+    from specbench.decoding.interfaces import Walk
 
 
 class Generation(NamedTuple):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,79 +11,14 @@ from torch import Tensor
 from specbench.decoding.context import Context
 from specbench.decoding.draft_tree import chain, routes
 from specbench.decoding.drafters.token_init import Init, Slots
-from specbench.decoding.noise import Noise, Stream
-from specbench.decoding.sampling import Target, draw, one_hot, without
-from specbench.models.interface import Session, Tree
+from specbench.decoding.interfaces import Batch, Proposal
+from specbench.decoding.noise import Stream
+from specbench.decoding.sampling import draw, one_hot, without
+from specbench.models.interface import Tree
 from specbench.models.transformer.compilation import as_it_is
 
 if TYPE_CHECKING:
-    from specbench.decoding.verification.tree_verification import Walk
-
-
-class Batch(NamedTuple):
-    """What a drafter works on.
-
-    Attributes:
-        session: of the target, whose last forward verified this drafter's last proposal.
-        target: turns guided logits into distributions.
-        noise: of the rows.
-        tokens: [B, L] stream tokens: committed ones, then drafts; the loop keeps it up to date.
-        rules: calls functions of tensors, perhaps compiled.
-    """
-
-    session: Session
-    target: Target
-    noise: Noise
-    tokens: Tensor
-    rules: Callable = as_it_is
-
-
-class Proposal(NamedTuple):
-    """One target forward: C columns per row, column 0 being the root, which consumes the last committed token.
-
-    Attributes:
-        tokens: [B, C] token each column consumes.
-        positions: [B, C] stream slot each column predicts.
-        laws: [B, C, V] law that a column's eldest child was drawn from; a younger one was drawn from it without its
-            elders. Undefined where a column has no child on its route: readers must mask it by `has_next`.
-        tree: the columns' shape.
-        most_columns: the most columns a forward of this drafter has.
-    """
-
-    tokens: Tensor
-    positions: Tensor
-    laws: Tensor
-    tree: Tree
-    most_columns: int
-
-    @property
-    def branches(self) -> Tree | None:
-        """The tree as a session takes it: None for a chain."""
-        return None if routes(self.tree, self.tokens.device).is_chain else self.tree
-
-
-class Drafter(Protocol):
-    """Attributes: window, the most slots one step can commit; columns, the most a forward can have.
-
-    One that can also give rows to other images while their neighbours go on has `restart(rows [K])`, which makes them
-    what they were after `begin`; see `specbench.decoding.continuous_batching`.
-    """
-
-    window: int
-    columns: int
-
-    def begin(self, batch: Batch) -> None:
-        """A new batch of images, with nothing committed yet."""
-        ...
-
-    def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
-        """The forward of one step that can commit at most `width` slots after the `committed` [B] ones; it is the
-        `step`-th [B, 1] of each row."""
-        ...
-
-    def observe(self, walk: Walk, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
-        """What became of the proposal: `shift` [B] of its slots `positions` [B, T] are committed now."""
-        ...
+    from specbench.decoding.interfaces import Walk
 
 
 class Jacobi:

@@ -7,39 +7,15 @@ path is read off afterwards, so nothing here waits for the host.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from specbench.decoding.draft_tree import Level, Routes
-from specbench.decoding.drafters.jacobi import Proposal
+from specbench.decoding.interfaces import Proposal, Walk
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import at, without
 from specbench.decoding.verification.ratio_tests import Verifier, Window
 from specbench.decoding.verification.refinement import Resample
-
-
-class Walk(NamedTuple):
-    """What one step's verification decided. T slots of a path, slot j of a row being stream slot n + j; C columns.
-
-    Attributes:
-        first: [B] slot whose token no draft gave: slots before it hold accepted drafts.
-        columns: [B, T] the columns that predict the path's slots; beyond `first` those a tail is refined from.
-        tokens: [B, T] accepted drafts, then the replacement or bonus at `first`, then refined drafts.
-        p: [B, T, V] target distribution of each slot; beyond `first` possibly of an abandoned branch (still a legal
-            law to draft from: it looks at earlier slots only).
-        tested, accepted: [B, C] bool, drafts by the column that consumes them.
-        facts: [B, C] the verifier's numbers about each tested draft.
-    """
-
-    first: Tensor
-    columns: Tensor
-    tokens: Tensor
-    p: Tensor
-    tested: Tensor
-    accepted: Tensor
-    facts: dict[str, Tensor]
 
 
 def walk(

@@ -13,23 +13,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from specbench.models.transformer.compilation import Compiled
-from specbench.models.transformer.forward import Fed, run_step
+from specbench.models.transformer.forward import Fed, StepModel, run_step
 from specbench.models.transformer.kv_cache import PositionCache
-
-if TYPE_CHECKING:
-    from specbench.models.transformer.model import TransformerModel
 
 
 class CompiledStep:
     """`run_step` of one model under one guidance."""
 
-    def __init__(self, model: TransformerModel, guidance: float, fixed_shapes: bool, options: dict[str, object]):
+    def __init__(self, model: StepModel, guidance: float, fixed_shapes: bool, options: dict[str, object]):
         """`fixed_shapes`: compile a form per window and block of cache, as captured graphs need it; `options` are
         Inductor's."""
         self._model, self._guidance, self._fixed_shapes, self._options = model, guidance, fixed_shapes, options
@@ -75,7 +71,7 @@ class CompiledStep:
         return features[:, :width], logits[:, :width]
 
 
-def compiled_step(model: TransformerModel, guidance: float) -> CompiledStep:
+def compiled_step(model: StepModel, guidance: float) -> CompiledStep:
     """As the model's device needs it."""
     if model.device.type == "cuda":
         return CompiledStep(model, guidance, True, {"triton.cudagraphs": True})
@@ -87,7 +83,7 @@ def _not_on_model(guards: Sequence) -> list[bool]:
     return [re.search(r"\bmodel\b|\bG\[", guard.name) is None for guard in guards]
 
 
-def _kind(model: TransformerModel) -> list[object]:
+def _kind(model: StepModel) -> list[object]:
     """All that compiled code takes for granted of a model's modules and tensors; it reads their values anew."""
     held = vars(model).values()
     modules = [part for value in held if isinstance(value, nn.Module) for part in value.modules()]

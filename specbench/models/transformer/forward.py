@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from specbench.models.transformer.kv_cache import PositionCache
 
-if TYPE_CHECKING:
-    from specbench.models.transformer.model import TransformerModel
+
+class StepModel(Protocol):
+    """What one forward needs of a model: embedding, transformer and image head."""
+
+    backbone: nn.Module
+    device: torch.device
+
+    def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
+        """Input embeddings [R, T, d] of `tokens` [R, T] consumed by the columns that predict `positions` [R, T]."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Image logits [R, T, v_image] of hidden states [R, T, d]."""
+        ...
 
 
 class Fed(NamedTuple):
@@ -43,7 +55,7 @@ class Fed(NamedTuple):
         return self._replace(**columns, mask=None if self.mask is None else self.mask[:, column])
 
 
-def run_step(model: TransformerModel, guidance: float, cache: PositionCache, fed: Fed) -> tuple[Tensor, Tensor]:
+def run_step(model: StepModel, guidance: float, cache: PositionCache, fed: Fed) -> tuple[Tensor, Tensor]:
     """Last hidden states [R, T, d] and guided logits [B, T, v_image]; the cache's placement is set."""
     embeds = model.embed(fed.tokens, fed.positions, fed.state)
     if fed.start is not None:
