@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbench.checks.enumerable_model import EnumerableModel, processed
-from specbench.checks.losslessness import BATCH, Auditable, Decode, audit_one, load_decoder, with_window
+from specbench.checks.audit_settings import with_window
+from specbench.checks.losslessness import Auditable, Decode, audit_one, load_decoder
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import Request, decode
 from specbench.errors import SpecbenchError, place
@@ -79,7 +80,7 @@ class Kit:
 
     def exactness(self, samples: int) -> Finding:
         """What it says of itself is what is measured."""
-        row = audit_one(self._name, self._decoder, max(samples, BATCH), self._seed)
+        row = audit_one(self._name, self._decoder, samples, self._seed)
         seen = f"total variation {row['tv']:.4f} over {row['samples']:,} images"
         if row["declared"] == "lossless" and row["verdict"] == "lossy":
             return Finding(
