@@ -127,7 +127,7 @@ def total_variation(tables: Sequence[Counts]) -> tuple[float, float, float]:
     allowed = math.sqrt(noncentrality(max(statistic, dof), dof, 0.0125) / n) / 2
     high = min(1.0, plug_in + math.sqrt(math.log(1 / 0.0125) / 2) * influence, allowed)
     low = estimate - 1.96 / math.sqrt(2) * influence
-    return max(0.0, estimate), max(0.0, low), max(high, estimate, 0.0)
+    return tuple(float(max(0.0, bound)) for bound in (estimate, low, max(high, estimate)))
 
 
 def noncentrality(statistic: float, dof: float, chance: float) -> float:
@@ -145,4 +145,3 @@ def detectable_tv(tables: Sequence[Counts]) -> float:
     n = sum(int(block.total.sum()) for block in blocks)
     dof = max(sum(degrees_of_freedom(block) for block in blocks), 1)
     return math.sqrt(noncentrality(chi2.isf(LEVEL / 2, dof), dof, 1 - POWER) / n) / 2
-

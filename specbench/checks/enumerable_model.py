@@ -1,8 +1,8 @@
 """Models small enough to enumerate every image: the ground truth that decoders are audited against.
 
-An `EnumerableModel` draws each token from a random table row chosen by the complete prefix, so a decoder that conditions
-on anything wrong, or reuses noise it should not, changes the joint distribution. `joint` gives the exact one in float64
-by extending every prefix, sharing no code with the decode loop.
+An `EnumerableModel` draws each token from a random table row chosen by the complete prefix, so a decoder that
+conditions on anything wrong, or reuses noise it should not, changes the joint distribution. `joint` gives the exact one
+in float64 by extending every prefix, sharing no code with the decode loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from transformers import LlamaConfig
 from specbench.models.draft_head import EagleHead, new_head
 from specbench.models.interface import DraftPrompt, TokenLayout, Tree
 from specbench.specs.run_spec import Sampling
-
 
 SLOT_ROWS = 65_537
 """Table rows of one slot at most, a prime: a slot with more prefixes assigns them to rows by a polynomial hash."""

@@ -5,9 +5,13 @@ The decoder's own claim is never used: the real loop runs and its images are cou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
+import torch
 
 from specbench.checks.audit_settings import AUDIT_SETTINGS, AuditSetting, setting_model, with_window
 from specbench.checks.divergence import LEVEL, Counts, detectable_tv, p_value, total_variation
@@ -23,14 +27,17 @@ from specbench.specs.presets import DecoderSpec, Preset, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 
-SAMPLES = 200_000
+SAMPLES = 160_000
+"""Images per decoder: 20,000 of each setting."""
 BATCH = 8192
 
 Decode = Callable[[ImageModel, Sequence[Request], Sampling, int], Sequence[Generation] | np.ndarray]
 Auditable = str | DecoderSpec | Decode
 
 
-def audit(decoders: Sequence[Auditable], samples: int = SAMPLES, seed: int = 0) -> list[dict[str, object]]:
+def audit(
+    decoders: Sequence[Auditable], samples: int = SAMPLES, seed: int = 0, workers: int = 1
+) -> list[dict[str, object]]:
     """Decode `samples` images of enumerable models with each decoder and judge whether it keeps their joint
     distribution.
 
@@ -40,20 +47,38 @@ def audit(decoders: Sequence[Auditable], samples: int = SAMPLES, seed: int = 0) 
             `Generation` per request, or all stream tokens as an array [B, N].
         samples: images per decoder, spread evenly over the audit's settings.
         seed: of the models and of the noise.
+        workers: processes that share the decoders, on Linux.
 
     Returns:
         One dict per decoder: `decoder`, `verdict` ("lossless" unless the test rejects at LEVEL, then "lossy"), `tv,
         tv_low, tv_high` (mean total variation over the settings, as `total_variation` defines it), `samples`,
         `p_value`, `detectable_tv` (a distance the test would have found with probability POWER), `models`, `declared`
-        (what the spec says of itself; None for a user decoder), `worst_setting` (the one with the smallest p-value), and
-        `refused` (settings whose model the decoder does not accept).
+        (what the spec says of itself; None for a user decoder), `worst_setting` (the one with the smallest p-value),
+        and `refused` (settings whose model the decoder does not accept).
 
     Raises:
         SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples to say anything.
     """
     if samples < 1000:
         raise SpecbenchError(f"--samples {samples}: an audit needs at least 1000", f"default: {SAMPLES}")
-    return [audit_one(*load_decoder(decoder), samples, seed) for decoder in decoders]
+    return list(audit_each(decoders, samples, seed, workers))
+
+
+def audit_each(decoders: Sequence[Auditable], samples: int, seed: int, workers: int) -> Iterator[dict[str, object]]:
+    """Yield the rows of `audit` in order, each as soon as it and those before it are there."""
+    work = [(*load_decoder(decoder), samples, seed) for decoder in decoders]
+    # A forked process has the plug-ins and the imports of this one.
+    if min(workers, len(work)) < 2 or sys.platform != "linux":
+        yield from (audit_one(*one) for one in work)
+        return
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(min(workers, len(work)), context, torch.set_num_threads, (1,)) as pool:
+        jobs = [pool.submit(audit_one, *one) for one in work]
+        try:
+            yield from (job.result() for job in jobs)
+        finally:
+            for job in jobs:
+                job.cancel()
 
 
 def audit_one(
@@ -61,9 +86,10 @@ def audit_one(
     decoder: DecoderSpec | Decode,
     samples: int,
     seed: int,
-    settings: Sequence[AuditSetting] = AUDIT_SETTINGS,
+    settings: Sequence[AuditSetting] | None = None,
 ) -> dict[str, object]:
-    """The same for one decoder as `load_decoder` gives it, on some settings."""
+    """The same for one decoder as `load_decoder` gives it, on AUDIT_SETTINGS or other settings."""
+    settings = settings or AUDIT_SETTINGS
     refused = _refused(decoder, settings, seed)
     counts = {
         setting.name: observe(setting, decoder, samples // len(settings) // setting.tables, seed)
@@ -138,8 +164,7 @@ def observe(
         number = np.arange(start, start + len(part))
         np.add.at(observed, (number % len(names), number // len(names) % 2, cell), 1)
     return [
-        Counts(seen, np.append(truth, 0.0), setting.layout.v_image)
-        for seen, truth in zip(observed, exact, strict=True)
+        Counts(seen, np.append(truth, 0.0), setting.layout.v_image) for seen, truth in zip(observed, exact, strict=True)
     ]
 
 

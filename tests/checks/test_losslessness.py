@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from specbench.checks.audit_settings import with_window
 from specbench.checks.divergence import LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel
-from specbench.checks.losslessness import CASES, audit, observe, with_window
+from specbench.checks.losslessness import audit, observe
 from specbench.decoding.drafters import jacobi
 from specbench.decoding.loop import Request, decode
 from specbench.decoding.noise import Noise, Stream
@@ -87,10 +88,10 @@ def test_every_preset_is_audited_above():
 
 @pytest.mark.parametrize("name", [*PRESETS])
 def test_an_image_does_not_depend_on_the_batch_it_is_decoded_in(name):
-    for case in CASES[:2]:
-        model = EnumerableModel(case.layout, ("a", "b", "c"))
+    for setting in AUDIT_SETTINGS[:2]:
+        model = EnumerableModel(setting.layout, ("a", "b", "c"))
         requests = [Request("abc"[index % 3], "prompt", index) for index in range(96)]
-        spec = with_window(resolve(name), case.window or 8)
+        spec = with_window(resolve(name), setting.window)
 
         def tokens(batch, model=model, requests=requests, spec=spec):
             parts = [requests[start : start + batch] for start in range(0, len(requests), batch)]
@@ -102,15 +103,15 @@ def test_an_image_does_not_depend_on_the_batch_it_is_decoded_in(name):
 
 
 def test_rows_of_a_batch_commit_at_their_own_pace():
-    case = CASES[1]
+    setting = AUDIT_SETTINGS[1]
     requests = [Request("", "prompt", index) for index in range(4)]
-    rows = decode(EnumerableModel(case.layout), requests, resolve("sjd"), case.sampling, 1, render=False)
+    rows = decode(EnumerableModel(setting.layout), requests, resolve("sjd"), setting.sampling, 1, render=False)
     assert len({tuple(row.committed_step) for row in rows}) > 1
 
 
 @pytest.mark.parametrize("name", ["sjd", "scd-mc", "sjd-pac"])
 def test_ragged_batches_of_four_keep_the_joint(name):
-    tables = [counts for case in CASES for counts in observe(case, resolve(name), 240, seed=3, batch=4)]
+    tables = [counts for setting in AUDIT_SETTINGS for counts in observe(setting, resolve(name), 240, seed=3, batch=4)]
     assert p_value(tables) > LEVEL
 
 
@@ -211,7 +212,7 @@ def blurred(model, requests, sampling, seed):
 def user_module(tmp_path, monkeypatch):
     (tmp_path / "mydecoders.py").write_text(USER_MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("specbench.checks.losslessness.CASES", CASES[:2])
+    monkeypatch.setattr("specbench.checks.losslessness.AUDIT_SETTINGS", AUDIT_SETTINGS[:2])
 
 
 def test_a_user_s_decoder_is_judged_by_its_images(user_module):
