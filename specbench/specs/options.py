@@ -35,7 +35,7 @@ class Option:
         return type(self.default)
 
     def parse(self, value: object) -> int | float | str | bool:
-        """`value`, text from the command line or already typed, as this option's type.
+        """Parse `value`, text from the command line or already typed, into this option's type.
 
         Raises:
             SpecbenchError: a value of another type, out of range or not among the choices.
@@ -72,7 +72,7 @@ class Option:
 
 
 def plain(value: object) -> str:
-    """An option's value as it is typed on the command line: 2, not 2.0."""
+    """Format an option's value as it is typed on the command line: 2, not 2.0."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
