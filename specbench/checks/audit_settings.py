@@ -1,7 +1,8 @@
 """What decoders are audited on: models whose images can be enumerated, and how they are decoded.
 
 Drafts that enter a window at its far end, are refined for several steps and tested last exist only in images several
-windows long, so every setting but one has images of at least four windows.
+windows long, so every setting has images of at least four windows, but for two whose window is
+wider than the image.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def _mid_row_grammar(height: int, width: int, v_image: int) -> TokenLayout:
 
 AUDIT_SETTINGS = (
     AuditSetting("1x3 of 6, window wider than the image", TokenLayout.plain(1, 3, 6), window=8),
+    AuditSetting("2x4 of 2, window wider than the image", TokenLayout.plain(2, 4, 2), window=12),
     AuditSetting(
         "2x4 of 3 with row ends, guided, window 2",
         TokenLayout.with_row_ends(2, 4, 3),
@@ -76,9 +78,9 @@ AUDIT_SETTINGS = (
         grain=1.0,
     ),
     AuditSetting(
-        "4x3 of 2, guided, top-p 0.9, window 3, traced",
+        "4x3 of 2, guided, T 0.8, top-p 0.8, window 3, traced",
         TokenLayout.plain(4, 3, 2),
-        Sampling(1.5, 1.0, 0, 0.9),
+        Sampling(1.5, 0.8, 0, 0.8),
         window=3,
         trace=True,
     ),

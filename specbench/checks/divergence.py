@@ -45,21 +45,27 @@ class Counts:
         if not self.vocab or images <= COUNTABLE:
             return []
         length = round(math.log(images, self.vocab))
-        width = int(math.log(RUN_CELLS + 0.5, self.vocab))
-        return [self._run(start, width, length) for start in range(length - width + 1)]
+        return [self._run(start, length) for start in range(length - self._run_width + 1)]
 
-    def _run(self, start: int, width: int, length: int) -> Counts:
+    @property
+    def _run_width(self) -> int:
+        return int(math.log(RUN_CELLS + 0.5, self.vocab))
+
+    def _run(self, start: int, length: int) -> Counts:
+        """Marginal of the tokens from `start` on; its last cell still holds the streams that break the grammar."""
+        width = self._run_width
         shape = (self.vocab**start, self.vocab**width, self.vocab ** (length - start - width))
         observed = self.observed[:, :-1].reshape(2, *shape).sum((1, 3))
-        return Counts(observed, self.exact[:-1].reshape(shape).sum((0, 2)))
+        exact = self.exact[:-1].reshape(shape).sum((0, 2))
+        return Counts(np.append(observed, self.observed[:, -1:], 1), np.append(exact, self.exact[-1]))
 
     @cached_property
     def blocks(self) -> list[Counts]:
         """The whole images, or runs of tokens that together cover the image once (but for an overlap at its end)."""
         if not self.runs:
             return [self]
-        width = round(math.log(len(self.runs[0].exact), self.vocab))
-        return [*self.runs[::width], *([self.runs[-1]] if (len(self.runs) - 1) % width else [])]
+        last = len(self.runs) - 1
+        return [*self.runs[:: self._run_width], *([self.runs[last]] if last % self._run_width else [])]
 
 
 def chi_square(counts: Counts) -> tuple[float, int]:

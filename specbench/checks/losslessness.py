@@ -27,7 +27,7 @@ from specbench.specs.presets import DecoderSpec, Preset, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 
-SAMPLES = 160_000
+SAMPLES = 180_000
 """Images per decoder: 20,000 of each setting."""
 BATCH = 8192
 

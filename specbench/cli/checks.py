@@ -16,7 +16,7 @@ from specbench.system import console
 
 _DOCTOR = (OUT, JSON)
 _AUDIT = _CHECK = (QUIET, JSON)
-AUDIT_SAMPLES = 160_000
+AUDIT_SAMPLES = 180_000
 
 
 def add_to(app: typer.Typer) -> None:

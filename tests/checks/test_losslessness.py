@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.checks.audit_settings import with_window
+from specbench.checks.audit_settings import AUDIT_SETTINGS, with_window
 from specbench.checks.divergence import LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.checks.losslessness import audit, observe
