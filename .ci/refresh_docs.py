@@ -22,7 +22,8 @@ from specbench.papers.table_files import load_table, table_names
 from specbench.prompts import load_prompts
 from specbench.prompts import names as prompt_sets
 from specbench.prompts.loading import public_names
-from specbench.specs.components import CHOICES, Component, Option, plain
+from specbench.specs.components import CHOICES, Component
+from specbench.specs.options import Option, plain
 from specbench.specs.presets import PRESETS, resolve
 from specbench.system.plugins import plugins
 

@@ -1,7 +1,8 @@
 """A decoder in one file: SJD that accepts a draft with probability min(1, p/q)^power."""
 
 from specbench.decoding.verification.ratio_tests import RatioTest, ratio
-from specbench.specs.components import VERIFIERS, Component, Option
+from specbench.specs.components import VERIFIERS, Component
+from specbench.specs.options import Option
 from specbench.specs.presets import Preset
 
 

@@ -5,7 +5,8 @@ import torch
 from specbench.decoding.draft_tree import chain
 from specbench.decoding.interfaces import Proposal
 from specbench.decoding.sampling import one_hot
-from specbench.specs.components import DRAFTERS, Component, Option
+from specbench.specs.components import DRAFTERS, Component
+from specbench.specs.options import Option
 from specbench.specs.presets import Preset
 
 
