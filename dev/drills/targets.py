@@ -23,7 +23,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.catalog import check_model, find_model, load_model
 from specbench.models.draft_head import load_head
 from specbench.models.draft_head_files import head_in
-from specbench.papers import render
+from specbench.papers import render as papers_render
 from specbench.papers.join import join
 from specbench.papers.reproduce import plan_table
 from specbench.papers.table_files import read_table
@@ -125,8 +125,8 @@ def _read_table(box: Path, case) -> None:
     (path,) = box.iterdir()
     table = read_table(path)
     joined = join(table, {})
-    for fmt in render.FORMATS:
-        render.render([joined], fmt)
+    for fmt in papers_render.FORMATS:
+        papers_render.render([joined], fmt)
     plan_table(table, {"model": "shapes", "prompts": "shapes", "out": str(box / "results"), "limit": "1"}, env={})
 
 
