@@ -31,7 +31,7 @@ def on_files(files, config):
         files.append(File.generated(config, f"api/{package}.md", content=_api_page(package)))
     queue = [(file.src_uri, f"docs/{file.src_uri}") for file in files if file.src_uri.endswith(".md")]
     while queue:
-        uri, path = queue.pop()
+        _, path = queue.pop()
         if not (ROOT / path).is_file():
             continue
         for target in _targets(path):

@@ -1,7 +1,7 @@
 """Rewrite the generated blocks of the README and of docs/ from the code and from the results behind it.
 
 A block stands between `<!-- begin:NAME ARGUMENT -->` and `<!-- end:NAME -->`; the argument is optional. `make docs` runs
-this, and a test fails while a block is not what this makes of it.
+this, and a test fails while a block is stale.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def command_help(page: Path, argument: str) -> str:
     parts = []
     for name, command in _commands():
         shown = [p for p in command.params if not (getattr(p, "rich_help_panel", None) or "").startswith("Decoder ")]
-        rows = ([_flag(parameter), *_meaning(parameter)] for parameter in shown if not getattr(parameter, "hidden", False))
+        rows = (
+            [_flag(parameter), *_meaning(parameter)] for parameter in shown if not getattr(parameter, "hidden", False)
+        )
         said = "\n\n".join(" ".join(text.split()) for text in _plain_help(command).split("\n\n"))
         parts.append(f"## specbench {name}\n\n{said}\n\n" + _table(["argument or option", "meaning", "default"], rows))
     return "\n\n".join(parts)
@@ -107,7 +109,13 @@ def options(page: Path, argument: str) -> str:
             for name, component in _built_in_parts(kind):
                 for option in component.options:
                     of = f"{kind} `{name}`"
-                    yield [f"`--{option.name}`", of, _values(option), f"`{plain(option.default)}`", _escape(option.help)]
+                    yield [
+                        f"`--{option.name}`",
+                        of,
+                        _values(option),
+                        f"`{plain(option.default)}`",
+                        _escape(option.help),
+                    ]
 
     merged: dict[tuple[str, ...], list[str]] = {}
     for flag, of, values, default, meaning in rows():
@@ -126,7 +134,15 @@ def models(page: Path, argument: str) -> str:
         height, width = model.resolution
         parameters = "-" if model.parameters is None else f"{model.parameters / 1e6:,.0f} million"
         where = f"`{model.hub_id}`" if model.hub_id else "in the package"
-        return [f"`{name}`", model.summary, f"{height} x {width}", f"{model.tokens:,}", parameters, where, model.licence]
+        return [
+            f"`{name}`",
+            model.summary,
+            f"{height} x {width}",
+            f"{model.tokens:,}",
+            parameters,
+            where,
+            model.licence,
+        ]
 
     columns = ["model", "what it is", "pixels", "image tokens", "parameters", "weights", "licence"]
     names = (name for name in all_models() if name not in plugins("models"))

@@ -96,9 +96,13 @@ def documented(heading: str) -> dict[str, str]:
     return dict(rows)
 
 
-@pytest.mark.parametrize("heading, columns", [("samples/*.parquet", schema.SAMPLES), ("traces/*.parquet", schema.TRACES)])
+@pytest.mark.parametrize(
+    "heading, columns", [("samples/*.parquet", schema.SAMPLES), ("traces/*.parquet", schema.TRACES)]
+)
 def test_every_column_is_documented_with_its_type(heading, columns):
-    plain = {field.name: str(field.type).replace("element", "item").replace("list<item: ", "list<") for field in columns}
+    plain = {
+        field.name: str(field.type).replace("element", "item").replace("list<item: ", "list<") for field in columns
+    }
     assert documented(heading) == plain
 
 
@@ -125,7 +129,15 @@ def test_exit_codes_are_documented():
 
 def test_no_registry_host_or_private_path_is_named():
     words = ("pypi.org", "pythonhosted", "download.pytorch", "/root/", "/work/")
-    names = ["Makefile", "pyproject.toml", "constraints.txt", ".ci/run", "mkdocs.yml", "CONTRIBUTING.md", "CHANGELOG.md"]
+    names = [
+        "Makefile",
+        "pyproject.toml",
+        "constraints.txt",
+        ".ci/run",
+        "mkdocs.yml",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+    ]
     for name, text in {**TEXT, **{name: (ROOT / name).read_text() for name in names}}.items():
         assert not [word for word in words if word in text], name
 

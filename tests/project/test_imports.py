@@ -1,4 +1,4 @@
-"""No import of the package runs upwards, and there is no circle: the contract in pyproject.toml, and proof that it bites.
+"""No import of the package runs upwards, and there is no circle: the contract in pyproject.toml, seen to fail.
 
 Imports inside functions and those for type checkers alone count like all others.
 """

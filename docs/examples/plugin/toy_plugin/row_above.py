@@ -44,11 +44,19 @@ class RowAbove:
 
 
 WINDOW = Option("window", 8, "tokens fed per target forward", minimum=1, maximum=65536)
-DRAFTERS["row-above"] = Component("toy_plugin.row_above:RowAbove", "copies of the row above", (WINDOW,), ignores=("init",))
+DRAFTERS["row-above"] = Component(
+    "toy_plugin.row_above:RowAbove", "copies of the row above", (WINDOW,), ignores=("init",)
+)
 DECODER = Preset(
     "row-above",
     "speculative decoding that drafts the row above",
     paper="-",
     equation="-",
-    choices={"drafter": "row-above", "init": "uniform", "verifier": "exact", "residual": "standard", "refine": "restart"},
+    choices={
+        "drafter": "row-above",
+        "init": "uniform",
+        "verifier": "exact",
+        "residual": "standard",
+        "refine": "restart",
+    },
 )
