@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch, find, is_folder
+from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder
+from specbench.models.checkpoint_layouts import Layout, locate
 from specbench.models.transformer.size import Size
 from specbench.specs.run_spec import Sampling
 
@@ -30,6 +31,7 @@ class HubModel:
         target: "module:function" called with a `specbench.models.families.base.LoadRequest`.
         source: the language model's files.
         companions: what it needs besides: tokenizer, text encoder, image decoder.
+        also: the other layouts that `weights` may have.
         patch: pixels per image token, each way.
         grid: image tokens, height and width.
         row_ends: whether the grammar closes every row with a forced token.
@@ -66,6 +68,7 @@ class HubModel:
     table: int
     pixel_numbers: int
     companions: tuple[Source, ...] = ()
+    also: tuple[Layout, ...] = ()
     patch: int = 16
     row_ends: bool = False
     dtype: str = "bfloat16"
@@ -170,17 +173,22 @@ class HubModel:
         Raises:
             SpecbenchError: exit code 5, naming what is missing.
         """
-        return self._each(find)
+        return self._located(download=False)
 
     def fetch(self) -> tuple[CheckpointFiles, ...]:
         """Its files, downloaded where needed."""
-        return self._each(fetch)
+        return self._located(download=True)
 
-    def _each(self, get) -> tuple[CheckpointFiles, ...]:
+    @property
+    def family(self) -> str:
+        """Module of `specbench.models.families` that loads it."""
+        return self.target.partition(":")[0].rpartition(".")[2]
+
+    def _located(self, download: bool) -> tuple[CheckpointFiles, ...]:
         if self.random:
             return ()
-        main = get(self.source, self.weights, self.revision)
-        return (main, *(get(source, self.weights, main=False) for source in self.companions))
+        own = Layout(self.family, (self.source, *self.companions))
+        return locate(self.name, self.family, (own, *self.also), self.weights, self.revision, download)
 
     def files(self) -> tuple[Path, ...]:
         """Its files on this disk; raises what `find` raises."""

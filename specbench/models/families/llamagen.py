@@ -28,6 +28,7 @@ from specbench.models.checkpoint_loading import (
     read_config,
     read_tensors,
     read_tokenizer,
+    rotary_halves,
 )
 from specbench.models.draft_head import EagleHead
 from specbench.models.families import vq_decoder
@@ -152,7 +153,7 @@ class LlamaGen(FamilyModel):
         """A published head (they have an `input_type`) turns adjacent pairs and sees the grid one position early."""
         if head.published_as:
             for matrix in (head.layers[0].self_attn.q_proj.weight, head.layers[0].self_attn.k_proj.weight):
-                matrix.data = _halves(matrix.data)
+                matrix.data = rotary_halves(matrix.data, HEAD)
             head.rotary_emb = GridRotary(self.layout.height, self.layout.width, caption=CAPTION - 1)
         return head
 
@@ -167,7 +168,7 @@ def load(request: LoadRequest) -> LlamaGen:
     if not request.found:
         return _random(request)
     files, text_files = request.found
-    language, image = (_only(files, vq_file) for vq_file in (False, True))
+    language, image = files.only("t2i_*.pt"), files.only(VQ_FILE)
     tensors = convert(read_tensors(language), language)
     network = build(Network, _config(tensors, language), tensors["uncond_embedding"].shape[-1])
     fill(network, tensors, language, request.device, request.dtype)
@@ -194,11 +195,6 @@ def _random(request: LoadRequest) -> LlamaGen:
 def _text_dtype(request: LoadRequest) -> torch.dtype:
     """T5 overflows in float16."""
     return torch.float32 if request.dtype == torch.float16 else request.dtype
-
-
-def _only(files: CheckpointFiles, vq_file: bool) -> CheckpointFiles:
-    """The image tokenizer's file, or the language model's."""
-    return CheckpointFiles(files.source, tuple(path for path in files.paths if (path.name == VQ_FILE) == vq_file))
 
 
 def _llama(sizes: Mapping[str, int]) -> LlamaConfig:
@@ -243,7 +239,9 @@ def convert(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> dict[str, 
             if len(tensor) % (3 * HEAD):
                 raise found.refusal(f": {name} has {len(tensor)} rows, not three times heads of {HEAD}")
             for part, matrix in zip("qkv", tensor.chunk(3), strict=True):
-                converted[f"model.{layer}self_attn.{part}_proj.weight"] = matrix if part == "v" else _halves(matrix)
+                converted[f"model.{layer}self_attn.{part}_proj.weight"] = (
+                    matrix if part == "v" else rotary_halves(matrix, HEAD)
+                )
             continue
         prefix = f"model.{layer}" if layer else ""
         names = _LAYER_NAMES if layer else _NAMES
@@ -252,9 +250,3 @@ def convert(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> dict[str, 
     if "uncond_embedding" not in converted:
         raise found.refusal(" lacks 'cls_embedding.uncond_embedding'")
     return converted
-
-
-def _halves(matrix: Tensor) -> Tensor:
-    """Rows of each head from rotated pairs side by side, as published, to pairs half a head apart."""
-    width = matrix.shape[1]
-    return matrix.view(-1, HEAD // 2, 2, width).transpose(1, 2).reshape(-1, width)
