@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder
 from specbench.models.checkpoint_layouts import Layout, locate
+from specbench.models.families.sizes import NetworkSize
 from specbench.models.transformer.size import Size
 from specbench.specs.run_spec import Sampling
 
@@ -37,13 +38,8 @@ class HubModel:
         row_ends: whether the grammar closes every row with a forced token.
         v_image: image vocabulary.
         defaults: the official sampling.
-        parameters: of the language model.
-        step_parameters: of those, what one forward reads: no input embedding, image rows of the head only.
-        layers: of the network.
-        kv_numbers: numbers cached per token and row.
-        attention_numbers: width of the queries, summed over layers.
+        network: sizes of the language model.
         other_bytes: image decoder and text encoder in memory.
-        table: rows of the token table, which draft heads have a copy of.
         pixel_numbers: float32 numbers per pixel alive at once while an image is decoded, one after the other; 0 where
             the decoder cannot be looked into.
         weights: folder or hub id that takes the place of `source`.
@@ -59,13 +55,8 @@ class HubModel:
     grid: tuple[int, int]
     v_image: int
     defaults: Sampling
-    parameters: int
-    step_parameters: int
-    layers: int
-    kv_numbers: int
-    attention_numbers: int
+    network: NetworkSize
     other_bytes: int
-    table: int
     pixel_numbers: int
     companions: tuple[Source, ...] = ()
     also: tuple[Layout, ...] = ()
@@ -94,6 +85,36 @@ class HubModel:
     slot_numbers = 0
     """Families embed image tokens by tables alone."""
     renders_together = False
+
+    @property
+    def parameters(self) -> int:
+        """Of the language model."""
+        return self.network.parameters
+
+    @property
+    def step_parameters(self) -> int:
+        """Of those, what one forward reads: no input embedding, image rows of the head only."""
+        return self.network.step_parameters(self.v_image)
+
+    @property
+    def layers(self) -> int:
+        """Of the network."""
+        return self.network.layers
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers cached per token and row."""
+        return self.network.kv_numbers
+
+    @property
+    def attention_numbers(self) -> int:
+        """Width of the queries, summed over layers."""
+        return self.network.attention_numbers
+
+    @property
+    def table(self) -> int:
+        """Rows of the token table, which draft heads have a copy of."""
+        return self.network.table
 
     @property
     def licence(self) -> str:

@@ -64,7 +64,7 @@ def test_a_converted_tokenizer_gives_the_same_ids_once_it_splits_as_qwen(text):
 @pytest.mark.parametrize("text", ["a close-up of a cat", "It'S HERE", "12 cats"])
 def test_the_conversions_own_split_differs(text):
     """Else none of these tests could see which split is used."""
-    ranks = baai.RANKS | {b"12": 900, b"'S": 901, b"HERE": 902}
+    ranks = baai.RANKS | {b"12": 900, b"'S": 901}
     own, authors = byte_level(ranks), byte_level(ranks)
     split_as_qwen(authors)
     assert own.encode(text).ids != authors.encode(text).ids
@@ -90,7 +90,12 @@ def test_special_tokens_are_found_anywhere_in_a_text():
 
 @pytest.mark.parametrize(
     ("lines", "said"),
-    [(b"YQ== 0\n", "no token for byte 0"), (b"YQ==\n", "line 1"), (b"!!! 3\n", ""), (b"YQ== x\n", "line 1")],
+    [
+        (b"YQ== 0\n", "no token for byte 0"),
+        (b"YQ==\n", "line 1"),
+        (b"!!! 3\n", "base64|Only|discard|Non"),
+        (b"YQ== x\n", "line 1"),
+    ],
 )
 def test_a_file_of_ranks_that_makes_no_sense_is_an_error(lines, said):
     with pytest.raises(ValueError, match=said):

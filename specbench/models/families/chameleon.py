@@ -31,6 +31,8 @@ from specbench.models.families.chameleon_meta import IMAGE, TOKENIZER, convert_m
 
 START, END_OF_TURN, BEGIN_IMAGE, END_IMAGE = "<s>", "<reserved08706>", "<racm3:break>", "<eoss>"
 FIRST_IMAGE_ID = 4
+LARGEST_PLAIN_WIDTH = 4096
+"""Larger Chameleon models than 7B have their norms after attention and feed-forward layers (swin norm)."""
 
 _SPECIALS = {START: 0, "<pad>": 1, "</s>": 2, END_IMAGE: 8196, BEGIN_IMAGE: 8197}
 _RESERVED = {f"<reserved{number:05d}>": number + 4 for number in range(8706, 8900)}
@@ -71,7 +73,7 @@ def _meta_trunk(request: LoadRequest, files: CheckpointFiles) -> Trunk:
     weights = files.only("*.pth")
     tensors = read_tensors(weights)
     config = read_meta_config(tensors, files)
-    network = _filled(request, config, convert_meta(tensors, config), weights)
+    network = _filled(request, config, convert_meta(tensors, config, files), weights)
     image_ids = _image_ids(config.vocabulary_map, files, files.named(TOKENIZER))
     return _trunk(network, read_tokenizer(files, TOKENIZER), image_ids, read_tensors(files.only(IMAGE)))
 
@@ -89,7 +91,10 @@ def _filled(
 
 
 def _random_trunk(request: LoadRequest) -> Trunk:
-    config = ChameleonConfig(**request.sized({}, _TINY | {"num_key_value_heads": 4}), vocabulary_map={"<image>": 8711})
+    swin = {"swin_norm": request.info.network.width > LARGEST_PLAIN_WIDTH}
+    config = ChameleonConfig(
+        **request.sized_network(swin, _TINY | {"num_key_value_heads": 4}), vocabulary_map={"<image>": 8711}
+    )
     network = randomise(_language_model(config), request.device, request.dtype)
     ids = range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
     return _trunk(network, stand_in_tokenizer(_SPECIALS | _RESERVED, first_byte=10_000), ids, {})

@@ -79,8 +79,12 @@ def read_meta_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> C
         raise files.source.damaged(path, missing) from error
 
 
-def convert_meta(tensors: Mapping[str, Tensor], config: ChameleonConfig) -> dict[str, Tensor]:
-    """Meta's tensors under transformers' names, queries and keys with rotated pairs half a head apart."""
+def convert_meta(tensors: Mapping[str, Tensor], config: ChameleonConfig, files: CheckpointFiles) -> dict[str, Tensor]:
+    """Meta's tensors under transformers' names, queries and keys with rotated pairs half a head apart.
+
+    Raises:
+        SpecbenchError: a tensor that does not divide into heads.
+    """
     head = config.hidden_size // config.num_attention_heads
     converted = {}
     for name, tensor in tensors.items():
@@ -88,6 +92,8 @@ def convert_meta(tensors: Mapping[str, Tensor], config: ChameleonConfig) -> dict
             continue
         layer, inner = re.fullmatch(r"(layers\.\d+\.)?(.*)", name).groups()
         if layer and inner.startswith(_ROTATED):
+            if len(tensor) % head or head % 2:
+                raise files.refusal(f": {name} has {len(tensor)} rows, not heads of {head}", files.ending(".pth")[0])
             # Norms are stored once for all heads.
             tensor = rotary_halves(tensor, head) if tensor.dim() > 1 else rotary_halves(tensor[:, None], head).T
         names = _LAYER_NAMES if layer else _NAMES

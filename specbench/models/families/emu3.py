@@ -184,7 +184,7 @@ def _splits_as_qwen(held: Mapping[str, object]) -> bool:
 
 def _random(request: LoadRequest) -> Emu3:
     tiny_text = _TINY | {"num_key_value_heads": 2}
-    language = build(Emu3ForCausalLM, Emu3TextConfig(**request.sized({}, tiny_text)))
+    language = build(Emu3ForCausalLM, Emu3TextConfig(**request.sized_network({}, tiny_text)))
     image = _image_network(Emu3VQVAEConfig(**request.sized({}, _TINY_VQ)))
     randomise(language, request.device, request.dtype)
     randomise(image, request.device, torch.float32)

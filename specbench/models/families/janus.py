@@ -38,17 +38,7 @@ PUBLISHED_TYPE = "multi_modality"
 UNUSED = ("lm_head.", "vision_model.", "aligner.", "vqmodel.encoder.", "vqmodel.quant_conv.")
 
 _SPECIALS = {"<｜begin▁of▁sentence｜>": 100_000, "<｜▁pad▁｜>": 100_002, BEGIN_IMAGE: 100_016}
-_TEXT = {
-    "model_type": "llama",
-    "vocab_size": 102_400,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 16_384,
-}
+_TEXT = {"model_type": "llama", "rms_norm_eps": 1e-6, "max_position_embeddings": 16_384}
 _TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 _TINY_TEXT = _TINY | {"num_attention_heads": 4, "num_key_value_heads": 4}
 _TINY_VQ = {"latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
@@ -165,7 +155,7 @@ def _named(files: CheckpointFiles, role: str) -> str:
 
 
 def _random_config(request: LoadRequest) -> JanusConfig:
-    text = request.sized(_TEXT, _TINY_TEXT)
+    text = request.sized_network(_TEXT, _TINY_TEXT)
     width = {"projection_dim": text["hidden_size"], "image_token_embed_dim": text["hidden_size"]}
     vision = {"projection_dim": text["hidden_size"]}
     return JanusConfig(

@@ -43,7 +43,6 @@ HEAD = 64
 """Width of an attention head, in every published size."""
 VQ_FILE = "vq_ds16_t2i.pt"
 
-_XL = {"hidden_size": 1280, "intermediate_size": 3584, "num_hidden_layers": 36, "vocab_size": 16_384}
 _TINY = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
 _T5_XL = {
     "vocab_size": 32_128,
@@ -180,7 +179,7 @@ def load(request: LoadRequest) -> LlamaGen:
 
 
 def _random(request: LoadRequest) -> LlamaGen:
-    config = _llama(request.sized(_XL, _TINY))
+    config = _llama(request.sized_network({}, _TINY))
     text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
     network = randomise(build(Network, config, text_config.d_model), request.device, request.dtype)
     encoder = randomise(build(T5EncoderModel, text_config), request.device, _text_dtype(request))
@@ -199,7 +198,8 @@ def _text_dtype(request: LoadRequest) -> torch.dtype:
 
 def _llama(sizes: Mapping[str, int]) -> LlamaConfig:
     heads = sizes["hidden_size"] // HEAD
-    return LlamaConfig(**sizes, num_attention_heads=heads, num_key_value_heads=heads, rms_norm_eps=1e-5)
+    sizes = {**sizes, "num_attention_heads": heads, "num_key_value_heads": heads}
+    return LlamaConfig(**sizes, rms_norm_eps=1e-5)
 
 
 def _config(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> LlamaConfig:

@@ -44,18 +44,7 @@ _COSMOS = Source(
 _EMU3_VQ = Source("the image tokenizer", "BAAI/Emu3-VisionTokenizer", _LM, "Apache-2.0")
 
 
-def _counts(size: sizes.Size, codes: int) -> dict[str, int]:
-    """What `HubModel` says about a language model of this size."""
-    return {
-        "parameters": size.parameters,
-        "step_parameters": size.step_parameters(codes),
-        "layers": size.layers,
-        "kv_numbers": size.kv_numbers,
-        "attention_numbers": size.attention_numbers,
-    }
-
-
-def _lumina(name: str, side: int, repo: str, size: sizes.Size) -> HubModel:
+def _lumina(name: str, side: int, repo: str, size: sizes.NetworkSize) -> HubModel:
     holds_tokenizer = repo == "Lumina-mGPT-7B-768"
     tokenizer = Source(
         "the tokenizer", "Alpha-VLLM/Lumina-mGPT-7B-768", ("tokenizer.json",), _CHAMELEON, beside=("tokenizer.json",)
@@ -73,9 +62,8 @@ def _lumina(name: str, side: int, repo: str, size: sizes.Size) -> HubModel:
         row_ends=True,
         v_image=8192,
         defaults=Sampling(guidance=3.0, top_k=2000),
-        **_counts(size, 8192),
+        network=size,
         other_bytes=165_831_180,
-        table=size.words,
         pixel_numbers=_VQGAN_NUMBERS,
     )
 
@@ -90,14 +78,13 @@ def _llamagen(name: str, side: int, file: str) -> HubModel:
         grid=(side, side),
         v_image=16384,
         defaults=Sampling(guidance=7.5, top_k=1000),
-        **_counts(sizes.LLAMAGEN_XL, 16384),
+        network=sizes.LLAMAGEN_XL,
         other_bytes=170_332_684 + 2_447_054_848,
-        table=16_384,
         pixel_numbers=_VQGAN_NUMBERS,
     )
 
 
-def _janus(name: str, billions: str, size: sizes.Size) -> HubModel:
+def _janus(name: str, billions: str, size: sizes.NetworkSize) -> HubModel:
     tokenizer = ("tokenizer.json", "tokenizer_config.json")
     published = Source(
         "the model",
@@ -114,14 +101,13 @@ def _janus(name: str, billions: str, size: sizes.Size) -> HubModel:
         grid=(24, 24),
         v_image=16384,
         defaults=Sampling(guidance=5.0),
-        **_counts(size, 16384),
+        network=size,
         other_bytes=85_166_342,
-        table=size.words + 16_384,
         pixel_numbers=_VQGAN_NUMBERS,
     )
 
 
-def _simplear(name: str, billions: str, size: sizes.Size) -> HubModel:
+def _simplear(name: str, billions: str, size: sizes.NetworkSize) -> HubModel:
     return HubModel(
         name=name,
         summary=f"SimpleAR {billions} (RL) at 1024 px",
@@ -136,9 +122,8 @@ def _simplear(name: str, billions: str, size: sizes.Size) -> HubModel:
         grid=(64, 64),
         v_image=64000,
         defaults=Sampling(guidance=6.0),
-        **_counts(size, 64000),
+        network=size,
         other_bytes=135_000_000,
-        table=size.words,
         pixel_numbers=0,
     )
 
@@ -174,9 +159,8 @@ MODELS = (
         grid=(32, 32),
         v_image=8192,
         defaults=Sampling(guidance=3.0, temperature=0.7, top_p=0.9),
-        **_counts(sizes.CHAMELEON_7B, 8192),
+        network=sizes.CHAMELEON_7B,
         other_bytes=165_831_180,
-        table=65_536,
         pixel_numbers=_VQGAN_NUMBERS,
     ),
     _llamagen("llamagen", 16, "t2i_XL_stage1_256.pt"),
@@ -209,9 +193,8 @@ MODELS = (
         row_ends=True,
         v_image=32768,
         defaults=Sampling(guidance=3.0, top_k=2048),
-        **_counts(sizes.EMU3_8B, 32768),
+        network=sizes.EMU3_8B,
         other_bytes=645_007_932,
-        table=184_622,
         pixel_numbers=10_385,
     ),
 )

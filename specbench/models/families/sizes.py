@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Size:
+class NetworkSize:
     """A decoder-only transformer with SwiGLU feed-forward layers.
 
     Attributes:
@@ -21,6 +21,7 @@ class Size:
         layer_extra: parameters of a layer besides its six or seven matrices and two norms.
         extra, step_extra: parameters beside the layers, the token table and the head: all, and those read in a step.
         head_rows: rows of the output matrix that are stored; 0 where it shares the token table.
+        image_rows: image tokens with a table of their own, beside the one of `words`.
     """
 
     words: int
@@ -34,6 +35,23 @@ class Size:
     extra: int = 0
     step_extra: int = 0
     head_rows: int = 0
+    image_rows: int = 0
+
+    @property
+    def table(self) -> int:
+        """Rows of the token table that a draft head has a copy of."""
+        return self.words + self.image_rows
+
+    def config(self) -> dict[str, int]:
+        """The sizes under transformers' names."""
+        return {
+            "vocab_size": self.words,
+            "hidden_size": self.width,
+            "intermediate_size": self.inner,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+        }
 
     @property
     def query_width(self) -> int:
@@ -69,24 +87,28 @@ class Size:
         return self.layers * self.query_width
 
 
-def chameleon(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> Size:
+def chameleon(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> NetworkSize:
     """Chameleon: every head of queries and keys has a norm with bias."""
     norms = 2 * (heads + kv_heads) * (width // heads)
-    return Size(words, width, inner, layers, heads, kv_heads, layer_extra=norms, head_rows=words)
+    return NetworkSize(words, width, inner, layers, heads, kv_heads, layer_extra=norms, head_rows=words)
 
 
-def llamagen(codes: int, width: int, inner: int, layers: int, text_width: int = 2048, caption: int = 120) -> Size:
+def llamagen(
+    codes: int, width: int, inner: int, layers: int, text_width: int = 2048, caption: int = 120
+) -> NetworkSize:
     """LlamaGen: heads of 64, a caption projection, and learned vectors of the unconditional caption."""
     caption_parameters = (text_width + width) * width + caption * text_width
     heads = width // 64
-    return Size(codes, width, inner, layers, heads, heads, extra=caption_parameters, head_rows=codes)
+    return NetworkSize(codes, width, inner, layers, heads, heads, extra=caption_parameters, head_rows=codes)
 
 
-def janus(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int, codes: int = 16_384) -> Size:
+def janus(
+    words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int, codes: int = 16_384
+) -> NetworkSize:
     """Janus-Pro: image tokens have a table of eight numbers each, an aligner of two layers and a head of two."""
     table, aligner = 8 * codes, (8 + 1) * width + (width + 1) * width
     head = (width + 1) * width + codes
-    return Size(
+    return NetworkSize(
         words,
         width,
         inner,
@@ -95,18 +117,19 @@ def janus(words: int, width: int, inner: int, layers: int, heads: int, kv_heads:
         kv_heads,
         extra=table + aligner + head + codes * width,
         step_extra=aligner + head,
+        image_rows=codes,
     )
 
 
-def qwen(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> Size:
+def qwen(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> NetworkSize:
     """Qwen2 (SimpleAR): queries, keys and values have biases; the head shares the token table."""
     biases = width + 2 * kv_heads * (width // heads)
-    return Size(words, width, inner, layers, heads, kv_heads, layer_extra=biases)
+    return NetworkSize(words, width, inner, layers, heads, kv_heads, layer_extra=biases)
 
 
-def emu3(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> Size:
+def emu3(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> NetworkSize:
     """Emu3."""
-    return Size(words, width, inner, layers, heads, kv_heads, head_rows=words)
+    return NetworkSize(words, width, inner, layers, heads, kv_heads, head_rows=words)
 
 
 CHAMELEON_7B = chameleon(65_536, 4096, 11_008, 32, 32, 32)

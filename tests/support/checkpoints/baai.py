@@ -17,7 +17,7 @@ from transformers import Emu3Config, Emu3ForConditionalGeneration
 from checkpoints import emu3
 from checkpoints.parts import Tiny, in_bfloat16, in_two_shards, randomise
 
-MERGES = (b"cl", b"os", b"clos", b"close", b"-u", b"-up", b"up", b" c", b" ca", b" cat", b"'s", b". ", b"n't", b"ed")
+MERGES = (b"cl", b"os", b"clos", b"close", b"-u", b"-up", b"up", b" c", b" ca", b" cat", b"'s", b". ", b"'t", b"ed")
 """Tokens of more than one byte; the ones across a hyphen, an apostrophe or a full stop tell splits apart."""
 RANKS = {bytes([byte]): byte for byte in range(256)} | {token: 256 + index for index, token in enumerate(MERGES)}
 TEXT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
