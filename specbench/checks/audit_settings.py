@@ -30,6 +30,7 @@ class AuditSetting:
         window: replaces the decoder's own where it has that option; None keeps it.
         tables: random models, one per prompt of a batch.
         model: "tables", a random table per prefix, or "transformer", a small one with a KV cache.
+        sharpness: standard deviation of the tables' logits.
         grain: rounds the tables' logits, for ties.
         rows: decode with continuous batching, so many images at a time; 0 decodes whole batches.
         trace: record per-token traces, as `specbench run --trace` does.
@@ -41,6 +42,7 @@ class AuditSetting:
     window: int | None = None
     tables: int = 1
     model: str = "tables"
+    sharpness: float = 1.5
     grain: float = 0.0
     rows: int = 0
     trace: bool = False
@@ -105,7 +107,7 @@ def setting_model(setting: AuditSetting, seed: int) -> tuple[EnumerableModel | E
     if setting.model == "transformer":
         transformer = EnumerableTransformer(setting.layout, names, seed)
         return transformer, [transformer.joint(setting.sampling, name) for name in names]
-    model = EnumerableModel(setting.layout, names, seed=seed, grain=setting.grain)
+    model = EnumerableModel(setting.layout, names, setting.sharpness, seed, setting.grain)
     return model, [joint(model, setting.sampling, name) for name in names]
 
 

@@ -48,6 +48,8 @@ class EnumerableModel:
     ):
         if layout.vocab**layout.length >= 2**53:
             raise ValueError(f"{layout.length} slots of {layout.vocab} tokens: too many prefixes")
+        if layout.v_image > self.feature_size:
+            raise ValueError(f"{layout.v_image} image tokens: features hold {self.feature_size}")
         self.layout = layout
         self.prompts = tuple(prompts)
         self.slot_rows = [min(layout.vocab**slot, SLOT_ROWS) for slot in range(layout.length)]

@@ -1,17 +1,11 @@
 """Each planted bug is caught by the audit; without it, the same decoder passes on the same setting."""
 
-import functools
-import gc
-
 import pytest
-import torch
 from planted_bugs import BUGS, Edit, plant
 
 from specbench.checks.audit_settings import AUDIT_SETTINGS
 from specbench.checks.divergence import LEVEL, p_value
 from specbench.checks.losslessness import SAMPLES, observe
-from specbench.decoding.verification import residuals
-from specbench.errors import SpecbenchError
 from specbench.specs.presets import resolve
 
 IMAGES = SAMPLES // len(AUDIT_SETTINGS)

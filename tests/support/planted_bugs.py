@@ -89,7 +89,8 @@ BUGS = (
     _bug("loop", "an accepted branch is not kept in the cache", _DECODING + "loop:Loop._verify",
          "if proposal.branches is not None:", "if False:", "sjd-pac", WIDE),
     # q of the drafts
-    _bug("q", "a coupled slot without a draft is drawn from [p - q]+ with a stale q", _VERIFY + "refinement:Couple.refine",
+    _bug("q", "a coupled slot without a draft is drawn from [p - q]+ with a stale q",
+         _VERIFY + "refinement:Couple.refine",
          "torch.where(tests.drafted[..., None], residual, held.mass)", "residual", "scd-mc", GRAMMAR),
     PlantedBug("q", "q is not replaced after a kept draft", (
         Edit(_JACOBI + "Jacobi._expand", "return trunk",
@@ -101,7 +102,7 @@ BUGS = (
     _bug("q", "q is that of the slot before", _JACOBI + "Jacobi._fill",
          "+ self._shift[:, None]", "+ self._shift[:, None] - 1", "sjd", GRAMMAR),
     _bug("q", "a fresh token drawn from its neighbour's distribution is recorded as uniform",
-         _DECODING + "drafters.token_init:Spatial.fill", "torch.where(has_source[..., None], ", "torch.where(has_source[..., None] & False, ",
+         _DECODING + "drafters.token_init:Spatial.fill", "has_source[..., None], ", "has_source[..., None] & False, ",
          "sjd", GUIDED, init="left-sample"),
     _bug("q", "fresh tokens are drawn from all but the last token", _DECODING + "drafters.token_init:Uniform.fill",
          "* v_image).long()", "* (v_image - 1)).long()", "sjd", GUIDED),
@@ -120,10 +121,6 @@ BUGS = (
          "\\0{sample}", "\\0{sample // 8}", "ar", EIGHT),
     _bug("noise", "siblings are drawn with the same number", _JACOBI + "JacobiTree._expand",
          "step * self._siblings + sibling", "step * self._siblings", "sjd-pac", WIDE, siblings=5),
-    PlantedBug("noise", "siblings toss the same coin", (
-        Edit(_TREE + "Walker._coins", "int(Stream.SIBLING_COIN)", "int(Stream.COIN)"),
-        Edit(_TREE + "Walker._coins", "torch.where(tables.in_trunk, step, own)", "step"),
-    ), "sjd-pac", WIDE, {"siblings": 4}),
     # Verifiers, residuals, refinements
     _bug("verifier", "a draft is accepted with q/p instead of p/q", _VERIFY + "ratio_tests:ratio",
          "px / q.gather(-1, x)", "q.gather(-1, x) / px", "sjd", GUIDED),
@@ -148,7 +145,8 @@ BUGS = (
          "lost @ tables.ancestors.T == 0", "lost == 0", "sjd", GRAMMAR),
     _bug("tree", "a sibling is tested against p instead of the residual", _TREE + "Walker._test",
          "mass / mass.sum(-1, keepdim=True)", "self._p[:, parents]", "sjd-pac", WIDE),
-    _bug("tree", "a rejected draft is replaced from the residual of the sibling before the last", _TREE + "Walker._failed",
+    _bug("tree", "a rejected draft is replaced from the residual of the sibling before the last",
+         _TREE + "Walker._failed",
          "tables.last_rank[stop] == rank", "tables.last_rank[stop] == rank + 1", "sjd-pac", WIDE, siblings=2),
     _bug("tree", "drafts on a branch are tested with the q of the slot before", _JACOBI + "JacobiTree._expand",
          ".device).depth]", ".device).depth.sub(1).clamp(min=0)]", "sjd-pac", WIDE),
