@@ -32,6 +32,18 @@ class Batch(NamedTuple):
     rules: Callable = as_it_is
 
 
+class Earlier(NamedTuple):
+    """Distributions of the drafts of the step before. B rows, D draft slots then.
+
+    Attributes:
+        q: [B, D, V].
+        place: [B, W - 1] per draft slot of this step, its place in `q`; -1 where its draft is new.
+    """
+
+    q: Tensor
+    place: Tensor
+
+
 class Proposal(NamedTuple):
     """One target forward: C columns per row, column 0 being the root, which consumes the last committed token.
 
@@ -42,6 +54,7 @@ class Proposal(NamedTuple):
             elders. Undefined where a column has no child on its route: readers must mask it by `has_next`.
         tree: the columns' shape.
         most_columns: the most columns a forward of this drafter has.
+        earlier: where drafts outlive a step, their distributions one step before; for the record only.
     """
 
     tokens: Tensor
@@ -49,6 +62,7 @@ class Proposal(NamedTuple):
     laws: Tensor
     tree: Tree
     most_columns: int
+    earlier: Earlier | None = None
 
     @property
     def branches(self) -> Tree | None:

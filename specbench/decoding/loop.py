@@ -153,7 +153,7 @@ class Loop:
         self.tokens = torch.zeros(rows, self._length + window, dtype=torch.long, device=device)
         self.committed = torch.zeros(rows, dtype=torch.long, device=device)
         self.steps = torch.zeros(rows, 1, dtype=torch.long, device=device)
-        self.record = Record(rows, self._length, window, target.forced)
+        self.record = Record(rows, self._length, window, target.forced, noise)
         self._was_full = False
         self._drafter.begin(Batch(session, target, noise, self.tokens, rules))
 
