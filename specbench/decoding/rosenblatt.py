@@ -4,17 +4,17 @@ For a token x_i with target distribution p_i given the true prefix,
 
     u_i = sum_{y before x_i} p_i(y) + v_i p_i(x_i),    v_i uniform on (0, 1) and used for nothing else,
 
-where "before" is an order of the vocabulary. Let F_i hold all noise of the stream slots before i, and the draw that made
-slot i's first draft where its recorded q is one-hot. The drafters here make everything they know of slot i before it is
-verified a function of F_i: p of every step up to then, the distributions its drafts were drawn from, the step that
-verifies it and its place in that step's window. That holds because the noise of slot i decides nothing before the step
-that commits it: a draft that no verification reached has not been looked at, and each refinement draws slot i with noise
-of slot i from distributions of F_i (with `couple` and `gumbel` consecutive drafts of a slot depend on each other, but
-each follows its recorded q given F_i). A lossless verifier then gives x_i ~ p_i given F_i. So for every order that is a
-function of F_i, u_i is uniform given F_i; and as F_i determines u_1 .. u_{i-1} up to their v, all u_i of a run are
-independent uniforms. Subsets chosen by functions of F_i (place in the window, entropy of p_i) keep that; subsets chosen
-by outcomes (accepted or replaced, kept or redrawn) do not. In particular the distribution in which a draft was first
-drawn before refinements kept it is not a function of F_i, as whether it was kept depends on the draft.
+where "before" is an order of the vocabulary. Let F_i hold all noise of the stream slots before i, and the draw that
+made slot i's first draft where its recorded q is one-hot. The drafters here make everything they know of slot i before
+it is verified a function of F_i: p of every step up to then, the distributions its drafts were drawn from, the step
+that verifies it and its place in that step's window. That holds because the noise of slot i decides nothing before the
+step that commits it: a draft that no verification reached has not been looked at, and each refinement draws slot i with
+noise of slot i from distributions of F_i (with `couple` and `gumbel` consecutive drafts of a slot depend on each other,
+but each follows its recorded q given F_i). A lossless verifier then gives x_i ~ p_i given F_i. So for every order that
+is a function of F_i, u_i is uniform given F_i; and as u_1 .. u_{i-1} are functions of F_i and of their own v, all u_i
+of a run are independent uniforms. Subsets chosen by functions of F_i (place in the window, entropy of p_i) keep that;
+subsets chosen by outcomes (accepted or replaced, kept or redrawn) do not. In particular the distribution in which a
+draft was first drawn, before refinements kept it, is not a function of F_i: whether it was kept depends on the draft.
 
 Tokens of equal rank form one block, in which v_i decides.
 """
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from specbench.decoding.draft_tree import Routes
 from specbench.decoding.generation import ORDERS
-from specbench.decoding.interfaces import Proposal, Walk
+from specbench.decoding.interfaces import Proposal, Verification
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import at
 
@@ -67,24 +67,24 @@ class UniformsRecorder:
         self._masses = torch.full((2 * len(ORDERS), rows, slots), torch.nan, device=device)
         self._rows = torch.arange(rows, device=device)[:, None]
 
-    def note(self, seen: Walk, fed: Proposal, tables: Routes, positions: Tensor) -> None:
+    def note(self, verified: Verification, proposal: Proposal, tables: Routes, positions: Tensor) -> None:
         """Note the slots `positions` [B, T] of one step; a later step overwrites those that it did not commit."""
         count = positions.shape[1]
         if positions.device.type == "cpu" and not torch.compiler.is_compiling():
-            count = int(seen.first.max()) + 1  # no wait on a CPU, and most of a window is not committed
-        p, tokens = seen.p[:, :count], seen.tokens[:, :count]
+            count = int(verified.first.max()) + 1  # no wait on a CPU, and most of a window is not committed
+        p, tokens = verified.p[:, :count], verified.tokens[:, :count]
         masses = [*mass_before_id(p, tokens), *mass_before(p, p, tokens)]
         if tables.levels:
-            columns = seen.columns[:, :count]
+            columns = verified.columns[:, :count]
             drafted = tables.has_children[columns]
-            q = fed.laws[:, :count] if tables.is_chain else fed.laws[self._rows, columns]
+            q = proposal.q[:, :count] if tables.is_chain else proposal.q[self._rows, columns]
             masses += _where(drafted, mass_before(ratio_score(p, q), p, tokens))
-            if fed.earlier is not None:
-                place = fed.earlier.place[:, :count]
+            if proposal.earlier is not None:
+                place = proposal.earlier.place[:, :count]
                 known = drafted[:, : place.shape[1]] & (place >= 0)
                 known = torch.nn.functional.pad(known, (0, count - known.shape[1]))
                 place = torch.nn.functional.pad(place.clamp(min=0), (0, count - place.shape[1]))
-                growth = ratio_score(q, fed.earlier.q[self._rows, place])
+                growth = ratio_score(q, proposal.earlier.q[self._rows, place])
                 masses += _where(known, mass_before(growth, p, tokens))
         masses += [torch.full_like(masses[0], torch.nan)] * (len(self._masses) - len(masses))
         places = positions[:, :count].expand(len(masses), -1, -1)

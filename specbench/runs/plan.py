@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import Model, find_model
-from specbench.models.checkpoint_files import Found
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import find_head, require_head
 from specbench.prompts import Prompt, PromptSet, load_prompts, select
 from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders
@@ -131,7 +131,7 @@ class Plan:
             mode=self.mode if self.mode == "throughput" and self.batch == 1 else None,
         )
 
-    def head(self, decoder: DecoderSpec, download: bool = False) -> Found | None:
+    def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
         """The files of the decoder's draft head; None where it has none."""
         given = dict(decoder.options).get("head")
         return None if given is None else find_head(given, self.model.name, self.model.head, download)
@@ -160,7 +160,7 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
             "--batch auto: reckoned for this process only", "leave --workers and --ray away, or give N"
         )
     sampling, dtype, device = plan_sampling(model, values), value["dtype"] or model.dtype, _device(value["device"])
-    compiled, refusal = compiler.decide(value["compile"], device)
+    compiled, refusal = compiler.should_compile(value["compile"], device)
     plan = Plan(
         model=model,
         decoders=tuple(decoders),

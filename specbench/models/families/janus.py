@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import JanusConfig
 from transformers.models.janus.modeling_janus import JanusModel
 
-from specbench.models.checkpoint_files import Found, read_json
+from specbench.models.checkpoint_files import CheckpointFiles, read_json
 from specbench.models.checkpoint_loading import (
     build,
     drop,
@@ -24,7 +24,7 @@ from specbench.models.checkpoint_loading import (
     token_id,
 )
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import FamilyModel, Request, stand_in_tokenizer
+from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 
 BEGIN_IMAGE = "<begin_of_image>"
 UNUSED = ("lm_head.", "vision_model.", "aligner.", "vqmodel.encoder.", "vqmodel.quant_conv.")
@@ -49,7 +49,7 @@ _TINY_VQ = {"latent_channels": 32, "base_channels": 32, "channel_multiplier": [1
 class Janus(FamilyModel):
     """Args: start, pad: names of the tokenizer's first and padding token."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, network: nn.Module, start: str, pad: str):
+    def __init__(self, request: LoadRequest, tokenizer: Tokenizer, network: nn.Module, start: str, pad: str):
         codes = network.generation_embeddings.num_embeddings
         decoder = vq_decoder.TamingDecoder(network.vqmodel, normalise=True)
         head = network.generation_head.vision_head.weight
@@ -79,7 +79,7 @@ class Janus(FamilyModel):
         return self._network.generation_head(hidden)
 
 
-def load(request: Request) -> Janus:
+def load(request: LoadRequest) -> Janus:
     if not request.found:
         network = randomise(_network(_random_config(request)), request.device, request.dtype)
         start, pad, _ = _SPECIALS
@@ -91,13 +91,13 @@ def load(request: Request) -> Janus:
     return Janus(request, read_tokenizer(files), network, _named(files, "bos_token"), _named(files, "pad_token"))
 
 
-def _network(config: JanusConfig, found: Found | None = None) -> nn.Module:
+def _network(config: JanusConfig, found: CheckpointFiles | None = None) -> nn.Module:
     network = build(JanusModel, config, found=found)
     del network.vision_model, network.aligner, network.vqmodel.encoder, network.vqmodel.quant_conv
     return network
 
 
-def _named(files: Found, role: str) -> str:
+def _named(files: CheckpointFiles, role: str) -> str:
     path = files.named("tokenizer_config.json")
     held = read_json(files.source, path).get(role)
     name = held.get("content") if isinstance(held, dict) else held
@@ -106,7 +106,7 @@ def _named(files: Found, role: str) -> str:
     return name
 
 
-def _random_config(request: Request) -> JanusConfig:
+def _random_config(request: LoadRequest) -> JanusConfig:
     text = request.sized(_TEXT, _TINY_TEXT)
     width = {"projection_dim": text["hidden_size"], "image_token_embed_dim": text["hidden_size"]}
     vision = {"projection_dim": text["hidden_size"]}

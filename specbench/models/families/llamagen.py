@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel, T5Config, T5EncoderModel
 
-from specbench.models.checkpoint_files import Found
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import (
     build,
     drop,
@@ -31,7 +31,7 @@ from specbench.models.checkpoint_loading import (
 )
 from specbench.models.draft_head import EagleHead
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import FamilyModel, Request, stand_in_tokenizer
+from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.caption_cleaning import clean
 from specbench.models.interface import DraftPrompt
 from specbench.models.transformer.model import Prefix
@@ -103,7 +103,7 @@ class LlamaGen(FamilyModel):
 
     def __init__(
         self,
-        request: Request,
+        request: LoadRequest,
         network: Network,
         encoder: nn.Module,
         tokenizer: Tokenizer,
@@ -163,7 +163,7 @@ class LlamaGen(FamilyModel):
         return output.last_hidden_state[0].to(self.dtype)
 
 
-def load(request: Request) -> LlamaGen:
+def load(request: LoadRequest) -> LlamaGen:
     if not request.found:
         return _random(request)
     files, text_files = request.found
@@ -178,7 +178,7 @@ def load(request: Request) -> LlamaGen:
     return LlamaGen(request, network, encoder, read_tokenizer(text_files), decoder)
 
 
-def _random(request: Request) -> LlamaGen:
+def _random(request: LoadRequest) -> LlamaGen:
     config = _llama(request.sized(_XL, _TINY))
     text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
     network = randomise(build(Network, config, text_config.d_model), request.device, request.dtype)
@@ -191,14 +191,14 @@ def _random(request: Request) -> LlamaGen:
     return LlamaGen(request, network, encoder, tokenizer, decoder)
 
 
-def _text_dtype(request: Request) -> torch.dtype:
+def _text_dtype(request: LoadRequest) -> torch.dtype:
     """T5 overflows in float16."""
     return torch.float32 if request.dtype == torch.float16 else request.dtype
 
 
-def _only(files: Found, vq_file: bool) -> Found:
+def _only(files: CheckpointFiles, vq_file: bool) -> CheckpointFiles:
     """The image tokenizer's file, or the language model's."""
-    return Found(files.source, tuple(path for path in files.paths if (path.name == VQ_FILE) == vq_file))
+    return CheckpointFiles(files.source, tuple(path for path in files.paths if (path.name == VQ_FILE) == vq_file))
 
 
 def _llama(sizes: Mapping[str, int]) -> LlamaConfig:
@@ -206,7 +206,7 @@ def _llama(sizes: Mapping[str, int]) -> LlamaConfig:
     return LlamaConfig(**sizes, num_attention_heads=heads, num_key_value_heads=heads, rms_norm_eps=1e-5)
 
 
-def _config(tensors: Mapping[str, Tensor], found: Found) -> LlamaConfig:
+def _config(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> LlamaConfig:
     """The architecture that converted tensors were made with."""
     try:
         vocabulary, width = tensors["output.weight"].shape
@@ -234,7 +234,7 @@ _LAYER_NAMES = {
 }
 
 
-def convert(tensors: Mapping[str, Tensor], found: Found) -> dict[str, Tensor]:
+def convert(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> dict[str, Tensor]:
     """Official tensors under the names and in the order of `Network`."""
     converted: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
