@@ -44,7 +44,7 @@ class Generation:
             tested, and the share accepted. Others are means over the drafts tested, for example of the cluster size.
         spans_ms: milliseconds by span name; when `batch` > 1, a `batch`-th of them is the image's share of the time.
         batch: rows decoded together.
-        uniforms: [N] float32 u_i of the Rosenblatt transform (`specbench.decoding.rosenblatt`) by order, see `ORDERS`;
+        uniforms: [N] float32 u_i of the Rosenblatt transform (`specbench.decoding.uniforms`) by order, see `ORDERS`;
             an order is absent where no slot has it.
         draft_tv: [N] float32 total variation between p and the law of the draft tested in the slot, NaN where none was;
             only where asked for.

@@ -12,7 +12,7 @@ from specbench.decoding.draft_tree import DEPTHS, Routes
 from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import Proposal, Verification
 from specbench.decoding.noise import Noise
-from specbench.decoding.rosenblatt import UniformsRecorder
+from specbench.decoding.uniforms import UniformsRecorder
 from specbench.decoding.sampling import at, entropy, kept
 from specbench.decoding.timing import Spans
 

@@ -1,6 +1,6 @@
 """Tests of the Rosenblatt transform: are the u_i of a run independent and uniform, and if not, how far off?
 
-For an exact sampler every u_i is uniform given the past (see `specbench.decoding.rosenblatt`), so every subset chosen
+For an exact sampler every u_i is uniform given the past (see `specbench.decoding.uniforms`), so every subset chosen
 by the past must be uniform too: all tokens, those at one place of the window, those of one range of entropy; and u_i
 must not depend on the u of the token before or of the image before. All tests of a run are one family, corrected by
 Holm's method.
