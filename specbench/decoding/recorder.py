@@ -12,9 +12,9 @@ from specbench.decoding.draft_tree import DEPTHS, Routes
 from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import Proposal, Verification
 from specbench.decoding.noise import Noise
-from specbench.decoding.uniforms import UniformsRecorder
 from specbench.decoding.sampling import at, entropy, kept
 from specbench.decoding.timing import Spans
+from specbench.decoding.uniforms import UniformsRecorder
 
 
 class StepRecorder:
