@@ -83,7 +83,7 @@ def audit_run(
         if not used.any():
             raise SpecbenchError(
                 f"run '{folder.name}' was decoded without the values that the audit tests",
-                f"specbench audit --run {folder.name} --recompute feeds its tokens through the model",
+                f"specbench audit --run {folder} --recompute feeds its tokens through the model",
             )
         rows = rows[used].reset_index(drop=True)
         held, entropy = _stacked(rows, list(ORDERS)), np.stack(rows["entropy"])

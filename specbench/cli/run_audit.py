@@ -25,10 +25,9 @@ def audit_runs(
     Raises:
         SpecbenchError: exit code 4 where a lossless claim failed; whatever `audit_run` raises.
     """
-    from specbench.checks.run_audit import audit_run
-    from specbench.store.run_folders import find_runs
+    from specbench import api
 
-    rows = [audit_run(folder, recompute, weights, revision, device) for folder in find_runs(out, runs)]
+    rows = api.audit_runs(runs, out, recompute, weights, revision, device)
     if as_json:
         print_json(rows)
     else:
