@@ -10,8 +10,8 @@ traced images `draft_tv, draft_tv_by_offset, draft_top1`), the comparison with A
 speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR
 configuration (`speedup_fastest, speedup_fastest_low, speedup_fastest_high, fastest_ar`), `scores` (a list of dicts
 `metric, value, low, high, n, fingerprint`), `audit` (of audited runs: see
-`specbench.checks.run_audit.audit_run`; `current` is False where the images have changed since), `floor` (see `specbench.runs.roofline_facts.floor_facts`), `environment` (machine and
-versions, a line each) and `load` (load average at the start of each invocation).
+`specbench.checks.run_audit.audit_run`; `current` is False where the images have changed since), `floor` (see
+`specbench.runs.roofline_facts.floor_facts`), `environment` (machine and versions, a line each) and `load` (load average at the start of each invocation).
 """
 
 from __future__ import annotations
