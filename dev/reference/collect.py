@@ -15,7 +15,7 @@ from specbench import api
 from specbench.metrics.score_store import image_values, read_scores
 from specbench.metrics.shapes_clip import ShapesClip
 from specbench.metrics.shapes_detector import ShapesDetector
-from specbench.reporting.contact_sheet import gallery
+from specbench.reporting.contact_sheet import contact_sheet
 from specbench.reporting.report_rows import label
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
@@ -84,9 +84,9 @@ def main(runs: Path, to: Path) -> None:
     parts = [images(store).assign(decoder=names[name]) for name, store in stores.items()]
     pd.concat(parts).to_parquet(to / "images.parquet", index=False, compression="zstd")
     order = sorted(stores, key=lambda name: (names[name] != "ar", specs[name]["decoder"]["name"], names[name]))
-    gallery([stores[name].folder for name in order], to / "decoders.png", limit=10)
+    contact_sheet([stores[name].folder for name in order], to / "decoders.png", limit=10)
     few = [stores[name].folder for wanted in FEW for name in stores if names[name] == wanted]
-    gallery(few, to / "gallery.png", limit=5)
+    contact_sheet(few, to / "gallery.png", limit=5)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def there(folder, cli, monkeypatch):
 
 def test_the_same_command_again_decodes_nothing(there):
     outcome = there(*RUN)
-    assert outcome.code == 0 and "4 of 4 images are there already" in outcome.err
+    assert outcome.code == 0 and "4 of 4 images already done" in outcome.err
     assert len(outcome.out.splitlines()) == 2
 
 
@@ -151,7 +151,7 @@ def test_a_window_chosen_by_measuring_is_kept(cli, tmp_path, monkeypatch):
     first = cli(*command)
     assert first.code == 0 and "is the fastest here" in first.err
     second = cli(*command)
-    assert second.out == first.out and "1 of 1 images are there already" in second.err
+    assert second.out == first.out and "1 of 1 images already done" in second.err
     assert json.loads(cli("show", "shapes-sjd", "--json").out)[0]["window_curve"]
 
 

@@ -109,7 +109,7 @@ def test_a_bare_id_is_the_first_sample(tmp_path):
     [
         ("grid.png", r"grid\.png belongs to no prompt"),
         ("cat.png", "are both image 0 of prompt 'cat'"),
-        ("notes.txt", r"notes\.txt is not a picture"),
+        ("notes.txt", r"notes\.txt is not an image"),
         ("cat-2.png", "has no image 2 of prompt 'dog-1'"),
     ],
 )
