@@ -26,7 +26,8 @@ from specbench import stats
 from specbench.decoding.generation import SPANS
 from specbench.metrics.score_store import read_scores
 from specbench.reporting.comparability import configuration, is_ar, mismatched_fields
-from specbench.specs.components import CHOICES, plain
+from specbench.specs.components import CHOICES
+from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.tree_paths import node_paths
 from specbench.store.run_folders import runs_in

@@ -14,7 +14,8 @@ from itertools import chain
 from pathlib import Path
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.specs.components import CHOICES, Option
+from specbench.specs.components import CHOICES
+from specbench.specs.options import Option
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import compiler
 

@@ -6,83 +6,10 @@ joint distribution of the image tokens equals AR sampling). Importing this modul
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from specbench.errors import SpecbenchError
+from specbench.specs.options import Option
 from specbench.specs.tree_paths import node_paths
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option of a decoder: the flag `--name`, its default and the accepted values.
-
-    `minimum`/`maximum` are inclusive bounds for numbers (`above` is an exclusive lower one); `choices` lists the
-    values of a text option, or `check` raises a SpecbenchError for an invalid value.
-    """
-
-    name: str
-    default: int | float | str | bool
-    help: str
-    minimum: float | None = None
-    above: float | None = None
-    maximum: float | None = None
-    choices: tuple[str, ...] = ()
-    check: Callable[[str], object] | None = None
-
-    @property
-    def type(self) -> type:
-        return type(self.default)
-
-    def parse(self, value: object) -> int | float | str | bool:
-        """Parse `value` (text, or already typed) into this option's type; raises a SpecbenchError."""
-        wanted = self.type
-        try:
-            parsed = _read(wanted, value)
-        except (TypeError, ValueError, KeyError, OverflowError):
-            raise SpecbenchError(f"--{self.name} {value!s}: expected {_NOUN[wanted]}", self.help) from None
-        if self.choices and parsed not in self.choices:
-            raise SpecbenchError(f"--{self.name} {value!s}: not a valid choice", f"valid: {', '.join(self.choices)}")
-        if self.check:
-            self.check(parsed)
-        if wanted in (int, float):
-            self._check_range(parsed)
-        return parsed
-
-    def _check_range(self, number: float) -> None:
-        low = self.minimum is not None and number < self.minimum
-        low = low or (self.above is not None and number <= self.above)
-        not_a_number = number != number  # math.isnan cannot take a huge int
-        if not_a_number or low or (self.maximum is not None and number > self.maximum):
-            raise SpecbenchError(f"--{self.name} {number}: must be {self._range()}", self.help)
-
-    def _range(self) -> str:
-        parts = []
-        if self.minimum is not None:
-            parts.append(f"at least {plain(self.minimum)}")
-        if self.above is not None:
-            parts.append(f"above {plain(self.above)}")
-        if self.maximum is not None:
-            parts.append(f"at most {plain(self.maximum)}")
-        return " and ".join(parts) or "a number"
-
-
-def plain(value: object) -> str:
-    """Format an option's value as it is typed on the command line: 2, not 2.0."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-_NOUN = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
-
-
-def _read(wanted: type, value: object) -> int | float | str | bool:
-    if wanted is bool:
-        if isinstance(value, bool):
-            return value
-        return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
-    if wanted is int and isinstance(value, float) and not value.is_integer():
-        raise ValueError(value)
-    return wanted(value)
 
 
 @dataclass(frozen=True)
@@ -252,7 +179,10 @@ VERIFIERS = {
         False,
     ),
     "omega": Component(
-        "specbench.decoding.verification.cool_sd:Omega", "accept with min(1, w p/q), w by draft depth", _OMEGA, False
+        "specbench.decoding.verification.cool_sd:DepthWeighted",
+        "accept with min(1, w p/q), w by draft depth",
+        _OMEGA,
+        False,
     ),
     "lantern": Component(
         "specbench.decoding.verification.lantern:Lantern",
