@@ -1,5 +1,5 @@
-"""run, score, report, show and list on the embedded model: data on stdout, talk on stderr, the promised keys and exit
-codes."""
+"""Commands run, score, report, show and list on the embedded model: results on stdout, messages on stderr,
+documented keys and exit codes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_same_command_again_decodes_nothing(there):
     assert len(outcome.out.splitlines()) == 2
 
 
-def test_quiet_says_nothing(there):
+def test_quiet_prints_nothing_on_stderr(there):
     assert there(*RUN, "--quiet").err == ""
 
 
@@ -174,7 +174,7 @@ def test_a_config_file_holds_the_same_settings(there, tmp_path):
     assert origins["top-k"] == (7, f"file {tmp_path / 'c.toml'}") and origins["gsd:G"][0] == 5
 
 
-def test_doctor_says_ready(there):
+def test_doctor_reports_a_ready_machine(there):
     outcome = there("doctor", "--model", "shapes", "--json")
     assert outcome.code == 0
     assert {row["status"] for row in json.loads(outcome.out)} <= {"ok", "warning"}

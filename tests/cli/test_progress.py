@@ -1,4 +1,4 @@
-"""On a terminal progress is a bar; elsewhere plain lines; colour obeys NO_COLOR; no text can smuggle control codes."""
+"""Progress: a bar on a terminal, plain lines elsewhere; NO_COLOR is respected; control characters are removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures of every kind become their colours or are refused by name, and none is scored that nobody asked about."""
+"""External images: supported formats are read as RGB, others rejected by name; only requested images are scored."""
 
 from __future__ import annotations
 

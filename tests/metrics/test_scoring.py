@@ -1,4 +1,4 @@
-"""`score`: images -> features -> statistics -> scores, only what is missing, and nothing that was not looked at."""
+"""Scoring: images -> features -> statistics -> scores; only missing scores are computed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README says of commands, decoders, settings and results is what the code says."""
+"""Commands, decoders, settings and results in the README agree with the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public prompt sets: counts, texts and ids as published, whatever their files look like."""
+"""Public prompt sets: counts, texts and ids as published, for all file formats."""
 
 from __future__ import annotations
 

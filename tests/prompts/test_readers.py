@@ -1,4 +1,4 @@
-"""A prompt file of any supported format gives stable ids; anything else is refused in one sentence."""
+"""Prompt files of supported formats give stable ids; others are rejected in one line."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`compare` and `show`: paired numbers both ways, gates with their exit code, reasons for what is missing; a run's card
-and an image's."""
+"""`compare` and `show`: paired numbers in both directions, gates with their exit code, reasons for missing values,
+run and image cards."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_gate_that_cannot_be_evaluated_does_not_pass(runs, cli, tmp_path, cond
     assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1
 
 
-def test_every_sign_means_itself():
+def test_every_comparison_sign_of_a_gate_is_strict_or_not_as_written():
     row = [{"name": "x", "value": 2.0, "low": 1.0, "high": 3.0, "note": None}]
     for text, fails in {
         "x<2": False,

@@ -1,5 +1,4 @@
-"""`report --html` in a real browser: nothing wrong in its console, every picture there, nothing asked of the network,
-and text from outside stays text."""
+"""HTML report in a real browser: no console errors, all images present, no network access, untrusted text escaped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `report` prints: golden tables from fixed rows, cells that say why they are empty, text that cannot escape."""
+"""Report tables: golden files from fixed rows, reasons for empty cells, escaped text."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_memory_alone_is_not_another_machine(tmp_path):
     assert rows_of(tmp_path, "sjd")[0]["speedup"] > 1
 
 
-def test_batches_are_not_timed(tmp_path):
+def test_batched_runs_report_no_latency(tmp_path):
     folder(tmp_path, changed(AR, batch=2), ar())
     folder(tmp_path, changed(SJD, batch=2), sjd())
     row = rows_of(tmp_path, "sjd")[0]

@@ -1,4 +1,4 @@
-"""The floor of a run: bytes and operations against a slow count, milliseconds against numbers worked out by hand."""
+"""Roofline of a run: bytes and operations against an explicit count, milliseconds against hand-computed values."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FLOOR = {
 }
 
 
-def test_milliseconds_by_hand():
+def test_roofline_milliseconds_equal_hand_computed_values():
     """Four slots committed by steps 1, 2, 3, 4: forwards see 1, 2, 3, 4 slots, so 10 in all, in each of two rows."""
     rows = synthetic.frame(synthetic.ar(1))
     bytes_read = 4 * (4 * 1000 + 2 * 10 * 10)

@@ -1,4 +1,4 @@
-"""Downloads against a server that misbehaves: a file under its name is the right one, or there is none."""
+"""Downloads from a misbehaving server: a file under its final name is complete and correct."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_more_than_there_should_be_ends_the_download(server, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("url", ["http://example.org/file", "ftp://example.org/file", "file:///etc/passwd"])
-def test_only_tls_is_used(url, tmp_path, server):
+def test_addresses_without_tls_are_refused(url, tmp_path, server):
     with pytest.raises(SpecbenchError, match="not an https address"):
         fetch(Remote(url, ""), tmp_path / "file")
     server.moved_to = url
