@@ -19,7 +19,7 @@ from specbench.specs.run_spec import Sampling
 
 
 class SharedDraw(LogitsProcessor):
-    """Logits processor for guidance on a batch of (conditional, unconditional) rows: mix, truncate, sample one token."""
+    """Logits processor for guidance on (conditional, unconditional) rows: mix, truncate, sample one shared token."""
 
     def __init__(self, sampling: Sampling):
         self._guidance, self._top_k = sampling.guidance, sampling.top_k

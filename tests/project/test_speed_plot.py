@@ -1,4 +1,4 @@
-"""The plot of the speed benchmarks shows the medians of its JSON files."""
+"""The plot of `make speed` shows the medians of its JSON files."""
 
 from __future__ import annotations
 
