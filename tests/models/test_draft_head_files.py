@@ -1,6 +1,5 @@
-"""Draft heads in the layout of the published ones, for LlamaGen, Lumina and Anole: drafts follow the law that the
-official computation, written out slowly, gives; and the commands take them.
-"""
+"""Draft heads in the published layout for LlamaGen, Lumina and Anole: draft distributions equal the official
+computation, and the commands accept the heads."""
 
 from __future__ import annotations
 
