@@ -10,9 +10,9 @@ from pathlib import Path
 import pandas as pd
 
 from specbench.errors import SpecbenchError
-from specbench.store.run_folders import finite
 from specbench.store.schema import KEY
 from specbench.system.files import write_atomically
+from specbench.system.json_values import nonfinite_as_null
 
 AUDIT_JSON = "audit.json"
 
@@ -30,7 +30,7 @@ def write_audit(folder: Path, result: Mapping[str, object]) -> None:
         SpecbenchError: the folder cannot be written.
     """
     try:
-        text = json.dumps(finite(dict(result)), indent=2, allow_nan=False)
+        text = json.dumps(nonfinite_as_null(dict(result)), indent=2, allow_nan=False)
         write_atomically(Path(folder) / AUDIT_JSON, text.encode())
     except OSError as error:
         raise SpecbenchError(f"cannot write {Path(folder) / AUDIT_JSON}: {error.strerror}") from error
