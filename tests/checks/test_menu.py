@@ -14,7 +14,7 @@ from specbench.specs.options import Option
 from specbench.specs.run_spec import Sampling
 
 IMAGES = 20_000
-SHARE = 23
+SHARE = 47
 SETTINGS = (
     AuditSetting("2x4 of 2, window wider than the image", TokenLayout.plain(2, 4, 2), window=12),
     AuditSetting("2x6 of 2 with row ends, window 3", TokenLayout.with_row_ends(2, 6, 2), Sampling(2.0), window=3),
