@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -13,6 +12,7 @@ from pathlib import Path
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
+from specbench.system.json_values import nonfinite_as_text
 
 RUN_JSON = "run.json"
 SCHEMA_VERSION = 2
@@ -133,7 +133,7 @@ def spec_dict(spec: RunSpec) -> dict:
     copes."""
     content = spec.content()
     content["decoder"]["options"] = dict(content["decoder"]["options"])
-    return finite(content)
+    return nonfinite_as_text(content)
 
 
 def check_same_run(folder: Path, spec: RunSpec) -> None:
@@ -162,14 +162,3 @@ def _flat(content: Mapping, prefix: str = "") -> dict[str, object]:
         else:
             flat[prefix + name] = value
     return flat
-
-
-def finite(value):
-    """`value` with infinite and missing numbers as text, which every JSON reader understands."""
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

@@ -1,4 +1,4 @@
-"""The detector finds what the renderer drew, object by object, and judges it against the caption."""
+"""The detector finds each rendered object, and compares the objects with the caption."""
 
 from collections import defaultdict
 
