@@ -8,8 +8,10 @@ draft_tv_by_depth, theorem2_bound, top1, logp_mean, logp_std, perplexity, nll_ga
 traced images `draft_tv, draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low,
 speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR
 configuration (`speedup_fastest, speedup_fastest_low, speedup_fastest_high, fastest_ar`), `scores` (a list of dicts
-`metric, value, low, high, n, fingerprint`), `floor` (roofline inputs, see `specbench.runs.roofline_facts`),
-`environment` (machine and versions, a line each) and `load` (load average at the start of each invocation).
+`metric, value, low, high, n, fingerprint`), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`;
+`current` is False where the images have changed since), `floor` (roofline inputs, see
+`specbench.runs.roofline_facts`), `environment` (machine and versions, a line each) and `load` (load average at the
+start of each invocation).
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.tree_paths import node_paths
+from specbench.store.run_audits import fingerprint, read_audit
 from specbench.store.run_folders import runs_in
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY, SAMPLES
@@ -101,6 +104,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
     info, rows = run.info, run.rows
     spec = info["spec"]
     tokens, over = stats.token_stats(rows), cache(lambda ar: stats.speed_up(rows, ar.rows))
+    audit = _audit(run)
     return {
         "run_id": info["run_id"],
         "folder": str(run.folder),
@@ -130,9 +134,21 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         **{name: getattr(stats, name)(run.traced) if len(run.traced) else None for name in TRACED},
         **{name: getattr(tokens, name, None) for name in stats.TokenStats.__dataclass_fields__},
         "scores": read_scores(run.folder),
+        **({"audit": audit} if audit else {}),
         "load": [call.get("load") for call in info["invocations"]],
         "environment": list(dict.fromkeys(describe(call) for call in info["invocations"])),
     }
+
+
+def _audit(run: Run) -> dict | None:
+    """The stored audit of the run in short; None where there is none."""
+    found = read_audit(run.folder)
+    if found is None:
+        return None
+    rows = RunStore(run.folder).samples(["status", "started_at"])
+    current = fingerprint(rows[rows["status"] == "ok"]) == found["fingerprint"]
+    names = ("verdict", "failed", "tv", "tv_low", "tv_high", "p_value", "detectable", "images", "recomputed")
+    return {name: found.get(name) for name in names} | {"current": current}
 
 
 def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None:

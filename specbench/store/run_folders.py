@@ -15,9 +15,9 @@ from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.system.json_values import nonfinite_as_text
 
 RUN_JSON = "run.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of everything specbench stores: `run.json`, sample rows, traces, scores. Version 2 added the sample columns
-`attempts` and `machine`."""
+`attempts` and `machine`, version 3 the columns of the Rosenblatt transform (`u_id`, `u_p`, `u_pq`, `u_qq`)."""
 OLDEST_VERSION = 1
 """Files from this version on are read as they are; the next run that writes to their folder brings them up to date."""
 
