@@ -156,9 +156,9 @@ def score_folder(
         SpecbenchError: a picture without a prompt or a prompt without a picture, besides what `score` raises.
     """
     from specbench.metrics import score_store, scoring
-    from specbench.metrics.external_images import foreign_images
+    from specbench.metrics.external_images import external_images
 
-    found = foreign_images(Path(images), load_prompts(prompts), Path(out))
+    found = external_images(Path(images), load_prompts(prompts), Path(out))
     if metrics or not protocol:
         scoring.score_images(found, metrics or None, settings, reporter)
     if protocol:
@@ -184,8 +184,8 @@ def report(runs: Sequence[str] = (), out: str | Path = "results") -> list[dict[s
 
 
 def load(run: str, out: str | Path = "results") -> pd.DataFrame:
-    """The stored sample rows of one run, one per image, with the columns of `specbench.store.schema.SAMPLES`; of `TRACES`
-    too where `run --trace` kept them."""
+    """The stored sample rows of one run, one per image, with the columns of `specbench.store.schema.SAMPLES`, and those
+    of `TRACES` where `run --trace` kept them."""
     from specbench.store.run_store import RunStore
     from specbench.store.schema import KEY
 

@@ -1,4 +1,4 @@
-"""Workers as forked processes: a `specbench.runs.executors.worker_pool.Crew` that starts in milliseconds, so that many can die."""
+"""Workers as forked processes: a `specbench.runs.executors.worker_pool.WorkerBackend` that starts in milliseconds."""
 
 from __future__ import annotations
 

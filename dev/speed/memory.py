@@ -1,4 +1,4 @@
-"""Peak memory while `shapes` decodes, besides the model's own weights, against the formula of `specbench.runs.memory_estimate`."""
+"""Peak memory of decoding with `shapes`, without the model's weights, against `specbench.runs.memory_estimate`."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def peak(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, batch: int
 
 def predicted(model: Model, decoder: DecoderSpec, sampling: Sampling, batch: int) -> dict[str, int]:
     """Bytes by the formula, with the prompt's true length in place of the longest one that is planned for."""
-    assumed, memory_estimate.PROMPT = memory_estimate.PROMPT, PROMPT
+    assumed, memory_estimate.ASSUMED_PROMPT_TOKENS = memory_estimate.ASSUMED_PROMPT_TOKENS, PROMPT
     try:
         need = memory_estimate.footprint(model, decoder, sampling, "float32")
     finally:
-        memory_estimate.PROMPT = assumed
+        memory_estimate.ASSUMED_PROMPT_TOKENS = assumed
     return {**asdict(need), "besides": need.total(batch) - model.fixed_bytes("float32")}
 
 

@@ -43,7 +43,7 @@ def check(
         model: only this model, whose files are then accounted for by name and shape; all models if None.
         out: the results folder to try.
         metrics: these metrics must be ready too.
-        measure: time copies and matrix products of every device here, and keep them for `specbench.runs.roofline_facts`.
+        measure: time copies and matrix products of every device here, for `specbench.runs.roofline_facts`.
         weights, revision, random, tiny: see `specbench.models.hub_model.HubModel.configured`.
 
     Raises:

@@ -126,14 +126,14 @@ def tables(_out: Path):
 
     rows = []
     for table in load_tables():
-        cases = table.cases()
+        cases = table.all_settings()
         rows.append(
             {
                 "name": table.name,
                 "source": table.source,
                 "title": table.title,
                 "rows": len(table.rows),
-                "runnable": sum(row.why is None for row in table.rows),
+                "runnable": sum(row.not_runnable_reason is None for row in table.rows),
                 "models": sorted({case.model for case in cases}),
                 "prompts": sorted({case.prompts for case in cases if case.prompts}),
                 "metrics": table.metrics(),
@@ -145,23 +145,24 @@ def tables(_out: Path):
 
 
 def runs(out: Path):
-    from specbench.store.run_folders import read_info, runs_in
+    from specbench.store.run_folders import runs_in
+    from specbench.store.run_info import finite, read_info
 
     rows = []
     for folder in runs_in(out):
         try:
-            spec = read_info(folder)["spec"]
+            spec = read_info(folder).spec
         except SpecbenchError as error:
             console.warn(error.what)
             continue
         rows.append(
             {
                 "name": folder.name,
-                "model": spec["model"],
-                "decoder": spec["decoder"]["name"],
-                "options": spec["decoder"]["options"],
-                "prompts": spec["prompts"],
-                "seed": spec["seed"],
+                "model": spec.model,
+                "decoder": spec.decoder.name,
+                "options": finite(dict(spec.decoder.options)),
+                "prompts": spec.prompts,
+                "seed": spec.seed,
                 "images": sum(1 for _ in (folder / "images").glob("*.png")),
             }
         )

@@ -59,7 +59,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckpointFiles:
     """The files of a source on this disk."""
 
     source: Source
@@ -85,9 +85,6 @@ class Found:
             f"{path or self.where}{problem}", f"is this {self.source.what}? the official: {self.source.how_to_get()}"
         )
 
-    def size_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self.paths)
-
     def sha256(self) -> str:
         """Digest over the names and contents of all files.
 
@@ -107,7 +104,7 @@ def _content_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def find(source: Source, weights: str | None = None, revision: str | None = None, main: bool = True) -> Found:
+def find(source: Source, weights: str | None = None, revision: str | None = None, main: bool = True) -> CheckpointFiles:
     """The source's files, without touching the network.
 
     Args:
@@ -121,7 +118,7 @@ def find(source: Source, weights: str | None = None, revision: str | None = None
     if folder and not main:
         for name in source.beside:
             if (folder / name).is_file():
-                return Found(source, (folder / name,))
+                return CheckpointFiles(source, (folder / name,))
         if (folder / source.folder_name).is_dir():
             return _in_folder(source, folder / source.folder_name)
     if folder and main:
@@ -134,7 +131,9 @@ def find(source: Source, weights: str | None = None, revision: str | None = None
     return _in_folder(source, snapshot, repo)
 
 
-def fetch(source: Source, weights: str | None = None, revision: str | None = None, main: bool = True) -> Found:
+def fetch(
+    source: Source, weights: str | None = None, revision: str | None = None, main: bool = True
+) -> CheckpointFiles:
     """Like `find`, downloading from the hub what is not on this disk."""
     try:
         return find(source, weights, revision, main)
@@ -163,7 +162,7 @@ def _folder(weights: str | None) -> Path | None:
     raise SpecbenchError(f"--weights {weights}: no such folder", "name a folder, or a hub id such as owner/name")
 
 
-def _in_folder(source: Source, folder: Path, repo: str | None = None) -> Found:
+def _in_folder(source: Source, folder: Path, repo: str | None = None) -> CheckpointFiles:
     paths: list[Path] = []
     for pattern in source.files:
         found = sorted(path for path in folder.glob(pattern) if path.is_file())
@@ -173,7 +172,7 @@ def _in_folder(source: Source, folder: Path, repo: str | None = None) -> Found:
     for name in _shards(source, folder) if any(path.suffix == ".safetensors" for path in paths) else ():
         if not (folder / name).is_file():
             raise _missing(source, f"{folder} has no {name}, which its {INDEX} lists", repo)
-    return Found(source, tuple(paths))
+    return CheckpointFiles(source, tuple(paths))
 
 
 def _shards(source: Source, folder: Path) -> set[str]:

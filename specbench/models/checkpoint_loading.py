@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import Found, Source, read_json
+from specbench.models.checkpoint_files import CheckpointFiles, Source, read_json
 
 
-def read_tensors(found: Found) -> dict[str, Tensor]:
+def read_tensors(found: CheckpointFiles) -> dict[str, Tensor]:
     """All tensors of the source's weight files, mapped into memory rather than copied where the format allows it.
 
     Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module" or "state_dict".
@@ -57,7 +57,7 @@ def _read_pickle(source: Source, path: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
 
 
-def read_config(found: Found, kind: type):
+def read_config(found: CheckpointFiles, kind: type):
     """`config.json` of a source as a transformers configuration of class `kind`."""
     path = found.named("config.json")
     held = read_json(found.source, path)
@@ -67,7 +67,7 @@ def read_config(found: Found, kind: type):
         raise found.source.damaged(path, error) from error
 
 
-def read_tokenizer(found: Found) -> Tokenizer:
+def read_tokenizer(found: CheckpointFiles) -> Tokenizer:
     """`tokenizer.json` exactly as the file describes it, which no tokenizer class can then reinterpret."""
     path = found.named("tokenizer.json")
     try:
@@ -94,7 +94,7 @@ def drop(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[str, Te
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(prefixes))}
 
 
-def build(kind: Callable[..., nn.Module], *arguments: object, found: Found | None = None) -> nn.Module:
+def build(kind: Callable[..., nn.Module], *arguments: object, found: CheckpointFiles | None = None) -> nn.Module:
     """A network without memory: its parameters are to be assigned by `fill` or drawn by `randomise`.
 
     Args:
@@ -109,7 +109,9 @@ def build(kind: Callable[..., nn.Module], *arguments: object, found: Found | Non
         raise found.source.damaged(found.named("config.json"), error) from error
 
 
-def fill(network: nn.Module, tensors: Mapping[str, Tensor], found: Found, device: str, dtype: torch.dtype) -> nn.Module:
+def fill(
+    network: nn.Module, tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str, dtype: torch.dtype
+) -> nn.Module:
     """Give every parameter of a built network its stored value, in evaluation mode.
 
     Args:
@@ -177,6 +179,6 @@ def renew_rotary(network: nn.Module) -> None:
                 setattr(module, name, type(child)(child.config))
 
 
-def _unaccounted(found: Found, verb: str, names: Sequence[str]) -> SpecbenchError:
+def _unaccounted(found: CheckpointFiles, verb: str, names: Sequence[str]) -> SpecbenchError:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return found.refusal(f" {verb} '{names[0]}'{more}")

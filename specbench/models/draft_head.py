@@ -25,7 +25,7 @@ from transformers.models.chameleon.configuration_chameleon import ChameleonConfi
 from transformers.models.chameleon.modeling_chameleon import ChameleonDecoderLayer
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import Found
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import renew_rotary
 from specbench.models.draft_head_files import find_head
 from specbench.models.interface import ImageModel
@@ -129,7 +129,7 @@ def head_for(model: ImageModel, path: str) -> EagleHead:
     return kept[1]
 
 
-def _identity(found: Found) -> tuple[tuple[Path, int, int], ...]:
+def _identity(found: CheckpointFiles) -> tuple[tuple[Path, int, int], ...]:
     """What tells these files from others, and from themselves once they are written anew."""
     states = [(path.resolve(), path.stat()) for path in found.paths]
     return tuple((path, state.st_size, state.st_mtime_ns) for path, state in states)
@@ -154,7 +154,7 @@ def _adopted(head: EagleHead, model: ImageModel, path: str) -> EagleHead:
     return head.to(model.device, model.dtype).eval().requires_grad_(False)
 
 
-def load_head(found: Found) -> EagleHead:
+def load_head(found: CheckpointFiles) -> EagleHead:
     """The head in these files, float32.
 
     Raises:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.checkpoint_files import Found, Source, fetch, find
+from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch, find
 
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
 
 
-def find_head(given: str, model: str, own: Path | None, download: bool = False) -> Found:
+def find_head(given: str, model: str, own: Path | None, download: bool = False) -> CheckpointFiles:
     """The files of the head `given`, a folder or hub id, or of `own` if that is empty.
 
     Args:
@@ -48,7 +48,7 @@ def _is_hub_id(given: str) -> bool:
     return given.count("/") == 1 and not given.startswith((".", "/", "~")) and not Path(given).is_dir()
 
 
-def head_in(folder: Path) -> Found:
+def head_in(folder: Path) -> CheckpointFiles:
     """The head's configuration and weights in `folder`, or a SpecbenchError with exit code 5."""
     weights = [folder / name for name in WEIGHTS if (folder / name).is_file()]
     if not weights or not (folder / CONFIG).is_file():
@@ -58,4 +58,4 @@ def head_in(folder: Path) -> Found:
             MISSING_PREREQUISITE,
         )
     source = Source("the draft head", folder.name, (), "")
-    return Found(source, (folder / CONFIG, weights[0]))
+    return CheckpointFiles(source, (folder / CONFIG, weights[0]))

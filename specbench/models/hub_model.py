@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import Found, Source, fetch, find, is_folder
+from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch, find, is_folder
 from specbench.models.transformer.size import Size
 from specbench.specs.run_spec import Sampling
 
@@ -164,7 +164,7 @@ class HubModel:
             return False
         return True
 
-    def find(self) -> tuple[Found, ...]:
+    def find(self) -> tuple[CheckpointFiles, ...]:
         """Its files on this disk, the language model's first; none for random weights. Nothing is downloaded.
 
         Raises:
@@ -172,11 +172,11 @@ class HubModel:
         """
         return self._each(find)
 
-    def fetch(self) -> tuple[Found, ...]:
+    def fetch(self) -> tuple[CheckpointFiles, ...]:
         """Its files, downloaded where needed."""
         return self._each(fetch)
 
-    def _each(self, get) -> tuple[Found, ...]:
+    def _each(self, get) -> tuple[CheckpointFiles, ...]:
         if self.random:
             return ()
         main = get(self.source, self.weights, self.revision)
@@ -193,6 +193,6 @@ class HubModel:
         return digest(self.find())
 
 
-def digest(found: tuple[Found, ...]) -> str:
+def digest(found: tuple[CheckpointFiles, ...]) -> str:
     """One digest over all files of a model."""
     return hashlib.sha256("".join(one.sha256() for one in found).encode()).hexdigest()

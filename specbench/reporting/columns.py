@@ -123,7 +123,7 @@ SPEED = (
     Column("step ms", _duration("step_ms"), stats.step_ms),
     Column("latency ms", _duration("latency_ms"), stats.latency_ms),
     Column("end-to-end ms", _duration("latency_e2e_ms"), stats.latency_e2e_ms),
-    Column("over floor", _plain("over_floor", 2, "x"), stats.over_floor),
+    Column("over floor", _plain("over_floor", 2, "x"), stats.roofline_ratio),
 )
 
 THROUGHPUT = (

@@ -15,7 +15,7 @@
 A layer's activations, per row and column, are 4 x d (input, residual stream before and after attention, norm) and
 3 x inner (the gate, what it multiplies, their product). Rows are two per image with guidance, else one. Columns are
 those of the widest forward: a window, the nodes of a tree, the rows of an image. Laws are float32, the rest is in the
-model's format. A prompt has `PROMPT` elements.
+model's format. A prompt has `ASSUMED_PROMPT_TOKENS` elements.
 
 A draft head is taken for one layer of the target, a projection of 2d x d and a copy of the token table, since it may
 not be on this disk yet.
@@ -41,7 +41,7 @@ from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import Sampling
 from specbench.specs.tree_paths import node_paths
 
-PROMPT = 256
+ASSUMED_PROMPT_TOKENS = 256
 """Elements a prompt may have, by assumption; families take up to about 130."""
 NEIGHBOURS = 1000
 """Entries per token in LANTERN's table of int32."""
@@ -87,12 +87,12 @@ def footprint(model: Model, decoder: DecoderSpec, sampling: Sampling, dtype: str
         weights += (layer.weights + 2 * layer.width**2 + model.table * layer.width) * number
     if decoder.verifier.startswith("lantern"):
         weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1)
-    cache = rows * (PROMPT + model.stream + 2 * columns) * kv
-    inputs = rows * (2 * PROMPT * width + model.stream * model.slot_numbers * number)
+    cache = rows * (ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns) * kv
+    inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
     if decoder.init.endswith("-sample"):
         inputs += (model.stream + columns) * law
     activations = 4 * width + 3 * layer.inner * number
-    prefill = rows * PROMPT * activations
+    prefill = rows * ASSUMED_PROMPT_TOKENS * activations
     target = columns * (rows * (activations + width) + 2 * law)
     verify = columns * (rows * width + laws_alive(decoder, sampling, model.stream > model.tokens) * law)
     picture = 4 * math.prod(model.resolution) * model.pixel_numbers

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import Model, find_model
-from specbench.models.checkpoint_files import Found
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import find_head, require_head
 from specbench.prompts import Prompt, PromptSet, load_prompts, select
 from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders
@@ -22,7 +22,7 @@ from specbench.runs.memory_estimate import settle_batch
 from specbench.runs.settings import Value
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
-from specbench.store.run_folders import read_info, runs_in
+from specbench.store.find import find_runs_like, read_infos
 from specbench.system import compiler
 
 RUN_ORIGINS = (
@@ -67,8 +67,11 @@ class Workers:
 class Plan:
     """Everything `specbench.runs.execute.execute` needs.
 
-    `chosen` are the prompts of `prompts` that will be generated; `settings` is what the plan was made from; `memory` is
-    how the batch was reckoned, see `specbench.runs.memory_estimate.settle_batch`; `notes` say what was asked for and cannot be had.
+    Attributes:
+        chosen: the prompts of `prompts` to generate.
+        settings: the settings the plan was made from.
+        memory: the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`.
+        notes: requests that cannot be met, a sentence each.
     """
 
     model: Model
@@ -131,7 +134,7 @@ class Plan:
             mode=self.mode if self.mode == "throughput" and self.batch == 1 else None,
         )
 
-    def head(self, decoder: DecoderSpec, download: bool = False) -> Found | None:
+    def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
         """The files of the decoder's draft head; None where it has none."""
         given = dict(decoder.options).get("head")
         return None if given is None else find_head(given, self.model.name, self.model.head, download)
@@ -199,14 +202,16 @@ def _settle_batch(plan: Plan) -> Plan:
 
 
 def _earlier_batch(plan: Plan) -> int | None:
-    weights = plan.model.weights_sha256() if plan.model.ready else ""
-    for folder in runs_in(plan.out) if weights else ():
-        info = read_info(folder)
-        batch = info["spec"].get("batch")
-        if "images" in (info.get("memory") or {}) and folder.name in {
-            replace(plan, batch=batch).spec(planned.spec, weights).run_id for planned in plan.decoders
-        }:
-            return batch
+    """The batch that `--batch auto` chose for one of the plan's runs before, so that repeating a command resumes it."""
+    if not plan.model.ready:
+        return None
+    weights, runs = plan.model.weights_sha256(), read_infos(plan.out)
+    for planned in plan.decoders if runs else ():
+        wanted = vars(plan.spec(planned.spec, weights))
+        wanted = {name: value for name, value in wanted.items() if name not in ("batch", "mode")}
+        for info in find_runs_like(runs, **wanted).values():
+            if "images" in (info.memory or {}):  # written by --batch auto alone
+                return info.spec.batch
     return None
 
 

@@ -1,4 +1,4 @@
-"""How far a run is from the least its device could need."""
+"""Roofline model: the least time a device needs for a run's forwards, and the measured time over it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specbench.models.transformer.size import Size
 from specbench.stats.ratios import ratio
 
 
-def over_floor(rows: pd.DataFrame, floor: Mapping | None) -> float | None:
+def roofline_ratio(rows: pd.DataFrame, floor: Mapping | None) -> float | None:
     """Over floor: time of the decode loop over the least in which this device could do the same forwards, both summed
     over images: the larger of the bytes to read (weights once per forward, cached keys and values of the image's own
     tokens once per row and forward) over its memory bandwidth, and of the operations of the matrix products over its
@@ -26,7 +26,7 @@ def over_floor(rows: pd.DataFrame, floor: Mapping | None) -> float | None:
 
 
 def floor_ms(rows: pd.DataFrame, floor: Mapping) -> pd.Series:
-    """Milliseconds per image; see `over_floor`."""
+    """Milliseconds per image; see `roofline_ratio`."""
     size, twins = Size(**floor["size"]), floor["rows_per_image"]
     nfe = rows["nfe"]
     visible = nfe * rows["stream_tokens"] - rows["committed_step_sum"] + nfe

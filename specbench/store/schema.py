@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from specbench.decoding.generation import SPANS, Generation
-from specbench.store.run_folders import SCHEMA_VERSION
+from specbench.store.run_info import SCHEMA_VERSION
 
 Key = tuple[str, int]
 KEY = ("prompt_id", "sample")
@@ -66,10 +66,10 @@ SAMPLES = pa.schema(
 """Columns of `samples/*.parquet`; every one but `schema`, the key, `prompt`, `seed`, `status` and
 `started_at` may be null.
 
-`meta`, `facts` and `machine` (see `specbench.system.monitor.Watch.read`) are JSON objects; `image` is a path inside the run
-folder; a `batch`-th of a span's `*_ms` is the image's share of the time; `ar_ms` and `e2e_ms` are null unless the run
-decodes one image at a time on a device of its own; `attempts` counts how often the call that wrote the row tried the
-image. Rows of schema version 1 lack `attempts` and `machine`. The arrays are those of Generation.
+`meta`, `facts` and `machine` (see `specbench.system.monitor.MachineMonitor.read`) are JSON objects; `image` is a path
+inside the run folder; a `batch`-th of a span's `*_ms` is the image's share of the time; `ar_ms` and `e2e_ms` are null
+unless the run decodes one image at a time on a device of its own; `attempts` counts how often the call that wrote the
+row tried the image. Rows of schema version 1 lack `attempts` and `machine`. The arrays are those of Generation.
 """
 
 TRACES = pa.schema(

@@ -47,7 +47,7 @@ def test_the_cache_is_predicted_within_a_tenth(name, guidance, monkeypatch):
         held.append(self.keys.nbytes + self.values.nbytes)
 
     monkeypatch.setattr(PositionLayer, "lazy_initialization", counting)
-    monkeypatch.setattr(memory_estimate, "PROMPT", 16)
+    monkeypatch.setattr(memory_estimate, "ASSUMED_PROMPT_TOKENS", 16)
     model, decoder, sampling = load_model("shapes"), resolve(name), Sampling(guidance, top_k=256)
     requests = [Request(CAPTION, "p", sample) for sample in range(2)]
     stop_after(2, monkeypatch)

@@ -225,7 +225,7 @@ def test_definitions_are_written_down():
     for name in ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup",
                  "step_ratio", "window_cost", "overhead", "logp_mean", "logp_std", "perplexity", "nll_gap",
                  "acceptance", "acceptance_by_offset", "acceptance_length", "rounds", "draft_ms", "theorem2_bound",
-                 "acceptance_by_sibling", "draft_tv_by_depth", "images_per_hour", "over_floor"):  # fmt: skip
+                 "acceptance_by_sibling", "draft_tv_by_depth", "images_per_hour", "roofline_ratio"):  # fmt: skip
         assert ": " in getattr(stats, name).__doc__.split("\n\n")[0], name
 
 

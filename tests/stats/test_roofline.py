@@ -68,7 +68,7 @@ def test_milliseconds_by_hand():
     rows = synthetic.frame(synthetic.ar(1))
     bytes_read = 4 * (4 * 1000 + 2 * 10 * 10)
     assert list(stats.floor_ms(rows, FLOOR)) == pytest.approx([bytes_read / 1e6 * 1e3])
-    assert stats.over_floor(rows, FLOOR) == pytest.approx(44 / 16.8)
+    assert stats.roofline_ratio(rows, FLOOR) == pytest.approx(44 / 16.8)
     operations = 2 * (2 * 4 * 1000 + 4 * 10 * 5)
     slow = FLOOR | {"flops": 1e5}
     assert list(stats.floor_ms(rows, slow)) == pytest.approx([operations / 1e5 * 1e3])

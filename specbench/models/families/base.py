@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from torch.nn import functional
 
-from specbench.models.checkpoint_files import Found
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.families import vq_decoder
 from specbench.models.hub_model import HubModel, digest
 from specbench.models.interface import TokenLayout
@@ -43,7 +43,7 @@ class Request:
     """
 
     info: HubModel
-    found: tuple[Found, ...]
+    found: tuple[CheckpointFiles, ...]
     weights_sha256: str
     device: str
     dtype: torch.dtype
@@ -64,7 +64,7 @@ class Request:
         return {**full, **tiny} if self.info.tiny else dict(full)
 
 
-def load(info: HubModel, device: str, dtype: str, found: tuple[Found, ...]) -> FamilyModel:
+def load(info: HubModel, device: str, dtype: str, found: tuple[CheckpointFiles, ...]) -> FamilyModel:
     """The model of these facts, from its files or, without any, with random weights.
 
     On the device "meta" everything is checked and no weight is read.

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
-from specbench.models.checkpoint_files import Found
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import (
     build,
     drop,
@@ -80,13 +80,13 @@ def _trunk(network: nn.Module, tokenizer: Tokenizer, image_ids: range, image_ten
     return Trunk(tokenizer, network.model, head, image_ids, image_tensors)
 
 
-def _language_model(config: ChameleonConfig, found: Found | None = None) -> nn.Module:
+def _language_model(config: ChameleonConfig, found: CheckpointFiles | None = None) -> nn.Module:
     network = build(ChameleonForConditionalGeneration, config, found=found)
     del network.model.vqmodel
     return network
 
 
-def _image_ids(vocabulary: Mapping[str, int], found: Found) -> range:
+def _image_ids(vocabulary: Mapping[str, int], found: CheckpointFiles) -> range:
     """Vocabulary ids of the image tokens: their names spell the code with letters, A for 0."""
     digits = str.maketrans("ABCDEFGHIJ", "0123456789")
     codes = {

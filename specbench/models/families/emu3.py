@@ -10,7 +10,7 @@ from torch import nn
 from transformers import Emu3Config, Emu3ForCausalLM, Emu3TextConfig, Emu3VQVAE
 from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
-from specbench.models.checkpoint_files import Found
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import (
     build,
     drop,
@@ -79,7 +79,7 @@ def _random(request: Request) -> Emu3:
     return _model(request, stand_in_tokenizer(_SPECIALS, first_byte=0), language, ids, image)
 
 
-def _image_network(config: Emu3VQVAEConfig, found: Found | None = None) -> nn.Module:
+def _image_network(config: Emu3VQVAEConfig, found: CheckpointFiles | None = None) -> nn.Module:
     network = build(Emu3VQVAE, config, found=found)
     del network.encoder, network.quant_conv
     return network

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import JanusConfig
 from transformers.models.janus.modeling_janus import JanusModel
 
-from specbench.models.checkpoint_files import Found, read_json
+from specbench.models.checkpoint_files import CheckpointFiles, read_json
 from specbench.models.checkpoint_loading import (
     build,
     drop,
@@ -91,13 +91,13 @@ def load(request: Request) -> Janus:
     return Janus(request, read_tokenizer(files), network, _named(files, "bos_token"), _named(files, "pad_token"))
 
 
-def _network(config: JanusConfig, found: Found | None = None) -> nn.Module:
+def _network(config: JanusConfig, found: CheckpointFiles | None = None) -> nn.Module:
     network = build(JanusModel, config, found=found)
     del network.vision_model, network.aligner, network.vqmodel.encoder, network.vqmodel.quant_conv
     return network
 
 
-def _named(files: Found, role: str) -> str:
+def _named(files: CheckpointFiles, role: str) -> str:
     path = files.named("tokenizer_config.json")
     held = read_json(files.source, path).get(role)
     name = held.get("content") if isinstance(held, dict) else held

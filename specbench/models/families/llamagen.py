@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel, T5Config, T5EncoderModel
 
-from specbench.models.checkpoint_files import Found
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import (
     build,
     drop,
@@ -196,9 +196,9 @@ def _text_dtype(request: Request) -> torch.dtype:
     return torch.float32 if request.dtype == torch.float16 else request.dtype
 
 
-def _only(files: Found, vq_file: bool) -> Found:
+def _only(files: CheckpointFiles, vq_file: bool) -> CheckpointFiles:
     """The image tokenizer's file, or the language model's."""
-    return Found(files.source, tuple(path for path in files.paths if (path.name == VQ_FILE) == vq_file))
+    return CheckpointFiles(files.source, tuple(path for path in files.paths if (path.name == VQ_FILE) == vq_file))
 
 
 def _llama(sizes: Mapping[str, int]) -> LlamaConfig:
@@ -206,7 +206,7 @@ def _llama(sizes: Mapping[str, int]) -> LlamaConfig:
     return LlamaConfig(**sizes, num_attention_heads=heads, num_key_value_heads=heads, rms_norm_eps=1e-5)
 
 
-def _config(tensors: Mapping[str, Tensor], found: Found) -> LlamaConfig:
+def _config(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> LlamaConfig:
     """The architecture that converted tensors were made with."""
     try:
         vocabulary, width = tensors["output.weight"].shape
@@ -234,7 +234,7 @@ _LAYER_NAMES = {
 }
 
 
-def convert(tensors: Mapping[str, Tensor], found: Found) -> dict[str, Tensor]:
+def convert(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> dict[str, Tensor]:
     """Official tensors under the names and in the order of `Network`."""
     converted: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

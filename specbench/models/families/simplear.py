@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from specbench.models.checkpoint_files import Found
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import build, fill, randomise, read_config, read_tensors, read_tokenizer
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, Request, stand_in_tokenizer
@@ -69,7 +69,7 @@ def _model(request: Request, tokenizer, network: nn.Module, words: int, decoder:
     return SimpleAR(request, tokenizer, network.model, head, range(words, words + len(head)), decoder)
 
 
-def _cosmos(files: Found, device: str) -> vq_decoder.CosmosDecoder:
+def _cosmos(files: CheckpointFiles, device: str) -> vq_decoder.CosmosDecoder:
     path = files.named("decoder.jit")
     try:
         with warnings.catch_warnings():

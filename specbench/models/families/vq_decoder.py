@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import JanusVQVAEConfig
 from transformers.models.janus.modeling_janus import JanusVQVAE
 
-from specbench.models.checkpoint_files import Found
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import build, drop, fill, randomise, rename
 
 
@@ -97,7 +97,7 @@ def taming_config(tensors: Mapping[str, Tensor]) -> JanusVQVAEConfig:
     )
 
 
-def load_chameleon_vq(tensors: Mapping[str, Tensor], found: Found, device: str) -> TamingDecoder:
+def load_chameleon_vq(tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str) -> TamingDecoder:
     """Chameleon's decoder from Meta's `vqgan.ckpt`, or from the converted repositories, in float32.
 
     Their levels are numbered from the image down, transformers' from the latent up.
@@ -109,13 +109,13 @@ def load_chameleon_vq(tensors: Mapping[str, Tensor], found: Found, device: str) 
     return _load_taming(renamed, found, device, normalise=False, attention=False)
 
 
-def load_llamagen_vq(tensors: Mapping[str, Tensor], found: Found, device: str) -> TamingDecoder:
+def load_llamagen_vq(tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str) -> TamingDecoder:
     """LlamaGen's decoder from `vq_ds16_t2i.pt`, in float32."""
     renamed = rename(drop(tensors, ["quantize.codebook_used"]), _llamagen_name)
     return _load_taming(renamed, found, device, normalise=True, attention=True)
 
 
-def _load_taming(tensors: dict[str, Tensor], found: Found, device: str, normalise: bool, attention: bool):
+def _load_taming(tensors: dict[str, Tensor], found: CheckpointFiles, device: str, normalise: bool, attention: bool):
     kept = drop(tensors, ENCODER_SIDE)
     try:
         config = taming_config(kept)
