@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from specbench.cli import build_app
-from specbench.specs.components import plain
+from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, resolve
 
 ROOT = Path(__file__).parent.parent

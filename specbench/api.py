@@ -62,7 +62,7 @@ def generate(
         raise SpecbenchError("generate: no prompt given", "pass a caption, or a list of some")
     info.check_prompts(Prompt(text_id(text), text) for text in texts)
     device = values["device"].value
-    compiled, refusal = compiler.decide(values["compile"].value, device)
+    compiled, refusal = compiler.should_compile(values["compile"].value, device)
     if refusal:
         raise SpecbenchError(refusal, "leave compile away", MISSING_PREREQUISITE)
     loaded = load_for_run(info, device, values["dtype"].value, values["threads"].value, compiled)

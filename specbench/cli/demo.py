@@ -10,7 +10,7 @@ import typer
 
 from specbench.cli.options import flags, print_json, print_table
 from specbench.runs.settings import JSON, QUIET, Setting, merge, run_settings
-from specbench.specs.components import Option
+from specbench.specs.options import Option
 from specbench.system import console
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.runs.settings import Setting
-from specbench.specs.components import Option, plain
+from specbench.specs.options import Option, plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system.console import one_line
 

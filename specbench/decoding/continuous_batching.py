@@ -20,7 +20,7 @@ from specbench.decoding.loop import Request, begin, checked, decode, noise_keys
 from specbench.decoding.timing import Spans
 from specbench.errors import SpecbenchError
 from specbench.models.interface import ImageModel
-from specbench.models.transformer.host_sync import look
+from specbench.models.transformer.host_sync import to_host
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import Sampling
 
@@ -51,7 +51,7 @@ def decode_each(
     """
     waiting = iter(requests)
     if refills(build(decoder, model)):
-        yield from Refill(model, waiting, rows, decoder, sampling, seed, trace).run()
+        yield from ContinuousBatch(model, waiting, rows, decoder, sampling, seed, trace).run()
         return
     while batch := list(islice(waiting, rows)):
         rare = len(batch) < rows
@@ -59,14 +59,14 @@ def decode_each(
 
 
 @dataclass
-class Seat:
+class ImageSlot:
     """An image that a row is busy with, and its share of the time by span, in milliseconds."""
 
     request: Request
     share_ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
-class Refill:
+class ContinuousBatch:
     """A batch whose rows are refilled.
 
     A step's time is shared evenly by the images in work, what is done for some images alone (encoding, prefill,
@@ -88,7 +88,7 @@ class Refill:
         self._spans = Spans(model.device)
         self._steps_ms = 0.0
         self._known_ms: dict[str, float] = {}
-        self._seats: dict[int, Seat] = {}
+        self._in_work: dict[int, ImageSlot] = {}
 
     @torch.inference_mode()
     def run(self) -> Iterator[Outcome]:
@@ -96,53 +96,53 @@ class Refill:
         if not self._begin():
             return
         length, behind = self._model.layout.length, 0
-        while self._seats:
+        while self._in_work:
             start = time.perf_counter()
             self._loop.step(behind)
-            committed = look(self._loop.committed)
+            committed = to_host(self._loop.committed)
             self._steps_ms += (time.perf_counter() - start) * 1e3
-            if done := [row for row in self._seats if committed[row] >= length]:
+            if done := [row for row in self._in_work if committed[row] >= length]:
                 yield from self._finish(done)
-                for row in self._reseat(done):
+                for row in self._start_next(done):
                     committed[row] = 0
-            behind = min((committed[row] for row in self._seats), default=length)
+            behind = min((committed[row] for row in self._in_work), default=length)
 
     def _begin(self) -> bool:
-        """Seat the first requests; False if there are none."""
-        self._seats = dict(enumerate(map(Seat, islice(self._waiting, self._rows))))
-        if not self._seats:
+        """Start the first requests; False if there are none."""
+        self._in_work = dict(enumerate(map(ImageSlot, islice(self._waiting, self._rows))))
+        if not self._in_work:
             return False
-        requests = [seat.request for seat in self._seats.values()]
+        requests = [slot.request for slot in self._in_work.values()]
         rare = len(requests) < self._rows
         self._loop = begin(
             self._model, requests, self._decoder, self._sampling, self._seed, self._spans, self._trace, rare
         )
-        self._share(list(self._seats), "encode", "prefill")
+        self._share(list(self._in_work), "encode", "prefill")
         return True
 
     def _finish(self, done: Sequence[int]) -> list[Outcome]:
-        """The images of rows that are complete, which leave their seats."""
+        """The images of rows that are complete, which leave their slots."""
         self._share_steps()
         model, loop = self._model, self._loop
         rows = torch.tensor(done, device=model.device)
         with self._spans("render"):
             pixels = model.render(model.layout.image_tokens(loop.tokens[rows])).cpu().numpy()
         self._share(done, "render")
-        seats = [self._seats.pop(row) for row in done]
+        slots = [self._in_work.pop(row) for row in done]
         forced = np.array(model.layout.forced) >= 0
-        images = loop.record.rows(rows, loop.tokens[:, : len(forced)], forced, [seat.share_ms for seat in seats])
+        images = loop.recorder.rows(rows, loop.tokens[:, : len(forced)], forced, [slot.share_ms for slot in slots])
         for image, shown in zip(images, pixels, strict=True):
             image.image = shown
-        requests = [seat.request for seat in seats]
+        requests = [slot.request for slot in slots]
         return [(request, checked(image, request)) for request, image in zip(requests, images, strict=True)]
 
-    def _reseat(self, free: Sequence[int]) -> list[int]:
+    def _start_next(self, free: Sequence[int]) -> list[int]:
         """Give free rows to the next requests; the rows that were given."""
         requests = list(islice(self._waiting, len(free)))
         if not requests:
             return []
         taken = list(free[: len(requests)])
-        self._seats |= zip(taken, map(Seat, requests), strict=True)
+        self._in_work |= zip(taken, map(ImageSlot, requests), strict=True)
         with self._spans("encode"):
             prefix = self._model.encode([request.text for request in requests])
         rows = torch.tensor(taken, device=self._model.device)
@@ -154,11 +154,11 @@ class Refill:
 
     def _share_steps(self) -> None:
         """Share the time of the steps since the last call among the images in work."""
-        rows = list(self._seats)
+        rows = list(self._in_work)
         spent = self._share(rows, "draft", "target", "verify", "trace")
         busy = spent["draft"] + spent["target"] + spent["verify"]
         for row in rows:
-            share = self._seats[row].share_ms
+            share = self._in_work[row].share_ms
             share["host"] += max(0.0, self._steps_ms - busy) * self._scale(rows)
             share["verify"] -= share.pop("trace", 0.0)
         self._steps_ms = 0.0
@@ -170,7 +170,7 @@ class Refill:
         self._known_ms |= {name: totals.get(name, 0.0) for name in names}
         for row in rows:
             for name, ms in spent.items():
-                self._seats[row].share_ms[name] += ms * self._scale(rows)
+                self._in_work[row].share_ms[name] += ms * self._scale(rows)
         return spent
 
     def _scale(self, rows: Sequence[int]) -> float:

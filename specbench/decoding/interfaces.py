@@ -11,7 +11,7 @@ from specbench.decoding.draft_tree import routes
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Target
 from specbench.models.interface import Session, Tree
-from specbench.models.transformer.compilation import as_it_is
+from specbench.models.transformer.compilation import call_eager
 
 
 class Batch(NamedTuple):
@@ -22,14 +22,14 @@ class Batch(NamedTuple):
         target: turns guided logits into distributions.
         noise: of the rows.
         tokens: [B, L] stream tokens: committed ones, then drafts; the loop keeps it up to date.
-        rules: calls functions of tensors, perhaps compiled.
+        call: `call(fn, *args)` runs fn eagerly or as a compiled function.
     """
 
     session: Session
     target: Target
     noise: Noise
     tokens: Tensor
-    rules: Callable = as_it_is
+    call: Callable = call_eager
 
 
 class Proposal(NamedTuple):
@@ -38,17 +38,17 @@ class Proposal(NamedTuple):
     Attributes:
         tokens: [B, C] token each column consumes.
         positions: [B, C] stream slot each column predicts.
-        laws: [B, C, V] law that a column's eldest child was drawn from; a younger one was drawn from it without its
-            elders. Undefined where a column has no child on its route: readers must mask it by `has_next`.
+        q: [B, C, V] proposal distribution of each column's first child; later siblings are drawn from it without
+            replacement. Undefined in columns without a draft after them.
         tree: the columns' shape.
-        most_columns: the most columns a forward of this drafter has.
+        max_columns: the most columns a forward of this drafter has.
     """
 
     tokens: Tensor
     positions: Tensor
-    laws: Tensor
+    q: Tensor
     tree: Tree
-    most_columns: int
+    max_columns: int
 
     @property
     def branches(self) -> Tree | None:
@@ -75,12 +75,12 @@ class Drafter(Protocol):
         `step`-th [B, 1] of each row."""
         ...
 
-    def observe(self, walk: Walk, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
+    def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         """What became of the proposal: `shift` [B] of its slots `positions` [B, T] are committed now."""
         ...
 
 
-class Walk(NamedTuple):
+class Verification(NamedTuple):
     """What one step's verification decided. T slots of a path, slot j of a row being stream slot n + j; C columns.
 
     Attributes:

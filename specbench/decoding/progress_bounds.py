@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specbench.models.transformer.host_sync import look
+from specbench.models.transformer.host_sync import to_host
 
 
-class Progress:
+class CommittedBounds:
     """Bounds on the tokens of the slowest row, of `length`, when a step commits from 1 to `most` tokens a row.
 
     AR is never looked at; a window of W about once per W / (tokens per step) steps, and every step of the last window.
@@ -30,4 +30,4 @@ class Progress:
         self.behind += 1
         self._ahead += self._most
         if self.behind < self._length <= self._ahead:
-            self.behind = self._ahead = min(look(committed))
+            self.behind = self._ahead = min(to_host(committed))

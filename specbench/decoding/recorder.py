@@ -10,12 +10,12 @@ from torch import Tensor
 
 from specbench.decoding.draft_tree import DEPTHS, Routes
 from specbench.decoding.generation import Generation
-from specbench.decoding.interfaces import Proposal, Walk
+from specbench.decoding.interfaces import Proposal, Verification
 from specbench.decoding.sampling import at, entropy, kept
 from specbench.decoding.timing import Spans
 
 
-class Record:
+class StepRecorder:
     """Per-slot and per-offset facts of one batch. B rows, N stream slots, window W."""
 
     def __init__(self, rows: int, length: int, window: int, forced: Tensor):
@@ -53,38 +53,38 @@ class Record:
         """Count one target forward for the rows [B] that were not complete before it."""
         self._nfe += running
 
-    def walk(self, seen: Walk, fed: Proposal, tables: Routes, positions: Tensor) -> None:
+    def verification(self, verified: Verification, proposal: Proposal, tables: Routes, positions: Tensor) -> None:
         """Count one step: how far it got among slots `positions` [B, T], and every draft tested on the way."""
         self.count_forward(positions[:, 0] < self._length)
         if not tables.levels:
             return
         self._add("rounds", positions[:, 0] < self._length, None)
         slot = torch.arange(positions.shape[1], device=positions.device)
-        first = seen.first[:, None]
-        counted = tables.has_children[seen.columns] & self._free[positions]
+        first = verified.first[:, None]
+        counted = tables.has_children[verified.columns] & self._free[positions]
         width = positions.shape[1]
         self._drafted[:, :width] += counted
         tested = counted & (slot <= first)
         self._tested[:, :width] += tested
         self._accepted[:, :width] += counted & (slot < first)
-        self._tests(seen, self._free[fed.positions - 1], tables)
+        self._tests(verified, self._free[proposal.positions - 1], tables)
         if self._spans:
             with self._spans("trace"):
-                self._trace(seen, fed, positions, tested)
+                self._trace(verified, proposal, positions, tested)
 
-    def _trace(self, seen: Walk, fed: Proposal, positions: Tensor, tested: Tensor) -> None:
+    def _trace(self, verified: Verification, proposal: Proposal, positions: Tensor, tested: Tensor) -> None:
         """Note p against the law of the eldest draft, by slot; a slot is tested in the step that commits it."""
-        laws = fed.laws.gather(1, seen.columns[..., None].expand_as(seen.p))
+        laws = proposal.q.gather(1, verified.columns[..., None].expand_as(verified.p))
         for traced, value in (
-            (self._draft_tv, (seen.p - laws).abs().sum(-1) / 2),
+            (self._draft_tv, (verified.p - laws).abs().sum(-1) / 2),
             (self._draft_top1, laws.amax(-1)),
         ):
             traced.scatter_(1, positions, torch.where(tested, value, torch.nan))
 
-    def _tests(self, seen: Walk, free: Tensor, tables: Routes) -> None:
+    def _tests(self, verified: Verification, free: Tensor, tables: Routes) -> None:
         """Add up the facts of the drafts tested, those for slots that are not `free` [B, C] left out."""
-        tested = seen.tested & free
-        for name, value in seen.facts.items():
+        tested = verified.tested & free
+        for name, value in verified.facts.items():
             if name == "excess":
                 self._add("theorem2_bound", torch.where(tested, value, 0.0).sum(1), None)
             elif name == "distance":
@@ -95,7 +95,7 @@ class Record:
         if len(tables.levels) > 1:
             for rank in range(len(tables.levels)):
                 own = tested & (tables.rank == rank)
-                self._add(f"sibling_{rank}_accepted", (own & seen.accepted).sum(1), own.sum(1))
+                self._add(f"sibling_{rank}_accepted", (own & verified.accepted).sum(1), own.sum(1))
                 self._add(f"sibling_{rank}_tested", own.sum(1), None)
 
     def _add(self, name: str, total: Tensor, count: Tensor | None) -> None:

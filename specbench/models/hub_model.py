@@ -27,7 +27,7 @@ class HubModel:
     """A model whose weights are published elsewhere.
 
     Attributes:
-        target: "module:function" called with a `specbench.models.families.base.Request`.
+        target: "module:function" called with a `specbench.models.families.base.LoadRequest`.
         source: the language model's files.
         companions: what it needs besides: tokenizer, text encoder, image decoder.
         patch: pixels per image token, each way.

@@ -169,8 +169,8 @@ def _row(entry: object, columns: Sequence[str], defaults: Mapping, content: Mapp
                 raise _wrong(file, f"{place}.{field}.{name}", f"{value!r} is no {_NOUNS[kind]}")
     return Row(
         entry["label"], entry.get("group"), merge_settings(defaults, own), entry.get("paper", {}),
-        entry["label"], entry.get("group"), merge_settings(defaults, own), entry.get("paper", {}),
-        entry.get("spread", {}),
+        entry.get("spread", {}), entry.get("notes", {}), entry.get("why"),
+        entry.get("hardware", content.get("hardware")),
     )  # fmt: skip
 
 

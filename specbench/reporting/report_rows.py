@@ -27,7 +27,8 @@ from specbench import stats
 from specbench.decoding.generation import SPANS
 from specbench.metrics.score_store import read_scores
 from specbench.reporting.comparability import configuration, differences, is_ar
-from specbench.specs.components import CHOICES, plain
+from specbench.specs.components import CHOICES
+from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, DecoderSpec, resolve
 from specbench.specs.run_spec import RunSpec
 from specbench.specs.tree_paths import node_paths

@@ -163,7 +163,7 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
             "--batch auto: reckoned for this process only", "leave --workers and --ray away, or give N"
         )
     sampling, dtype, device = plan_sampling(model, values), value["dtype"] or model.dtype, _device(value["device"])
-    compiled, refusal = compiler.decide(value["compile"], device)
+    compiled, refusal = compiler.should_compile(value["compile"], device)
     plan = Plan(
         model=model,
         decoders=tuple(decoders),

@@ -1,4 +1,4 @@
-"""One merge of the four places a value can come from: flag, then environment, then config file, then default.
+"""Settings of `specbench run`, and their resolution: flag, then environment, then config file, then default.
 
 A setting has one name everywhere: `--top-k` on the command line, `SPECBENCH_TOP_K` in the environment and `top-k` in a
 config file. Every resolved value remembers where it came from. No torch here.
@@ -14,7 +14,8 @@ from itertools import chain
 from pathlib import Path
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.specs.components import CHOICES, Option
+from specbench.specs.components import CHOICES
+from specbench.specs.options import Option
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import compiler
 
@@ -26,16 +27,16 @@ OTHER_VARIABLES = ("SPECBENCH_DEBUG", "SPECBENCH_CONFIG", "SPECBENCH_CACHE", "SP
 
 @dataclass(frozen=True)
 class Setting:
-    """A knob of a command and how it is shown.
+    """A setting of a command and its presentation in help.
 
     Attributes:
         option: name, default, help and accepted values.
         panel: the help panel it belongs to.
         metavar: placeholder of its value in help screens; empty for switches.
-        unset: who decides when nobody sets it, for example "the model"; empty when `option.default` applies.
-        many: it may be given several times, and takes lists separated by commas.
+        unset: source of the value when it is not set, for example "the model"; empty when `option.default` applies.
+        many: may be repeated, and accepts lists separated by commas.
         words: extra words accepted beside `option`'s type, for example "auto" for a number.
-        others: further options of this name, of other decoders; a value stays text until its decoder reads it.
+        others: options with the same name of other decoders; the value stays text until a decoder parses it.
     """
 
     option: Option
@@ -61,7 +62,7 @@ class Setting:
         return None if self.unset else self.option.default
 
     def parse(self, value: object) -> object:
-        """`value`, from any origin, as this setting's type.
+        """Parse `value`, from any origin, into this setting's type.
 
         Raises:
             SpecbenchError: wrong type or out of range.
@@ -81,14 +82,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Value:
-    """A resolved value and its origin: a flag, a variable, a file, a default, or who decides later."""
+    """A resolved value and its origin: flag, environment variable, file, default, or the part that supplies it."""
 
     value: object
     origin: str
 
     @property
     def given(self) -> bool:
-        """Whether somebody set it, as opposed to a default."""
+        """Whether the user set it, as opposed to a default."""
         return not self.origin.startswith(("default", "left to"))
 
 
@@ -110,18 +111,24 @@ _RUN, _WORKER_PANEL, _MODEL_PANEL = "What to run", "Where to run", "Model"
 
 _WORK = (
     Setting(
-        Option("decoder", "sjd", "decoders, with inline options if wanted: ar,gsd:G=50,window=16"),
+        Option("decoder", "sjd", "decoders, each with optional inline options, for example ar,gsd:G=50,window=16"),
         _RUN,
         "NAME[:OPTION=VALUE,...]",
         many=True,
     ),
-    Setting(Option("prompts", "shapes", "a prompt set's name or a file of prompts"), _RUN, "SET|FILE"),
-    Setting(Option("limit", 1, "only the first N prompts", minimum=1), _RUN, "N", unset="all prompts"),
-    Setting(Option("ids", "", "only these prompt ids"), _RUN, "ID,...", many=True),
+    Setting(Option("prompts", "shapes", "name of a prompt set, or a file with prompts"), _RUN, "SET|FILE"),
+    Setting(Option("limit", 1, "use only the first N prompts", minimum=1), _RUN, "N", unset="all prompts"),
+    Setting(Option("ids", "", "use only the prompts with these ids"), _RUN, "ID,...", many=True),
     Setting(Option("samples", 1, "images per prompt", minimum=1, maximum=10**6), _RUN, "N"),
-    Setting(Option("seed", 0, "whole number that addresses all noise", minimum=0, maximum=MAX_SEED), _RUN, "N"),
+    Setting(Option("seed", 0, "random seed", minimum=0, maximum=MAX_SEED), _RUN, "N"),
     Setting(
-        Option("batch", 1, "images decoded together, auto: as many as fit; latency means 1", minimum=1, maximum=4096),
+        Option(
+            "batch",
+            1,
+            "images decoded together, or auto: as many as fit in memory (always 1 in latency mode)",
+            minimum=1,
+            maximum=4096,
+        ),
         _RUN,
         "N|auto",
         words=("auto",),
@@ -129,53 +136,70 @@ _WORK = (
 )
 _WORKERS = (
     Setting(
-        Option("workers", 1, "processes that decode, each with a model of its own", minimum=1, maximum=4096),
+        Option("workers", 1, "worker processes, each with its own copy of the model", minimum=1, maximum=4096),
         _WORKER_PANEL,
         "N",
         unset="one, or with --ray one per GPU or node",
     ),
     Setting(
-        Option("ray", "", "address of a Ray cluster that is up, or auto"),
+        Option("ray", "", "address of a running Ray cluster, or auto"),
         _WORKER_PANEL,
         "ADDRESS",
         unset="this machine",
     ),
-    Setting(Option("shard", "", "only the i-th of n equal parts of the images"), _WORKER_PANEL, "I/N", unset="all"),
     Setting(
-        Option("mode", "", "latency: nothing shares the device; throughput: images only", choices=MODES),
+        Option("shard", "", "decode only part I of N equal parts of the images"), _WORKER_PANEL, "I/N", unset="all"
+    ),
+    Setting(
+        Option(
+            "mode",
+            "",
+            "purpose of the run; latency: one image at a time, exclusive device; throughput: no latency is reported",
+            choices=MODES,
+        ),
         _WORKER_PANEL,
         "MODE",
         unset="latency for one worker and batch 1",
     ),
 )
 _MODEL = (
-    Setting(Option("model", "shapes", "model to decode with; see 'specbench list models'"), _MODEL_PANEL, "NAME"),
+    Setting(Option("model", "shapes", "model, one of 'specbench list models'"), _MODEL_PANEL, "NAME"),
     Setting(
-        Option("weights", "", "a checkpoint other than the official one"),
+        Option("weights", "", "checkpoint to load instead of the official one"),
         _MODEL_PANEL,
         "DIR|OWNER/NAME",
         unset="the model",
     ),
-    Setting(Option("revision", "", "revision of its hub repository"), _MODEL_PANEL, "REF", unset="the hub"),
     Setting(
-        Option("random-weights", False, "the true architecture with random weights, to measure speed only"),
+        Option("revision", "", "revision of the checkpoint's Hugging Face repository"),
+        _MODEL_PANEL,
+        "REF",
+        unset="the hub",
+    ),
+    Setting(
+        Option("random-weights", False, "use random weights in the true architecture; measures speed only"),
         _MODEL_PANEL,
         "",
     ),
     Setting(
-        Option("scale", "full", "tiny: a grid of 4 x 4 tokens, and random weights to match", choices=("full", "tiny")),
+        Option(
+            "scale",
+            "full",
+            "size of the model; tiny: random weights and a grid of 4 x 4 tokens",
+            choices=("full", "tiny"),
+        ),
         _MODEL_PANEL,
         "SIZE",
     ),
     Setting(
-        Option("dtype", "float32", f"number format: {', '.join(_DTYPES)}", choices=_DTYPES),
+        Option("dtype", "float32", f"number format of the weights: {', '.join(_DTYPES)}", choices=_DTYPES),
         _MODEL_PANEL,
         "TYPE",
         unset="the model",
     ),
-    Setting(Option("device", "cpu", "device to run on, for example cpu, cuda or cuda:1"), _MODEL_PANEL, "DEVICE"),
+    Setting(Option("device", "cpu", "torch device, for example cpu, cuda or cuda:1"), _MODEL_PANEL, "DEVICE"),
     Setting(
-        Option("threads", 0, "CPU threads; 0 means all that this process may use", minimum=0, maximum=1024),
+        Option("threads", 0, "CPU threads; 0 uses all that are available to this process", minimum=0, maximum=1024),
         _MODEL_PANEL,
         "N",
     ),
@@ -183,7 +207,7 @@ _MODEL = (
         Option(
             "compile",
             "auto",
-            "compile steps before the clock starts; auto: on CUDA only (on a CPU it takes minutes, the first time)",
+            "compile the decode step before timing; auto: on CUDA only (the first compilation takes minutes on CPU)",
             choices=compiler.MODES,
         ),
         _MODEL_PANEL,
@@ -193,30 +217,43 @@ _MODEL = (
 _SAMPLING = tuple(
     Setting(option, "Sampling", metavar, unset="the model")
     for metavar, option in (
-        ("X", Option("cfg", 1.0, "guidance scale; 1 switches guidance off", minimum=0.0, maximum=1e4)),
-        ("X", Option("temperature", 1.0, "divides the guided logits", above=0.0, maximum=1e4)),
-        ("K", Option("top-k", 0, "keep the K most likely tokens; 0 keeps all", minimum=0)),
-        ("P", Option("top-p", 1.0, "keep the fewest tokens of this mass; 1 keeps all", above=0.0, maximum=1.0)),
+        ("X", Option("cfg", 1.0, "classifier-free guidance scale; 1 disables guidance", minimum=0.0, maximum=1e4)),
+        ("X", Option("temperature", 1.0, "sampling temperature, applied after guidance", above=0.0, maximum=1e4)),
+        ("K", Option("top-k", 0, "sample from the K most probable tokens; 0 disables the filter", minimum=0)),
+        (
+            "P",
+            Option(
+                "top-p",
+                1.0,
+                "sample from the smallest set of tokens with total probability P; 1 disables the filter",
+                above=0.0,
+                maximum=1.0,
+            ),
+        ),
     )
 )
-OUT = Setting(Option("out", "results", "the results folder"), "Output", "DIR")
-QUIET = Setting(Option("quiet", False, "say nothing but errors"), "Output", "")
+OUT = Setting(Option("out", "results", "results folder"), "Output", "DIR")
+QUIET = Setting(Option("quiet", False, "print only errors"), "Output", "")
 TRACE = Setting(
-    Option("trace", False, "keep, token by token, how far the draft's law was from the target's (TV) and its top-1"),
+    Option(
+        "trace",
+        False,
+        "record per-token total variation between draft and target distributions, and the draft's top-1 probability",
+    ),
     "Output",
     "",
 )
-JSON = Setting(Option("json", False, "one JSON array on stdout"), "Output", "")
+JSON = Setting(Option("json", False, "print one JSON array on stdout"), "Output", "")
 OPEN_IN_TABLES = {
     *("model", "weights", "revision", "random-weights", "scale", "prompts", "limit", "ids", "samples", "seed"),
     *("batch", "dtype", "device", "threads", "compile", "cfg", "temperature", "top-k", "top-p"),
     *("out", "quiet", "json"),
 }
-"""Settings of `specbench run` that a paper's table leaves open, or whose values may take the place of its own."""
+"""Settings of `specbench run` that a paper's table does not fix, or whose values may override the table's."""
 
 
 def decoder_settings() -> tuple[Setting, ...]:
-    """One setting per choice (drafter, init, ...) and per option any decoder understands, in menu order."""
+    """List one setting per component kind (drafter, init, ...) and per option of any decoder, in help order."""
     choices = (
         Setting(
             Option(kind, "", f"{kind}: {', '.join(values)}", choices=tuple(values)),
@@ -252,15 +289,15 @@ def _metavar(option: Option) -> str:
 
 
 def run_settings() -> tuple[Setting, ...]:
-    """Every setting of `specbench run`."""
+    """List every setting of `specbench run`."""
     return (*_WORK, *_WORKERS, *_MODEL, *_SAMPLING, *decoder_settings(), OUT, TRACE, QUIET, JSON)
 
 
 def read_config(path: str | Path, known: Iterable[str]) -> dict[str, object]:
-    """A TOML file of settings, by name. Unknown names are refused.
+    """Read settings from a TOML file, by name.
 
     Raises:
-        SpecbenchError: not a readable TOML file, or a key that is no setting.
+        SpecbenchError: not a readable TOML file, or a key that is not a setting.
     """
     try:
         text = Path(path).read_bytes().decode("utf-8")
@@ -283,11 +320,11 @@ def merge(
     config: Mapping[str, object] | None = None,
     config_name: str = "config file",
 ) -> dict[str, Value]:
-    """Every setting's value with its origin; flag over environment over config file over default.
+    """Resolve every setting to a value and its origin; precedence: flag, environment, config file, default.
 
     Args:
         flags: by setting name; None means not given.
-        env: the environment; the process's own if None.
+        env: environment variables; those of the process if None.
         config: as `read_config` returns it.
 
     Raises:
@@ -303,7 +340,7 @@ def merge(
 
 
 def check_environment(env: Mapping[str, str] | None = None) -> None:
-    """Refuse a `SPECBENCH_` variable that no command reads, as a mistyped name would otherwise be ignored."""
+    """Reject `SPECBENCH_` variables that no command reads; a mistyped name would otherwise be ignored."""
     valid = [setting.env for setting in run_settings()] + list(OTHER_VARIABLES)
     for variable in os.environ if env is None else env:
         if variable.startswith(PREFIX) and variable not in valid:

@@ -1,101 +1,28 @@
-"""The menu of orthogonal choices a decoder is made of, as data. Importing this never imports torch.
+"""Components of a decoder, as data: drafters, token initialisations, verifiers, residuals, refinements.
 
-Each choice (drafter, init, verifier, residual, refine) has a few values; a value names the code that implements it, the
-options it adds to the command line, and whether it keeps the joint distribution of the image intact.
+A component names the code that implements it, the options it adds to the command line, and whether it is lossless (the
+joint distribution of the image tokens equals AR sampling). Importing this module never imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from specbench.errors import SpecbenchError
+from specbench.specs.options import Option
 from specbench.specs.tree_paths import node_paths
 
 
 @dataclass(frozen=True)
-class Option:
-    """One knob of a decoder: the flag `--name`, its default and the values it accepts.
-
-    `minimum`/`maximum` are inclusive bounds for numbers (`above` is an exclusive lower one); `choices` lists the
-    values of a text option, or `check` raises a SpecbenchError for what it does not understand.
-    """
-
-    name: str
-    default: int | float | str | bool
-    help: str
-    minimum: float | None = None
-    above: float | None = None
-    maximum: float | None = None
-    choices: tuple[str, ...] = ()
-    check: Callable[[str], object] | None = None
-
-    @property
-    def type(self) -> type:
-        return type(self.default)
-
-    def parse(self, value: object) -> int | float | str | bool:
-        """`value` (text from the command line, or already typed) as this option's type, or a SpecbenchError."""
-        wanted = self.type
-        try:
-            parsed = _read(wanted, value)
-        except (TypeError, ValueError, KeyError, OverflowError):
-            raise SpecbenchError(f"--{self.name} {value!s}: expected {_NOUN[wanted]}", self.help) from None
-        if self.choices and parsed not in self.choices:
-            raise SpecbenchError(f"--{self.name} {value!s}: not a valid choice", f"valid: {', '.join(self.choices)}")
-        if self.check:
-            self.check(parsed)
-        if wanted in (int, float):
-            self._check_range(parsed)
-        return parsed
-
-    def _check_range(self, number: float) -> None:
-        low = self.minimum is not None and number < self.minimum
-        low = low or (self.above is not None and number <= self.above)
-        not_a_number = number != number  # math.isnan cannot take a huge int
-        if not_a_number or low or (self.maximum is not None and number > self.maximum):
-            raise SpecbenchError(f"--{self.name} {number}: must be {self._range()}", self.help)
-
-    def _range(self) -> str:
-        parts = []
-        if self.minimum is not None:
-            parts.append(f"at least {plain(self.minimum)}")
-        if self.above is not None:
-            parts.append(f"above {plain(self.above)}")
-        if self.maximum is not None:
-            parts.append(f"at most {plain(self.maximum)}")
-        return " and ".join(parts) or "a number"
-
-
-def plain(value: object) -> str:
-    """An option's value as one would type it: 2, not 2.0."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-_NOUN = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
-
-
-def _read(wanted: type, value: object) -> int | float | str | bool:
-    if wanted is bool:
-        if isinstance(value, bool):
-            return value
-        return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
-    if wanted is int and isinstance(value, float) and not value.is_integer():
-        raise ValueError(value)
-    return wanted(value)
-
-
-@dataclass(frozen=True)
 class Component:
-    """One value of one choice.
+    """One implementation of a component kind (drafter, init, verifier, residual or refine).
 
     Attributes:
         target: "module:attribute" of its implementation, imported only when a decoder is built.
         summary: one line for `specbench list`.
-        options: the knobs it adds.
-        lossless: whether it leaves the joint distribution of the image equal to AR sampling.
-        ignores: choices that have no effect beside it.
-        only_with: values of other choices it depends on; empty if it goes with all.
+        options: options it adds to the decoder.
+        lossless: whether the joint distribution of the image tokens equals AR sampling.
+        ignores: component kinds that have no effect with it.
+        only_with: components of other kinds it requires; empty if it combines with all.
     """
 
     target: str
@@ -107,78 +34,105 @@ class Component:
 
 
 WINDOW = Option(
-    "window", 16, "tokens fed per target forward: the last committed one and window-1 drafts", minimum=1, maximum=65536
+    "window", 16, "tokens per target forward: the last committed token and window - 1 drafts", minimum=1, maximum=65536
 )
 FRESH_Q = Option(
     "fresh-q",
     "uniform",
-    "q recorded for a uniformly drawn fresh token: its true law, or one-hot as the released SJD code does",
+    "draft distribution q of a uniformly drawn token: uniform (correct), or onehot as in the released SJD code",
     choices=("uniform", "onehot"),
 )
 
 _CLUSTER = (
     Option("G", 10, "cluster size", minimum=1, maximum=65536),
     Option(
-        "d", 0.5, "members lie at most this far in squared codebook distance; inf switches the filter off", above=0.0
+        "d",
+        0.5,
+        "max. squared codebook distance to the draft token within a cluster; inf disables the filter",
+        above=0.0,
     ),
-    Option("delta", 0.15, "members' probability differs from the draft's by at most this", above=0.0),
-    Option("cluster", "target", "what ranks the tokens", choices=("target", "draft", "embedding")),
-    Option("order", "ascending", "rank order in which the window of G is cut", choices=("ascending", "descending")),
-    Option("bounds", "half-open", "slice convention around the draft", choices=("half-open", "inclusive")),
+    Option("delta", 0.15, "max. probability difference to the draft token within a cluster", above=0.0),
+    Option(
+        "cluster",
+        "target",
+        "ranking of the tokens before clustering: probability under target or draft, or embedding distance",
+        choices=("target", "draft", "embedding"),
+    ),
+    Option(
+        "order",
+        "ascending",
+        "rank order in which the cluster of G tokens is cut out",
+        choices=("ascending", "descending"),
+    ),
+    Option(
+        "bounds", "half-open", "bounds of the cluster around the draft token's rank", choices=("half-open", "inclusive")
+    ),
 )
 
 _CODES = Option(
     "neighbours",
     "normalised",
-    "codebook rows are scaled to length 1 before distances, or raw as in the released LANTERN code",
+    "codebook vectors for distances: normalised to length 1, or raw as in the released LANTERN code",
     choices=("normalised", "raw"),
 )
 _OMEGA = (
-    Option("schedule", "uniform", "how the weight falls with depth", choices=("uniform", "exponential", "linear")),
-    Option("delta", 1.1, "relaxation budget: the mean weight over the depths", above=0.0),
-    Option("nu", 0.7, "decay per depth of the exponential schedule", minimum=0.0),
-    Option("slope", 0.5, "fall of the linear schedule, as a share of delta", minimum=0.0, maximum=1.0),
-    Option("floor", 0.0, "lift every weight to at least this; 1 never rejects more than the exact rule", minimum=0.0),
+    Option("schedule", "uniform", "decay of the weight with draft depth", choices=("uniform", "exponential", "linear")),
+    Option("delta", 1.1, "mean weight over the draft depths (relaxation budget)", above=0.0),
+    Option("nu", 0.7, "decay rate per depth of the exponential schedule", minimum=0.0),
+    Option(
+        "slope",
+        0.5,
+        "linear schedule: weights fall from (1 + slope) delta to (1 - slope) delta",
+        minimum=0.0,
+        maximum=1.0,
+    ),
+    Option("floor", 0.0, "lower bound on the weights; 1 never rejects more often than the exact rule", minimum=0.0),
 )
 
 DRAFTERS = {
     "none": Component(
         "specbench.decoding.drafters.jacobi:NoDraft",
-        "no drafts: one token per forward (AR)",
+        "no drafts: one token per target forward (AR)",
         ignores=("init", "verifier", "residual", "refine"),
     ),
     "jacobi": Component(
-        "specbench.decoding.drafters.jacobi:Jacobi", "the previous iteration's tail, then fresh tokens", (WINDOW,)
+        "specbench.decoding.drafters.jacobi:Jacobi",
+        "unverified tokens of the previous iteration, then fresh tokens",
+        (WINDOW,),
     ),
     "jacobi-tree": Component(
         "specbench.decoding.drafters.jacobi:JacobiTree",
-        "the jacobi window plus sibling branches at its first slot",
+        "jacobi window plus sibling branches at its first draft token",
         (
             WINDOW,
-            Option("siblings", 3, "candidates for the first draft slot", minimum=1, maximum=16),
-            Option("depth", 4, "slots each sibling branch covers", minimum=1),
+            Option("siblings", 3, "candidates for the first draft token", minimum=1, maximum=16),
+            Option("depth", 4, "length of each sibling branch, in tokens", minimum=1),
         ),
     ),
     "eagle": Component(
         "specbench.decoding.drafters.eagle:Eagle",
-        "a trained head extrapolates the target's features along a static tree",
+        "trained draft head that extrapolates the target's features along a static draft tree",
         (
             Option(
                 "tree",
                 "mc_sim_7b_63",
-                "chain, mc_sim_7b_63, naive_extend_57, or paths such as '0 1 00 01 10'",
+                "draft tree: chain, mc_sim_7b_63, naive_extend_57, or node paths such as '0 1 00 01 10'",
                 check=node_paths,
             ),
-            Option("head", "", "folder of a draft head; the model's own if empty"),
+            Option("head", "", "folder of a draft head; empty for the head that comes with the model"),
         ),
         ignores=("init",),
     ),
     "zipar": Component(
         "specbench.decoding.zipar:ZipAR",
-        "no drafts: several image rows grow side by side",
+        "no drafts: decodes several image rows in parallel",
         (
-            Option("rows-window", 8, "a row starts once the one above has this many tokens", minimum=1),
-            Option("adaptive", False, "let a row wait until its first token survives one more token above"),
+            Option("rows-window", 8, "start a row once the row above has this many tokens", minimum=1),
+            Option(
+                "adaptive",
+                False,
+                "start a row only after its first token is re-verified with one more token of the row above",
+            ),
         ),
         lossless=False,
         ignores=("init", "verifier", "residual", "refine"),
@@ -186,27 +140,25 @@ DRAFTERS = {
 }
 
 INITS = {
-    "uniform": Component(
-        "specbench.decoding.drafters.token_init:Uniform", "a uniformly random image token", (FRESH_Q,)
-    ),
+    "uniform": Component("specbench.decoding.drafters.token_init:Uniform", "uniformly random image token", (FRESH_Q,)),
     "left-repeat": Component(
         "specbench.decoding.drafters.token_init:left_repeat", "copy of the left neighbour, q one-hot"
     ),
     "left-sample": Component(
-        "specbench.decoding.drafters.token_init:left_sample", "a draw from the left neighbour's distribution"
+        "specbench.decoding.drafters.token_init:left_sample", "sample from the left neighbour's distribution"
     ),
     "above-repeat": Component(
         "specbench.decoding.drafters.token_init:above_repeat", "copy of the neighbour above, q one-hot"
     ),
     "above-sample": Component(
-        "specbench.decoding.drafters.token_init:above_sample", "a draw from the upper neighbour's distribution"
+        "specbench.decoding.drafters.token_init:above_sample", "sample from the distribution of the neighbour above"
     ),
 }
 
 VERIFIERS = {
     "exact": Component("specbench.decoding.verification.ratio_tests:Exact", "accept with min(1, p/q)"),
     "match": Component(
-        "specbench.decoding.verification.ratio_tests:Match", "accept iff the slot's new draw equals the draft"
+        "specbench.decoding.verification.ratio_tests:Match", "accept if a fresh sample from p equals the draft token"
     ),
     "grouped": Component(
         "specbench.decoding.verification.grouped:Grouped",
@@ -223,18 +175,27 @@ VERIFIERS = {
     "add": Component(
         "specbench.decoding.verification.ratio_tests:Add",
         "accept with min(1, (p + eps)/q)",
-        (Option("eps", 0.1, "mass added to p before the ratio", minimum=0.0, maximum=1.0),),
+        (Option("eps", 0.1, "probability added to p before the ratio", minimum=0.0, maximum=1.0),),
         False,
     ),
     "omega": Component(
-        "specbench.decoding.verification.cool_sd:Omega", "accept with min(1, w p/q), w by draft depth", _OMEGA, False
+        "specbench.decoding.verification.cool_sd:DepthWeighted",
+        "accept with min(1, w p/q), w by draft depth",
+        _OMEGA,
+        False,
     ),
     "lantern": Component(
         "specbench.decoding.verification.lantern:Lantern",
-        "accept with min(1, p(A)/q), A the nearest neighbours of total mass delta",
+        "accept with min(1, p(A)/q), A the nearest neighbours with total probability <= delta",
         (
-            Option("k", 1000, "neighbours looked at", minimum=1, maximum=1000),
-            Option("delta", 0.1, "neighbours' mass that may be counted in", minimum=0.0, maximum=1.0),
+            Option("k", 1000, "nearest codebook neighbours considered", minimum=1, maximum=1000),
+            Option(
+                "delta",
+                0.1,
+                "upper bound on the neighbours' total probability added to the acceptance numerator",
+                minimum=0.0,
+                maximum=1.0,
+            ),
             _CODES,
         ),
         False,
@@ -243,8 +204,8 @@ VERIFIERS = {
         "specbench.decoding.verification.lantern:LanternPlusPlus",
         "accept with min(1, p(A)/q), A the nearest neighbours with p(A) <= lambda p",
         (
-            Option("k", 10, "neighbours looked at", minimum=1, maximum=1000),
-            Option("lambda", 2.0, "acceptance may grow by at most this factor", minimum=1.0),
+            Option("k", 10, "nearest codebook neighbours considered", minimum=1, maximum=1000),
+            Option("lambda", 2.0, "upper bound on p(A)/p, the factor on the acceptance probability", minimum=1.0),
             _CODES,
         ),
         False,
@@ -260,39 +221,45 @@ RESIDUALS = {
     ),
     "lantern": Component(
         "specbench.decoding.verification.lantern:paper",
-        "LANTERN's papers: p with A's mass on the draft, less q",
+        "as in the LANTERN papers: p - q, with the probability of A moved to the draft token in p",
         only_with=_LANTERN,
     ),
     "lantern-release-q": Component(
         "specbench.decoding.verification.lantern:release_q",
-        "released LlamaGen and Anole code: p less a q without the neighbours",
+        "as in the released LlamaGen and Anole code: p - q, with q = 0 on the neighbours",
         only_with=_LANTERN,
     ),
     "lantern-release-p": Component(
         "specbench.decoding.verification.lantern:release_p",
-        "released Lumina code: p without the neighbours, less q",
+        "as in the released Lumina code: p - q, with p = 0 on the neighbours",
         only_with=_LANTERN,
     ),
 }
 
 REFINES = {
     "resample": Component(
-        "specbench.decoding.verification.refinement:Resample", "every unverified slot is drawn afresh from p"
+        "specbench.decoding.verification.refinement:Resample", "resample every unverified token from p"
     ),
     "reuse": Component(
         "specbench.decoding.verification.refinement:Reuse",
-        "keep the draft where p/q > tau, else draw afresh",
-        (Option("tau", 0.5, "confidence above which an unverified draft is kept; inf is SJD", minimum=0.0),),
+        "keep the draft token where p/q > tau, otherwise resample",
+        (
+            Option(
+                "tau", 0.5, "threshold on p/q above which an unverified draft token is kept; inf is SJD", minimum=0.0
+            ),
+        ),
         False,
     ),
     "restart": Component(
-        "specbench.decoding.verification.refinement:Restart", "throw the tail away and initialise it afresh"
+        "specbench.decoding.verification.refinement:Restart", "discard the unverified tokens and initialise new ones"
     ),
     "couple": Component(
-        "specbench.decoding.verification.refinement:Couple", "maximal coupling of each slot with its old draft"
+        "specbench.decoding.verification.refinement:Couple",
+        "maximal coupling of each new token with its previous draft",
     ),
     "gumbel": Component(
-        "specbench.decoding.verification.refinement:Gumbel", "race with noise frozen per absolute position"
+        "specbench.decoding.verification.refinement:Gumbel",
+        "Gumbel-max sampling with noise fixed per absolute position",
     ),
 }
 

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.specs.components import CHOICES, DRAFTERS, Component, Option
+from specbench.specs.components import CHOICES, DRAFTERS, Component
+from specbench.specs.options import Option
 
 SJD = "Teng et al., Speculative Jacobi Decoding, ICLR 2025 (arXiv 2410.01699)"
 SJDPP = "Teng et al., SJD++: Improved Speculative Jacobi Decoding"

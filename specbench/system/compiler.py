@@ -11,7 +11,7 @@ from pathlib import Path
 MODES = ("auto", "on", "off")
 
 
-def decide(mode: str, device: str) -> tuple[bool, str | None]:
+def should_compile(mode: str, device: str) -> tuple[bool, str | None]:
     """Whether to compile for `device`, and why not, where that was asked for.
 
     "auto" compiles on CUDA alone: on a CPU it takes minutes until torch has it on disk.

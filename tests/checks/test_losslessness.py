@@ -122,18 +122,18 @@ def caught(name: str) -> bool:
 def test_stale_q_of_a_kept_draft_is_caught(monkeypatch):
     honest = jacobi.Jacobi.observe
 
-    def keep_old_law(self, walk, positions, shift, keep_tail):
-        honest(self, walk, positions, shift, keep_tail)
-        kept = self._proposed == walk.tokens
+    def keep_old_q(self, verification, positions, shift, keep_tail):
+        honest(self, verification, positions, shift, keep_tail)
+        kept = self._proposed == verification.tokens
         kept &= torch.arange(kept.shape[1]) < kept.shape[1] - 1
-        self._laws = torch.where(kept[..., None], self._q, self._laws)
+        self._q = torch.where(kept[..., None], self._proposed_q, self._q)
 
     def remember(self, trunk, committed, step):
         self._proposed = torch.nn.functional.pad(trunk.tokens[:, 1:], (0, 1))
-        self._q = trunk.laws
+        self._proposed_q = trunk.q
         return trunk
 
-    monkeypatch.setattr(jacobi.Jacobi, "observe", keep_old_law)
+    monkeypatch.setattr(jacobi.Jacobi, "observe", keep_old_q)
     monkeypatch.setattr(jacobi.Jacobi, "_expand", remember)
     assert caught("scd-mc")
 
@@ -151,8 +151,8 @@ def test_a_slot_s_redraw_noise_reused_for_another_slot_is_caught(monkeypatch):
 def test_frozen_noise_shared_by_two_slots_is_caught(monkeypatch):
     honest = Noise.run_race
 
-    def by_pair(self, law, positions, *rest):
-        return honest(self, law, positions - positions % 2, *rest)
+    def by_pair(self, weights, positions, *rest):
+        return honest(self, weights, positions - positions % 2, *rest)
 
     monkeypatch.setattr(Noise, "run_race", by_pair)
     assert caught("predictive")
@@ -169,13 +169,13 @@ def test_a_coin_tossed_once_and_used_every_step_is_caught(monkeypatch):
 
 
 def test_a_rejected_token_redrawn_from_p_is_caught(monkeypatch):
-    monkeypatch.setattr(RatioTest, "left", lambda self, window: window.p)
+    monkeypatch.setattr(RatioTest, "residual_weights", lambda self, window: window.p)
     assert caught("sjd")
 
 
 def test_siblings_drawn_from_the_residual_are_caught(monkeypatch):
-    def from_residual(law, uniform):
-        return draw(standard(law, torch.full_like(law, 1 / law.shape[-1])), uniform)
+    def from_residual(q, uniform):
+        return draw(standard(q, torch.full_like(q, 1 / q.shape[-1])), uniform)
 
     monkeypatch.setattr(jacobi, "draw", from_residual)
     assert caught("sjd-pac")

@@ -147,7 +147,7 @@ def test_an_unforeseen_error_is_one_line_unless_debugging(cli, monkeypatch):
 
     monkeypatch.setattr(catalog, "models", broken)
     outcome = cli("list", "models")
-    expected = r"error: RuntimeError: two lines \(a bug at test_bad_input_is_one_line\.py:\d+; --debug shows all\)\n"
+    expected = r"error: RuntimeError: two lines \(a bug at test_bad_input\.py:\d+; --debug shows all\)\n"
     assert outcome.code == 1 and re.fullmatch(expected, outcome.err)
     assert "Traceback" in cli("list", "models", "--debug").err
 

@@ -92,7 +92,7 @@ def test_a_free_row_does_not_wait_for_its_neighbours():
 
 
 def test_the_images_shares_add_up_to_the_time_spent():
-    batch = continuous_batching.Refill(MODEL, iter(REQUESTS), 4, resolve("sjd"), SAMPLING, 3, trace=True)
+    batch = continuous_batching.ContinuousBatch(MODEL, iter(REQUESTS), 4, resolve("sjd"), SAMPLING, 3, trace=True)
     images = [image for _, image in batch.run()]
     assert all(image.batch == 4 and min(image.spans_ms.values()) >= 0 for image in images)
     spent = batch._spans.totals_ms()

@@ -18,11 +18,11 @@ from specbench.decoding.context import Context
 from specbench.decoding.loop import Request, decode
 from specbench.decoding.sampling import without
 from specbench.decoding.verification import codebook_neighbours
-from specbench.decoding.verification.cool_sd import Omega, exponential, linear
+from specbench.decoding.verification.cool_sd import DepthWeighted, exponential, linear
 from specbench.decoding.verification.lantern import Lantern, LanternPlusPlus, paper, release_p, release_q
-from specbench.decoding.verification.ratio_tests import Exact, Window, ratio
+from specbench.decoding.verification.ratio_tests import DraftTests, Exact, ratio
 from specbench.decoding.verification.residuals import optimal, standard
-from specbench.decoding.verification.tree_verification import what_is_left
+from specbench.decoding.verification.tree_verification import residual_weights
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.specs.presets import resolve
@@ -45,17 +45,17 @@ def context(residual=optimal, codebook=None, drafts=5) -> Context:
     return Context(TokenLayout.plain(1, 4, 4), codebook, torch.device("cpu"), residual, drafts)
 
 
-def omega(residual=optimal, **changed) -> Omega:
+def omega(residual=optimal, **changed) -> DepthWeighted:
     options = {"schedule": "uniform", "delta": 1.1, "nu": 0.7, "slope": 0.5, "floor": 0.0} | changed
-    return Omega(context(residual), **options)
+    return DepthWeighted(context(residual), **options)
 
 
 def law(rule, p=P, q=Q, tokens=TOKENS):
     """Acceptance [V], mass accepted, law after a rejection and law of what is emitted, by the rule's own parts."""
     a = rule.acceptance(p, q, tokens).clamp(max=1)
     drafted = torch.ones(len(p), 1, dtype=torch.bool)
-    window = Window(p[:, None], q[:, None], tokens[:, :1], drafted, drafted.double(), torch.tensor([1]))
-    left = rule.left(window)[:, 0]
+    window = DraftTests(p[:, None], q[:, None], tokens[:, :1], drafted, drafted.double(), torch.tensor([1]))
+    left = rule.residual_weights(window)[:, 0]
     left = left / left.sum(-1, keepdim=True)
     mass = (a * q).sum(-1, keepdim=True)
     return a, mass, left, a * q + (1 - mass) * left
@@ -345,20 +345,20 @@ def two_siblings(rule) -> torch.Tensor:
     for x in range(4):
         window = one_test(P, Q, x)
         emitted[x] += Q[0, x] * accepted(rule, window)
-        left = what_is_left(rule, window)[:, 0]
+        left = residual_weights(rule, window)[:, 0]
         p, q = left / left.sum(), without(Q, torch.tensor([x]))
         for y in range(4):
             chance = Q[0, x] * (1 - accepted(rule, window)) * q[0, y]
             younger = one_test(p, q, y)
             emitted[y] += chance * accepted(rule, younger)
-            rest = what_is_left(rule, younger)[0, 0]
+            rest = residual_weights(rule, younger)[0, 0]
             emitted += chance * (1 - accepted(rule, younger)) * rest / rest.sum()
     return emitted
 
 
-def one_test(p, q, x) -> Window:
+def one_test(p, q, x) -> DraftTests:
     draft = torch.tensor([[x]])
-    return Window(p[:, None], q[:, None], draft, q[:, [x]] > 0, torch.zeros(1, 1).double(), torch.tensor([1]))
+    return DraftTests(p[:, None], q[:, None], draft, q[:, [x]] > 0, torch.zeros(1, 1).double(), torch.tensor([1]))
 
 
 def accepted(rule, window) -> float:

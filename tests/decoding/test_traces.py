@@ -14,7 +14,7 @@ import specbench
 from specbench import stats
 from specbench.checks.enumerable_model import EnumerableModel, processed
 from specbench.decoding.loop import Request, decode
-from specbench.decoding.recorder import Record
+from specbench.decoding.recorder import StepRecorder
 from specbench.models.interface import TokenLayout
 from specbench.runs import runner
 from specbench.specs.presets import resolve
@@ -79,13 +79,13 @@ def test_where_nothing_is_drafted_nothing_is_noted():
 def test_tracing_changes_no_token_and_its_time_is_in_no_span(monkeypatch):
     model, requests = tiny.tiny_model(), [Request(text, text) for text in tiny.TEXTS]
     plain = decode(model, requests, tiny.spec("gsd").decoder, tiny.SAMPLING, 0)
-    noted, nap = Record._trace, 0.1
+    noted, nap = StepRecorder._trace, 0.1
 
     def slow(*arguments):
         time.sleep(nap)
         noted(*arguments)
 
-    monkeypatch.setattr(Record, "_trace", slow)
+    monkeypatch.setattr(StepRecorder, "_trace", slow)
     watched = decode(model, requests, tiny.spec("gsd").decoder, tiny.SAMPLING, 0, trace=True)
     steps = max(row.nfe for row in watched)
     assert sum(watched[0].spans_ms.values()) < 1000 * nap * (steps - 1)

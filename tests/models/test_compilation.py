@@ -179,14 +179,14 @@ def test_fixed_shapes_fill_windows_up_and_change_nothing(eager, monkeypatch):
     """What captured graphs need, without the graphs: windows are powers of two, the cache is read in blocks."""
     widths = set()
 
-    def as_it_is(function, **_):
+    def call_eager(function, **_):
         def call(buffers, fed):
             widths.add(fed.tokens.shape[1])
             return function(buffers, fed)
 
         return call if function.__name__ == "step" else function
 
-    monkeypatch.setattr(torch, "compile", as_it_is)
+    monkeypatch.setattr(torch, "compile", call_eager)
     model = Tiny()
     model.compile()
     model._compiled_steps = {SAMPLING.guidance: CompiledStep(model, SAMPLING.guidance, True, {})}

@@ -138,7 +138,7 @@ def test_drafts_follow_the_official_law(pair, monkeypatch):
                 ids, features = tiny.seen(text, stream, conditional)
                 found.append(extrapolate(tensors, ids, features, name == "llamagen") @ tiny.output.T)
             expected = (found[1] + 2 * (found[0] - found[1])).softmax(-1)
-            torch.testing.assert_close(fed.laws[row, 0, :24], expected, atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(fed.q[row, 0, :24], expected, atol=1e-4, rtol=1e-3)
             checked += 1
     assert checked > 4 and sum(row.accepted.sum() for row in rows) > 2
 

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 def full_layout(name: str):
     info = INFO[name]
-    return base.Request(info, (), "", "cpu", torch.float32).layout(info.v_image)
+    return base.LoadRequest(info, (), "", "cpu", torch.float32).layout(info.v_image)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
 
 SAMPLING = Sampling(guidance=2.0, top_k=5, top_p=0.9)
-TABLES = (draft_tree.routes, transformer._tree_tables, eagle._generations)
+TABLES = (draft_tree.routes, transformer._tree_tables, eagle._tree_levels)
 """What is made once per device and then kept; it must not outlive a device that is not there."""
 
 
@@ -30,8 +30,8 @@ def no_numbers(monkeypatch):
     for table in TABLES:
         table.cache_clear()
     # What a run may wait for once per batch, before its first step.
-    monkeypatch.setattr(eagle, "look", lambda numbers: [0] * len(numbers))
-    monkeypatch.setattr(host_sync.Echo, "hear", lambda self, numbers, when: ([4] * len(numbers), when))
+    monkeypatch.setattr(eagle, "to_host", lambda numbers: [0] * len(numbers))
+    monkeypatch.setattr(host_sync.AsyncHostCopy, "hear", lambda self, numbers, when: ([4] * len(numbers), when))
     monkeypatch.setattr(eagle, "head_for", lambda model, path: model.own_head())
     monkeypatch.setattr(lantern, "neighbour_table", lambda codebook, raw: torch.zeros(len(codebook), 8, device="meta"))
     with torch.device("meta"), torch.inference_mode():
@@ -68,7 +68,7 @@ def test_the_device_without_numbers_would_tell(no_numbers):
 def test_looks_are_few(monkeypatch):
     """AR is never looked at, the others in the steps of their last window and now and then before."""
     counted = []
-    monkeypatch.setattr(progress_bounds, "look", lambda numbers: counted.append(1) or host_sync.look(numbers))
+    monkeypatch.setattr(progress_bounds, "to_host", lambda numbers: counted.append(1) or host_sync.to_host(numbers))
     model = load_model("shapes")
     for name in ("ar", "sjd", "eagle"):
         counted.clear()

@@ -121,7 +121,7 @@ def test_every_draft_law_is_the_one_written_out(model, tree, monkeypatch):
                 if len(tokens) + len(path) >= model.layout.length:
                     continue
                 expected = by_hand(model, head, prefix, row, tokens, fed.tokens[row, path].tolist())[-1]
-                torch.testing.assert_close(fed.laws[row, column], expected, atol=2e-4, rtol=1e-3)
+                torch.testing.assert_close(fed.q[row, column], expected, atol=2e-4, rtol=1e-3)
                 checked += 1
     assert checked > 20
     assert max(row.accepted.sum() for row in rows) > 3
@@ -142,7 +142,7 @@ def test_siblings_are_distinct_and_follow_the_law_without_their_elders(monkeypat
         False,
     )
     fed = next(fed for fed in seen if fed.tokens.shape[1] == 3)
-    law = fed.laws[:, 0].double()
+    law = fed.q[:, 0].double()
     first, second = fed.tokens[:, 1], fed.tokens[:, 2]
     assert (first != second).all()
     pairs = torch.zeros(4, 4, dtype=torch.double)

@@ -21,23 +21,23 @@ from specbench.decoding.interfaces import Batch, Proposal
 from specbench.decoding.noise import Stream
 from specbench.models.draft_head import EagleHead, head_for
 from specbench.models.interface import Tree
-from specbench.models.transformer.compilation import as_it_is
-from specbench.models.transformer.host_sync import look
-from specbench.models.transformer.kv_cache import PositionCache, Reach
+from specbench.models.transformer.compilation import call_eager
+from specbench.models.transformer.host_sync import to_host
+from specbench.models.transformer.kv_cache import CacheExtent, PositionCache
 
 if TYPE_CHECKING:
-    from specbench.decoding.interfaces import Walk
+    from specbench.decoding.interfaces import Verification
 
 
-class Generation(NamedTuple):
+class TreeLevel(NamedTuple):
     """Columns of one depth that have children. n of them.
 
     Attributes:
         columns: [n] their own numbers.
-        parents: [n] places of their parents among the generation before.
+        parents: [n] places of their parents among the level before.
         children: [m] columns of their children.
         place, rank: [m] per child, its parent among `columns` and its number among siblings.
-        most: children of the most fertile one.
+        max_children: children of the most fertile one.
     """
 
     columns: Tensor
@@ -45,7 +45,7 @@ class Generation(NamedTuple):
     children: Tensor
     place: Tensor
     rank: Tensor
-    most: int
+    max_children: int
 
 
 class Eagle:
@@ -60,7 +60,7 @@ class Eagle:
 
     def begin(self, batch: Batch) -> None:
         self._batch = batch
-        self._memory = HeadMemory(self._head, batch.session, batch.tokens.shape[1], self.columns)
+        self._cache_of_head = HeadCache(self._head, batch.session, batch.tokens.shape[1], self.columns)
         self._news: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
@@ -71,31 +71,31 @@ class Eagle:
         tokens[:, :1] = self._batch.tokens.gather(1, (committed[:, None] - 1).clamp(min=0))
         laws = torch.zeros(*tokens.shape, self._batch.target.vocab, device=tokens.device)
         if len(tree.parents) > 1:
-            rules = self._batch.rules if len(tree.parents) == self.columns else as_it_is
-            self._memory.mark_length()
+            call = self._batch.call if len(tree.parents) == self.columns else call_eager
+            self._cache_of_head.mark_length()
             ancestors = routes(tree, committed.device).ancestors > 0
-            generations = _generations(tree, committed.device)
-            rules(Eagle._draft, self, generations, ancestors, tokens, laws, positions, known, step)
+            levels = _tree_levels(tree, committed.device)
+            call(Eagle._draft, self, levels, ancestors, tokens, laws, positions, known, step)
         return Proposal(tokens, positions, laws, tree, self.columns)
 
-    def observe(self, walk: Walk, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
+    def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         features = self._batch.session.features
-        columns = walk.columns.repeat(len(features) // len(walk.columns), 1)
+        columns = verification.columns.repeat(len(features) // len(verification.columns), 1)
         features = features.gather(1, columns[..., None].expand(-1, -1, features.shape[-1]))
-        self._news = walk.tokens, features, positions, shift
+        self._news = verification.tokens, features, positions, shift
 
     def _learn(self) -> Tensor | None:
         """Append what the last step committed; the head's features [R, d] after the newest token, None at first."""
         if self._news is None:
             return None
         tokens, features, positions, shift = self._news
-        seen = self._memory.append(self._model.table_ids(tokens), features, positions)
+        seen = self._cache_of_head.append(self._model.table_ids(tokens), features, positions)
         newest = (shift - 1).clamp(min=0).repeat(len(seen) // len(shift))
         return seen[torch.arange(len(seen), device=seen.device), newest]
 
     def _draft(
         self,
-        generations: Sequence[Generation],
+        levels: Sequence[TreeLevel],
         ancestors: Tensor,
         tokens: Tensor,
         laws: Tensor,
@@ -105,22 +105,22 @@ class Eagle:
     ) -> None:
         """Fill in the drafts and their laws, one depth at a time."""
         features = known[:, None]
-        for depth, generation in enumerate(generations):
-            columns = generation.columns
+        for depth, level in enumerate(levels):
+            columns = level.columns
             if depth:
                 fed = self._model.table_ids(tokens[:, columns])
-                features = self._memory.branch(fed, features[:, generation.parents], positions, ancestors, columns)
+                features = self._cache_of_head.branch(fed, features[:, level.parents], positions, ancestors, columns)
             slots = positions[:, columns]
             law = self._batch.target(self._batch.session.logits(features), slots)
             race = self._batch.noise.race(slots, Stream.SIBLING, step * self.columns + columns)
-            most = min(generation.most, law.shape[-1])
-            drawn = (law / race).topk(most, dim=-1).indices
+            available = min(level.max_children, law.shape[-1])
+            drawn = (law / race).topk(available, dim=-1).indices
             # Siblings in excess of the vocabulary repeat an elder, whom q no longer holds, and so are never tested.
-            tokens[:, generation.children] = drawn[:, generation.place, generation.rank.clamp(max=most - 1)]
+            tokens[:, level.children] = drawn[:, level.place, level.rank.clamp(max=available - 1)]
             laws[:, columns] = law
 
 
-class HeadMemory:
+class HeadCache:
     """The head's cache for one batch: element i of a row, for prompt and stream alike, stands at slot i.
 
     The element that pairs stream token s with the feature before it has number P - 1 + s, P being the prompt's length.
@@ -131,10 +131,10 @@ class HeadMemory:
         self._head = head
         prompt = session.draft_prompt()
         self._last = prompt.lengths[:, None] - 1
-        longest = max(look(self._last[:, 0]))
+        longest = max(to_host(self._last[:, 0]))
         self._scratch = longest + slots + 1
         self._cache = PositionCache(1, self._scratch + columns)
-        self._reach = Reach()
+        self._extent = CacheExtent()
         self._index = torch.arange(self._scratch + columns, device=self._last.device)
         if longest:
             slots = self._index[:longest].expand(len(self._last), -1)
@@ -155,7 +155,7 @@ class HeadMemory:
         """
         ids, positions = self._repeat(ids), self._repeat(positions)
         slots = self._last + positions
-        end, _ = self._reach.of(slots[:, 0], slots.shape[1])
+        end, _ = self._extent.of(slots[:, 0], slots.shape[1])
         visible = min(end, self._scratch)
         return self._run(ids, features, slots, slots, self._index[:visible] <= slots[..., None], visible)
 
@@ -190,9 +190,9 @@ class HeadMemory:
 
 
 @lru_cache(maxsize=64)
-def _generations(tree: Tree, device: torch.device) -> tuple[Generation, ...]:
+def _tree_levels(tree: Tree, device: torch.device) -> tuple[TreeLevel, ...]:
     """The columns with children, depth by depth, root first."""
-    generations, before = [], [0]
+    levels, before = [], [0]
     for depth in range(max(tree.depth)):
         own = [c for c, d in enumerate(tree.depth) if d == depth and c in tree.parents]
         children = [c for c, parent in enumerate(tree.parents) if parent in own]
@@ -200,6 +200,6 @@ def _generations(tree: Tree, device: torch.device) -> tuple[Generation, ...]:
         rank = [tree.parents[:child].count(tree.parents[child]) for child in children]
         parents = [before.index(tree.parents[c]) if depth else 0 for c in own]
         lists = (own, parents, children, place, rank)
-        generations.append(Generation(*(torch.tensor(x, device=device) for x in lists), max(rank) + 1))
+        levels.append(TreeLevel(*(torch.tensor(x, device=device) for x in lists), max(rank) + 1))
         before = own
-    return tuple(generations)
+    return tuple(levels)

@@ -15,10 +15,10 @@ from specbench.decoding.interfaces import Batch, Proposal
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import draw, one_hot, without
 from specbench.models.interface import Tree
-from specbench.models.transformer.compilation import as_it_is
+from specbench.models.transformer.compilation import call_eager
 
 if TYPE_CHECKING:
-    from specbench.decoding.interfaces import Walk
+    from specbench.decoding.interfaces import Verification
 
 
 class Jacobi:
@@ -34,22 +34,22 @@ class Jacobi:
         device = batch.tokens.device
         self._rows = torch.arange(rows, device=device)[:, None]
         self._drafted_to = torch.zeros(rows, dtype=torch.long, device=device)
-        self._laws: Tensor | None = None
+        self._q: Tensor | None = None
         self._shift = self._drafted_to
         needs_history = self._init.needs_history
         self._history = torch.zeros(rows, slots, batch.target.vocab, device=device) if needs_history else None
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
         # Compiled code must not find anything new: there must be laws, of a full window.
-        full = width == self.window and self._laws is not None and self._laws.shape[1] == width
-        rules = self._batch.rules if full else as_it_is
-        trunk = Proposal(*rules(Jacobi._trunk, self, committed, width, step), chain(width), self.columns)
+        full = width == self.window and self._q is not None and self._q.shape[1] == width
+        call = self._batch.call if full else call_eager
+        trunk = Proposal(*call(Jacobi._trunk, self, committed, width, step), chain(width), self.columns)
         return self._expand(trunk, committed, step)
 
-    def observe(self, walk: Walk, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
+    def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         if self._history is not None:
-            self._history[self._rows, positions] = walk.p
-        self._laws, self._shift = walk.p, shift
+            self._history[self._rows, positions] = verification.p
+        self._q, self._shift = verification.p, shift
         kept = torch.full_like(shift, positions.shape[1]) if keep_tail else shift
         self._drafted_to = positions[:, 0] + kept
 
@@ -81,10 +81,10 @@ class Jacobi:
             drawn = torch.where(forced >= 0, forced, drawn)
             q = torch.where((forced >= 0)[..., None], one_hot(forced.clamp(min=0), q.shape[-1]), q)
         tokens.scatter_(1, positions, torch.where(fresh, drawn, tokens.gather(1, positions)))
-        if self._laws is None:
+        if self._q is None:
             return torch.nn.functional.pad(q, (0, 0, 0, 1))
         kept = torch.arange(width, device=positions.device) + self._shift[:, None]
-        laws = self._laws[self._rows, kept.clamp(max=self._laws.shape[1] - 1)]
+        laws = self._q[self._rows, kept.clamp(max=self._q.shape[1] - 1)]
         laws[:, :-1] = torch.where(fresh[..., None], q, laws[:, :-1])
         return laws
 
@@ -104,7 +104,7 @@ class NoDraft(Jacobi):
         tokens = self._batch.tokens.gather(1, (positions - 1).clamp(min=0))
         return Proposal(tokens, positions, self._no_law, chain(1), 1)
 
-    def observe(self, walk: Walk, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
+    def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         pass
 
 
@@ -127,7 +127,7 @@ class JacobiTree(Jacobi):
         if depth == 0 or self._siblings == 1:
             return trunk
         tokens, positions = [trunk.tokens], [trunk.positions]
-        law, elder = trunk.laws[:, 0], drafts[:, 0]
+        law, elder = trunk.q[:, 0], drafts[:, 0]
         for sibling in range(1, self._siblings):
             law = without(law, elder)
             draws = step * self._siblings + sibling
@@ -135,7 +135,7 @@ class JacobiTree(Jacobi):
             tokens += [elder[:, None], drafts[:, 1:depth]]
             positions.append(trunk.positions[:, 1 : depth + 1])
         tree = _branches(drafts.shape[1], self._siblings, depth)
-        laws = trunk.laws[:, routes(tree, elder.device).depth]
+        laws = trunk.q[:, routes(tree, elder.device).depth]
         return Proposal(torch.cat(tokens, 1), torch.cat(positions, 1), laws, tree, self.columns)
 
 

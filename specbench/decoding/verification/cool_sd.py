@@ -35,7 +35,7 @@ def linear(drafts: int, delta: float, slope: float) -> list[float]:
     return [delta * (1 + slope * (drafts + 1 - 2 * depth) / (drafts - 1)) for depth in range(1, drafts + 1)]
 
 
-class Omega(RatioTest):
+class DepthWeighted(RatioTest):
     """min(1, w_d p/q); `floor` lifts every weight to at least itself."""
 
     def __init__(self, context: Context, schedule: str, delta: float, nu: float, slope: float, floor: float):

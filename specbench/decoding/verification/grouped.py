@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench.decoding.context import Context
 from specbench.decoding.sampling import rank, rank_kept
-from specbench.decoding.verification.ratio_tests import RatioTest, Verdict, Window, drift
+from specbench.decoding.verification.ratio_tests import DraftTests, RatioTest, Verdict, drift
 from specbench.errors import SpecbenchError
 
 
@@ -32,10 +32,10 @@ class Grouped(RatioTest):
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
         return self._judge(p, q, x)[0]
 
-    def verify(self, window: Window, refined: Tensor) -> Verdict:
-        a, size = self._judge(window.p, window.q, window.draft[..., None])
+    def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
+        a, size = self._judge(tests.p, tests.q, tests.draft[..., None])
         a = a.squeeze(-1)
-        return Verdict(window.coin < a, {"cluster_size": size.squeeze(-1).float(), **drift(window, a)})
+        return Verdict(tests.coin < a, {"cluster_size": size.squeeze(-1).float(), **drift(tests, a)})
 
     def _judge(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Acceptance and cluster size [..., n] of candidates x [..., n]."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specbench.decoding.context import Context
 from specbench.decoding.verification.codebook_neighbours import neighbour_table
-from specbench.decoding.verification.ratio_tests import RatioTest, Window
+from specbench.decoding.verification.ratio_tests import DraftTests, RatioTest
 from specbench.decoding.verification.residuals import optimal, or_target, standard
 from specbench.errors import SpecbenchError
 
@@ -58,11 +58,11 @@ class Lantern(RatioTest):
         mass = self.neighbourhood(p, x).mass
         return torch.where(mass > 0, mass / q.gather(-1, x), 0.0)
 
-    def left(self, window: Window) -> Tensor:
+    def residual_weights(self, tests: DraftTests) -> Tensor:
         if self._residual not in RESIDUALS:
-            return super().left(window)
-        around = self.neighbourhood(window.p, window.draft[..., None])
-        return or_target(self._residual(window.p, window.q, around).clamp(min=0), window.p)
+            return super().residual_weights(tests)
+        around = self.neighbourhood(tests.p, tests.draft[..., None])
+        return or_target(self._residual(tests.p, tests.q, around).clamp(min=0), tests.p)
 
     def neighbourhood(self, p: Tensor, x: Tensor) -> Neighbourhood:
         """A(x) under p [..., V] for drafts x [..., n]."""

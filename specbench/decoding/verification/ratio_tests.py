@@ -16,7 +16,7 @@ from specbench.decoding.context import Context
 from specbench.decoding.sampling import run_race
 
 
-class Window(NamedTuple):
+class DraftTests(NamedTuple):
     """Drafts to test, each on its own: K per row, V tokens.
 
     Attributes:
@@ -35,9 +35,9 @@ class Window(NamedTuple):
     coin: Tensor
     depth: Tensor
 
-    def pick(self, places: Tensor | slice) -> Window:
+    def pick(self, places: Tensor | slice) -> DraftTests:
         """Some of the tests."""
-        return Window(*(field[:, places] for field in self[:-1]), self.depth[places])
+        return DraftTests(*(field[:, places] for field in self[:-1]), self.depth[places])
 
 
 class Verdict(NamedTuple):
@@ -56,11 +56,11 @@ class Verifier(Protocol):
     compares: bool
     """Whether `verify` and `replace` look at `refined`."""
 
-    def verify(self, window: Window, refined: Tensor) -> Verdict:
+    def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
         """`refined` [B, K] is the token the refinement puts into each draft's slot."""
         ...
 
-    def left(self, window: Window) -> Tensor:
+    def residual_weights(self, tests: DraftTests) -> Tensor:
         """[B, K, V] unnormalised: what to draw from once the draft is rejected."""
         ...
 
@@ -91,24 +91,24 @@ class RatioTest:
         """
         raise NotImplementedError
 
-    def verify(self, window: Window, refined: Tensor) -> Verdict:
-        a = self.acceptance(window.p, window.q, window.draft[..., None], window.depth).squeeze(-1)
-        return Verdict(window.coin < a, drift(window, a))
+    def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
+        a = self.acceptance(tests.p, tests.q, tests.draft[..., None], tests.depth).squeeze(-1)
+        return Verdict(tests.coin < a, drift(tests, a))
 
-    def left(self, window: Window) -> Tensor:
-        return self._residual(window.p, window.q, partial(self.acceptance, depth=window.depth))
+    def residual_weights(self, tests: DraftTests) -> Tensor:
+        return self._residual(tests.p, tests.q, partial(self.acceptance, depth=tests.depth))
 
     def replace(self, left: Tensor, refined: Tensor, race: Tensor) -> Tensor:
         return run_race(left, race)
 
 
-def drift(window: Window, a: Tensor) -> dict[str, Tensor]:
+def drift(tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
     """What one draft x ~ q tells about the whole vocabulary, without looking at it.
 
     `distance`: 1 - min(1, p/q), whose mean over x is TV(p, q). `excess`: [a - p/q]+, whose mean over x is
     sum_y [q a - p]+, the position's term of Cool-SD's theorem 2 under the optimal residual.
     """
-    fair = ratio(window.p, window.q, window.draft[..., None]).squeeze(-1).clamp(max=1)
+    fair = ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1).clamp(max=1)
     return {"distance": 1 - fair, "excess": (a.clamp(max=1) - fair).clamp(min=0)}
 
 
@@ -159,11 +159,11 @@ class Match:
     def __init__(self, context: Context):
         pass
 
-    def verify(self, window: Window, refined: Tensor) -> Verdict:
-        return Verdict(refined == window.draft, {})
+    def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
+        return Verdict(refined == tests.draft, {})
 
-    def left(self, window: Window) -> Tensor:
-        return window.p
+    def residual_weights(self, tests: DraftTests) -> Tensor:
+        return tests.p
 
     def replace(self, left: Tensor, refined: Tensor, race: Tensor) -> Tensor:
         return refined

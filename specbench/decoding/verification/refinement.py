@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench.decoding.context import Context
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import draw, kept
-from specbench.decoding.verification.ratio_tests import Window, ratio
+from specbench.decoding.verification.ratio_tests import DraftTests, ratio
 from specbench.decoding.verification.residuals import standard
 
 
@@ -25,9 +25,9 @@ class Resample:
     def __init__(self, context: Context):
         pass
 
-    def refine(self, window: Window, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
+    def refine(self, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
         """[B, T] next token of each slot; `positions` [B, T] and `step` [B, 1] address the noise."""
-        held = kept(window.p)
+        held = kept(tests.p)
         return held.token(draw(held.mass, noise.uniform(positions, Stream.REDRAW, step)))
 
 
@@ -44,16 +44,17 @@ class Reuse(Resample):
         super().__init__(context)
         self._tau = tau
 
-    def refine(self, window: Window, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
-        fresh = super().refine(window, noise, positions, step)
-        confidence = ratio(window.p, window.q, window.draft[..., None]).squeeze(-1)
-        return torch.where(window.drafted & (confidence > self._tau), window.draft, fresh)
+    def refine(self, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
+        fresh = super().refine(tests, noise, positions, step)
+        confidence = ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)
+        return torch.where(tests.drafted & (confidence > self._tau), tests.draft, fresh)
 
 
 class Couple:
     """Maximal coupling: keep the draft with probability min(1, p/q), else draw from [p - q]+ (SCD; SJD-PAC's AC).
 
-    A slot without a draft has nothing to be coupled to and is drawn from p. The rule tosses the same coin as the verifier, whose outcome at this slot only matters when the slot is not refined.
+    A slot without a draft has nothing to be coupled to and is drawn from p. The rule tosses
+    the same coin as the verifier, whose outcome at this slot only matters when the slot is not refined.
     """
 
     keeps_tail = True
@@ -61,13 +62,13 @@ class Couple:
     def __init__(self, context: Context):
         pass
 
-    def refine(self, window: Window, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
-        stays = window.coin < ratio(window.p, window.q, window.draft[..., None]).squeeze(-1)
-        held = kept(window.p)
-        residual = standard(held.mass, window.q.gather(-1, held.ids))
-        weights = torch.where(window.drafted[..., None], residual, held.mass)
+    def refine(self, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
+        stays = tests.coin < ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)
+        held = kept(tests.p)
+        residual = standard(held.mass, tests.q.gather(-1, held.ids))
+        weights = torch.where(tests.drafted[..., None], residual, held.mass)
         other = held.token(draw(weights, noise.uniform(positions, Stream.REDRAW, step)))
-        return torch.where(stays & window.drafted, window.draft, other)
+        return torch.where(stays & tests.drafted, tests.draft, other)
 
 
 class Gumbel:
@@ -78,5 +79,5 @@ class Gumbel:
     def __init__(self, context: Context):
         pass
 
-    def refine(self, window: Window, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
-        return noise.run_race(window.p, positions, Stream.TOKEN)
+    def refine(self, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
+        return noise.run_race(tests.p, positions, Stream.TOKEN)

@@ -7,7 +7,7 @@ one, which leaves plain guidance.
 from __future__ import annotations
 
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import FamilyModel, Request
+from specbench.models.families.base import FamilyModel, LoadRequest
 from specbench.models.families.chameleon import BEGIN_IMAGE, END_OF_TURN, START, load_trunk, random_decoder
 
 
@@ -16,7 +16,7 @@ class Anole(FamilyModel):
         return self.words(START + text + END_OF_TURN + BEGIN_IMAGE), self.words(START + BEGIN_IMAGE)
 
 
-def load(request: Request) -> Anole:
+def load(request: LoadRequest) -> Anole:
     trunk = load_trunk(request)
     if request.found:
         decoder = vq_decoder.load_chameleon_vq(trunk.image_tensors, request.found[0], request.device)

@@ -32,7 +32,7 @@ from specbench.system.plugins import load_object
 
 
 @dataclass(frozen=True)
-class Request:
+class LoadRequest:
     """How to load a family.
 
     Attributes:
@@ -70,7 +70,7 @@ def load(info: HubModel, device: str, dtype: str, found: tuple[CheckpointFiles, 
     On the device "meta" everything is checked and no weight is read.
     """
     weights_sha256 = "" if device == "meta" else digest(found) if found else info.weights_sha256()
-    request = Request(info, found, weights_sha256, device, getattr(torch, dtype))
+    request = LoadRequest(info, found, weights_sha256, device, getattr(torch, dtype))
     return load_object(info.target, f"model {info.name}")(request)
 
 
@@ -98,7 +98,7 @@ class FamilyModel(TransformerModel):
 
     def __init__(
         self,
-        request: Request,
+        request: LoadRequest,
         tokenizer: Tokenizer,
         backbone: nn.Module,
         head: Tensor,

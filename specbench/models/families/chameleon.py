@@ -25,7 +25,7 @@ from specbench.models.checkpoint_loading import (
     read_tokenizer,
 )
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import Request, stand_in_tokenizer
+from specbench.models.families.base import LoadRequest, stand_in_tokenizer
 
 START, END_OF_TURN, BEGIN_IMAGE, END_IMAGE = "<s>", "<reserved08706>", "<racm3:break>", "<eoss>"
 FIRST_IMAGE_ID = 4
@@ -46,7 +46,7 @@ class Trunk(NamedTuple):
     image_tensors: dict[str, Tensor]
 
 
-def load_trunk(request: Request) -> Trunk:
+def load_trunk(request: LoadRequest) -> Trunk:
     """The language model; its tokenizer is the one of the last source that has one."""
     if not request.found:
         return _random_trunk(request)
@@ -68,7 +68,7 @@ def load_trunk(request: Request) -> Trunk:
     return _trunk(network, read_tokenizer(with_tokenizer), image_ids, image_tensors)
 
 
-def _random_trunk(request: Request) -> Trunk:
+def _random_trunk(request: LoadRequest) -> Trunk:
     config = ChameleonConfig(**request.sized({}, _TINY | {"num_key_value_heads": 4}), vocabulary_map={"<image>": 8711})
     network = randomise(_language_model(config), request.device, request.dtype)
     ids = range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
@@ -101,6 +101,6 @@ def _image_ids(vocabulary: Mapping[str, int], found: CheckpointFiles) -> range:
     return range(first, first + len(codes))
 
 
-def random_decoder(request: Request) -> vq_decoder.TamingDecoder:
+def random_decoder(request: LoadRequest) -> vq_decoder.TamingDecoder:
     settings = request.sized(vq_decoder.CHAMELEON_VQ, _TINY_VQ)
     return vq_decoder.random_taming(settings, normalise=False, attention=False, device=request.device)

@@ -22,7 +22,7 @@ from specbench.models.checkpoint_loading import (
     token_id,
 )
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import FamilyModel, Request, stand_in_tokenizer
+from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 
 START, LINE_END = "<|extra_203|>", "<|extra_200|>"
 BEGIN_IMAGE, IMAGE_TOKENS = "<|image start|>", "<|image token|>"
@@ -46,7 +46,7 @@ class Emu3(FamilyModel):
         return self.words(START + text + POSITIVE + image), self.words(START + NEGATIVE + image)
 
 
-def load(request: Request) -> Emu3:
+def load(request: LoadRequest) -> Emu3:
     if not request.found:
         return _random(request)
     files = request.found[0]
@@ -69,7 +69,7 @@ def load(request: Request) -> Emu3:
     return _model(request, tokenizer, language, range(first, last + 1), image)
 
 
-def _random(request: Request) -> Emu3:
+def _random(request: LoadRequest) -> Emu3:
     tiny_text = _TINY | {"num_key_value_heads": 2}
     language = build(Emu3ForCausalLM, Emu3TextConfig(**request.sized({}, tiny_text)))
     image = _image_network(Emu3VQVAEConfig(**request.sized({}, _TINY_VQ)))
@@ -85,7 +85,7 @@ def _image_network(config: Emu3VQVAEConfig, found: CheckpointFiles | None = None
     return network
 
 
-def _model(request: Request, tokenizer: Tokenizer, language: nn.Module, ids: range, image: nn.Module) -> Emu3:
+def _model(request: LoadRequest, tokenizer: Tokenizer, language: nn.Module, ids: range, image: nn.Module) -> Emu3:
     head = language.lm_head.weight[ids.start : ids.stop].clone()
     stream_ids = [*ids, token_id(tokenizer, LINE_END)]
     return Emu3(request, tokenizer, language.model, head, stream_ids, vq_decoder.Emu3Decoder(image))

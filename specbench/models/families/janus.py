@@ -24,7 +24,7 @@ from specbench.models.checkpoint_loading import (
     token_id,
 )
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import FamilyModel, Request, stand_in_tokenizer
+from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 
 BEGIN_IMAGE = "<begin_of_image>"
 UNUSED = ("lm_head.", "vision_model.", "aligner.", "vqmodel.encoder.", "vqmodel.quant_conv.")
@@ -49,7 +49,7 @@ _TINY_VQ = {"latent_channels": 32, "base_channels": 32, "channel_multiplier": [1
 class Janus(FamilyModel):
     """Args: start, pad: names of the tokenizer's first and padding token."""
 
-    def __init__(self, request: Request, tokenizer: Tokenizer, network: nn.Module, start: str, pad: str):
+    def __init__(self, request: LoadRequest, tokenizer: Tokenizer, network: nn.Module, start: str, pad: str):
         codes = network.generation_embeddings.num_embeddings
         decoder = vq_decoder.TamingDecoder(network.vqmodel, normalise=True)
         head = network.generation_head.vision_head.weight
@@ -79,7 +79,7 @@ class Janus(FamilyModel):
         return self._network.generation_head(hidden)
 
 
-def load(request: Request) -> Janus:
+def load(request: LoadRequest) -> Janus:
     if not request.found:
         network = randomise(_network(_random_config(request)), request.device, request.dtype)
         start, pad, _ = _SPECIALS
@@ -106,7 +106,7 @@ def _named(files: CheckpointFiles, role: str) -> str:
     return name
 
 
-def _random_config(request: Request) -> JanusConfig:
+def _random_config(request: LoadRequest) -> JanusConfig:
     text = request.sized(_TEXT, _TINY_TEXT)
     width = {"projection_dim": text["hidden_size"], "image_token_embed_dim": text["hidden_size"]}
     vision = {"projection_dim": text["hidden_size"]}

@@ -31,7 +31,7 @@ from specbench.models.checkpoint_loading import (
 )
 from specbench.models.draft_head import EagleHead
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import FamilyModel, Request, stand_in_tokenizer
+from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.caption_cleaning import clean
 from specbench.models.interface import DraftPrompt
 from specbench.models.transformer.model import Prefix
@@ -103,7 +103,7 @@ class LlamaGen(FamilyModel):
 
     def __init__(
         self,
-        request: Request,
+        request: LoadRequest,
         network: Network,
         encoder: nn.Module,
         tokenizer: Tokenizer,
@@ -163,7 +163,7 @@ class LlamaGen(FamilyModel):
         return output.last_hidden_state[0].to(self.dtype)
 
 
-def load(request: Request) -> LlamaGen:
+def load(request: LoadRequest) -> LlamaGen:
     if not request.found:
         return _random(request)
     files, text_files = request.found
@@ -178,7 +178,7 @@ def load(request: Request) -> LlamaGen:
     return LlamaGen(request, network, encoder, read_tokenizer(text_files), decoder)
 
 
-def _random(request: Request) -> LlamaGen:
+def _random(request: LoadRequest) -> LlamaGen:
     config = _llama(request.sized(_XL, _TINY))
     text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
     network = randomise(build(Network, config, text_config.d_model), request.device, request.dtype)
@@ -191,7 +191,7 @@ def _random(request: Request) -> LlamaGen:
     return LlamaGen(request, network, encoder, tokenizer, decoder)
 
 
-def _text_dtype(request: Request) -> torch.dtype:
+def _text_dtype(request: LoadRequest) -> torch.dtype:
     """T5 overflows in float16."""
     return torch.float32 if request.dtype == torch.float16 else request.dtype
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from specbench.models.checkpoint_loading import read_tensors, token_id
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import FamilyModel, Request
+from specbench.models.families.base import FamilyModel, LoadRequest
 from specbench.models.families.chameleon import BEGIN_IMAGE, END_OF_TURN, START, load_trunk, random_decoder
 
 LINE_END = "<reserved08799>"
@@ -28,7 +28,7 @@ class Lumina(FamilyModel):
         return self.words(START + asked + END_OF_TURN) + image, image
 
 
-def load(request: Request) -> Lumina:
+def load(request: LoadRequest) -> Lumina:
     trunk = load_trunk(request)
     if request.found:
         files = request.found[1]

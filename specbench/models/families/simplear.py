@@ -15,7 +15,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import build, fill, randomise, read_config, read_tensors, read_tokenizer
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import FamilyModel, Request, stand_in_tokenizer
+from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 
 BEGIN, BEGIN_IMAGE = "<|t2i|>", "<|soi|>"
 NEGATIVE = (
@@ -45,7 +45,7 @@ class SimpleAR(FamilyModel):
         return self.words(asked), self.words(BEGIN + NEGATIVE + BEGIN_IMAGE)
 
 
-def load(request: Request) -> SimpleAR:
+def load(request: LoadRequest) -> SimpleAR:
     if not request.found:
         config = Qwen2Config(**request.sized(_QWEN, _TINY))
         network = randomise(build(Qwen2ForCausalLM, config), request.device, request.dtype)
@@ -63,7 +63,9 @@ def load(request: Request) -> SimpleAR:
     return _model(request, tokenizer, network, tokenizer.get_vocab_size(with_added_tokens=True), decoder)
 
 
-def _model(request: Request, tokenizer, network: nn.Module, words: int, decoder: vq_decoder.ImageDecoder) -> SimpleAR:
+def _model(
+    request: LoadRequest, tokenizer, network: nn.Module, words: int, decoder: vq_decoder.ImageDecoder
+) -> SimpleAR:
     """Image tokens follow the tokenizer's own words, as many as the head has rows left."""
     head = network.lm_head.weight[words:]
     return SimpleAR(request, tokenizer, network.model, head, range(words, words + len(head)), decoder)

@@ -18,8 +18,8 @@ Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
 
-def as_it_is(function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
-    """`function(*args)`; what stands in for `CompiledRules` where nothing is compiled."""
+def call_eager(function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
+    """`function(*args)`; what stands in for `CompiledFunctions` where nothing is compiled."""
     return function(*args, **kwargs)
 
 
@@ -72,7 +72,7 @@ def graph_bytes() -> int:
     return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) != (0, 0))
 
 
-class CompiledRules:
+class CompiledFunctions:
     """Calls a decoder's sampling, verification and drafting compiled: on a small model, these hundred small calls take
     as long as the target's forward.
 
@@ -103,10 +103,10 @@ class CompiledRules:
         return sum(compiled.forms for compiled in self._compiled.values())
 
 
-def compiled_rules(device: torch.device) -> CompiledRules:
+def compiled_functions(device: torch.device) -> CompiledFunctions:
     """As the device needs them. On a GPU their kernels are launched one by one: a captured graph would keep what it
     made where its next run overwrites it, and the drafter still reads it then."""
-    return CompiledRules({} if device.type == "cuda" else {"cpp_wrapper": True})
+    return CompiledFunctions({} if device.type == "cuda" else {"cpp_wrapper": True})
 
 
 def _on_shapes(guards: Sequence) -> list[bool]:

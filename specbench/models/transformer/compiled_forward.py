@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.models.transformer.compilation import Compiled
-from specbench.models.transformer.forward import Fed, StepModel, run_step
+from specbench.models.transformer.forward import ForwardInputs, StepModel, run_step
 from specbench.models.transformer.kv_cache import PositionCache
 
 
@@ -51,23 +51,23 @@ class CompiledStep:
     def _compile(self) -> Compiled:
         model, guidance = self._model, self._guidance
 
-        def step(buffers: Sequence[tuple[Tensor, Tensor]], fed: Fed) -> tuple[Tensor, Tensor]:
+        def step(buffers: Sequence[tuple[Tensor, Tensor]], inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
             cache = PositionCache(len(buffers), buffers[0][0].shape[2], buffers)
             # Its length as a number of this process would be compiled in; as that of a tensor it is a shape.
-            cache.place(fed.slots, fed.index.shape[0])
-            return run_step(model, guidance, cache, fed)
+            cache.place(inputs.slots, inputs.index.shape[0])
+            return run_step(model, guidance, cache, inputs)
 
         options = {"guard_filter_fn": _not_on_model, **self._options}
         return Compiled(step, not self._fixed_shapes, options)
 
-    def __call__(self, cache: PositionCache, fed: Fed) -> tuple[Tensor, Tensor]:
+    def __call__(self, cache: PositionCache, inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
         """See `run_step`; what it returns is overwritten by the next call."""
-        width = fed.tokens.shape[1]
+        width = inputs.tokens.shape[1]
         if self._fixed_shapes:
-            fed = fed.widened(1 << (width - 1).bit_length())
+            inputs = inputs.widened(1 << (width - 1).bit_length())
             torch.compiler.cudagraph_mark_step_begin()
         with _sizes_apart_floats_fixed():
-            features, logits = self._made[-1][1](cache.buffers(), fed)
+            features, logits = self._made[-1][1](cache.buffers(), inputs)
         return features[:, :width], logits[:, :width]
 
 

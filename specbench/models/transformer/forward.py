@@ -25,7 +25,7 @@ class StepModel(Protocol):
         ...
 
 
-class Fed(NamedTuple):
+class ForwardInputs(NamedTuple):
     """What a forward reads besides the cache. R rows, T columns, S slots that attention reads.
 
     Attributes:
@@ -48,24 +48,24 @@ class Fed(NamedTuple):
     start: Tensor | None
     state: tuple[Tensor, ...]
 
-    def widened(self, width: int) -> Fed:
+    def widened(self, width: int) -> ForwardInputs:
         """The same with its last column repeated up to `width` columns, which changes nothing for the others."""
         column = torch.arange(width, device=self.tokens.device).clamp(max=self.tokens.shape[1] - 1)
         columns = {name: getattr(self, name)[:, column] for name in ("tokens", "positions", "slots")}
         return self._replace(**columns, mask=None if self.mask is None else self.mask[:, column])
 
 
-def run_step(model: StepModel, guidance: float, cache: PositionCache, fed: Fed) -> tuple[Tensor, Tensor]:
+def run_step(model: StepModel, guidance: float, cache: PositionCache, inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
     """Last hidden states [R, T, d] and guided logits [B, T, v_image]; the cache's placement is set."""
-    embeds = model.embed(fed.tokens, fed.positions, fed.state)
-    if fed.start is not None:
-        embeds = torch.where((fed.positions == 0)[..., None], fed.start, embeds)
-    mask = fed.mask
-    if mask is None and fed.index is not None:
-        mask = fed.index <= fed.slots[..., None]
+    embeds = model.embed(inputs.tokens, inputs.positions, inputs.state)
+    if inputs.start is not None:
+        embeds = torch.where((inputs.positions == 0)[..., None], inputs.start, embeds)
+    mask = inputs.mask
+    if mask is None and inputs.index is not None:
+        mask = inputs.index <= inputs.slots[..., None]
     features = model.backbone(
         inputs_embeds=embeds,
-        position_ids=fed.last + fed.positions + fed.shift,
+        position_ids=inputs.last + inputs.positions + inputs.shift,
         attention_mask=None if mask is None else mask[:, None],
         past_key_values=cache,
         use_cache=True,

@@ -1,7 +1,7 @@
 """The one place where the host asks a device for numbers while a batch decodes.
 
-A look makes a GPU finish everything queued, so a step does without: the host reasons from bounds, listens to an `Echo`,
-and looks only where it cannot go on otherwise.
+A look makes a GPU finish everything queued, so a step does without: the host reasons from bounds, reads an
+`AsyncHostCopy`, and looks only where it cannot go on otherwise.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 
-def look(numbers: Tensor) -> list:
+def to_host(numbers: Tensor) -> list:
     """The numbers of a tensor as nested lists, now: the host waits for the device."""
     return numbers.tolist()
 
 
-class Echo:
+class AsyncHostCopy:
     """What the host last heard of some numbers: at once from a CPU, a little late from a GPU, which it waits for only
     the first time.
     """
@@ -27,11 +27,11 @@ class Echo:
     def hear(self, numbers: Tensor, when: int) -> tuple[list[int], int]:
         """Send for `numbers` [n] unless others are on their way; the latest that came, and their `when`."""
         if not numbers.is_cuda or self._heard is None:
-            self._heard = look(numbers), when
+            self._heard = to_host(numbers), when
             return self._heard
         if self._under_way and self._under_way[2].query():
             arrived, sent, _ = self._under_way
-            self._heard, self._under_way = (look(arrived), sent), None
+            self._heard, self._under_way = (to_host(arrived), sent), None
         if self._under_way is None:
             arrived = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
             arrived.copy_(numbers, non_blocking=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from specbench.models.transformer.host_sync import Echo
+from specbench.models.transformer.host_sync import AsyncHostCopy
 
 BLOCK = 256
 """Slots of which a cache has whole multiples where few shapes are wanted, whatever the prompts' lengths."""
@@ -115,14 +115,14 @@ class PositionLayer(CacheLayerMixin):
         return self._capacity
 
 
-class Reach:
+class CacheExtent:
     """How far into the cache a forward gets, from what the host knows without making a GPU wait.
 
     Rows never move further in a forward than it has columns, so old news is an upper bound.
     """
 
     def __init__(self) -> None:
-        self._echo = Echo()
+        self._copy = AsyncHostCopy()
         self._columns = 0
 
     def of(self, starts: Tensor, columns: int) -> tuple[int, int | None]:
@@ -131,7 +131,7 @@ class Reach:
         Returns:
             That slot, and the start of all rows where they are known to be alike.
         """
-        heard, when = self._echo.hear(starts, self._columns)
+        heard, when = self._copy.hear(starts, self._columns)
         first, last = min(heard), max(heard)
         since = self._columns - when
         self._columns += columns

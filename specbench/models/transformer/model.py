@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from specbench.models.interface import DraftPrompt, TokenLayout, Tree
 from specbench.models.transformer.attention import use_grouped_attention
-from specbench.models.transformer.compilation import CompiledRules, as_it_is, compiled_rules
+from specbench.models.transformer.compilation import CompiledFunctions, call_eager, compiled_functions
 from specbench.models.transformer.compiled_forward import CompiledStep, compiled_step
-from specbench.models.transformer.forward import Fed, guide, run_step
-from specbench.models.transformer.kv_cache import PositionCache, Reach, whole_blocks, whole_parts
+from specbench.models.transformer.forward import ForwardInputs, guide, run_step
+from specbench.models.transformer.kv_cache import CacheExtent, PositionCache, whole_blocks, whole_parts
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class TransformerModel:
     weights_sha256: str
     backbone: nn.Module
     _compiled_steps: dict[float, CompiledStep] | None = None
-    _compiled_rules: dict[Hashable, CompiledRules]
+    _compiled_functions: dict[Hashable, CompiledFunctions]
 
     @property
     def device(self) -> torch.device:
@@ -109,7 +109,7 @@ class TransformerModel:
 
     def compile(self) -> None:
         """Let sessions run their steps compiled from now on."""
-        self._compiled_steps, self._compiled_rules = {}, {}
+        self._compiled_steps, self._compiled_functions = {}, {}
 
     @property
     def compiles(self) -> bool:
@@ -125,21 +125,21 @@ class TransformerModel:
         self._compiled_steps[guidance].follow_model()
         return self._compiled_steps[guidance]
 
-    def rules(self, key: Hashable, rows: int) -> CompiledRules | Callable:
+    def call_for(self, key: Hashable, rows: int) -> CompiledFunctions | Callable:
         """What calls the functions of a decoder with its sampling, `key`, on batches of `rows` images."""
         if not self.compiles:
-            return as_it_is
+            return call_eager
         key = key, rows, self.device, self.dtype
-        if key not in self._compiled_rules:
-            self._compiled_rules[key] = compiled_rules(self.device)
-        return self._compiled_rules[key]
+        if key not in self._compiled_functions:
+            self._compiled_functions[key] = compiled_functions(self.device)
+        return self._compiled_functions[key]
 
     @property
-    def compiled(self) -> list[CompiledStep | CompiledRules]:
+    def compiled(self) -> list[CompiledStep | CompiledFunctions]:
         """What was compiled so far."""
         if not self.compiles:
             return []
-        return [*self._compiled_steps.values(), *self._compiled_rules.values()]
+        return [*self._compiled_steps.values(), *self._compiled_functions.values()]
 
 
 class TransformerSession:
@@ -171,7 +171,7 @@ class TransformerSession:
         slots = self._capacity()
         self._cache = PositionCache(model.backbone.config.num_hidden_layers, slots)
         self._index = torch.arange(slots, device=model.device)
-        self._reach = Reach()
+        self._extent = CacheExtent()
         self._fed: Tensor | None = None
         self.features: Tensor | None = None
         self._prompt_features = self._prefill(max(lengths) - 1)
@@ -204,7 +204,7 @@ class TransformerSession:
         tokens, positions = self._twice(tokens), self._twice(positions)
         slots = self._last + positions
         columns = slots.shape[1] if tree is None else 2 * slots.shape[1]
-        end, start = self._reach.of(slots[:, 0], columns)
+        end, start = self._extent.of(slots[:, 0], columns)
         visible = self._readable(end)
         if tree is not None:
             return self._step(tokens, positions, *self._place_tree(slots, tree, visible), visible)
@@ -230,14 +230,16 @@ class TransformerSession:
         # Only a session's first forward predicts slot 0, whose input is the prompt's last element.
         opening = self._start if first or self._compiled else None
         index = self._index[:visible]
-        fed = Fed(tokens, positions, slots, index, mask, self._last, self._shift, opening, self._prefix.state)
+        inputs = ForwardInputs(
+            tokens, positions, slots, index, mask, self._last, self._shift, opening, self._prefix.state
+        )
         if self._compiled and self._cache.is_ready:
-            self.features, logits = self._compiled(self._cache, fed)
+            self.features, logits = self._compiled(self._cache, inputs)
             return logits
         if start is not None and slots.shape[1] == 1:
-            fed = fed._replace(index=None)
+            inputs = inputs._replace(index=None)
         self._cache.place(slots, visible, None if start is None else slice(start, start + slots.shape[1]))
-        self.features, logits = run_step(self._model, self._guidance, self._cache, fed)
+        self.features, logits = run_step(self._model, self._guidance, self._cache, inputs)
         return logits
 
     def _twice(self, columns: Tensor) -> Tensor:
@@ -292,7 +294,7 @@ class TransformerSession:
         self._last[rows], self._shift[rows], self._start[rows] = fresh._last, fresh._shift, fresh._start
         for held, new in zip(self._prefix.state, fresh._prefix.state, strict=True):
             held[rows] = new
-        self._fed, self._reach = None, Reach()
+        self._fed, self._extent = None, CacheExtent()
 
 
 @lru_cache(maxsize=64)
