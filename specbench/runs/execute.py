@@ -8,7 +8,8 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import Model, load_model
+from specbench.models.catalog import load_model
+from specbench.models.facts import ModelFacts
 from specbench.runs.plan import Plan, available_threads, together
 from specbench.specs import plugin_decoders
 from specbench.store.find import find_runs_like, without_options
@@ -89,7 +90,7 @@ def _roofline(plan: Plan) -> dict[str, object]:
     return {"roofline": roofline_facts(plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads)}
 
 
-def load_for_run(model: Model, device: str, dtype: str | None, threads: int, compiled: bool) -> ImageModel:
+def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int, compiled: bool) -> ImageModel:
     import torch
 
     torch.set_num_threads(threads or available_threads())
@@ -102,7 +103,7 @@ def load_for_run(model: Model, device: str, dtype: str | None, threads: int, com
 
 
 def _load_worker(
-    model: Model, device: str, dtype: str | None, threads: int, compiled: bool, references: Sequence[str]
+    model: ModelFacts, device: str, dtype: str | None, threads: int, compiled: bool, references: Sequence[str]
 ) -> ImageModel:
     """The model in a process that may not know the plan's own decoders yet."""
     plugin_decoders.add_plugin_decoders()

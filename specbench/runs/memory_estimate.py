@@ -35,9 +35,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import Model
-from specbench.models.hub_model import BYTES
-from specbench.specs.presets import DecoderSpec
+from specbench.models.facts import BYTES, ModelFacts
+from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.specs.tree_paths import node_paths
 
@@ -74,7 +73,7 @@ class Footprint:
         return self.weights + batch * (self.cache + self.inputs) + max(batch * self.step, drawn * self.picture)
 
 
-def footprint(model: Model, decoder: DecoderSpec, sampling: Sampling, dtype: str) -> Footprint | None:
+def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype: str) -> Footprint | None:
     """The memory of one decoder; None where the model has not been counted."""
     kv, size = model.kv_bytes(dtype), model.size
     if kv is None or size is None:
@@ -97,6 +96,12 @@ def footprint(model: Model, decoder: DecoderSpec, sampling: Sampling, dtype: str
     verify = columns * (rows * width + laws_alive(decoder, sampling, model.stream > model.tokens) * law)
     picture = 4 * math.prod(model.resolution) * model.pixel_numbers
     return Footprint(weights, cache, inputs, max(prefill, target, verify), picture, model.renders_together)
+
+
+def single_image_bytes(model: ModelFacts) -> int | None:
+    """Memory to decode one image at a time with AR, the model's own sampling and dtype; None if not counted."""
+    need = footprint(model, resolve("ar"), model.sampling(), model.dtype)
+    return need and need.total(1)
 
 
 def table_bytes(columns: int) -> int:
@@ -124,7 +129,7 @@ def laws_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) -> int:
     )
 
 
-def most_columns(decoder: DecoderSpec, model: Model) -> int:
+def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
     """Columns of the widest forward."""
     options = dict(decoder.options)
     if "tree" in options:
@@ -154,7 +159,7 @@ def largest_batch(needs: Iterable[Footprint], free: int) -> int:
 
 
 def settle_batch(
-    batch: int | str, model: Model, decoders: Iterable[DecoderSpec], sampling: Sampling, dtype: str, device: str
+    batch: int | str, model: ModelFacts, decoders: Iterable[DecoderSpec], sampling: Sampling, dtype: str, device: str
 ) -> tuple[int, dict[str, object] | None]:
     """The batch to decode in, "auto" being the largest that fits, and the reckoning where there was one to make.
 

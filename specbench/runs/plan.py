@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import Model, find_model
+from specbench.models.catalog import find_model
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import find_head, require_head
+from specbench.models.facts import ModelFacts
 from specbench.prompts import Prompt, PromptSet, load_prompts, select
 from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders
 from specbench.runs.memory_estimate import settle_batch
@@ -74,7 +75,7 @@ class Plan:
         notes: requests that cannot be met, a sentence each.
     """
 
-    model: Model
+    model: ModelFacts
     decoders: tuple[PlannedDecoder, ...]
     sampling: Sampling
     prompts: PromptSet
@@ -263,7 +264,7 @@ def _mode(given: str | None, batch: int | str, workers: Workers, device: str) ->
     return given or ("latency" if batch == 1 and alone else "throughput")
 
 
-def plan_model(values: Mapping[str, Value]) -> Model:
+def plan_model(values: Mapping[str, Value]) -> ModelFacts:
     """The model with the weights and at the size that the settings ask for."""
     value = {name: held.value for name, held in values.items()}
     return find_model(value["model"]).configured(
@@ -271,7 +272,7 @@ def plan_model(values: Mapping[str, Value]) -> Model:
     )
 
 
-def plan_sampling(model: Model, values: Mapping[str, Value]) -> Sampling:
+def plan_sampling(model: ModelFacts, values: Mapping[str, Value]) -> Sampling:
     """The model's sampling with what was set changed; refuses a top-k beyond the image vocabulary."""
     given = {field: values[name].value for field, name in SAMPLING_SETTINGS.items()}
     sampling = replace(model.sampling(), **{name: held for name, held in given.items() if held is not None})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from specbench.models.catalog import Model
-from specbench.models.hub_model import BYTES
+from specbench.models.facts import BYTES, ModelFacts
 from specbench.system.device_peaks import find_peak
 
 
-def roofline_facts(model: Model, guidance: float, dtype: str, device: str, threads: int) -> dict[str, object] | None:
+def roofline_facts(
+    model: ModelFacts, guidance: float, dtype: str, device: str, threads: int
+) -> dict[str, object] | None:
     """Roofline inputs of a model on a device; None if the model's size or the device's peaks are unknown.
 
     Returns:
