@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specbench.decoding.verification.residuals import Residual
 from specbench.models.interface import ImageModel, TokenLayout
+
+Residual = Callable[[Tensor, Tensor, Callable[[Tensor, Tensor, Tensor], Tensor]], Tensor]
+"""A residual distribution's function, see `specbench.decoding.verification.residuals`."""
 
 
 @dataclass(frozen=True)

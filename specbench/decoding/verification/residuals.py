@@ -12,8 +12,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-Residual = Callable[[Tensor, Tensor, Callable[[Tensor, Tensor, Tensor], Tensor]], Tensor]
-
 
 def or_target(weights: Tensor, p: Tensor) -> Tensor:
     """p where rounding left no residual mass (p equals q, so a rejection there was rounding too)."""
