@@ -18,7 +18,7 @@ from kills import specs
 
 from specbench import api
 from specbench.cli import main
-from specbench.cli.listing import runs
+from specbench.papers.listing import run_rows
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import check_model, find_model, load_model
 from specbench.models.draft_head import load_head

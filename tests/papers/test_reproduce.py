@@ -201,3 +201,16 @@ def test_of_two_measurements_the_one_with_more_decoded_images_is_shown(tmp_path,
     synthetic.folder(tmp_path, replace(spec, threads=1), [*synthetic.sjd(1), None, None])
     more = synthetic.folder(tmp_path, replace(spec, threads=2), synthetic.sjd(2))
     assert find_measured(planned, tmp_path) == {planned[0].settings: more}
+
+
+def test_a_report_of_a_table_plans_nothing(tmp_path, monkeypatch):
+    def refuse(values):
+        raise AssertionError("a report must not plan")
+
+    monkeypatch.setattr(reproduce, "make_plan", refuse)
+    joined = specbench.report_table("gsd-1", out=tmp_path)
+    assert not any(line.runs for line in joined.lines)
+    with pytest.raises(SpecbenchError, match="did you mean 'shapes'"):
+        specbench.report_table("gsd-1", model="shaps", out=tmp_path)
+    with pytest.raises(SpecbenchError, match="nowhere"):
+        specbench.report_table("gsd-1", prompts="nowhere.txt", out=tmp_path)
