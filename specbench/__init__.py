@@ -15,6 +15,7 @@ from specbench.system.version import __version__
 if TYPE_CHECKING:
     from specbench.api import (
         audit,
+        audit_runs,
         available,
         bench,
         check,
@@ -53,6 +54,7 @@ __all__ = [
     "bench",
     "estimate",
     "audit",
+    "audit_runs",
     "check",
     "doctor",
     "available",

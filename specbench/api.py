@@ -156,6 +156,31 @@ def score(
     return [{"run_id": folder.name, **row} for folder in folders for row in score_store.read_scores(folder)]
 
 
+def audit_runs(
+    runs: Sequence[str] = (),
+    out: str | Path = "results",
+    recompute: bool = False,
+    weights: str | None = None,
+    revision: str | None = None,
+    device: str = "cpu",
+) -> Rows:
+    """Test whether the tokens of runs are exact samples of their model, and store the verdicts for reports.
+
+    Args:
+        runs: run ids, unique beginnings of them, or folders; all runs in `out` if empty.
+        recompute, weights, revision, device: see `specbench.checks.run_audit.audit_run`.
+
+    Returns:
+        One dict per run, see `specbench.checks.run_audit.audit_run`.
+
+    Raises:
+        SpecbenchError: an unknown or damaged run, or one that cannot be audited.
+    """
+    from specbench.checks.run_audit import audit_run  # brings torch with recompute
+
+    return [audit_run(folder, recompute, weights, revision, device) for folder in find_runs(out, runs)]
+
+
 def score_folder(
     images: str | Path,
     prompts: str | Path,

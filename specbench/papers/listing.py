@@ -18,8 +18,9 @@ from specbench.runs.memory_estimate import single_image_bytes
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import PRESETS, resolve
 from specbench.store.run_folders import runs_in
-from specbench.store.run_info import finite, read_info
+from specbench.store.run_info import read_info
 from specbench.system import plugins
+from specbench.system.json_values import nonfinite_as_text
 
 Rows = list[dict[str, object]]
 
@@ -151,7 +152,7 @@ def run_rows(out: Path, warn: Callable[[str], None]) -> Rows:
                 "name": folder.name,
                 "model": spec.model,
                 "decoder": spec.decoder.name,
-                "options": finite(dict(spec.decoder.options)),
+                "options": nonfinite_as_text(dict(spec.decoder.options)),
                 "prompts": spec.prompts,
                 "seed": spec.seed,
                 "images": sum(1 for _ in (folder / "images").glob("*.png")),

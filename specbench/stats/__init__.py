@@ -1,9 +1,8 @@
-"""Every derived number, one function each. The first paragraph of a docstring is the definition printed under
-tables.
+"""Definitions of derived numbers, one function each. The first paragraph of a docstring is printed under tables.
 
-`rows` is the output of `condense` for stored sample rows (`specbench.store.schema.SAMPLES`) with status "ok": lists
-by token have become sums by image. A number that the rows cannot give is None, never 0. Token statistics count free
-slots only: where the grammar forced a token nothing was chosen.
+`rows` are stored sample rows with status "ok" (see `specbench.store.schema.SAMPLES`) after `condense`, which sums lists
+by token over each image. A number that cannot be computed is None, never 0. Token statistics cover free positions only,
+not tokens forced by the grammar.
 """
 
 from specbench.stats.condense import LISTS, condense

@@ -17,11 +17,12 @@ from specbench.models.transformer.size import Size
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.system.environment import describe
+from specbench.system.json_values import nonfinite_as_text
 
 RUN_JSON = "run.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of everything specbench stores: `run.json`, sample rows, traces, scores. Version 2 added the sample columns
-`attempts` and `machine`."""
+`attempts` and `machine`, version 3 the columns of the Rosenblatt transform (`u_id`, `u_p`, `u_pq`, `u_qq`)."""
 OLDEST_VERSION = 1
 """Oldest readable version; the next run that writes to the folder upgrades its files."""
 
@@ -192,12 +193,12 @@ def check_version(path: Path, version: object) -> None:
 
 def spec_json(spec: RunSpec) -> dict[str, object]:
     """A spec as in `run.json`: options as an object, infinity as "inf", which every JSON reader accepts."""
-    return finite({**spec.content(), "decoder": decoder_json(spec.decoder)})
+    return nonfinite_as_text({**spec.content(), "decoder": decoder_json(spec.decoder)})
 
 
 def decoder_json(decoder: DecoderSpec) -> dict[str, object]:
     """A decoder as in `run.json`."""
-    return finite({**vars(decoder), "options": dict(decoder.options)})
+    return nonfinite_as_text({**vars(decoder), "options": dict(decoder.options)})
 
 
 def check_same_run(folder: Path, stored: RunInfo, spec: RunSpec) -> None:
@@ -213,17 +214,6 @@ def check_same_run(folder: Path, stored: RunInfo, spec: RunSpec) -> None:
         )
 
 
-def finite(value):
-    """`value` with infinite and missing numbers as text, which every JSON reader accepts."""
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
 def _read_spec(content: Mapping[str, object]) -> RunSpec:
     decoder, sampling = dict(content["decoder"]), _build(Sampling, content["sampling"])
     if not isinstance(decoder["options"], dict):
@@ -234,7 +224,7 @@ def _read_spec(content: Mapping[str, object]) -> RunSpec:
 
 
 def _number(value: object) -> object:
-    """Undo `finite` for an option."""
+    """Undo `nonfinite_as_text` for an option."""
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 

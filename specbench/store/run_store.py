@@ -23,10 +23,11 @@ from PIL import Image
 from specbench.errors import SpecbenchError
 from specbench.specs.run_spec import RunSpec
 from specbench.store.parquet_log import ParquetLog
-from specbench.store.run_info import RUN_JSON, SCHEMA_VERSION, Invocation, RunInfo, check_same_run, finite, read_info
+from specbench.store.run_info import RUN_JSON, SCHEMA_VERSION, Invocation, RunInfo, check_same_run, read_info
 from specbench.store.schema import KEY, SAMPLES, TRACES, Key, read_facts
 from specbench.system.environment import now
 from specbench.system.files import sync_folder, take_lock, write_atomically
+from specbench.system.json_values import nonfinite_as_text
 
 _PICTURE = r"^images/[^./\\\x00][^/\\\x00]*$"
 _ALWAYS = (*KEY, "prompt", "status")
@@ -265,7 +266,7 @@ class RunStore:
                 leftover.unlink()
 
     def _write_info(self, info: RunInfo) -> None:
-        text = json.dumps(finite(info.to_json()), indent=2, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(nonfinite_as_text(info.to_json()), indent=2, allow_nan=False, ensure_ascii=False)
         write_atomically(self.folder / RUN_JSON, text.encode("utf-8", "backslashreplace"))
 
 

@@ -10,7 +10,8 @@ import synthetic
 import tiny
 
 from specbench.store.find import find_runs_like, without_options
-from specbench.store.run_info import Invocation, RunInfo, finite, read_info
+from specbench.store.run_info import Invocation, RunInfo, read_info
+from specbench.system.json_values import nonfinite_as_text
 
 SPEC = replace(tiny.spec("sjd++", tau=float("inf")), head_sha256="2" * 64)
 ROOFLINE = {
@@ -31,16 +32,16 @@ def full() -> RunInfo:
 
 
 def test_a_description_survives_the_file_with_every_key():
-    stored = json.loads(json.dumps(finite(full().to_json()), allow_nan=False))
+    stored = json.loads(json.dumps(nonfinite_as_text(full().to_json()), allow_nan=False))
     order = ["schema", "run_id", "spec", "invocations", "origins", "window_curve", "floor", "memory"]
     assert list(stored) == order and stored["spec"]["decoder"]["options"]["tau"] == "inf"
     read = RunInfo.from_json(stored)
     assert read == full() and read.spec == SPEC and read.spec.run_id == read.run_id
-    assert finite(read.to_json()) == stored
+    assert nonfinite_as_text(read.to_json()) == stored
 
 
 def test_keys_of_other_versions_stay_in_the_file():
-    stored = finite(full().to_json()) | {"later": 1}
+    stored = nonfinite_as_text(full().to_json()) | {"later": 1}
     stored["invocations"][0]["later"] = [2]
     again = RunInfo.from_json(stored).to_json()
     assert again["later"] == 1 and again["invocations"][0]["later"] == [2] and list(again) == list(stored)
@@ -51,7 +52,7 @@ def test_keys_of_other_versions_stay_in_the_file():
 )
 def test_malformed_optional_keys_are_refused(junk):
     with pytest.raises((LookupError, TypeError, ValueError)):
-        RunInfo.from_json(finite(full().to_json()) | junk)
+        RunInfo.from_json(nonfinite_as_text(full().to_json()) | junk)
 
 
 def test_runs_are_found_by_fields_and_by_parts_of_fields(tmp_path):
