@@ -1,4 +1,4 @@
-"""Which codebook entries are nearest to each other: a table that is built once per codebook and kept on disk."""
+"""Nearest neighbours of each codebook entry: a table that is built once per codebook and cached on disk."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _ROWS = 1024
 
 
 def neighbour_table(codebook: Tensor, raw: bool = False, folder: Path | None = None) -> Tensor:
-    """int32 [V, min(MOST, V - 1)]: for each token the others by ascending distance, ties by id.
+    """The nearest other tokens of each token, int32 [V, min(MOST, V - 1)], by ascending distance, ties by id.
 
     Args:
         codebook: [V, d].
-        raw: compare the rows as they are; else scaled to length 1 first, as quantisers that normalise compare them.
-        folder: where tables are kept; the cache folder by default. One that cannot be written to is done without.
+        raw: compare rows without normalising them to length 1 first, as quantisers that normalise do.
+        folder: where tables are cached; the cache folder by default. A folder that is not writable is not used.
     """
     codebook = codebook.detach().float().cpu().contiguous()
     digest = hashlib.sha256(codebook.numpy().tobytes() + str(tuple(codebook.shape)).encode()).hexdigest()[:16]
@@ -35,7 +35,7 @@ def neighbour_table(codebook: Tensor, raw: bool = False, folder: Path | None = N
         try:
             return torch.from_numpy(np.load(path))
         except (OSError, ValueError):
-            pass  # a torn file: made anew below
+            pass  # a damaged file is rebuilt below
     table = _build(codebook if raw else torch.nn.functional.normalize(codebook, dim=1))
     _write(path, table.numpy())
     return table
