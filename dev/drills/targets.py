@@ -20,10 +20,10 @@ from specbench import api
 from specbench.cli import main
 from specbench.cli.listing import runs
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import find_model, load_model
+from specbench.models.catalog import check_model, find_model, load_model
 from specbench.models.draft_head import load_head
 from specbench.models.draft_head_files import head_in
-from specbench.papers import formats
+from specbench.papers import render as papers_render
 from specbench.papers.join import join
 from specbench.papers.reproduce import plan_table
 from specbench.papers.table_files import read_table
@@ -125,8 +125,8 @@ def _read_table(box: Path, case) -> None:
     (path,) = box.iterdir()
     table = read_table(path)
     joined = join(table, {})
-    for fmt in formats.FORMATS:
-        formats.render([joined], fmt)
+    for fmt in papers_render.FORMATS:
+        papers_render.render([joined], fmt)
     plan_table(table, {"model": "shapes", "prompts": "shapes", "out": str(box / "results"), "limit": "1"}, env={})
 
 
@@ -184,7 +184,7 @@ def _load_head(box: Path, case) -> None:
 
 def _load_checkpoint(box: Path, case) -> None:
     info = find_model("simplear").configured(weights=str(box / "files"), tiny=True)
-    info.check()
+    check_model(info)
     load_model(info, "cpu", "float32")
 
 

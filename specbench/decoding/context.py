@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specbench.decoding.verification.residuals import Residual
 from specbench.models.interface import ImageModel, TokenLayout
+
+Acceptance = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""a(x; p, q) [..., n] of p, q [..., V] and tokens x [..., n]."""
+Residual = Callable[[Tensor, Tensor, Acceptance], Tensor]
+"""A residual distribution's function, see `specbench.decoding.verification.residuals`."""
 
 
 @dataclass(frozen=True)

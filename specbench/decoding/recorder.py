@@ -79,9 +79,9 @@ class StepRecorder:
             self._count_siblings(verified.tested & free, verified.accepted & free, tables.by_rank)
         if self._spans:
             with self._spans("trace"):
-                q = proposal.q
+                q = proposal.q[:, : len(slot)]
                 if tables is not None:
-                    q = q.gather(1, verified.columns[..., None].expand_as(verified.p))
+                    q = proposal.q.gather(1, verified.columns[..., None].expand_as(verified.p))
                 self._trace(verified.p[:, : len(slot)], q, positions[:, : len(slot)], tested)
 
     def _trace(self, p: Tensor, q: Tensor, positions: Tensor, tested: Tensor) -> None:

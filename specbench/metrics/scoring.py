@@ -80,8 +80,9 @@ def score(
             score any of the run's prompts.
         where_they_fit: named metrics that cannot score a run are left out instead of refused.
 
-    Raises: SpecbenchError: unknown metric, one that lacks something or cannot score a run it was named for, or a
-        missing or damaged image.
+    Raises:
+        SpecbenchError: unknown metric, one that lacks something or cannot score a run it was named for, or a missing
+            or damaged image.
     """
     return [
         outcome

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch, find, is_folder
+from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder
+from specbench.models.checkpoint_layouts import Layout, locate
+from specbench.models.families.sizes import NetworkSize
 from specbench.models.transformer.size import Size
 from specbench.specs.run_spec import Sampling
 
@@ -30,18 +32,14 @@ class HubModel:
         target: "module:function" called with a `specbench.models.families.base.LoadRequest`.
         source: the language model's files.
         companions: what it needs besides: tokenizer, text encoder, image decoder.
+        also: the other layouts that `weights` may have.
         patch: pixels per image token, each way.
         grid: image tokens, height and width.
         row_ends: whether the grammar closes every row with a forced token.
         v_image: image vocabulary.
         defaults: the official sampling.
-        parameters: of the language model.
-        step_parameters: of those, what one forward reads: no input embedding, image rows of the head only.
-        layers: of the network.
-        kv_numbers: numbers cached per token and row.
-        attention_numbers: width of the queries, summed over layers.
+        network: sizes of the language model.
         other_bytes: image decoder and text encoder in memory.
-        table: rows of the token table, which draft heads have a copy of.
         pixel_numbers: float32 numbers per pixel alive at once while an image is decoded, one after the other; 0 where
             the decoder cannot be looked into.
         weights: folder or hub id that takes the place of `source`.
@@ -57,15 +55,11 @@ class HubModel:
     grid: tuple[int, int]
     v_image: int
     defaults: Sampling
-    parameters: int
-    step_parameters: int
-    layers: int
-    kv_numbers: int
-    attention_numbers: int
+    network: NetworkSize
     other_bytes: int
-    table: int
     pixel_numbers: int
     companions: tuple[Source, ...] = ()
+    also: tuple[Layout, ...] = ()
     patch: int = 16
     row_ends: bool = False
     dtype: str = "bfloat16"
@@ -91,6 +85,36 @@ class HubModel:
     slot_numbers = 0
     """Families embed image tokens by tables alone."""
     renders_together = False
+
+    @property
+    def parameters(self) -> int:
+        """Of the language model."""
+        return self.network.parameters
+
+    @property
+    def step_parameters(self) -> int:
+        """Of those, what one forward reads: no input embedding, image rows of the head only."""
+        return self.network.step_parameters(self.v_image)
+
+    @property
+    def layers(self) -> int:
+        """Of the network."""
+        return self.network.layers
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers cached per token and row."""
+        return self.network.kv_numbers
+
+    @property
+    def attention_numbers(self) -> int:
+        """Width of the queries, summed over layers."""
+        return self.network.attention_numbers
+
+    @property
+    def table(self) -> int:
+        """Rows of the token table, which draft heads have a copy of."""
+        return self.network.table
 
     @property
     def licence(self) -> str:
@@ -170,17 +194,22 @@ class HubModel:
         Raises:
             SpecbenchError: exit code 5, naming what is missing.
         """
-        return self._each(find)
+        return self._located(download=False)
 
     def fetch(self) -> tuple[CheckpointFiles, ...]:
         """Its files, downloaded where needed."""
-        return self._each(fetch)
+        return self._located(download=True)
 
-    def _each(self, get) -> tuple[CheckpointFiles, ...]:
+    @property
+    def family(self) -> str:
+        """Module of `specbench.models.families` that loads it."""
+        return self.target.partition(":")[0].rpartition(".")[2]
+
+    def _located(self, download: bool) -> tuple[CheckpointFiles, ...]:
         if self.random:
             return ()
-        main = get(self.source, self.weights, self.revision)
-        return (main, *(get(source, self.weights, main=False) for source in self.companions))
+        own = Layout(self.family, (self.source, *self.companions))
+        return locate(self.name, self.family, (own, *self.also), self.weights, self.revision, download)
 
     def files(self) -> tuple[Path, ...]:
         """Its files on this disk; raises what `find` raises."""

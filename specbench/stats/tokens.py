@@ -19,7 +19,7 @@ class TokenStats:
         logp_mean, logp_std, perplexity, nll_gap: see the functions of these names.
         nll_gap_se: standard error of the gap, images being independent; None for one image.
         zero_probability: tokens that the target distribution gives probability 0; with any, the means are
-        infinite.
+            infinite.
     """
 
     logp_mean: float

@@ -18,7 +18,6 @@ from specbench.metrics.external_images import foreign_images
 from specbench.metrics.protocols import PROTOCOLS
 from specbench.prompts import load_prompts
 from specbench.stats import mean_interval
-from specbench.system import plugins
 from specbench.system.images import read_picture
 
 COLOR = np.zeros((4, 6, 3), dtype=np.uint8)
@@ -157,7 +156,7 @@ class Redness(Metric):
 def redness(monkeypatch):
     monkeypatch.setitem(metric_catalog.METRICS, "redness", metric_catalog.MetricEntry("ignored:x", "mean red"))
     honest = metric_catalog.metric
-    monkeypatch.setattr(plugins, "metric", lambda name: Redness if name == "redness" else honest(name))
+    monkeypatch.setattr(metric_catalog, "metric", lambda name: Redness if name == "redness" else honest(name))
 
 
 def test_a_folder_is_scored_from_the_command_line_and_only_changes_again(drawn, prompts, redness, cli, tmp_path):

@@ -18,6 +18,7 @@ from drawn import drawn_run
 from PIL import Image
 
 from specbench.errors import BAD_INPUT, SpecbenchError
+from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Score, fingerprint
 from specbench.metrics.score_store import feature_parts, read_scores, writing
@@ -31,7 +32,6 @@ from specbench.stats import mean_interval
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
-from specbench.system import plugins
 
 DETECTOR = ["shapes-detector"]
 
@@ -175,12 +175,12 @@ class Brighter(Brightness):
 def test_a_metric_is_one_class_and_fingerprints_never_share_a_column(tmp_path, monkeypatch):
     first, second = drawn_run(tmp_path), drawn_run(tmp_path, spec=tiny.spec("gsd"))
     for metric, folder in ((Brightness, first), (Brighter, second)):
-        monkeypatch.setattr(plugins, "metric", lambda name, metric=metric: metric)
+        monkeypatch.setattr(metric_catalog, "metric", lambda name, metric=metric: metric)
         scoring.score([folder], ["brightness"])
     text = render_tables(report_rows(find_runs(tmp_path)))
     for metric in (Brightness, Brighter):
         assert f"| brightness ({fingerprint(metric())}) |" in text
-    monkeypatch.setattr(plugins, "metric", lambda name: Brightness)
+    monkeypatch.setattr(metric_catalog, "metric", lambda name: Brightness)
     scoring.score([second], ["brightness"])
     assert "| brightness |" in render_tables(report_rows([first]))
 

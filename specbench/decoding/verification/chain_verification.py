@@ -35,8 +35,8 @@ def verify_chain(
         return _sample(p, positions, noise)
     slot = torch.arange(p.shape[1], device=p.device)
     coin = noise.uniform(positions[:, :-1], Stream.COIN, step)
-    # Slot D has no draft and no q: it is in no test.
-    tests = DraftTests.of(p[:, :-1], proposal.q, drafts, coin, depth=slot[1:])
+    # Slot D has no draft: it is in no test, and a q for it is not read.
+    tests = DraftTests.of(p[:, :-1], proposal.q[:, : drafts.shape[1]], drafts, coin, depth=slot[1:])
     refined = torch.zeros_like(positions)
     if refinement.keeps_tail or verifier.compares:
         refined = refinement.refine(p, tests, noise, positions, step)

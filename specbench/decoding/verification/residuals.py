@@ -7,14 +7,10 @@ Where there is no draft, q is all zero and both give p.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-Acceptance = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""a(x; p, q) [..., n] of p, q [..., V] and tokens x [..., n]."""
-Residual = Callable[[Tensor, Tensor, Acceptance], Tensor]
+from specbench.decoding.context import Acceptance
 
 
 def or_target(weights: Tensor, p: Tensor) -> Tensor:

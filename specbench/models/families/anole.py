@@ -1,4 +1,4 @@
-"""Anole 7B (512 px): Chameleon with its image head restored.
+"""Anole 7B (512 px): Chameleon with its image head restored, in the authors' layout (Meta's) or transformers'.
 
 The official script mixes three rows; for a prompt of text only, its image-conditioned row equals the unconditional
 one, which leaves plain guidance.

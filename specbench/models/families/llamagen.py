@@ -28,6 +28,7 @@ from specbench.models.checkpoint_loading import (
     read_config,
     read_tensors,
     read_tokenizer,
+    rotary_halves,
 )
 from specbench.models.draft_head import EagleHead
 from specbench.models.families import vq_decoder
@@ -42,7 +43,6 @@ HEAD = 64
 """Width of an attention head, in every published size."""
 VQ_FILE = "vq_ds16_t2i.pt"
 
-_XL = {"hidden_size": 1280, "intermediate_size": 3584, "num_hidden_layers": 36, "vocab_size": 16_384}
 _TINY = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
 _T5_XL = {
     "vocab_size": 32_128,
@@ -152,7 +152,7 @@ class LlamaGen(FamilyModel):
         """A published head (they have an `input_type`) turns adjacent pairs and sees the grid one position early."""
         if head.published_as:
             for matrix in (head.layers[0].self_attn.q_proj.weight, head.layers[0].self_attn.k_proj.weight):
-                matrix.data = _halves(matrix.data)
+                matrix.data = rotary_halves(matrix.data, HEAD)
             head.rotary_emb = GridRotary(self.layout.height, self.layout.width, caption=CAPTION - 1)
         return head
 
@@ -167,7 +167,7 @@ def load(request: LoadRequest) -> LlamaGen:
     if not request.found:
         return _random(request)
     files, text_files = request.found
-    language, image = (_only(files, vq_file) for vq_file in (False, True))
+    language, image = files.only("t2i_*.pt"), files.only(VQ_FILE)
     tensors = convert(read_tensors(language), language)
     network = build(Network, _config(tensors, language), tensors["uncond_embedding"].shape[-1])
     fill(network, tensors, language, request.device, request.dtype)
@@ -179,7 +179,7 @@ def load(request: LoadRequest) -> LlamaGen:
 
 
 def _random(request: LoadRequest) -> LlamaGen:
-    config = _llama(request.sized(_XL, _TINY))
+    config = _llama(request.sized_network({}, _TINY))
     text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
     network = randomise(build(Network, config, text_config.d_model), request.device, request.dtype)
     encoder = randomise(build(T5EncoderModel, text_config), request.device, _text_dtype(request))
@@ -196,14 +196,10 @@ def _text_dtype(request: LoadRequest) -> torch.dtype:
     return torch.float32 if request.dtype == torch.float16 else request.dtype
 
 
-def _only(files: CheckpointFiles, vq_file: bool) -> CheckpointFiles:
-    """The image tokenizer's file, or the language model's."""
-    return CheckpointFiles(files.source, tuple(path for path in files.paths if (path.name == VQ_FILE) == vq_file))
-
-
 def _llama(sizes: Mapping[str, int]) -> LlamaConfig:
     heads = sizes["hidden_size"] // HEAD
-    return LlamaConfig(**sizes, num_attention_heads=heads, num_key_value_heads=heads, rms_norm_eps=1e-5)
+    sizes = {**sizes, "num_attention_heads": heads, "num_key_value_heads": heads}
+    return LlamaConfig(**sizes, rms_norm_eps=1e-5)
 
 
 def _config(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> LlamaConfig:
@@ -243,7 +239,9 @@ def convert(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> dict[str, 
             if len(tensor) % (3 * HEAD):
                 raise found.refusal(f": {name} has {len(tensor)} rows, not three times heads of {HEAD}")
             for part, matrix in zip("qkv", tensor.chunk(3), strict=True):
-                converted[f"model.{layer}self_attn.{part}_proj.weight"] = matrix if part == "v" else _halves(matrix)
+                converted[f"model.{layer}self_attn.{part}_proj.weight"] = (
+                    matrix if part == "v" else rotary_halves(matrix, HEAD)
+                )
             continue
         prefix = f"model.{layer}" if layer else ""
         names = _LAYER_NAMES if layer else _NAMES
@@ -252,9 +250,3 @@ def convert(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> dict[str, 
     if "uncond_embedding" not in converted:
         raise found.refusal(" lacks 'cls_embedding.uncond_embedding'")
     return converted
-
-
-def _halves(matrix: Tensor) -> Tensor:
-    """Rows of each head from rotated pairs side by side, as published, to pairs half a head apart."""
-    width = matrix.shape[1]
-    return matrix.view(-1, HEAD // 2, 2, width).transpose(1, 2).reshape(-1, width)

@@ -1,4 +1,4 @@
-"""SimpleAR 0.5B (1024 px): transformers' `Qwen2ForCausalLM` whose vocabulary ends with the 64000 Cosmos codes.
+"""SimpleAR 0.5B and 1.5B (1024 px): transformers' `Qwen2ForCausalLM` whose vocabulary ends with the 64000 Cosmos codes.
 
 The official loop may sample text tokens inside an image and clamps them to codes afterwards; here only codes can be
 sampled.
@@ -24,19 +24,19 @@ NEGATIVE = (
 )
 
 _WORDS = 151_672
-_SPECIALS = {BEGIN: 151_665, BEGIN_IMAGE: 151_666}
+_SPECIALS = {BEGIN: 151_665, BEGIN_IMAGE: 151_667}
 _QWEN = {
-    "vocab_size": _WORDS + 64_000,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
     "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
     "tie_word_embeddings": True,
 }
-_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+_TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 class SimpleAR(FamilyModel):
@@ -47,7 +47,7 @@ class SimpleAR(FamilyModel):
 
 def load(request: LoadRequest) -> SimpleAR:
     if not request.found:
-        config = Qwen2Config(**request.sized(_QWEN, _TINY))
+        config = Qwen2Config(**request.sized_network(_QWEN, _TINY))
         network = randomise(build(Qwen2ForCausalLM, config), request.device, request.dtype)
         return _model(
             request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, _WORDS, vq_decoder.FsqColours(request.device)
