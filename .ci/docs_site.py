@@ -27,11 +27,12 @@ def on_config(config):
 
 def on_files(files, config):
     """Add a page for every package, and whatever the guides link to outside docs/."""
+    files.append(File.generated(config, "README.md", abs_src_path=str(ROOT / "README.md")))
     for package in _packages():
         files.append(File.generated(config, f"api/{package}.md", content=_api_page(package)))
-    queue = [(file.src_uri, f"docs/{file.src_uri}") for file in files if file.src_uri.endswith(".md")]
+    queue = ["README.md", *(path for file in files if (ROOT / (path := f"docs/{file.src_uri}")).suffix == ".md")]
     while queue:
-        _, path = queue.pop()
+        path = queue.pop()
         if not (ROOT / path).is_file():
             continue
         for target in _targets(path):
@@ -40,7 +41,7 @@ def on_files(files, config):
             added = File.generated(config, target, abs_src_path=str(ROOT / target))
             if target.endswith(".md"):
                 added.inclusion = added.inclusion.NOT_IN_NAV
-                queue.append((target, target))
+                queue.append(target)
             files.append(added)
     return files
 

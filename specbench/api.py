@@ -120,6 +120,25 @@ def score(
     return [{"run_id": folder.name, **row} for folder in folders for row in score_store.read_scores(folder)]
 
 
+def audit_runs(
+    runs: Sequence[str] = (),
+    out: str | Path = "results",
+    recompute: bool = False,
+    weights: str | None = None,
+    revision: str | None = None,
+    device: str = "cpu",
+) -> list[dict[str, object]]:
+    """Test whether the tokens of the named runs, or of all in `out`, are exact samples of their model, and keep the
+    verdicts for reports.
+
+    Returns:
+        One dict per run, see `specbench.checks.run_audit.audit_run`, which also says what the other arguments are.
+    """
+    from specbench.checks.run_audit import audit_run
+
+    return [audit_run(folder, recompute, weights, revision, device) for folder in find_runs(out, runs)]
+
+
 def differences(
     baseline: str,
     runs: Sequence[str] = (),

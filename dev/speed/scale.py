@@ -1,4 +1,4 @@
-"""What workers bring and what the driver costs, with models that take no core from anybody.
+"""Scaling over workers, and CPU cost of the driver, with models that sleep instead of computing.
 
     python dev/speed/scale.py [--out results/scale]
 
@@ -35,7 +35,7 @@ UNITS = [(Prompt(f"p{number}", TEXTS[number % 4]), 0) for number in range(128)]
 
 
 def sleeping_model():
-    """The drills' model, whose every forward takes `STEP_S`."""
+    """The model of the drills, with a fixed forward time of `STEP_S`."""
     model = make_model()
     begin = model.begin
 
@@ -55,7 +55,7 @@ def sleeping_model():
 
 
 class Stopwatch(SilentReporter):
-    """From the first worker's being ready to the last row."""
+    """Reporter that times from the first ready worker to the last row."""
 
     def start(self, total: int, done: int) -> None:
         self._started = time.perf_counter()
@@ -65,7 +65,7 @@ class Stopwatch(SilentReporter):
 
 
 class Instant:
-    """A crew whose workers hand over what was decoded before."""
+    """Worker backend that returns previously decoded rows."""
 
     def __init__(self, size: int, finished: dict):
         self.size, self._finished, self._done = size, finished, deque()

@@ -34,7 +34,7 @@ def add_to(app: typer.Typer) -> None:
     )
 
 
-@flags(_SETTINGS)
+@flags(_SETTINGS, dict.fromkeys(("model", "prompts", "samples", "seed", "batch"), "the table's"))
 def bench(
     flags: dict,
     name: str = typer.Argument(metavar="NAME", help="A table or figure, see 'specbench list tables'."),

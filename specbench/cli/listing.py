@@ -1,4 +1,4 @@
-"""`specbench list`: models, decoders, metrics, prompts, tables, runs. Reads names and small files only."""
+"""Command `specbench list`: models, decoders, metrics, prompts, tables, runs. Reads names and small files only."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ _SETTINGS = (OUT, JSON)
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(
-        name="list", help="List what there is: models, decoders, metrics, prompt sets, the papers' tables, runs."
-    )(list_things)
+    app.command(name="list", help="List models, decoders, metrics, prompt sets, papers' tables, or runs.")(list_things)
 
 
 @flags(_SETTINGS)
 def list_things(
-    flags: dict, kind: str = typer.Argument(metavar="WHAT", help="models, decoders, metrics, prompts, tables or runs.")
+    flags: dict,
+    kind: str = typer.Argument(metavar="WHAT", help="One of models, decoders, metrics, prompts, tables, runs."),
 ) -> None:
     values = merge(_SETTINGS, flags)
     if kind not in _LISTS:

@@ -1,5 +1,5 @@
-"""`specbench export` and `specbench import`: images out to the official programs of GenEval and T2I-CompBench++, and
-their verdicts back in."""
+"""Commands `specbench export` and `specbench import`: exchange with the official evaluators of GenEval and
+T2I-CompBench++."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from specbench.system import console
 
 _SETTINGS = (OUT, JSON)
 _BENCHMARKS = ("geneval", "t2i-compbench")
-_BENCHMARK = typer.Argument(metavar="BENCHMARK", help=" or ".join(_BENCHMARKS))
-_RUN = typer.Argument(metavar="RUN", help="A run id, or the start of one, or a folder.")
+_BENCHMARK = typer.Argument(metavar="BENCHMARK", help=f"One of {', '.join(_BENCHMARKS)}.")
+_RUN = typer.Argument(metavar="RUN", help="Run id, prefix of a run id, or run folder.")
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(name="export", help="Lay a run's images out for the official program of a benchmark.")(export)
-    app.command(name="import", help="Take the official program's results as scores of a run.")(import_results)
+    app.command(name="export", help="Export the images of a run in the layout of a benchmark's official evaluator.")(
+        export
+    )
+    app.command(name="import", help="Import the results of a benchmark's official evaluator as scores of a run.")(
+        import_results
+    )
 
 
 @flags(_SETTINGS)
@@ -28,7 +32,7 @@ def export(
     flags: dict,
     benchmark: str = _BENCHMARK,
     run: str = _RUN,
-    to: Path = typer.Option(..., "--to", metavar="DIR", help="An empty or new folder."),
+    to: Path = typer.Option(..., "--to", metavar="DIR", help="New or empty folder."),
 ) -> None:
     folder = _run(flags, benchmark, run)
     from specbench.metrics.official_exchange import export_compbench, export_geneval
@@ -38,7 +42,7 @@ def export(
         count = write(folder, to)
     except OSError as error:
         raise SpecbenchError(f"cannot write to {to}: {error.strerror or error}") from error
-    console.say(f"{count} images, laid out for the official program")
+    console.say(f"{count} images, in the layout of the official evaluator")
     print(to)
 
 
@@ -48,7 +52,7 @@ def import_results(
     benchmark: str = _BENCHMARK,
     run: str = _RUN,
     results: Path = typer.Option(
-        ..., "--from", metavar="PATH", help="GenEval's results file, or the folder that was exported to."
+        ..., "--from", metavar="PATH", help="Results file of GenEval, or the exported folder of T2I-CompBench++."
     ),
 ) -> None:
     folder = _run(flags, benchmark, run)

@@ -30,6 +30,18 @@ class Batch(NamedTuple):
     call: Call = call_eager
 
 
+class Earlier(NamedTuple):
+    """Distributions of the drafts of the step before. B rows, D draft slots then.
+
+    Attributes:
+        q: [B, D, V].
+        place: [B, W - 1] per draft slot of this step, its place in `q`; -1 where its draft is new.
+    """
+
+    q: Tensor
+    place: Tensor
+
+
 class Proposal(NamedTuple):
     """One target forward: C columns per row. Column 0, the root, consumes the last committed token, others a draft.
 
@@ -41,6 +53,7 @@ class Proposal(NamedTuple):
             Undefined in the columns of a tree after which there is none.
         tree: parents of the columns.
         max_columns: the largest C of this drafter.
+        earlier: where drafts outlive a step, their distributions one step before; for the record only.
     """
 
     tokens: Tensor
@@ -48,6 +61,7 @@ class Proposal(NamedTuple):
     q: Tensor
     tree: Tree
     max_columns: int
+    earlier: Earlier | None = None
 
     @property
     def branches(self) -> Tree | None:

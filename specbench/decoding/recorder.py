@@ -11,15 +11,17 @@ from torch import Tensor
 from specbench.decoding.draft_tree import DEPTHS, Routes
 from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import Proposal, Verification
+from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import at, entropy, kept
 from specbench.decoding.timing import Spans
+from specbench.decoding.uniforms import UniformsRecorder
 
 
 class StepRecorder:
     """Measurements per slot, per window offset and per image of one batch. B rows, N stream slots, window W."""
 
-    def __init__(self, rows: int, length: int, window: int, forced: Tensor):
-        """`forced` [N + 1]: forced id per stream slot, -1 where free."""
+    def __init__(self, rows: int, length: int, window: int, forced: Tensor, noise: Noise | None = None):
+        """`forced` [N + 1]: forced id per stream slot, -1 where free. The u_i are kept where their `noise` is given."""
         device = forced.device
         self._length = length
         self._free = torch.cat([forced[:-1] < 0, torch.zeros(window, dtype=torch.bool, device=device)])
@@ -35,6 +37,7 @@ class StepRecorder:
         self._siblings: Tensor | None = None
         """[2, B, ranks] tested and accepted drafts by sibling index, for trees with siblings."""
         self._spans: Spans | None = None
+        self._uniforms = UniformsRecorder(rows, length + window, noise, device) if noise else None
 
     def trace(self, spans: Spans) -> None:
         """Record from now on how far q is from p for every tested draft, in a time span of its own."""
@@ -63,6 +66,8 @@ class StepRecorder:
         """
         running = positions[:, 0] < self._length
         self.count_forward(running)
+        if self._uniforms:
+            self._uniforms.note(verified, proposal, tables, positions)
         if proposal.tokens.shape[1] == 1:
             return
         self._rounds += running
@@ -137,6 +142,7 @@ class StepRecorder:
         traced = None
         if self._spans:
             traced = [x[rows, : self._length].cpu().numpy() for x in (self._draft_tv, self._draft_top1)]
+        uniforms = self._uniforms.rows(rows, self._length) if self._uniforms else {}
         offsets, nfe = self._offsets[:, rows].cpu().numpy(), self._nfe[rows].tolist()
         facts = self._facts(rows)
         generations = []
@@ -159,6 +165,7 @@ class StepRecorder:
                     facts=facts[row],
                     spans_ms=dict(spans_ms[row]),
                     batch=batch,
+                    uniforms={name: u[row] for name, u in uniforms.items()},
                     draft_tv=traced[0][row] if traced else None,
                     draft_top1=traced[1][row] if traced else None,
                 )

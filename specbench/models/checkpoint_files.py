@@ -33,6 +33,7 @@ class Source:
         beside: files in a `--weights` folder that serve instead, relative paths.
         note: one more thing to know before getting them.
         folders: folders of a `--weights` folder that hold its files, besides the one named like the repository.
+        optional: files that are read where they exist.
     """
 
     what: str
@@ -42,6 +43,7 @@ class Source:
     beside: tuple[str, ...] = ()
     note: str = ""
     folders: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
     @property
     def folder_name(self) -> str:
@@ -61,7 +63,7 @@ class Source:
     def patterns(self, other: bool = False) -> list[str]:
         """Glob patterns of its files on the hub; those of every alternative for an `other` repository or revision."""
         alternatives = (pattern.split("|") for pattern in self.files)
-        return [pattern for group in alternatives for pattern in (group if other else group[:1])]
+        return [pattern for group in alternatives for pattern in (group if other else group[:1])] + [*self.optional]
 
     def damaged(self, path: Path, error: Exception) -> SpecbenchError:
         """One of its files is not what it should be."""
@@ -217,6 +219,7 @@ def _in_folder(source: Source, folder: Path, repo: str | None = None) -> Checkpo
             raise _missing(source, f"{folder} has no {' or '.join(alternatives)}", repo)
         _check_shards(source, folder, found, repo)
         paths += found
+    paths += [folder / name for name in source.optional if (folder / name).is_file()]
     return CheckpointFiles(source, tuple(paths))
 
 

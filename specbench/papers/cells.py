@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 
 from specbench import stats
 from specbench.papers.table import Column, Row
-from specbench.reporting.comparability import differences
+from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.report_rows import Run
 from specbench.stats import Estimate
 from specbench.stats.intervals import LEVEL
@@ -139,7 +139,7 @@ def _measure(
 def _missing(column: Column, measured: Measured) -> tuple[str, str | None]:
     """Why a run has no such number, in a few words and as a sentence."""
     if column.key in RATIOS_TO_AR:
-        unlike = differences(measured.run.info, measured.ar.info) if measured.ar else []
+        unlike = mismatched_fields(measured.run.info, measured.ar.info) if measured.ar else []
         if unlike:
             names = ", ".join(field.partition(" (")[0] for field in unlike)
             return (

@@ -18,8 +18,9 @@ from specbench.papers.cells import Cell
 from specbench.papers.join import Line, PaperTable
 from specbench.papers.table import Column
 from specbench.reporting.columns import MISSING, between, number
-from specbench.reporting.text_formats import escape, finite, inert
+from specbench.reporting.text_formats import escape, inert
 from specbench.system.console import one_line
+from specbench.system.json_values import nonfinite_as_null
 
 PAPER, HERE, INTERVAL, DIFFERENCE = "paper", "here", "95 %", "diff."
 LEGEND = "A difference with * is one: the paper's value lies outside the measured 95 % interval."
@@ -72,7 +73,7 @@ def latex(joined: PaperTable) -> str:
 def to_json(tables: Sequence[PaperTable]) -> str:
     """One JSON array, an object per row of every table; `cells` by column name."""
     rows = [row for joined in tables for row in records(joined)]
-    return json.dumps(finite(rows), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(nonfinite_as_null(rows), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def to_csv(joined: PaperTable) -> str:

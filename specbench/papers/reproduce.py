@@ -19,7 +19,8 @@ from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.execute import execute
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
 from specbench.runs.settings import OPEN_IN_TABLES, Value, decoder_settings, merge, run_settings
-from specbench.store.run_folders import finite, read_info, runs_in
+from specbench.store.run_folders import read_info, runs_in
+from specbench.system.json_values import nonfinite_as_text
 
 _TRACED = ("draft_tv", "draft_top1")
 Warn = Callable[[str], None]
@@ -216,7 +217,7 @@ def _matches(spec: Mapping, values: Mapping[str, Value]) -> bool:
     asked = {"model": model.name, "prompts": value["prompts"], "seed": value["seed"], "batch": value["batch"]}
     asked |= {"sampling": asdict(plan_sampling(model, values)), "decoder": decoder}
     asked |= {name: value[name] for name in ("dtype", "device", "threads") if values[name].given}
-    return all(spec[name] == wanted for name, wanted in finite(asked).items())
+    return all(spec[name] == wanted for name, wanted in nonfinite_as_text(asked).items())
 
 
 def _images(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""When two runs may be compared: what must agree before a ratio of their latencies means anything."""
+"""Comparability of two runs: the fields that must agree for a speed-up."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ _CONFIGURATION = ("dtype", "threads", "compiled")
 
 
 def is_ar(info: Mapping) -> bool:
-    """Whether a run (its `run.json`) is plain autoregressive sampling."""
+    """Whether a run (its `run.json`) used AR sampling without drafts."""
     return info["spec"]["decoder"]["drafter"] == "none"
 
 
-def differences(info: Mapping, baseline: Mapping, any_configuration: bool = False, other: str = "AR") -> list[str]:
-    """Fields that must agree for a speed-up and do not, each as "dtype (bfloat16, AR float32)".
+def mismatched_fields(
+    info: Mapping, baseline: Mapping, any_configuration: bool = False, other: str = "AR"
+) -> list[str]:
+    """List the fields that must agree for a speed-up but differ, each as "dtype (bfloat16, AR float32)".
 
-    With `any_configuration` number format, threads and compilation are free: the same work on the same machine. `other`
-    is what the baseline is called.
+    Args:
+        any_configuration: allow different dtype, threads and compilation (same work on the same machine).
+        other: name of the baseline in the output.
     """
     mine, theirs = _fields(info), _fields(baseline)
     free = _CONFIGURATION if any_configuration else ()
@@ -30,7 +33,7 @@ def differences(info: Mapping, baseline: Mapping, any_configuration: bool = Fals
 
 
 def configuration(info: Mapping) -> str:
-    """The part of a run's setting that only changes its speed, for example "float32, 2 threads"."""
+    """Format the settings that change only the speed of AR, for example "float32, 2 threads"."""
     spec = info["spec"]
     threads = f"{spec['threads']} thread{'s' if spec['threads'] != 1 else ''}"
     return ", ".join([spec["dtype"], threads, *(["compiled"] if spec.get("compiled") else [])])

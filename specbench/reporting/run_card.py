@@ -1,4 +1,4 @@
-"""What `specbench show` says about one run: what it was, who made it where, what failed, and its numbers."""
+"""Run card (`specbench show RUN`): spec, origins of settings, invocations, failures, numbers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from specbench.system.environment import describe
 
 
 def card(folder: Path) -> dict:
-    """One run as nested plain values.
+    """Collect the facts of one run as nested plain values.
 
-    Keys: `run_id, folder, model, decoder` (every choice and option), `setting, origins` (where each setting came
-    from), `window_curve` (of `--window auto`), `invocations` (each with `started_at, finished_at, environment`),
-    `images, failed` (counts), `errors` (how often each), `facts` (means of what the decoder noted per image) and
-    `numbers` (the report row).
+    Keys: `run_id, folder, model, decoder` (components and options), `setting, origins` (source of each setting),
+    `window_curve` (of `--window auto`), `invocations` (each with `started_at, finished_at, environment`), `images,
+    failed` (counts), `errors` (count by message), `facts` (means of the decoder's per-image statistics) and `numbers`
+    (the report row).
     """
     store = RunStore(folder)
     info = store.info()

@@ -122,14 +122,14 @@ _PRESETS = (
     Preset("eagle", "speculative decoding with an EAGLE-1 head on a static tree", EAGLE, "sec. 4", _eagle()),
     Preset(
         "lantern",
-        "accepts a draft for its codebook neighbours' mass, up to delta",
+        "adds the probability of codebook neighbours to the acceptance, up to delta",
         LANTERN,
         "eqs. 3-5, on EAGLE-1's static tree",
         _eagle(verifier="lantern", residual="lantern"),
     ),
     Preset(
         "lantern++",
-        "accepts a draft for its codebook neighbours' mass, up to lambda p",
+        "adds the probability of codebook neighbours to the acceptance, up to lambda p",
         LANTERNPP,
         "eqs. 3-6 of Cool-SD",
         _eagle(verifier="lantern++", residual="lantern"),

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -13,11 +12,12 @@ from pathlib import Path
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
+from specbench.system.json_values import nonfinite_as_text
 
 RUN_JSON = "run.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of everything specbench stores: `run.json`, sample rows, traces, scores. Version 2 added the sample columns
-`attempts` and `machine`."""
+`attempts` and `machine`, version 3 the columns of the Rosenblatt transform (`u_id`, `u_p`, `u_pq`, `u_qq`)."""
 OLDEST_VERSION = 1
 """Files from this version on are read as they are; the next run that writes to their folder brings them up to date."""
 
@@ -133,7 +133,7 @@ def spec_dict(spec: RunSpec) -> dict:
     copes."""
     content = spec.content()
     content["decoder"]["options"] = dict(content["decoder"]["options"])
-    return finite(content)
+    return nonfinite_as_text(content)
 
 
 def check_same_run(folder: Path, spec: RunSpec) -> None:
@@ -162,14 +162,3 @@ def _flat(content: Mapping, prefix: str = "") -> dict[str, object]:
         else:
             flat[prefix + name] = value
     return flat
-
-
-def finite(value):
-    """`value` with infinite and missing numbers as text, which every JSON reader understands."""
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

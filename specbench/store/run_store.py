@@ -27,13 +27,13 @@ from specbench.store.run_folders import (
     SCHEMA_VERSION,
     check_same_run,
     check_same_spec,
-    finite,
     read_info,
     spec_dict,
 )
 from specbench.store.schema import KEY, SAMPLES, TRACES, Key, read_facts
 from specbench.system.environment import now
 from specbench.system.files import sync_folder, take_lock, write_atomically
+from specbench.system.json_values import nonfinite_as_text
 
 _PICTURE = r"^images/[^./\\\x00][^/\\\x00]*$"
 _ALWAYS = (*KEY, "prompt", "status")
@@ -277,7 +277,7 @@ class RunStore:
         return {"schema": SCHEMA_VERSION, "run_id": spec.run_id, "spec": spec_dict(spec), "invocations": []}
 
     def _write_info(self, info: Mapping[str, object]) -> None:
-        text = json.dumps(finite(info), indent=2, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(nonfinite_as_text(info), indent=2, allow_nan=False, ensure_ascii=False)
         write_atomically(self.folder / RUN_JSON, text.encode("utf-8", "backslashreplace"))
 
 

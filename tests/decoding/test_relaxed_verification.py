@@ -239,7 +239,7 @@ def test_neighbour_table_is_built_once(tmp_path, monkeypatch):
     assert table.dtype == torch.int32
     scaled = torch.nn.functional.normalize(codebook, dim=1)
     assert table[7, 0] == (scaled @ scaled[7]).scatter(0, torch.tensor([7]), -2.0).argmax()
-    monkeypatch.setattr(codebook_neighbours, "_build", None)
+    monkeypatch.setattr(codebook_neighbours, "nearest", None)
     assert torch.equal(codebook_neighbours.neighbour_table(codebook.clone(), folder=tmp_path), table)
     monkeypatch.undo()
     assert not torch.equal(codebook_neighbours.neighbour_table(codebook, raw=True, folder=tmp_path), table)

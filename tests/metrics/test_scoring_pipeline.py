@@ -1,4 +1,5 @@
-"""Named metrics on a stored run, from the command line to the report: once per image, and never two in one column."""
+"""Published metrics on a stored run, from the command line to the report: one row per image, one column per
+fingerprint."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The commands know the families: `run` decodes each from a checkpoint folder, `list` and `doctor` say what there is,
-and random weights are labelled and never scored.
-"""
+"""Commands with model families: `run` decodes from a checkpoint folder, `list` and `doctor` report the state, and
+random weights are labelled and never scored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammar, prompts, guidance and defaults are the official ones, and the facts shown without loading are true."""
+"""Grammar, prompts, guidance and defaults equal the official ones; facts shown without loading are correct."""
 
 from __future__ import annotations
 

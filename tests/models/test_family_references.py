@@ -1,6 +1,5 @@
-"""Every family, from files in the published layout: cached windows give the logits of the library's full forward,
-windows of any width give the AR tokens, and images are decoded as the reference decodes them.
-"""
+"""Model families from files in the published layout: cached windows give the logits of the library's full forward,
+windows of any width give the AR tokens, and image decoding equals the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step asks its device for nothing, and the loop looks at it a few counted times an image."""
+"""Host syncs: none within a step, and a small, counted number per image."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_the_device_without_numbers_would_tell(no_numbers):
         int(torch.zeros(3).max())
 
 
-def test_looks_are_few(monkeypatch):
+def test_host_syncs_per_image_are_few(monkeypatch):
     """AR is never looked at, the others in the steps of their last window and now and then before."""
     counted = []
     monkeypatch.setattr(progress_bounds, "to_host", lambda numbers: counted.append(1) or host_sync.to_host(numbers))

@@ -28,7 +28,7 @@ from specbench.papers.table import Column
 from specbench.papers.table_files import read_table
 from specbench.papers.terminal import terminal
 from specbench.reporting.columns import between
-from specbench.reporting.comparability import differences
+from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.report_rows import Run, report_row
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -155,7 +155,7 @@ def test_every_field_that_must_agree_is_tried_below(tmp_path):
     other = json.loads(json.dumps(info), parse_int=lambda text: int(text) + 1, parse_float=lambda text: float(text) + 1)
     other["spec"] |= {name: f"another {value}" for name, value in info["spec"].items() if isinstance(value, str)}
     other["spec"]["mode"] = "throughput"
-    named = {text.partition(" (")[0] for text in differences(other, info)}
+    named = {text.partition(" (")[0] for text in mismatched_fields(other, info)}
     assert named == {*CHANGES, "model"}, "runs of another model are never each other's baseline"
 
 

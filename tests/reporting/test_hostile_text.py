@@ -1,5 +1,5 @@
-"""Whatever a prompt, an id, a category, a model or a decoder is called, it stays text: in markdown, csv, LaTeX, json,
-html, on a terminal, and in file names."""
+"""Untrusted text (prompts, ids, categories, names) is escaped in markdown, csv, LaTeX, json, html, on a terminal,
+and in file names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run small enough to do hundreds of times: an enumerable model, a few prompts, and specs for it."""
+"""A run small enough for hundreds of repetitions: an enumerable model, a few prompts, and their specs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plug-in adds names and flags; a broken one is named in a warning and left out; a module in the folder needs no
+"""Plug-ins add names and flags; broken ones are skipped with a warning; modules in the current folder need no
 installation."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Draft heads: public checkpoints load, drafting follows the written-out formulas, training reproduces, and a weak head
-can be told from a badly trained one."""
+"""Draft heads: public checkpoints load, drafting follows the explicit formulas, training is reproducible, and a weak
+head is distinguishable from a misaligned one."""
 
 import gc
 import json

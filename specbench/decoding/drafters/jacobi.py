@@ -10,7 +10,7 @@ from torch import Tensor
 from specbench.decoding.context import Context
 from specbench.decoding.draft_tree import chain, routes
 from specbench.decoding.drafters.token_init import Init, Slots
-from specbench.decoding.interfaces import Batch, Proposal, Verification
+from specbench.decoding.interfaces import Batch, Earlier, Proposal, Verification
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import draw, one_hot, without
 from specbench.models.interface import Tree
@@ -32,6 +32,8 @@ class Jacobi:
         self._drafted_to = torch.zeros(rows, dtype=torch.long, device=device)
         self._p: Tensor | None = None
         """[B, W, V] target distributions of the previous step, from which its refined drafts were drawn."""
+        self._tested: Tensor | None = None
+        """[B, W - 1, V] distributions of the drafts that the previous step tested."""
         self._shift = self._drafted_to
         needs_history = self._init.needs_history
         self._history = torch.zeros(rows, slots, batch.target.vocab, device=device) if needs_history else None
@@ -40,7 +42,10 @@ class Jacobi:
         # Compiled code must find every tensor it uses: steps before the first full window run eagerly.
         full = width == self.window and self._p is not None and self._p.shape[1] == width
         call = self._batch.call if full else call_eager
-        trunk = Proposal(*call(Jacobi._trunk, self, committed, width, step), chain(width), self.columns)
+        *chained, place = call(Jacobi._trunk, self, committed, width, step)
+        earlier = None if place is None else Earlier(self._tested, place)
+        trunk = Proposal(*chained, chain(width), self.columns, earlier)
+        self._tested = trunk.q
         return self._expand(trunk, committed, step)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
@@ -58,11 +63,20 @@ class Jacobi:
     def _expand(self, trunk: Proposal, committed: Tensor, step: Tensor) -> Proposal:
         return trunk
 
-    def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens and positions [B, width] of a chain, and q [B, width - 1, V] of its drafts."""
+    def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Tokens and positions [B, width] of a chain, q [B, width - 1, V] of its drafts, and `Earlier.place`."""
         positions = committed[:, None] + torch.arange(width, device=committed.device)
         q = self._fill(committed, positions[:, :-1], step)
-        return self._batch.tokens.gather(1, (positions - 1).clamp(min=0)), positions, q
+        tokens = self._batch.tokens.gather(1, (positions - 1).clamp(min=0))
+        return tokens, positions, q, self._place(positions[:, :-1])
+
+    def _place(self, slots: Tensor) -> Tensor | None:
+        """Places [B, width - 1] of the draft `slots` in the previous step; -1 where it tested no draft of the slot."""
+        if self._tested is None:
+            return None
+        place = slots - slots[:, :1] + self._shift[:, None]
+        known = (slots < self._drafted_to[:, None]) & (place < self._tested.shape[1])
+        return torch.where(known, place, -1)
 
     def _fill(self, committed: Tensor, positions: Tensor, step: Tensor) -> Tensor:
         """Draw a token for every fresh draft slot of `positions` [B, D]; q [B, D, V] of all of them."""
@@ -131,7 +145,8 @@ class JacobiTree(Jacobi):
         tree = _branches(drafts.shape[1], self._siblings, depth)
         # The chain's last column, as deep as there are drafts, has none after it.
         by_column = routes(tree, earlier.device).depth.clamp(max=drafts.shape[1] - 1)
-        return Proposal(torch.cat(tokens, 1), torch.cat(positions, 1), trunk.q[:, by_column], tree, self.columns)
+        q = trunk.q[:, by_column]
+        return Proposal(torch.cat(tokens, 1), torch.cat(positions, 1), q, tree, self.columns, trunk.earlier)
 
 
 @lru_cache

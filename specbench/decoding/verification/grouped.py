@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specbench.decoding.context import Context
 from specbench.decoding.sampling import rank, rank_kept
+from specbench.decoding.verification.codebook_neighbours import MOST, nearest, neighbour_table
 from specbench.decoding.verification.ratio_tests import DraftTests, RatioTest, Verdict, distance_facts
 from specbench.errors import SpecbenchError
 
@@ -27,7 +28,7 @@ class Grouped(RatioTest):
         last = half + 1 if bounds == "inclusive" else max(half, 1)
         self._offsets = torch.arange(-half, last, device=context.device)
         self._codebook = context.codebook
-        self._nearest = _nearest(context.codebook, G) if cluster == "embedding" else None
+        self._nearest = _neighbours(context.codebook, G - 1) if cluster == "embedding" else None
 
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
         return self._judge(p, q, x)[0]
@@ -53,7 +54,7 @@ class Grouped(RatioTest):
     def _slice(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Ids [..., n, m] around each candidate in rank order, x exactly once, and which of them exist."""
         if self._nearest is not None:
-            others = self._nearest[x.clamp(max=len(self._nearest) - 1)][..., 1:]
+            others = self._nearest[x.clamp(max=len(self._nearest) - 1)]
             ids = torch.cat([x[..., None], others], dim=-1)
             return ids, torch.ones_like(ids, dtype=torch.bool)
         if x.shape[-1] == 1 and self._rank_by == "target":
@@ -88,7 +89,7 @@ class Grouped(RatioTest):
         return difference.square().sum(-1) <= self._d
 
 
-def _nearest(codebook: Tensor, count: int) -> Tensor:
-    """[V, count] ids nearest to each token, itself first."""
-    distance = torch.cdist(codebook, codebook).fill_diagonal_(-1.0)
-    return distance.topk(min(count, len(codebook)), largest=False).indices
+def _neighbours(codebook: Tensor, count: int) -> Tensor:
+    """Ids [V, min(count, V - 1)] of the nearest other tokens by Euclidean distance, on the codebook's device."""
+    table = neighbour_table(codebook, raw=True) if count <= MOST else nearest(codebook.float().cpu(), count)
+    return table[:, :count].long().to(codebook.device)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel, T5Config, T5EncoderModel
 
+from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import (
     build,
@@ -34,7 +35,7 @@ from specbench.models.draft_head import EagleHead
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.caption_cleaning import clean
-from specbench.models.interface import DraftPrompt
+from specbench.models.interface import DraftPrompt, TokenLayout
 from specbench.models.transformer.model import Prefix
 
 CAPTION = 120
@@ -42,6 +43,8 @@ CAPTION = 120
 HEAD = 64
 """Width of an attention head, in every published size."""
 VQ_FILE = "vq_ds16_t2i.pt"
+HEAD_GRIDS = {"t2i": 16, "t2i2": 32}
+"""Side of the grid that a published draft head was trained on, by the `input_type` of its configuration."""
 
 _TINY = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
 _T5_XL = {
@@ -149,8 +152,13 @@ class LlamaGen(FamilyModel):
         return self.backbone(inputs_embeds=alone, use_cache=False).last_hidden_state[:, 0]
 
     def adopt_head(self, head: EagleHead) -> EagleHead:
-        """A published head (they have an `input_type`) turns adjacent pairs and sees the grid one position early."""
+        """A published head (they have an `input_type`) turns adjacent pairs and sees the grid one position early.
+
+        Raises:
+            SpecbenchError: it was trained on another grid.
+        """
         if head.published_as:
+            _check_grid(head.published_as, self.name, self.layout)
             for matrix in (head.layers[0].self_attn.q_proj.weight, head.layers[0].self_attn.k_proj.weight):
                 matrix.data = rotary_halves(matrix.data, HEAD)
             head.rotary_emb = GridRotary(self.layout.height, self.layout.width, caption=CAPTION - 1)
@@ -161,6 +169,17 @@ class LlamaGen(FamilyModel):
         ids = self.tokenizer.encode(clean(text)).ids
         output = self._encoder(torch.tensor([ids], device=self.device))
         return output.last_hidden_state[0].to(self.dtype)
+
+
+def _check_grid(published_as: str, model: str, layout: TokenLayout) -> None:
+    side = HEAD_GRIDS.get(published_as)
+    if side != layout.height or side != layout.width:
+        known = ", ".join(f"{name} is {side} x {side}" for name, side in HEAD_GRIDS.items())
+        raise SpecbenchError(
+            f"--head: made for the grid of input_type '{published_as}' ({known}); "
+            f"'{model}' decodes {layout.height} x {layout.width}",
+            "use a head of this model, without --scale tiny",
+        )
 
 
 def load(request: LoadRequest) -> LlamaGen:

@@ -117,6 +117,7 @@ def _simplear(name: str, billions: str, size: sizes.NetworkSize) -> HubModel:
             f"Daniel0724/SimpleAR-{billions}-RL",
             (*_LM, "tokenizer.json"),
             "not stated; code MIT, base model Apache-2.0",
+            optional=("generation_config.json",),
         ),
         companions=(_COSMOS,),
         grid=(64, 64),

@@ -1,4 +1,4 @@
-"""Lumina-mGPT and Anole."""
+"""Tiny checkpoints of Lumina-mGPT and Anole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Janus-Pro."""
+"""Tiny checkpoint of Janus-Pro."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LlamaGen, with the official computation written out slowly."""
+"""Tiny checkpoint of LlamaGen, with an explicit version of the official computation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces that the writers share."""
+"""Shared parts of the checkpoint writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SimpleAR with the Cosmos decoder."""
+"""Tiny checkpoint of SimpleAR with the Cosmos decoder."""
 
 from __future__ import annotations
 
