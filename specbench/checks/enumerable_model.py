@@ -92,6 +92,9 @@ class EnumerableModel:
         )
         return unconditional + guidance * (conditional - unconditional)
 
+    def adopt_head(self, head: EagleHead) -> EagleHead:
+        return head
+
     def table_ids(self, tokens: Tensor) -> Tensor:
         return tokens
 

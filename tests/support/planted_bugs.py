@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 _DECODING = "specbench.decoding."
 _VERIFY = _DECODING + "verification."
+_CHAIN = _VERIFY + "chain_verification:"
 _TREE = _VERIFY + "tree_verification:"
 _JACOBI = _DECODING + "drafters.jacobi:"
 _CACHE = "specbench.models.transformer.kv_cache:PositionLayer."
@@ -81,22 +82,25 @@ TIES, TOP_P, TRANSFORMER = "2x4 of 3, guided, T 0.7", "4x3 of 2", "2x4 of 2 with
 
 BUGS = (
     # Loop and windows
-    _bug("loop", "one token too many is committed", _DECODING + "loop:Loop._judge",
+    _bug("loop", "one token too many is committed", _DECODING + "loop:Loop._verify",
          "verified.first + 1", "verified.first + 2", "sjd", GRAMMAR),
     _bug("loop", "q is aligned to the window's far end once the window narrows near the end of the image",
-         _JACOBI + "Jacobi._fill", "+ self._shift[:, None]", "+ self._shift[:, None] + self._q.shape[1] - width",
+         _JACOBI + "Jacobi._fill", "+ self._shift[:, None]", "+ self._shift[:, None] + self._p.shape[1] - drafts - 1",
          "sjd", EIGHT),
-    _bug("loop", "an accepted branch is not kept in the cache", _DECODING + "loop:Loop._verify",
-         "if proposal.branches is not None:", "if False:", "sjd-pac", WIDE),
+    _bug("loop", "an accepted branch is not kept in the cache", _DECODING + "loop:Loop._commit",
+         "if tables is not None:", "if False:", "sjd-pac", WIDE),
     # q of the drafts
     _bug("q", "a coupled slot without a draft is drawn from [p - q]+ with a stale q",
          _VERIFY + "refinement:Couple.refine",
-         "torch.where(tests.drafted[..., None], residual, held.mass)", "residual", "scd-mc", GRAMMAR),
+         "torch.cat([residual, held.mass[:, drafts:]], dim=1)",
+         "torch.cat([residual, standard(held.mass[:, drafts:], tests.q[:, -1:].gather(-1, held.ids[:, drafts:]))], 1)",
+         "scd-mc", GRAMMAR),
     PlantedBug("q", "q is not replaced after a kept draft", (
         Edit(_JACOBI + "Jacobi._expand", "return trunk",
-             "self._old = torch.nn.functional.pad(trunk.tokens[:, 1:], (0, 1), value=-1), trunk.q\n    return trunk"),
-        Edit(_JACOBI + "Jacobi.observe", "self._q, self._shift = verification.p, shift",
-             "self._q = torch.where((self._old[0] == verification.tokens)[..., None], self._old[1], verification.p)\n"
+             "self._old = [torch.nn.functional.pad(trunk.tokens[:, 1:], (0, 1), value=-1)]\n"
+             "    self._old.append(torch.nn.functional.pad(trunk.q, (0, 0, 0, 1)))\n    return trunk"),
+        Edit(_JACOBI + "Jacobi.observe", "self._p, self._shift = verification.p, shift",
+             "self._p = torch.where((self._old[0] == verification.tokens)[..., None], self._old[1], verification.p)\n"
              "    self._shift = shift"),
     ), "scd-mc", EIGHT),
     _bug("q", "q is that of the slot before", _JACOBI + "Jacobi._fill",
@@ -107,10 +111,10 @@ BUGS = (
     _bug("q", "fresh tokens are drawn from all but the last token", _DECODING + "drafters.token_init:Uniform.fill",
          "* v_image).long()", "* (v_image - 1)).long()", "sjd", GUIDED),
     _bug("q", "the draft head's q is recorded at another temperature", _DECODING + "drafters.eagle:Eagle._draft",
-         "(law / race)", "(law.square() / race)", "eagle", WIDE, tree="chain"),
+         "(proposed / race)", "(proposed.square() / race)", "eagle", WIDE, tree="chain"),
     # Noise
-    _bug("noise", "a coin is tossed once per slot and reused in every step", _TREE + "Walker._coins",
-         "torch.where(tables.in_trunk, step, own)", "torch.where(tables.in_trunk, 0 * step, own)", "scd-mc", EIGHT),
+    _bug("noise", "a coin is tossed once per slot and reused in every step", _CHAIN + "verify_chain",
+         "Stream.COIN, step", "Stream.COIN, 0 * step", "scd-mc", EIGHT),
     _bug("noise", "all slots of a window are redrawn with the same number", _VERIFY + "refinement:Resample.refine",
          "noise.uniform(positions,", "noise.uniform(positions[:, :1].expand_as(positions),", "sjd", EIGHT),
     _bug("noise", "two neighbouring slots share their frozen noise", _VERIFY + "refinement:Gumbel.refine",
@@ -125,7 +129,7 @@ BUGS = (
     _bug("verifier", "a draft is accepted with q/p instead of p/q", _VERIFY + "ratio_tests:ratio",
          "px / q.gather(-1, x)", "q.gather(-1, x) / px", "sjd", GUIDED),
     _bug("verifier", "a mismatch commits a second draw instead of the one compared",
-         _VERIFY + "ratio_tests:Match.replace", "return refined", "return run_race(left, race)", "jacobi", GUIDED),
+         _VERIFY + "ratio_tests:draw_after_drafts", "(rejected, refined, noise", "(False & rejected, refined, noise", "jacobi", GUIDED),
     _bug("residual", "a rejected draft is replaced by a draw from p", _VERIFY + "residuals:standard",
          "(p - q)", "p.clone()", "sjd", GUIDED),
     _bug("residual", "the optimal residual subtracts more than what was accepted", _VERIFY + "residuals:optimal",
@@ -138,18 +142,18 @@ BUGS = (
          "if keep_tail else shift", "if True else shift", "sjd-norefine", GRAMMAR),
     # Verification of chains and trees
     _bug("chain", "a rejected draft is replaced from the residual of the window's first column",
-         _TREE + "Walker._failed", "tables.place[stop].clamp", "tables.place[0 * stop].clamp", "sjd", GRAMMAR),
-    _bug("chain", "the bonus is drawn from the column before", _TREE + "Walker._after_the_drafts",
-         "self._p[rows, stop]", "self._p[rows, (stop - 1).clamp(min=0)]", "sjd", GRAMMAR),
-    _bug("chain", "drafts after a rejected one are accepted", _TREE + "Walker.verification",
-         "lost @ tables.ancestors.T == 0", "lost == 0", "sjd", GRAMMAR),
-    _bug("tree", "a sibling is tested against p instead of the residual", _TREE + "Walker._test",
-         "mass / mass.sum(-1, keepdim=True)", "self._p[:, parents]", "sjd-pac", WIDE),
+         _CHAIN + "verify_chain", "tests.at(first.clamp(max=drafts.shape[1] - 1))", "tests.at(0 * first)", "sjd", GRAMMAR),
+    _bug("chain", "the bonus is drawn from the column before", _CHAIN + "verify_chain",
+         "_row(p, first)", "_row(p, (first - 1).clamp(min=0))", "sjd", GRAMMAR),
+    _bug("chain", "drafts after a rejected one are accepted", _TREE + "_TreeVerifier.verify",
+         "rejected @ tables.ancestors.T == 0", "rejected == 0", "sjd-pac", GRAMMAR),
+    _bug("tree", "a sibling is tested against p instead of the residual", _TREE + "_TreeVerifier._test",
+         "p / p.sum(-1, keepdim=True)", "self._p[:, parents]", "sjd-pac", WIDE),
     _bug("tree", "a rejected draft is replaced from the residual of the sibling before the last",
-         _TREE + "Walker._failed",
+         _TREE + "_TreeVerifier._last_failed",
          "tables.last_rank[stop] == rank", "tables.last_rank[stop] == rank + 1", "sjd-pac", WIDE, siblings=2),
     _bug("tree", "drafts on a branch are tested with the q of the slot before", _JACOBI + "JacobiTree._expand",
-         ".device).depth]", ".device).depth.sub(1).clamp(min=0)]", "sjd-pac", WIDE),
+         ".device).depth.clamp(", ".device).depth.sub(1).clamp(min=0).clamp(", "sjd-pac", WIDE),
     # Cache
     _bug("cache", "keys are written into the neighbour's row", _CACHE + "update",
          "self.keys[self._rows,", "self.keys[self._rows.roll(1, 0),", "sjd", TRANSFORMER),
