@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder
 from specbench.models.checkpoint_layouts import Layout, locate
-from specbench.models.families.sizes import NetworkSize
+from specbench.models.network_sizes import NetworkSize
 from specbench.models.transformer.size import Size
 from specbench.specs.run_spec import Sampling
 

@@ -15,6 +15,7 @@ from specbench import errors
 from specbench.runs.settings import run_settings
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store import schema
+from specbench.store.run_folders import SCHEMA_VERSION
 from specbench.system.version import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -105,6 +106,10 @@ def test_every_column_is_documented_with_its_type(heading, columns):
         field.name: str(field.type).replace("element", "item").replace("list<item: ", "list<") for field in columns
     }
     assert documented(heading) == plain
+
+
+def test_the_schema_version_is_documented():
+    assert f"Everything stored has schema version {SCHEMA_VERSION};" in FORMAT.read_text()
 
 
 def test_columns_and_keys_of_stored_runs_are_documented():
