@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specbench.errors import unknown_name
 from specbench.system.plugins import load_object, plugins
@@ -99,7 +99,8 @@ METRICS: dict[str, MetricEntry] = {
     ),
     "compbench[blip-vqa]": MetricEntry(
         "specbench.metrics.compbench:BlipVqa",
-        "T2I-CompBench++: BLIP-VQA probability of the noun phrases of colour, shape and texture prompts, mean over images",
+        "T2I-CompBench++: BLIP-VQA probability of the noun phrases of colour, shape and texture prompts, "
+        "mean over images",
     ),
     "compbench[clip-b32]": MetricEntry(
         "specbench.metrics.compbench:CompBenchClip",
@@ -133,7 +134,7 @@ def metric_names() -> list[str]:
     return sorted({*METRICS, *plugins("metrics")})
 
 
-def metric(name: str) -> Callable[..., object]:
+def metric(name: str) -> Callable[..., Any]:
     """Load the factory of a metric, to be called with `specbench.metrics.base.Settings`.
 
     Raises:

@@ -15,7 +15,7 @@ from specbench import errors
 from specbench.runs.settings import run_settings
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store import schema
-from specbench.store.run_folders import SCHEMA_VERSION
+from specbench.store.run_info import SCHEMA_VERSION
 from specbench.system.version import __version__
 
 ROOT = Path(__file__).parents[2]
