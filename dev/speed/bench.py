@@ -222,7 +222,7 @@ def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds
         for name in names
     }
     # The first decode of a process is slow; the first of a further decoder only if it is compiled.
-    rows = in_turns(contenders, rounds, warm_up=list(contenders) if getattr(model, "compiles", False) else ["ar"])
+    rows = in_turns(contenders, rounds, warm_up=list(contenders) if model.compiles else ["ar"])
 
     def total(name: str, value: Callable[[dict], float]) -> float:
         return sum(value(row) for row in rows if row["name"] == name)
@@ -273,7 +273,7 @@ def main() -> None:
             "threads": torch.get_num_threads(),
             "sampling": asdict(shapes.sampling()),
             "weights_sha256": shapes.weights_sha256(),
-            **environment.collect(),
+            **environment.environment_facts(),
             "rows": rows,
         }
         (options.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")

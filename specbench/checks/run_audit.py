@@ -14,11 +14,13 @@ import numpy as np
 import pandas as pd
 
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import Model, find_model, load_model
+from specbench.models.catalog import find_model, load_model
+from specbench.models.facts import ModelFacts
 from specbench.models.hub_model import RANDOM
-from specbench.specs.run_spec import Sampling
+from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.stats.rosenblatt import LEVEL, Deviation, Result, Tokens, audit
 from specbench.store.run_audits import fingerprint, write_audit
+from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
 
@@ -76,7 +78,7 @@ def audit_run(
     stored = _stacked(rows, list(ORDERS))
     held, agreement = stored, {}
     if recompute:
-        held, entropy = _recomputed(info["spec"], rows, weights, revision, device)
+        held, entropy = _recomputed(info.spec, rows, weights, revision, device)
         agreement = {name: _agreement(stored[name], held[name]) for name in OF_TARGET if name in stored}
     else:
         used = rows["u_id"].notna()
@@ -106,15 +108,15 @@ def audit_run(
     return described
 
 
-def _described(info: dict, result: Result) -> dict[str, object]:
-    decoder, worst = info["spec"]["decoder"], result.tests[0]
+def _described(info: RunInfo, result: Result) -> dict[str, object]:
+    decoder, worst = info.spec.decoder, result.tests[0]
     return {
-        "run_id": info["run_id"],
-        "decoder": decoder["name"],
-        "declared": "lossless" if decoder["lossless"] else "lossy",
+        "run_id": info.run_id,
+        "decoder": decoder.name,
+        "declared": "lossless" if decoder.lossless else "lossy",
         "verdict": "deviates" if result.deviates else "consistent",
         "deviates": result.deviates,
-        "failed": result.deviates and bool(decoder["lossless"]),
+        "failed": result.deviates and bool(decoder.lossless),
         "tv": result.deviation.value,
         "tv_low": result.deviation.low,
         "tv_high": result.deviation.high,
@@ -173,14 +175,14 @@ def _agreement(stored: np.ndarray, recomputed: np.ndarray) -> dict[str, float]:
 
 
 def _recomputed(
-    spec: dict, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str
+    spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """The values in the orders `OF_TARGET` [K, N], and the entropy of p, from one teacher-forced pass."""
     from specbench.decoding.noise import Noise, row_key
     from specbench.decoding.uniforms import uniforms
 
     model = load_model(_model_of(spec, weights, revision), device, "float32")
-    sampling, length = Sampling(**spec["sampling"]), model.layout.length
+    sampling, length = spec.sampling, model.layout.length
     width = max(1, min(length, CHUNK // model.layout.vocab))
     batch = max(1, min(16, CHUNK // (model.layout.vocab * width)))
     pieces = []
@@ -221,16 +223,16 @@ def _slots(rows: int, start: int, end: int):
     return torch.arange(start, end).expand(rows, -1)
 
 
-def _model_of(spec: dict, weights: str | None, revision: str | None) -> Model:
+def _model_of(spec: RunSpec, weights: str | None, revision: str | None) -> ModelFacts:
     """The run's model, its files on this disk."""
-    name, tiny = spec["model"].removesuffix("+tiny"), spec["model"].endswith("+tiny")
+    name, tiny = spec.model.removesuffix("+tiny"), spec.model.endswith("+tiny")
     random = name.endswith(RANDOM)
     model = find_model(name.removesuffix(RANDOM)).configured(weights, revision, random, tiny)
     model.files()  # raises where they are not: nothing of this size is downloaded unasked
-    if model.weights_sha256() != spec["weights_sha256"]:
+    if model.weights_sha256() != spec.weights_sha256:
         raise SpecbenchError(
             f"model '{model.name}' has other weights here than in the run "
-            f"({model.weights_sha256()[:12]}, not {spec['weights_sha256'][:12]})",
+            f"({model.weights_sha256()[:12]}, not {spec.weights_sha256[:12]})",
             "name the run's checkpoint with --weights" if not weights else "",
         )
     return model
