@@ -52,6 +52,7 @@ check: $(VENV)/.dev ## Lint, formatting, import contract, types, freshness of th
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/project/test_docs.py
 
 docs: $(VENV)/.dev ## Refresh the generated parts of README and docs

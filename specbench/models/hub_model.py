@@ -12,7 +12,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder
 from specbench.models.checkpoint_layouts import Layout, locate
 from specbench.models.facts import BYTES, ModelFacts
-from specbench.models.families.sizes import NetworkSize
+from specbench.models.network_sizes import NetworkSize
 from specbench.models.transformer.size import Size
 from specbench.specs.run_spec import Sampling
 
