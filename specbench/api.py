@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.prompts import Prompt, load_prompts, text_id
+from specbench.prompts import Prompt, Request, load_prompts, text_id
 from specbench.runs.decoder_args import labelled_decoders, plan_decoders
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.settings import merge, run_settings
@@ -54,7 +54,7 @@ def generate(
     Raises:
         SpecbenchError: an unknown or invalid setting, missing weights, or an image that failed.
     """
-    from specbench.decoding.loop import Request, decode  # brings torch
+    from specbench.decoding.loop import decode  # brings torch
     from specbench.runs.execute import load_for_run
 
     values = merge(run_settings(), _flags(settings | {"model": model, "decoder": decoder}), env={})

@@ -9,7 +9,6 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
-from specbench.prompts import Prompt
 from specbench.runs.executors.local import Chunk, decode_chunk, warm_up
 from specbench.runs.executors.worker_pool import WorkerLost
 from specbench.specs.run_spec import RunSpec
@@ -21,8 +20,8 @@ class ForkCrew:
         self._ends: dict[int, Connection] = {}
         self._pids = {worker: self._start(worker) for worker in range(size)}
 
-    def prepare(self, worker: int, specs: Sequence[RunSpec], prompt: Prompt) -> Connection:
-        return self._send(worker, (specs, prompt))
+    def prepare(self, worker: int, specs: Sequence[RunSpec], text: str) -> Connection:
+        return self._send(worker, (specs, text))
 
     def submit(self, worker: int, chunk: Chunk) -> Connection:
         return self._send(worker, chunk)

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import torch
-from kills import UNITS, make_model, specs
+from kills import REQUESTS, make_model, specs
 from transformers import LlamaConfig
 
 from specbench.models.draft_head import new_head, save_head
@@ -27,7 +27,7 @@ TABLES = tuple(path.read_text() for path in sorted((ROOT / "benchmarks").glob("*
 def example_run() -> Path:
     """Create a results folder with one small run."""
     out = Path(tempfile.mkdtemp(prefix="specbench-fuzz-")) / "results"
-    run(LocalExecutor(make_model()), specs()[1:], UNITS[:3], out)
+    run(LocalExecutor(make_model()), specs()[1:], REQUESTS[:3], out)
     return out
 
 

@@ -29,7 +29,7 @@ from crew import ForkCrew
 
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.models.interface import TokenLayout
-from specbench.prompts import Prompt
+from specbench.prompts import Request
 from specbench.runs.executors.local import Executor, LocalExecutor
 from specbench.runs.executors.ray_workers import RayWorkers
 from specbench.runs.executors.worker_pool import WorkerPool
@@ -41,7 +41,7 @@ from specbench.store import parquet_log
 RESULTS = Path(__file__).parents[2] / "results" / "drills"
 LOG = RESULTS / "kills.jsonl"
 TEXTS = ("a cat", "a dog", "two | cats", "a <b>dog</b>")
-UNITS = [(Prompt(f"p/{n}", TEXTS[n % 4]), sample) for n in range(6) for sample in range(2)]
+REQUESTS = [Request(TEXTS[n % 4], f"p/{n}", sample) for n in range(6) for sample in range(2)]
 FACTS = ("status", "seed", "nfe", "tokens", "logp", "committed_step", "accepted", "image")
 
 
@@ -58,7 +58,7 @@ def specs() -> list[RunSpec]:
 
 
 def decode_all(executor: Executor, out: Path) -> None:
-    run(executor, specs(), UNITS, out)
+    run(executor, specs(), REQUESTS, out)
 
 
 def contents(out: Path) -> dict[tuple, list[tuple]]:

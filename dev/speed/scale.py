@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "drills"))
 from crew import ForkCrew
 from kills import TEXTS, make_model, specs
 
-from specbench.prompts import Prompt
+from specbench.prompts import Request
 from specbench.runs.executors.local import Chunk, decode_chunk
 from specbench.runs.executors.worker_pool import WorkerPool
 from specbench.runs.runner import SilentReporter, run
@@ -31,7 +31,7 @@ from specbench.system import environment
 from specbench.system.files import write_atomically
 
 STEP_S = 0.2
-UNITS = [(Prompt(f"p{number}", TEXTS[number % 4]), 0) for number in range(128)]
+REQUESTS = [Request(TEXTS[number % 4], f"p{number}") for number in range(128)]
 
 
 def sleeping_model():
@@ -70,11 +70,11 @@ class Instant:
     def __init__(self, size: int, finished: dict):
         self.size, self._finished, self._done = size, finished, deque()
 
-    def prepare(self, worker, specs, prompt):
+    def prepare(self, worker, specs, text):
         return self._take({})
 
     def submit(self, worker, chunk):
-        return self._take(self._finished[chunk.units[0][0].id])
+        return self._take(self._finished[chunk.requests[0].prompt_id])
 
     def _take(self, outcome):
         self._done.append(ticket := (object(), outcome))
@@ -90,18 +90,18 @@ class Instant:
 def seconds_with(workers: int, images: int) -> float:
     watch = Stopwatch()
     with tempfile.TemporaryDirectory() as out, closing(ForkCrew(sleeping_model, workers)) as crew:
-        run(WorkerPool(crew), specs()[:1], UNITS[:images], Path(out), reporter=watch)
+        run(WorkerPool(crew), specs()[:1], REQUESTS[:images], Path(out), reporter=watch)
     return watch.seconds
 
 
 def driver_ms(workers: int) -> float:
     """CPU milliseconds of the driver per image."""
     model, spec = make_model(), specs()[0]
-    finished = {unit[0].id: decode_chunk(model, Chunk(spec, (unit,))) for unit in UNITS}
+    finished = {request.prompt_id: decode_chunk(model, Chunk(spec, (request,))) for request in REQUESTS}
     with tempfile.TemporaryDirectory() as out:
         started = time.process_time()
-        run(WorkerPool(Instant(workers, finished)), [spec], UNITS, Path(out))
-        return 1000 * (time.process_time() - started) / len(UNITS)
+        run(WorkerPool(Instant(workers, finished)), [spec], REQUESTS, Path(out))
+        return 1000 * (time.process_time() - started) / len(REQUESTS)
 
 
 def main() -> None:

@@ -15,9 +15,10 @@ from specbench.checks.enumerable_model import EnumerableModel, processed
 from specbench.checks.losslessness import SAMPLES, Auditable, Decode, audit_one, load_decoder
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError, place
 from specbench.models.interface import ImageModel, TokenLayout
+from specbench.prompts import Request
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 

@@ -19,9 +19,10 @@ from specbench.checks.enumerable_model import image_index
 from specbench.decoding.build import build
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.interface import ImageModel, TokenLayout
+from specbench.prompts import Request
 from specbench.specs import plugin_decoders
 from specbench.specs.presets import DecoderSpec, Preset, resolve
 from specbench.specs.run_spec import Sampling

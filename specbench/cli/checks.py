@@ -9,8 +9,8 @@ import typer
 
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.runs.decoder_args import labelled_decoders
 from specbench.runs.settings import JSON, OUT, QUIET, merge
-from specbench.specs import plugin_decoders
 from specbench.specs.presets import PRESETS
 from specbench.system import console
 
@@ -96,7 +96,7 @@ def audit(
         return audit_runs(run, str(out), recompute, weights, revision, device, bool(as_json), bool(quiet))
     if recompute or weights or revision:
         raise SpecbenchError("--recompute, --weights, --revision: of which run?", "name it with --run")
-    requests = auditable(decoders or list(PRESETS))
+    requests = labelled_decoders(decoders or list(PRESETS))
     if samples < 1000:
         raise SpecbenchError(f"--samples {samples}: must be at least 1000")
     if seed < 0:
@@ -132,7 +132,7 @@ def check(
     samples: int = typer.Option(AUDIT_SAMPLES, "--samples", metavar="N", min=10_000, help="Images for losslessness."),
 ) -> None:
     values = merge(_CHECK, flags)
-    requests = auditable(decoders)
+    requests = labelled_decoders(decoders)
     from specbench.checks.decoder_contract import FAILED
     from specbench.checks.decoder_contract import check as findings_of
 
@@ -149,21 +149,3 @@ def check(
     failed = [f"{row['check']} of {row['decoder']}" for row in rows if row["status"] == FAILED]
     if failed:
         raise SpecbenchError(f"not fit for use: {', '.join(failed)}", "the table says what is wrong", GATE)
-
-
-def auditable(names: list[str]) -> list[tuple[str, object]]:
-    """(label, decoder) with names and inline options checked; a user's own decoder is imported."""
-    from specbench.runs.decoder_args import parse_decoders
-    from specbench.runs.settings import split_list
-    from specbench.specs.presets import Preset, resolve
-    from specbench.system import plugins
-
-    found = []
-    for name, inline in parse_decoders([piece for given in names for piece in split_list(given)]):
-        label = ",".join([name, *(f"{key}={value}" for key, value in inline.items())]).replace(",", ":", 1)
-        target = plugins.load_user_object(name, "decoder") if ":" in name else None
-        if target is not None and not isinstance(target, Preset):
-            found.append((label, name))
-        else:
-            found.append((label, resolve(plugin_decoders.decoder_name(name), inline)))
-    return found

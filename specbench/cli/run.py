@@ -124,7 +124,7 @@ def _plan_rows(plan) -> list[dict]:
 
     rows, weights = [], plan.model.weights_sha256()
     for planned in plan.decoders:
-        wanted = {(prompt.id, sample) for prompt, sample in plan.units}
+        wanted = {request.key for request in plan.requests}
         run_id, done = None, None
         if not planned.auto_window:
             run_id = plan.spec(planned.spec, weights).run_id

@@ -17,11 +17,12 @@ import torch
 from specbench.decoding.build import Method, build
 from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import RestartableDrafter
-from specbench.decoding.loop import Request, begin, checked, decode, noise_keys
+from specbench.decoding.loop import begin, checked, decode, noise_keys
 from specbench.decoding.timing import Spans
 from specbench.errors import SpecbenchError
 from specbench.models.interface import ImageModel
 from specbench.models.transformer.host_sync import to_host
+from specbench.prompts import Request
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import Sampling
 

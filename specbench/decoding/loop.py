@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,17 +30,9 @@ from specbench.decoding.verification.tree_verification import verify_tree
 from specbench.errors import SpecbenchError
 from specbench.models.interface import Call, CompilableModel, ImageModel, Session
 from specbench.models.transformer.compilation import call_eager
+from specbench.prompts import Request
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import Sampling
-
-
-@dataclass(frozen=True)
-class Request:
-    """One image to decode; `sample` numbers the images of a prompt."""
-
-    text: str
-    prompt_id: str
-    sample: int = 0
 
 
 @torch.inference_mode()

@@ -2,15 +2,18 @@
 
 from specbench.prompts.loading import load_prompts, names, public_names
 from specbench.prompts.prompt_set import Prompt, PromptSet, build, content_sha256, select, text_id
+from specbench.prompts.request import Request, requests_for
 
 __all__ = [
     "Prompt",
     "PromptSet",
+    "Request",
     "build",
     "content_sha256",
     "load_prompts",
     "names",
     "public_names",
+    "requests_for",
     "select",
     "text_id",
 ]

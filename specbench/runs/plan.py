@@ -17,7 +17,7 @@ from specbench.models.catalog import find_model
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import find_head, require_head
 from specbench.models.facts import ModelFacts
-from specbench.prompts import Prompt, PromptSet, load_prompts, select
+from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for, select
 from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders
 from specbench.runs.memory_estimate import settle_batch
 from specbench.runs.settings import Value
@@ -103,11 +103,10 @@ class Plan:
         return self.model, self.device, self.dtype, self.threads, self.compiled, self.workers, images
 
     @property
-    def units(self) -> list[tuple[Prompt, int]]:
+    def requests(self) -> list[Request]:
         """The images to make: every n-th one, of a shard."""
         number, shards = self.shard
-        every = [(prompt, sample) for prompt in self.chosen for sample in range(self.samples)]
-        return every[number - 1 :: shards]
+        return requests_for(self.chosen, self.samples)[number - 1 :: shards]
 
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
         """Where each value of one decoder's run came from, by setting name."""
@@ -195,7 +194,7 @@ def _settle_batch(plan: Plan) -> Plan:
     specs = [planned.spec for planned in plan.decoders]
     earlier = _earlier_batch(plan) if plan.batch == "auto" else None
     batch, reckoning = settle_batch(earlier or plan.batch, plan.model, specs, plan.sampling, plan.dtype, plan.device)
-    images = max(1, len(plan.units))
+    images = max(1, len(plan.requests))
     if plan.batch == "auto" and not earlier:
         batch = min(batch, images)
         reckoning = dict(reckoning or {}) | {"batch": batch, "images": images}

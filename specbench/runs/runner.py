@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
-from specbench.runs.executors.local import Chunk, Executor, Unit
+from specbench.prompts import Request
+from specbench.runs.executors.local import Chunk, Executor
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_store import RunStore
 from specbench.system import environment
@@ -106,13 +107,13 @@ class RunSummary:
 def run(
     executor: Executor,
     specs: Sequence[RunSpec],
-    units: Sequence[Unit],
+    requests: Sequence[Request],
     out: Path,
     reporter: Reporter | None = None,
     run_facts: Mapping[str, Mapping[str, object]] | None = None,
     trace: bool = False,
 ) -> RunSummary:
-    """Decode every image of `units` with every spec, interleaved, except those already stored.
+    """Decode every image of `requests` with every spec, interleaved, except those already stored.
 
     Args:
         executor: who decodes; whatever it is, this function alone writes.
@@ -130,21 +131,21 @@ def run(
     for spec, store in stores.items():
         store.check(spec)
     with ExitStack() as writing, _stop_on_interrupt() as stop:
-        work = {spec: _lock(store, spec, units, trace, writing) for spec, store in stores.items()}
-        facts = _warm_up(executor, [spec for spec in specs if work[spec]], units, reporter)
+        work = {spec: _lock(store, spec, requests, trace, writing) for spec, store in stores.items()}
+        facts = _warm_up(executor, [spec for spec in specs if work[spec]], requests, reporter)
         for spec in work:
             if stores[spec].locked:
                 stores[spec].begin(spec, environment.environment_facts() | facts, (run_facts or {}).get(spec.run_id))
         todo = sum(map(len, work.values()))
-        total = len(specs) * len(units)
+        total = len(specs) * len(requests)
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
         reporter.start(total, summary.resumed)
         writing.callback(reporter.finish)
-        for finished in executor.decode(_until(stop, _chunks(executor, work, trace))):
-            stores[finished.spec].append(finished.rows, finished.images, finished.traces)
-            for row in finished.rows:
+        for done in executor.decode(_until(stop, _chunks(executor, work, trace))):
+            stores[done.spec].append(done.rows, done.images, done.traces)
+            for row in done.rows:
                 summary.count(row)
-                reporter.row(finished.spec.run_id, row)
+                reporter.row(done.spec.run_id, row)
         summary.interrupted = stop.is_set() and summary.done + summary.failed < todo
     for spec in work:
         if work[spec] and spec.timed:
@@ -152,37 +153,41 @@ def run(
     return summary
 
 
-def _lock(store: RunStore, spec: RunSpec, units: Sequence[Unit], trace: bool, writing: ExitStack) -> list[Unit]:
+def _lock(
+    store: RunStore, spec: RunSpec, requests: Sequence[Request], trace: bool, writing: ExitStack
+) -> list[Request]:
     """Lock the folder of a run that has work left, and list that work; one that ended complete is left untouched."""
-    if not _pending(store, units, trace) and not store.unfinished():
+    if not _pending(store, requests, trace) and not store.unfinished():
         return []
     writing.enter_context(store.lock(spec))
-    return _pending(store, units, trace)
+    return _pending(store, requests, trace)
 
 
-def _pending(store: RunStore, units: Sequence[Unit], trace: bool) -> list[Unit]:
+def _pending(store: RunStore, requests: Sequence[Request], trace: bool) -> list[Request]:
     completed = store.completed(trace)
-    return [(prompt, sample) for prompt, sample in units if (prompt.id, sample) not in completed]
+    return [request for request in requests if request.key not in completed]
 
 
 def _warm_up(
-    executor: Executor, specs: Sequence[RunSpec], units: Sequence[Unit], reporter: Reporter
+    executor: Executor, specs: Sequence[RunSpec], requests: Sequence[Request], reporter: Reporter
 ) -> dict[str, object]:
     """Get the executor ready for the runs that have work; facts about it."""
     if not specs:
         return {}
     reporter.note(f"warming up {len(specs)} decoder{'s' if len(specs) > 1 else ''}")
-    facts = executor.warm_up(specs, units[0][0])
+    facts = executor.warm_up(specs, requests[0].text)
     if "compile_s" in facts:
         graphs = f", {facts['graph_bytes'] / 2**20:.0f} MiB of graphs" if "graph_bytes" in facts else ""
         reporter.note(f"compiled steps in {facts['compile_s']:.0f} s ({facts['compiled_forms']} forms{graphs})")
     return facts
 
 
-def _chunks(executor: Executor, work: Mapping[RunSpec, Sequence[Unit]], trace: bool) -> Iterator[Chunk]:
+def _chunks(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], trace: bool) -> Iterator[Chunk]:
     """The work in portions. Where latency is measured the decoders take turns, so that slow drifts of the machine hit
     all alike; batches are refilled for as long as they are of one decoder."""
-    starts = [(start, spec) for spec, units in work.items() for start in range(0, len(units), executor.portion(spec))]
+    starts = [
+        (start, spec) for spec, requests in work.items() for start in range(0, len(requests), executor.portion(spec))
+    ]
     for start, spec in sorted(starts, key=lambda chunk: chunk[0] if chunk[1].batch == 1 else 0):
         yield Chunk(spec, tuple(work[spec][start : start + executor.portion(spec)]), trace)
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from specbench.decoding.generation import Generation
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.errors import FAILURE, SpecbenchError
 from specbench.models.interface import CompilableModel, ImageModel
-from specbench.prompts import Prompt
+from specbench.prompts import Prompt, Request
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.store.schema import AR_SPANS

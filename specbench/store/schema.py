@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from specbench.decoding.generation import ORDERS, SPANS, Generation
+from specbench.prompts import Request
 from specbench.store.run_info import SCHEMA_VERSION
 
 Key = tuple[str, int]
@@ -136,16 +137,16 @@ def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
 
 
 def base_row(
-    prompt, sample: int, seed: int, started_at: str, machine: Mapping[str, object] | None = None
+    request: Request, seed: int, started_at: str, machine: Mapping[str, object] | None = None
 ) -> dict[str, object]:
-    """The columns that do not depend on what came out. `prompt` is a `specbench.prompts.prompt_set.Prompt`."""
+    """The columns that do not depend on what came out."""
     return {
         "schema": SCHEMA_VERSION,
-        "prompt_id": prompt.id,
-        "sample": sample,
-        "prompt": prompt.text,
-        "category": prompt.category,
-        "meta": json.dumps(prompt.meta),
+        "prompt_id": request.prompt_id,
+        "sample": request.sample,
+        "prompt": request.text,
+        "category": request.category,
+        "meta": json.dumps(request.meta),
         "seed": seed,
         "started_at": started_at,
         "attempts": 1,

@@ -17,6 +17,7 @@ from specbench.decoding.loop import Request, decode
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix
+from specbench.prompts import requests_for
 from specbench.runs.runner import SilentReporter, run
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
@@ -144,7 +145,7 @@ def test_rows_are_durable_one_by_one_and_a_bad_image_leaves_its_neighbours(tmp_p
             self.seen += 1
             assert len(RunStore(tmp_path / run_id).samples(["status"])) == self.seen
 
-    summary = run(tiny.executor(), [tiny.spec("sjd", batch=3)], tiny.units(tiny.prompts(), 3), tmp_path, Watcher())
+    summary = run(tiny.executor(), [tiny.spec("sjd", batch=3)], requests_for(tiny.prompts(), 3), tmp_path, Watcher())
     assert (summary.done, summary.failed) == (9, 3)
 
 

@@ -16,6 +16,7 @@ from specbench.checks.enumerable_model import EnumerableModel, processed
 from specbench.decoding.loop import Request, decode
 from specbench.decoding.recorder import StepRecorder
 from specbench.models.interface import TokenLayout
+from specbench.prompts import requests_for
 from specbench.runs import runner
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
@@ -96,12 +97,12 @@ def test_tracing_changes_no_token_and_its_time_is_in_no_span(monkeypatch):
 
 def test_a_traced_run_redoes_only_what_has_no_trace(tmp_path):
     spec, executor = tiny.spec("sjd"), tiny.executor()
-    runner.run(executor, [spec], tiny.units(tiny.prompts(2)), tmp_path)
+    runner.run(executor, [spec], requests_for(tiny.prompts(2)), tmp_path)
     before = RunStore(tmp_path / spec.run_id).samples()
     assert RunStore(tmp_path / spec.run_id).traces().empty
-    assert runner.run(executor, [spec], tiny.units(tiny.prompts(3)), tmp_path, trace=True).done == 3
-    assert runner.run(executor, [spec], tiny.units(tiny.prompts(3)), tmp_path, trace=True).done == 0
-    assert runner.run(executor, [spec], tiny.units(tiny.prompts(4)), tmp_path).done == 1
+    assert runner.run(executor, [spec], requests_for(tiny.prompts(3)), tmp_path, trace=True).done == 3
+    assert runner.run(executor, [spec], requests_for(tiny.prompts(3)), tmp_path, trace=True).done == 0
+    assert runner.run(executor, [spec], requests_for(tiny.prompts(4)), tmp_path).done == 1
     rows = specbench.load(spec.run_id, tmp_path).set_index("prompt_id")
     assert rows["draft_tv"].notna().sum() == 3 and len(rows) == 4
     for old in before.itertuples():
@@ -111,10 +112,10 @@ def test_a_traced_run_redoes_only_what_has_no_trace(tmp_path):
 
 def test_a_trace_of_an_image_that_was_redone_since_does_not_count(tmp_path):
     spec, executor = tiny.spec("sjd"), tiny.executor()
-    runner.run(executor, [spec], tiny.units(tiny.prompts(2)), tmp_path, trace=True)
+    runner.run(executor, [spec], requests_for(tiny.prompts(2)), tmp_path, trace=True)
     folder = tmp_path / spec.run_id
     next((folder / "images").iterdir()).unlink()
-    assert runner.run(executor, [spec], tiny.units(tiny.prompts(2)), tmp_path).done == 1
+    assert runner.run(executor, [spec], requests_for(tiny.prompts(2)), tmp_path).done == 1
     assert len(RunStore(folder).traces()) == 1
 
 

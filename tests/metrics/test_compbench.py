@@ -22,7 +22,7 @@ from specbench.metrics.base import Sample, Settings
 from specbench.metrics.blip import part_of
 from specbench.metrics.compbench import NO, YES, BlipVqa, questions
 from specbench.metrics.openclip import normalised
-from specbench.prompts import Prompt, t2i_compbench
+from specbench.prompts import Prompt, Request, t2i_compbench
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
 
@@ -117,7 +117,7 @@ def run_of(out: Path, prompts: list[Prompt], samples: int) -> Path:
         for number, (prompt, index) in enumerate(itertools.product(prompts, range(samples))):
             item = synthetic.generation(4, 40.0)
             item.image = np.full((3, 8, 8), number, dtype=np.uint8)
-            row = sample_row(base_row(prompt, index, 0, synthetic.INVOCATION["started_at"]), item, True)
+            row = sample_row(base_row(Request.of(prompt, index), 0, synthetic.INVOCATION["started_at"]), item, True)
             store.append([row], {row["image"]: item.image})
     return store.folder
 

@@ -22,7 +22,7 @@ from specbench.metrics.base import Sample, Settings
 from specbench.metrics.geneval import GenEval
 from specbench.metrics.geneval_rules import Found, confident, judge, relations
 from specbench.metrics.mask2former import Instance, Mask2Former, instances, network_input
-from specbench.prompts import Prompt
+from specbench.prompts import Prompt, Request
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
 
@@ -216,7 +216,7 @@ def run_of(out: Path, prompts: list[Prompt], samples: int) -> Path:
         for number, (prompt, sample) in enumerate(itertools.product(prompts, range(samples))):
             item = synthetic.generation(4, 40.0)
             item.image = np.full((3, 8, 8), number, dtype=np.uint8)
-            row = sample_row(base_row(prompt, sample, 0, synthetic.INVOCATION["started_at"]), item, True)
+            row = sample_row(base_row(Request.of(prompt, sample), 0, synthetic.INVOCATION["started_at"]), item, True)
             store.append([row], {row["image"]: item.image})
     return store.folder
 

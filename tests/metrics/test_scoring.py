@@ -24,7 +24,7 @@ from specbench.metrics.base import Metric, Score, fingerprint
 from specbench.metrics.score_store import feature_parts, read_scores, writing
 from specbench.metrics.shapes_detector import ShapesDetector
 from specbench.models.shapes import render, scene
-from specbench.prompts import Prompt
+from specbench.prompts import Prompt, Request
 from specbench.reporting import render as render_tables
 from specbench.reporting import report_rows
 from specbench.reporting.contact_sheet import contact_sheet
@@ -84,7 +84,7 @@ def test_a_redone_image_is_scored_again(tmp_path):
     item.image = blank
     prompt = Prompt(again["prompt_id"], again["prompt"], again["category"], {"scene": {"objects": [
         {"shape": "circle", "color": "red", "count": 1}]}})  # fmt: skip
-    later = sample_row(base_row(prompt, 0, 0, "2027-01-01T00:00:00.000+00:00"), item, True)
+    later = sample_row(base_row(Request.of(prompt), 0, "2027-01-01T00:00:00.000+00:00"), item, True)
     with RunStore(folder).create(synthetic.SJD, synthetic.INVOCATION) as store:
         store.append([later], {later["image"]: blank})
     (outcome,) = scoring.score([folder], DETECTOR)

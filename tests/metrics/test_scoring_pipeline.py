@@ -23,7 +23,7 @@ from specbench.metrics import scoring
 from specbench.metrics.base import Settings
 from specbench.metrics.imagereward import ImageReward
 from specbench.metrics.score_store import image_features, read_scores
-from specbench.prompts import Prompt, geneval
+from specbench.prompts import Prompt, Request, geneval
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
 
@@ -34,7 +34,7 @@ def stored_run(out: Path, prompts: list[Prompt], samples: int = 2, spec=syntheti
         for pixels, (prompt, sample) in zip(pictures, itertools.product(prompts, range(samples)), strict=True):
             item = synthetic.generation(4, 40.0)
             item.image = np.moveaxis(pixels, -1, 0)
-            row = sample_row(base_row(prompt, sample, 0, synthetic.INVOCATION["started_at"]), item, True)
+            row = sample_row(base_row(Request.of(prompt, sample), 0, synthetic.INVOCATION["started_at"]), item, True)
             store.append([row], {row["image"]: item.image})
     return store.folder
 

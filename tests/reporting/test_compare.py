@@ -19,7 +19,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.per_image import PerImageMetric
-from specbench.prompts import Prompt
+from specbench.prompts import Prompt, Request
 from specbench.reporting.compare import FIELDS, Gate, compare_runs
 from specbench.reporting.image_card import image_card
 from specbench.reporting.report_rows import Run
@@ -56,7 +56,7 @@ def pictured(out: Path, spec, generations, values) -> Path:
         for number, (item, value) in enumerate(zip(generations, values, strict=True)):
             prompt = Prompt(f"p{number}", f"prompt {number}", "pets", {})
             item.image = np.full((3, 4, 4), value, dtype=np.uint8)
-            row = sample_row(base_row(prompt, 0, 7, synthetic.INVOCATION["started_at"]), item, spec.batch == 1)
+            row = sample_row(base_row(Request.of(prompt), 7, synthetic.INVOCATION["started_at"]), item, spec.batch == 1)
             store.append([row], {row["image"]: item.image})
     scoring.score([store.folder], ["brightness"])
     return store.folder

@@ -23,7 +23,7 @@ from specbench.papers.join import join
 from specbench.papers.render import render as render_paper
 from specbench.papers.table_files import read_table
 from specbench.papers.terminal import terminal
-from specbench.prompts import Prompt
+from specbench.prompts import Request
 from specbench.reporting import render, report_rows
 from specbench.reporting.html import write_page
 from specbench.reporting.run_card import card
@@ -57,7 +57,7 @@ def hostile(tmp_path_factory) -> Path:
             images, rows = {}, []
             for number, item in zip(numbers, synthetic.sjd(len(numbers)), strict=True):
                 rows.append(
-                    sample_row(base_row(Prompt(number, number, number, {number: number}), 0, 0, number), item, True)
+                    sample_row(base_row(Request(number, number, 0, number, {number: number}), 0, number), item, True)
                 )
                 images[rows[-1]["image"]] = item.image
             store.append(rows, images)
@@ -194,7 +194,7 @@ def test_a_papers_table_is_inert_in_every_format(tmp_path):
 
 
 def test_a_run_of_hostile_prompts_comes_to_its_end(tmp_path):
-    units = [(Prompt(text, "a cat", text, {text: text}), 0) for text in TEXTS]
-    summary = run(LocalExecutor(tiny.tiny_model()), [tiny.spec()], units, tmp_path / "out")
+    requests = [Request("a cat", text, 0, text, {text: text}) for text in TEXTS]
+    summary = run(LocalExecutor(tiny.tiny_model()), [tiny.spec()], requests, tmp_path / "out")
     assert (summary.done, summary.failed) == (len(TEXTS), 0)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

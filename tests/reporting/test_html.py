@@ -18,7 +18,7 @@ import pytest
 import synthetic
 from synthetic import AR, SJD, generation
 
-from specbench.prompts import Prompt
+from specbench.prompts import Request
 from specbench.reporting import plots, render, report_rows
 from specbench.reporting.html import write_page
 from specbench.reporting.pareto import pareto
@@ -83,7 +83,7 @@ def hostile_runs(out: Path, port: int) -> list[Path]:
         with RunStore(out / spec.run_id).create(spec, synthetic.INVOCATION) as store:
             for number, (text, item) in enumerate(zip(HOSTILE, make(4), strict=True)):
                 text = text.replace("PORT", str(port))
-                base = base_row(Prompt(f"p{number}", text, "pets", {}), 0, 0, synthetic.INVOCATION["started_at"])
+                base = base_row(Request(text, f"p{number}", category="pets"), 0, synthetic.INVOCATION["started_at"])
                 item.forced = np.zeros(4, dtype=bool)
                 item.image = np.full((3, 8, 8), 40 * number, dtype=np.uint8)
                 row = sample_row(base, item, True)

@@ -16,6 +16,7 @@ import tiny
 from stored_rows import contents
 
 from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
+from specbench.prompts import requests_for
 from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.runner import SilentReporter, run
@@ -28,7 +29,7 @@ SAMPLES = 3
 
 def go(out: Path, prompts=None, samples: int = SAMPLES, batch: int = 1, **kwargs):
     specs = [tiny.spec(decoder, batch=batch) for decoder in DECODERS]
-    return run(tiny.executor(), specs, tiny.units(prompts or tiny.prompts(), samples), out, **kwargs)
+    return run(tiny.executor(), specs, requests_for(prompts or tiny.prompts(), samples), out, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +188,7 @@ def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypat
 def test_nan_logits_fail_the_image_and_no_other(tmp_path):
     model = tiny.tiny_model()
     model.conditional[model.prompts.index("two | cats")] = float("nan")
-    summary = run(LocalExecutor(model), [tiny.spec("sjd")], tiny.units(tiny.prompts()), tmp_path)
+    summary = run(LocalExecutor(model), [tiny.spec("sjd")], requests_for(tiny.prompts()), tmp_path)
     assert (summary.done, summary.failed, summary.problem().exit_code) == (3, 1, PARTIAL)
     assert "'CAT'" in summary.errors[0] and "NaN" in summary.errors[0]
 
@@ -224,8 +225,8 @@ def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(tmp_path, undisturbed):
 def test_run_json_says_what_was_run_by_what(tmp_path):
     spec = tiny.spec("sjd++", tau=float("inf"))
     facts = {spec.run_id: {"origins": {"seed": "flag --seed"}, "window_curve": [{"window": 2, "cost": float("inf")}]}}
-    run(tiny.executor(), [spec], tiny.units(tiny.prompts()[:1]), tmp_path, run_facts=facts)
-    run(tiny.executor(), [spec], tiny.units(tiny.prompts()[:2]), tmp_path)
+    run(tiny.executor(), [spec], requests_for(tiny.prompts()[:1]), tmp_path, run_facts=facts)
+    run(tiny.executor(), [spec], requests_for(tiny.prompts()[:2]), tmp_path)
 
     def refuse(constant):
         raise AssertionError(f"{constant} is not JSON")

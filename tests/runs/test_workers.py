@@ -12,6 +12,7 @@ import tiny
 from stored_rows import contents
 
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, PARTIAL, SpecbenchError
+from specbench.prompts import requests_for
 from specbench.runs.executors import local
 from specbench.runs.executors.local import Chunk, decode_chunk
 from specbench.runs.executors.worker_pool import ATTEMPTS, RESTARTS, WorkerLost, WorkerPool
@@ -19,7 +20,7 @@ from specbench.runs.runner import SilentReporter, run
 from specbench.store.run_store import RunStore
 
 SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]
-UNITS = tiny.units(tiny.prompts(), 3)
+REQUESTS = requests_for(tiny.prompts(), 3)
 
 
 class SimulatedCrew:
@@ -30,7 +31,7 @@ class SimulatedCrew:
         self._model, self._work = tiny.tiny_model(), {}
         self.started, self.most_at_once = Counter(range(size)), 0
 
-    def prepare(self, worker, specs, prompt):
+    def prepare(self, worker, specs, text):
         return self._take(worker, None)
 
     def submit(self, worker, chunk):
@@ -61,14 +62,14 @@ class SimulatedCrew:
 @pytest.fixture(scope="module")
 def single(tmp_path_factory) -> dict:
     out = tmp_path_factory.mktemp("single")
-    run(tiny.executor(), SPECS, UNITS, out)
+    run(tiny.executor(), SPECS, REQUESTS, out)
     return contents(out)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
 def test_any_number_of_workers_in_any_order(tmp_path, single, size):
     crew = SimulatedCrew(size, random.Random(size))
-    summary = run(WorkerPool(crew), SPECS, UNITS, tmp_path)
+    summary = run(WorkerPool(crew), SPECS, REQUESTS, tmp_path)
     assert (summary.done, summary.failed) == (24, 0)
     assert contents(tmp_path) == single
     assert crew.most_at_once >= min(size, 24)
@@ -81,31 +82,31 @@ def test_workers_that_die_at_random(tmp_path, single, seed):
     tried: Counter = Counter()
 
     def fate(chunk: Chunk) -> bool:
-        tried.update((chunk.spec.run_id, prompt.id, sample) for prompt, sample in chunk.units)
+        tried.update((chunk.spec.run_id, *request.key) for request in chunk.requests)
         return draw.random() < 0.15
 
     crew = SimulatedCrew(3, draw, fate)
     try:
-        summary = run(WorkerPool(crew), SPECS, UNITS, tmp_path)
+        summary = run(WorkerPool(crew), SPECS, REQUESTS, tmp_path)
         assert summary.done + summary.failed == 24
     except SpecbenchError as error:
         assert "all 3 workers were lost" in error.what and error.exit_code == FAILURE
     assert max(tried.values()) <= ATTEMPTS and max(crew.started.values()) <= 1 + RESTARTS
-    run(tiny.executor(), SPECS, UNITS, tmp_path)
+    run(tiny.executor(), SPECS, REQUESTS, tmp_path)
     assert contents(tmp_path) == single
 
 
 def test_an_image_that_takes_two_workers_along_is_a_row_that_says_so(tmp_path, single):
     def fate(chunk: Chunk) -> bool:
-        return any(prompt.id == "CAT" for prompt, _ in chunk.units)
+        return any(request.prompt_id == "CAT" for request in chunk.requests)
 
-    summary = run(WorkerPool(SimulatedCrew(4, random.Random(0), fate), restarts=9), SPECS, UNITS, tmp_path)
+    summary = run(WorkerPool(SimulatedCrew(4, random.Random(0), fate), restarts=9), SPECS, REQUESTS, tmp_path)
     assert (summary.done, summary.failed, summary.problem().exit_code) == (18, 6, PARTIAL)
     rows = RunStore(next(tmp_path.iterdir())).samples()
     bad = rows[rows["status"] == "failed"]
     assert set(bad["error"]) == {"lost 2 times with its worker: a simulated death"} and set(bad["attempts"]) == {2}
     assert set(rows[rows["status"] == "ok"]["attempts"]) == {1}
-    run(tiny.executor(), SPECS, UNITS, tmp_path)
+    run(tiny.executor(), SPECS, REQUESTS, tmp_path)
     assert contents(tmp_path) == single
 
 
@@ -113,9 +114,9 @@ def test_a_batch_that_kills_its_worker_is_tried_image_by_image(tmp_path):
     spec = tiny.spec("ar", batch=6)
 
     def fate(chunk: Chunk) -> bool:
-        return any(prompt.id == "CAT" for prompt, _ in chunk.units)
+        return any(request.prompt_id == "CAT" for request in chunk.requests)
 
-    summary = run(WorkerPool(SimulatedCrew(2, random.Random(0), fate), restarts=9), [spec], UNITS, tmp_path)
+    summary = run(WorkerPool(SimulatedCrew(2, random.Random(0), fate), restarts=9), [spec], REQUESTS, tmp_path)
     assert (summary.done, summary.failed) == (9, 3)
 
 
@@ -130,7 +131,7 @@ def test_out_of_memory_in_one_worker_is_tried_again_once(tmp_path, single, monke
         return healthy(model, requests, *rest, **more)
 
     monkeypatch.setattr(local, "decode", short_of_memory)
-    summary = run(WorkerPool(SimulatedCrew(2, random.Random(0))), SPECS, UNITS, tmp_path)
+    summary = run(WorkerPool(SimulatedCrew(2, random.Random(0))), SPECS, REQUESTS, tmp_path)
     assert (summary.done, summary.failed) == (24, 0) and failed
     assert contents(tmp_path) == single
 
@@ -143,7 +144,7 @@ def test_what_cannot_be_decoded_is_said_once_and_not_tried_forever(tmp_path, mon
         raise RuntimeError("no luck")
 
     monkeypatch.setattr(local, "decode", broken)
-    summary = run(WorkerPool(SimulatedCrew(3, random.Random(0))), SPECS[:1], UNITS, tmp_path)
+    summary = run(WorkerPool(SimulatedCrew(3, random.Random(0))), SPECS[:1], REQUESTS, tmp_path)
     assert (summary.failed, summary.errors) == (12, ["RuntimeError: no luck"])
     assert sum(calls.values()) == ATTEMPTS * 12
 
@@ -158,9 +159,9 @@ def test_ctrl_c_finishes_what_is_being_decoded(tmp_path, single):
             summaries.append(row)
 
     summaries: list = []
-    summary = run(WorkerPool(SimulatedCrew(3, random.Random(0))), SPECS, UNITS, tmp_path, reporter=Impatient())
+    summary = run(WorkerPool(SimulatedCrew(3, random.Random(0))), SPECS, REQUESTS, tmp_path, reporter=Impatient())
     assert summary.interrupted and summary.done == len(summaries) <= 5
-    run(tiny.executor(), SPECS, UNITS, tmp_path)
+    run(tiny.executor(), SPECS, REQUESTS, tmp_path)
     assert contents(tmp_path) == single
 
 
@@ -200,7 +201,7 @@ def test_latency_and_throughput_never_share_a_folder_or_a_table(cli, tmp_path, m
     assert ids[0] != ids[1] and ids[0] == json.loads(cli(*command, "--mode", "latency").out)[0]["run_id"]
     from dataclasses import replace
 
-    run(tiny.executor(), [replace(tiny.spec("ar"), mode="throughput")], UNITS[:2], tmp_path)
+    run(tiny.executor(), [replace(tiny.spec("ar"), mode="throughput")], REQUESTS[:2], tmp_path)
     rows = RunStore(next(tmp_path.iterdir())).samples()
     assert rows[["ar_ms", "e2e_ms"]].isna().all(axis=None) and (rows["target_ms"] > 0).all()
 
@@ -227,7 +228,7 @@ def test_two_ray_nodes_one_of_which_is_killed(tmp_path, single):
 
         with closing(RayWorkers(tiny.tiny_model, 2, cluster.address)) as crew:
             assert len(set(crew.pids())) == 2
-            summary = run(WorkerPool(crew), SPECS, UNITS, tmp_path, reporter=Saboteur())
+            summary = run(WorkerPool(crew), SPECS, REQUESTS, tmp_path, reporter=Saboteur())
         assert (summary.done, summary.failed) == (24, 0)
         assert contents(tmp_path) == single
     finally:

@@ -17,6 +17,7 @@ from stored_rows import contents
 
 import specbench
 from specbench.errors import FAILURE, PARTIAL, SpecbenchError
+from specbench.prompts import requests_for
 from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.runner import SilentReporter, run
@@ -25,12 +26,12 @@ from specbench.store.run_store import RunStore
 from specbench.system import environment
 
 SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]
-UNITS = tiny.units(tiny.prompts(), 2)
+REQUESTS = requests_for(tiny.prompts(), 2)
 SOURCE = Path(specbench.__file__).parent
 
 
 def go(out: Path, executor=None, **kwargs):
-    return run(executor or tiny.executor(), SPECS, UNITS, out, **kwargs)
+    return run(executor or tiny.executor(), SPECS, REQUESTS, out, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +47,12 @@ def test_a_clock_that_jumps_moves_no_row(tmp_path, undisturbed, monkeypatch):
     monkeypatch.setattr(environment, "now", lambda: next(jumps))
     monkeypatch.setattr("specbench.store.run_store.now", lambda: next(jumps))
     monkeypatch.setattr(time, "time", lambda: 0.0)
-    half = UNITS[::2]
+    half = REQUESTS[::2]
     run(tiny.executor(), SPECS, half, tmp_path / "out")
     go(tmp_path / "out")
     assert contents(tmp_path / "out") == undisturbed
     for number in range(2):
-        run(tiny.executor(), SPECS, UNITS[number::2], tmp_path / f"shard{number}")
+        run(tiny.executor(), SPECS, REQUESTS[number::2], tmp_path / f"shard{number}")
     merge([tmp_path / "shard1", tmp_path / "shard0"], tmp_path / "merged")
     assert contents(tmp_path / "merged") == undisturbed
 

@@ -11,6 +11,7 @@ import tiny
 from stored_rows import contents
 
 from specbench.errors import SpecbenchError
+from specbench.prompts import requests_for
 from specbench.runs.plan import plan_shard, shard_folder
 from specbench.runs.runner import run
 from specbench.store.merge_shards import merge
@@ -18,19 +19,19 @@ from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
 
 SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]
-UNITS = tiny.units(tiny.prompts(), 3)
+REQUESTS = requests_for(tiny.prompts(), 3)
 
 
 @pytest.fixture(scope="module")
 def undivided(tmp_path_factory) -> dict:
     out = tmp_path_factory.mktemp("undivided")
-    run(tiny.executor(), SPECS, UNITS, out)
+    run(tiny.executor(), SPECS, REQUESTS, out)
     return contents(out)
 
 
 def shard(out: Path, number: int, shards: int, trace: bool = False) -> Path:
     folder = out / shard_folder(number, shards)
-    run(tiny.executor(), SPECS, UNITS[number - 1 :: shards], folder, trace=trace)
+    run(tiny.executor(), SPECS, REQUESTS[number - 1 :: shards], folder, trace=trace)
     return folder
 
 
@@ -59,7 +60,7 @@ def test_a_merge_takes_what_came_later_and_a_run_makes_what_is_missing(tmp_path,
     merge([], tmp_path)
     shard(tmp_path, 3, 3)
     assert [one.rows for one in merge([], tmp_path)] == [8, 8]
-    summary = run(tiny.executor(), SPECS, UNITS, tmp_path)
+    summary = run(tiny.executor(), SPECS, REQUESTS, tmp_path)
     assert (summary.resumed, summary.done) == (16, 8)
     assert contents(whole(tmp_path)) == undivided
 
@@ -118,7 +119,7 @@ def test_what_is_not_a_shard_is_refused(tmp_path):
         merge([], tmp_path)
     one, other = tmp_path / "one", tmp_path / "other"
     for out, seed in ((one, 0), (other, 1)):
-        run(tiny.executor(), [tiny.spec("ar", seed=seed)], UNITS[:1], out)
+        run(tiny.executor(), [tiny.spec("ar", seed=seed)], REQUESTS[:1], out)
     theirs = next(other.iterdir())
     (theirs / "run.json").write_text((theirs / "run.json").read_text().replace(theirs.name, next(one.iterdir()).name))
     with pytest.raises(SpecbenchError, match="seed is 0 there, 1 here"):

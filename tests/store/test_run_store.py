@@ -20,6 +20,7 @@ import tiny
 
 from specbench.errors import BAD_INPUT, FAILURE, SpecbenchError
 from specbench.metrics.scoring import read_image
+from specbench.prompts import requests_for
 from specbench.reporting import render, report_rows
 from specbench.runs.runner import run
 from specbench.store import parquet_log
@@ -34,7 +35,7 @@ KEYED = pa.schema([("id", pa.string()), ("value", pa.int64())])
 
 
 def small_run(out: Path, n: int = 3) -> Path:
-    summary = run(tiny.executor(), [tiny.spec()], tiny.units(tiny.prompts()[:n]), out)
+    summary = run(tiny.executor(), [tiny.spec()], requests_for(tiny.prompts()[:n]), out)
     return summary.folders[0]
 
 
@@ -254,7 +255,7 @@ def test_a_really_full_disk(tmp_path):
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(disk)], capture_output=True).returncode:
         pytest.skip("mounting is not allowed here")
     try:
-        error = refused(run, tiny.executor(), [tiny.spec()], tiny.units(tiny.prompts(4), 40), disk)
+        error = refused(run, tiny.executor(), [tiny.spec()], requests_for(tiny.prompts(4), 40), disk)
         assert "No space left" in error.what and error.exit_code == FAILURE
         folder = find_runs(disk)[0]
         done = RunStore(folder).samples()

@@ -8,7 +8,7 @@ import numpy as np
 import synthetic
 
 from specbench.models.shapes import render, scene
-from specbench.prompts import Prompt
+from specbench.prompts import Prompt, Request
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
 
@@ -25,6 +25,8 @@ def drawn_run(out: Path, n: int = 6, wrong: tuple[int, ...] = (), spec=synthetic
                 picture = scene.Scene((), "smooth") if number in wrong else scene.realize(request, rng)
                 item = synthetic.generation(4, 40.0)
                 item.image = np.moveaxis(render.render(picture), -1, 0)
-                row = sample_row(base_row(prompt, sample, 0, synthetic.INVOCATION["started_at"]), item, True)
+                row = sample_row(
+                    base_row(Request.of(prompt, sample), 0, synthetic.INVOCATION["started_at"]), item, True
+                )
                 store.append([row], {row["image"]: item.image})
     return store.folder

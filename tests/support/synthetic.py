@@ -14,7 +14,7 @@ import tiny
 
 from specbench import stats
 from specbench.decoding.generation import Generation
-from specbench.prompts import Prompt
+from specbench.prompts import Prompt, Request
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_store import RunStore
 from specbench.store.schema import SAMPLES, base_row, failed_row, sample_row
@@ -62,7 +62,7 @@ def stored_rows(generations: Sequence[Generation | None], timed: bool = True) ->
     rows = []
     for number, item in enumerate(generations):
         prompt = Prompt(f"p{number}", f"prompt {number}", "pets", {})
-        base = base_row(prompt, 0, 0, INVOCATION["started_at"])
+        base = base_row(Request.of(prompt), 0, INVOCATION["started_at"])
         rows.append(failed_row(base, "no luck") if item is None else sample_row(base, item, timed))
     return rows
 

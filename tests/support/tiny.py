@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Prompt
-from specbench.runs.executors.local import LocalExecutor, Unit
+from specbench.runs.executors.local import LocalExecutor
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec, Sampling
 
@@ -27,11 +25,6 @@ def prompts(n: int = 4) -> list[Prompt]:
 
 def executor() -> LocalExecutor:
     return LocalExecutor(tiny_model())
-
-
-def units(prompts: Sequence[Prompt], samples: int = 1) -> list[Unit]:
-    """Every sample of every prompt."""
-    return [(prompt, sample) for prompt in prompts for sample in range(samples)]
 
 
 def spec(decoder: str = "sjd", seed: int = 0, batch: int = 1, threads: int = 1, **options) -> RunSpec:

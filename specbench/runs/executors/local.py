@@ -1,4 +1,4 @@
-"""What goes to an executor and what comes back: chunks of images in, finished chunks out."""
+"""What goes to an executor and what comes back: chunks of requests in, rows out."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ import numpy as np
 
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.interface import CompilableModel, ImageModel
 from specbench.models.transformer.compilation import graph_bytes
-from specbench.prompts import Prompt
+from specbench.prompts import Request
 from specbench.specs.run_spec import RunSpec
 from specbench.store.schema import base_row, failed_row, sample_row, trace_row
 from specbench.system import environment
 from specbench.system.monitor import MachineMonitor
-
-Unit = tuple[Prompt, int]
-"""One image: a prompt and the number of the sample."""
 
 WARM_UP_ID = "(warm-up)"
 
@@ -32,13 +29,13 @@ class Chunk:
     """Images of one run that go to one worker; with `trace`, a trace of each is wanted."""
 
     spec: RunSpec
-    units: tuple[Unit, ...]
+    requests: tuple[Request, ...]
     trace: bool = False
 
 
 @dataclass
-class Finished:
-    """What `RunStore.append` takes, for the images of one chunk or some of them."""
+class Rows:
+    """Rows of one run with their images and traces, as `RunStore.append` takes them."""
 
     spec: RunSpec
     rows: list[dict[str, object]] = field(default_factory=list)
@@ -52,8 +49,8 @@ class Executor(Protocol):
     def portion(self, spec: RunSpec) -> int:
         """Images that a chunk of this run should have."""
 
-    def warm_up(self, specs: Sequence[RunSpec], prompt: Prompt) -> dict[str, object]:
-        """Get ready to decode these runs; nothing of it is measured.
+    def warm_up(self, specs: Sequence[RunSpec], text: str) -> dict[str, object]:
+        """Get ready to decode these runs, with a prompt's text; nothing of it is measured.
 
         Returns:
             Facts about where images will be decoded, for `run.json`.
@@ -62,11 +59,11 @@ class Executor(Protocol):
             SpecbenchError: a decoder's settings do not fit the model, or something it needs is missing.
         """
 
-    def decode(self, chunks: Iterator[Chunk]) -> Iterator[Finished]:
+    def decode(self, chunks: Iterator[Chunk]) -> Iterator[Rows]:
         """Every image of every chunk, in any order, failed ones too. A chunk is taken only when somebody is free."""
 
 
-def warm_up(model: ImageModel, specs: Sequence[RunSpec], prompt: Prompt) -> dict[str, object]:
+def warm_up(model: ImageModel, specs: Sequence[RunSpec], text: str) -> dict[str, object]:
     """Decode an image with each spec that is thrown away. What is wrong with one image may wait for its row; wrong
     settings may not.
 
@@ -75,7 +72,7 @@ def warm_up(model: ImageModel, specs: Sequence[RunSpec], prompt: Prompt) -> dict
     """
     for spec in specs:
         try:
-            request = Request(prompt.text, WARM_UP_ID)
+            request = Request(text, WARM_UP_ID)
             decode(model, [request] * spec.batch, spec.decoder, spec.sampling, spec.seed)
         except SpecbenchError as error:
             if error.exit_code in (BAD_INPUT, MISSING_PREREQUISITE):
@@ -90,57 +87,58 @@ def warm_up(model: ImageModel, specs: Sequence[RunSpec], prompt: Prompt) -> dict
     return facts | ({"graph_bytes": graph_bytes()} if model.device.type == "cuda" else {})
 
 
-def decode_chunk(model: ImageModel, chunk: Chunk) -> Finished:
+def decode_chunk(model: ImageModel, chunk: Chunk) -> Rows:
     """Decode a chunk, failed images included."""
     started_at = environment.now()
     watch = MachineMonitor(model.device)
-    outcomes = _decode(model, chunk.spec, chunk.units, chunk.trace)
-    return _finished(chunk, outcomes, started_at, watch.read())
+    outcomes = _decode(model, chunk.spec, chunk.requests, chunk.trace)
+    return _rows(chunk, outcomes, started_at, watch.read())
 
 
-def decode_refilled(model: ImageModel, chunks: Iterator[Chunk]) -> Iterator[Finished]:
+def decode_refilled(model: ImageModel, chunks: Iterator[Chunk]) -> Iterator[Rows]:
     """Decode chunks of one image each, all of one run, `batch` at a time; each comes back when it is done."""
     begun: dict[tuple[str, int], tuple[Chunk, str, MachineMonitor]] = {}
 
     def requests(chunks: Iterator[Chunk]) -> Iterator[Request]:
         for chunk in chunks:
-            [(prompt, sample)] = chunk.units
-            begun[prompt.id, sample] = chunk, environment.now(), MachineMonitor(model.device)
-            yield Request(prompt.text, prompt.id, sample)
+            [request] = chunk.requests
+            begun[request.key] = chunk, environment.now(), MachineMonitor(model.device)
+            yield request
 
     for first in chunks:
         spec, waiting = first.spec, chain([first], chunks)
         settings = spec.batch, spec.decoder, spec.sampling, spec.seed, first.trace
         try:
             for request, outcome in decode_each(model, requests(waiting), *settings):
-                chunk, started_at, watch = begun.pop((request.prompt_id, request.sample))
-                yield _finished(chunk, [outcome], started_at, watch.read())
+                chunk, started_at, watch = begun.pop(request.key)
+                yield _rows(chunk, [outcome], started_at, watch.read())
         except Exception:  # what broke the batch is one of its images, or shows again with each
             broken = [chunk for chunk, _, _ in begun.values()]
             begun.clear()
             yield from (decode_chunk(model, chunk) for chunk in broken)
 
 
-def _finished(
+def _rows(
     chunk: Chunk, outcomes: Sequence[Generation | SpecbenchError], started_at: str, machine: Mapping[str, object]
-) -> Finished:
-    finished = Finished(chunk.spec)
-    for (prompt, sample), outcome in zip(chunk.units, outcomes, strict=True):
-        base = base_row(prompt, sample, chunk.spec.seed, started_at, machine)
+) -> Rows:
+    done = Rows(chunk.spec)
+    for request, outcome in zip(chunk.requests, outcomes, strict=True):
+        base = base_row(request, chunk.spec.seed, started_at, machine)
         if isinstance(outcome, SpecbenchError):
-            finished.rows.append(failed_row(base, outcome.what))
+            done.rows.append(failed_row(base, outcome.what))
             continue
-        finished.rows.append(sample_row(base, outcome, timed=chunk.spec.timed))
+        done.rows.append(sample_row(base, outcome, timed=chunk.spec.timed))
         if chunk.trace:
-            finished.traces.append(trace_row(base, outcome))
+            done.traces.append(trace_row(base, outcome))
         if outcome.image is not None:
-            finished.images[finished.rows[-1]["image"]] = outcome.image
-    return finished
+            done.images[done.rows[-1]["image"]] = outcome.image
+    return done
 
 
-def _decode(model: ImageModel, spec: RunSpec, units: Sequence[Unit], trace: bool) -> list[Generation | SpecbenchError]:
+def _decode(
+    model: ImageModel, spec: RunSpec, requests: Sequence[Request], trace: bool
+) -> list[Generation | SpecbenchError]:
     """Each image or why it failed. When a batch breaks as a whole, its images are tried one by one."""
-    requests = [Request(prompt.text, prompt.id, sample) for prompt, sample in units]
     try:
         rare = len(requests) < spec.batch
         return decode(model, requests, spec.decoder, spec.sampling, spec.seed, trace=trace, rare=rare)
@@ -148,9 +146,9 @@ def _decode(model: ImageModel, spec: RunSpec, units: Sequence[Unit], trace: bool
         failure = error
     except Exception as error:  # the one place where whatever breaks an image becomes its row
         failure = SpecbenchError(f"{type(error).__name__}: {error}")
-    if len(units) == 1:
+    if len(requests) == 1:
         return [failure]
-    return [outcome for unit in units for outcome in _decode(model, spec, [unit], trace)]
+    return [outcome for request in requests for outcome in _decode(model, spec, [request], trace)]
 
 
 class LocalExecutor:
@@ -162,10 +160,10 @@ class LocalExecutor:
     def portion(self, spec: RunSpec) -> int:
         return 1
 
-    def warm_up(self, specs: Sequence[RunSpec], prompt: Prompt) -> dict[str, object]:
-        return warm_up(self.model, specs, prompt)
+    def warm_up(self, specs: Sequence[RunSpec], text: str) -> dict[str, object]:
+        return warm_up(self.model, specs, text)
 
-    def decode(self, chunks: Iterator[Chunk]) -> Iterator[Finished]:
+    def decode(self, chunks: Iterator[Chunk]) -> Iterator[Rows]:
         for spec, run in groupby(chunks, key=lambda chunk: chunk.spec):
             if spec.batch > 1:
                 yield from decode_refilled(self.model, run)

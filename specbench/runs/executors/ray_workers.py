@@ -15,8 +15,7 @@ from contextlib import suppress
 
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.interface import ImageModel
-from specbench.prompts import Prompt
-from specbench.runs.executors.local import Chunk, Finished, decode_chunk, warm_up
+from specbench.runs.executors.local import Chunk, Rows, decode_chunk, warm_up
 from specbench.runs.executors.worker_pool import WorkerLost
 from specbench.specs.run_spec import RunSpec
 from specbench.system import environment
@@ -37,12 +36,12 @@ class Worker:
         self._load, self._model = load, None
         sys.path += [folder for folder in path if folder not in sys.path]
 
-    def prepare(self, specs: Sequence[RunSpec], prompt: Prompt) -> dict[str, object] | SpecbenchError:
+    def prepare(self, specs: Sequence[RunSpec], text: str) -> dict[str, object] | SpecbenchError:
         """Load the model and warm up; facts about the machine, or why it cannot be."""
         try:
             if self._model is None:
                 self._model = pickle.loads(self._load)()
-            facts = warm_up(self._model, specs, prompt)
+            facts = warm_up(self._model, specs, text)
         except SpecbenchError as error:
             return error
         except Exception as error:  # whatever keeps a model from loading ends the run in one line
@@ -53,7 +52,7 @@ class Worker:
             "hardware": environment.hardware(),
         }
 
-    def decode(self, chunk: Chunk) -> Finished:
+    def decode(self, chunk: Chunk) -> Rows:
         return decode_chunk(self._model, chunk)
 
     def pid(self) -> int:
@@ -86,8 +85,8 @@ class RayWorkers:
             self.close()
             raise
 
-    def prepare(self, worker: int, specs: Sequence[RunSpec], prompt: Prompt):
-        return self._actors[worker].prepare.remote(specs, prompt)
+    def prepare(self, worker: int, specs: Sequence[RunSpec], text: str):
+        return self._actors[worker].prepare.remote(specs, text)
 
     def submit(self, worker: int, chunk: Chunk):
         return self._actors[worker].decode.remote(chunk)
@@ -96,7 +95,7 @@ class RayWorkers:
         done, _ = self._ray.wait(list(tickets), num_returns=1)
         return done[0]
 
-    def result(self, ticket) -> dict[str, object] | Finished:
+    def result(self, ticket) -> dict[str, object] | Rows:
         errors = self._ray.exceptions
         try:
             outcome = self._ray.get(ticket)

@@ -10,8 +10,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import Protocol
 
 from specbench.errors import FAILURE, SpecbenchError
-from specbench.prompts import Prompt
-from specbench.runs.executors.local import Chunk, Finished, Unit
+from specbench.prompts import Request
+from specbench.runs.executors.local import Chunk, Rows
 from specbench.specs.run_spec import RunSpec
 from specbench.store.schema import base_row, failed_row
 from specbench.system import environment
@@ -33,16 +33,16 @@ class WorkerBackend(Protocol):
 
     size: int
 
-    def prepare(self, worker: int, specs: Sequence[RunSpec], prompt: Prompt) -> Ticket:
+    def prepare(self, worker: int, specs: Sequence[RunSpec], text: str) -> Ticket:
         """Let a worker load the model and warm up; `result` is its facts."""
 
     def submit(self, worker: int, chunk: Chunk) -> Ticket:
-        """Let a worker decode a chunk; `result` is the `Finished`."""
+        """Let a worker decode a chunk; `result` is its `Rows`."""
 
     def wait(self, tickets: Sequence[Ticket]) -> Ticket:
         """The first of the tickets to be done or lost."""
 
-    def result(self, ticket: Ticket) -> dict[str, object] | Finished:
+    def result(self, ticket: Ticket) -> dict[str, object] | Rows:
         """What came of it.
 
         Raises:
@@ -69,9 +69,9 @@ class WorkerPool:
     def portion(self, spec: RunSpec) -> int:
         return spec.batch
 
-    def warm_up(self, specs: Sequence[RunSpec], prompt: Prompt) -> dict[str, object]:
+    def warm_up(self, specs: Sequence[RunSpec], text: str) -> dict[str, object]:
         """Returns when the first worker is ready; the others join as they come."""
-        self._preparation = specs, prompt
+        self._preparation = specs, text
         for worker in range(self._crew.size):
             self._prepare(worker)
         facts = None
@@ -79,7 +79,7 @@ class WorkerPool:
             facts, _ = self._next()
         return facts | {"workers": self._crew.size}
 
-    def decode(self, chunks: Iterator[Chunk]) -> Iterator[Finished]:
+    def decode(self, chunks: Iterator[Chunk]) -> Iterator[Rows]:
         while True:
             while self._free and (chunk := self._take(chunks)):
                 worker = self._free.pop()
@@ -87,7 +87,7 @@ class WorkerPool:
             if not self._again and all(chunk is None for _, chunk in self._busy.values()) and self._free:
                 return
             outcome, chunk = self._next()
-            if isinstance(outcome, Finished) and (done := self._split_retries(outcome, chunk)).rows:
+            if isinstance(outcome, Rows) and (done := self._split_retries(outcome, chunk)).rows:
                 yield done
             elif isinstance(outcome, WorkerLost):
                 yield from self._requeue_lost(chunk, outcome)
@@ -98,7 +98,7 @@ class WorkerPool:
     def _prepare(self, worker: int) -> None:
         self._busy[self._crew.prepare(worker, *self._preparation)] = worker, None
 
-    def _next(self) -> tuple[dict | Finished | WorkerLost | None, Chunk | None]:
+    def _next(self) -> tuple[dict | Rows | WorkerLost | None, Chunk | None]:
         """What the next one to report brings: facts, images, or the loss of a worker that had images."""
         if not self._busy:
             raise SpecbenchError(
@@ -120,32 +120,32 @@ class WorkerPool:
         self._free.append(worker)
         return outcome, chunk
 
-    def _split_retries(self, finished: Finished, chunk: Chunk) -> Finished:
+    def _split_retries(self, rows: Rows, chunk: Chunk) -> Rows:
         """What is final of a chunk; images that failed for the first time go back to the queue, one by one."""
-        units = {(prompt.id, sample): (prompt, sample) for prompt, sample in chunk.units}
-        final = Finished(finished.spec, [], finished.images, finished.traces)
-        for row in finished.rows:
-            unit = units[row["prompt_id"], row["sample"]]
-            if row["status"] == "ok" or self._count(chunk, unit) >= ATTEMPTS:
-                final.rows.append(row | {"attempts": self._tried[_key(chunk, unit)] + (row["status"] == "ok")})
+        requests = {request.key: request for request in chunk.requests}
+        final = Rows(rows.spec, [], rows.images, rows.traces)
+        for row in rows.rows:
+            request = requests[row["prompt_id"], row["sample"]]
+            if row["status"] == "ok" or self._count(chunk, request) >= ATTEMPTS:
+                final.rows.append(row | {"attempts": self._tried[_key(chunk, request)] + (row["status"] == "ok")})
             else:
-                self._again.append(Chunk(chunk.spec, (unit,), chunk.trace))
+                self._again.append(Chunk(chunk.spec, (request,), chunk.trace))
         return final
 
-    def _requeue_lost(self, chunk: Chunk, lost: WorkerLost) -> Iterator[Finished]:
+    def _requeue_lost(self, chunk: Chunk, lost: WorkerLost) -> Iterator[Rows]:
         """The images a dead worker had: rows of those that had been tried before, the others once more."""
-        for unit in chunk.units:
-            tried = self._count(chunk, unit)
+        for request in chunk.requests:
+            tried = self._count(chunk, request)
             if tried < ATTEMPTS:
-                self._again.append(Chunk(chunk.spec, (unit,), chunk.trace))
+                self._again.append(Chunk(chunk.spec, (request,), chunk.trace))
                 continue
-            base = base_row(*unit, chunk.spec.seed, environment.now()) | {"attempts": tried}
-            yield Finished(chunk.spec, [failed_row(base, f"lost {tried} times with its worker: {lost}")])
+            base = base_row(request, chunk.spec.seed, environment.now()) | {"attempts": tried}
+            yield Rows(chunk.spec, [failed_row(base, f"lost {tried} times with its worker: {lost}")])
 
-    def _count(self, chunk: Chunk, unit: Unit) -> int:
-        self._tried[_key(chunk, unit)] += 1
-        return self._tried[_key(chunk, unit)]
+    def _count(self, chunk: Chunk, request: Request) -> int:
+        self._tried[_key(chunk, request)] += 1
+        return self._tried[_key(chunk, request)]
 
 
-def _key(chunk: Chunk, unit: Unit) -> tuple[str, str, int]:
-    return chunk.spec.run_id, unit[0].id, unit[1]
+def _key(chunk: Chunk, request: Request) -> tuple[str, str, int]:
+    return chunk.spec.run_id, *request.key
