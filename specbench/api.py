@@ -464,9 +464,9 @@ def check(decoders: Sequence[str] | str, samples: int | None = None) -> Rows:
     Raises:
         SpecbenchError: an unknown decoder or option.
     """
-    from specbench.checks import decoder_contract  # brings torch
+    from specbench.checks import decoder_contract, losslessness  # bring torch
 
-    count = decoder_contract.SAMPLES if samples is None else samples
+    count = losslessness.SAMPLES if samples is None else samples
     return [
         {"decoder": label, "check": found.check, "status": found.status, "detail": found.detail}
         for label, decoder in labelled_decoders([decoders] if isinstance(decoders, str) else decoders)

@@ -40,9 +40,10 @@ from throughput import bench_throughput
 from timing import CAPTION, cpu_ms, in_turns, median, timed_decode
 from uniforms import bench_uniforms
 
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.models.catalog import find_model, load_model
 from specbench.models.interface import ImageModel, TokenLayout
+from specbench.prompts import Request
 from specbench.specs.presets import PRESETS, DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system import environment

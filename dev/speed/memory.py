@@ -10,10 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specbench.decoding.draft_tree import routes
-from specbench.decoding.loop import Loop, Request, decode
+from specbench.decoding.loop import Loop, decode
 from specbench.models.catalog import find_model, load_model
 from specbench.models.facts import ModelFacts
 from specbench.models.interface import ImageModel
+from specbench.prompts import Request
 from specbench.runs import memory_estimate
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling

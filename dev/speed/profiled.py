@@ -5,8 +5,9 @@ from __future__ import annotations
 from timing import CAPTION
 from torch.profiler import ProfilerActivity, profile
 
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.models.catalog import load_model
+from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from rich.progress import track
 
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.models.catalog import find_model, load_model
-from specbench.prompts import load_prompts
+from specbench.prompts import Request, load_prompts
 from specbench.specs.presets import resolve
 from specbench.system import environment
 

@@ -8,10 +8,9 @@ from functools import partial
 from timing import in_turns, median
 
 from specbench.decoding.continuous_batching import decode_each
-from specbench.decoding.loop import Request
 from specbench.models.catalog import load_model
 from specbench.models.interface import ImageModel
-from specbench.prompts import load_prompts
+from specbench.prompts import Request, load_prompts
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 

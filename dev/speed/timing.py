@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.models.interface import ImageModel
+from specbench.prompts import Request
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import Sampling
 

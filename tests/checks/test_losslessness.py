@@ -9,10 +9,11 @@ from specbench.checks.divergence import LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.checks.losslessness import audit, audit_one, observe
 from specbench.decoding.drafters import jacobi
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.decoding.sampling import draw
 from specbench.decoding.verification.residuals import standard
 from specbench.errors import SpecbenchError
+from specbench.prompts import Request
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
 

@@ -12,12 +12,13 @@ from specbench.decoding.draft_tree import chain, routes
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.drafters.jacobi import Jacobi
 from specbench.decoding.interfaces import Proposal
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.decoding.noise import Noise
 from specbench.decoding.verification.chain_verification import verify_chain
 from specbench.decoding.verification.refinement import Couple
 from specbench.decoding.verification.tree_verification import verify_tree
 from specbench.models.interface import TokenLayout
+from specbench.prompts import Request
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
 

@@ -13,11 +13,11 @@ from grouped_key_llama import WIDTH, TinyModel
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.decoding import continuous_batching
 from specbench.decoding.build import build
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix
-from specbench.prompts import requests_for
+from specbench.prompts import Request, requests_for
 from specbench.runs.runner import SilentReporter, run
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling

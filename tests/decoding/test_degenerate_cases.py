@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from specbench.checks.enumerable_model import EnumerableModel, joint
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.models.interface import TokenLayout
+from specbench.prompts import Request
 from specbench.specs.presets import PRESETS, options_of, resolve
 from specbench.specs.run_spec import Sampling
 

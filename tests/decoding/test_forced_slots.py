@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbench.checks.enumerable_model import EnumerableModel
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.models.interface import TokenLayout
+from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 

@@ -7,9 +7,10 @@ from checkpoints import WRITERS
 
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.checks.enumerable_transformer import EnumerableTransformer
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.models.catalog import load_model, models
 from specbench.models.interface import TokenLayout
+from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
@@ -29,7 +30,9 @@ ENUMERABLE = {
 SAMPLINGS = [Sampling(2.0, 0.9, 3), Sampling(1.0)]
 
 
-@pytest.fixture(scope="module", params=[*ENUMERABLE, "shapes", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)])
+@pytest.fixture(
+    scope="module", params=[*ENUMERABLE, "shapes", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)]
+)
 def model(request, tmp_path_factory):
     name = request.param
     if name in ENUMERABLE:

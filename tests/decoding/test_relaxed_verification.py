@@ -16,7 +16,7 @@ from specbench.checks.divergence import total_variation
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.checks.losslessness import audit, observe
 from specbench.decoding.context import Context
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.decoding.sampling import without
 from specbench.decoding.verification import codebook_neighbours
 from specbench.decoding.verification.cool_sd import DepthWeighted, exponential, linear
@@ -26,6 +26,7 @@ from specbench.decoding.verification.residuals import optimal, standard
 from specbench.decoding.verification.tree_verification import residual_weights
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
+from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 

@@ -6,10 +6,11 @@ import torch
 from tiny_llama import Tiny
 
 from specbench.decoding import sampling
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import kept, run_race
 from specbench.errors import SpecbenchError
+from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 

@@ -13,10 +13,10 @@ import tiny
 import specbench
 from specbench import stats
 from specbench.checks.enumerable_model import EnumerableModel, processed
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.decoding.recorder import StepRecorder
 from specbench.models.interface import TokenLayout
-from specbench.prompts import requests_for
+from specbench.prompts import Request, requests_for
 from specbench.runs import runner
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling

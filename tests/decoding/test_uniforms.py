@@ -8,13 +8,14 @@ from specbench.checks.enumerable_model import EnumerableModel, processed
 from specbench.decoding import loop, uniforms
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.drafters.jacobi import Jacobi
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.decoding.noise import Noise, Stream, row_key
 from specbench.decoding.sampling import draw, kept
 from specbench.decoding.verification.ratio_tests import ratio
 from specbench.decoding.verification.refinement import Couple
 from specbench.decoding.verification.residuals import standard
 from specbench.models.interface import TokenLayout
+from specbench.prompts import Request
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import Tokens, audit

@@ -9,10 +9,11 @@ from specbench.checks.audit_settings import AuditSetting
 from specbench.checks.divergence import LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.checks.losslessness import observe
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix
+from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 

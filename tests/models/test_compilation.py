@@ -12,12 +12,13 @@ from specbench.checks.divergence import LEVEL, Counts, p_value
 from specbench.checks.enumerable_model import image_index, processed
 from specbench.decoding import sampling
 from specbench.decoding.continuous_batching import decode_each
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.transformer import compiled_forward as compiled_module
 from specbench.models.transformer.compilation import graph_bytes
 from specbench.models.transformer.compiled_forward import CompiledStep
 from specbench.models.transformer.kv_cache import PARTS, whole_blocks, whole_parts
+from specbench.prompts import Request
 from specbench.reporting.comparability import configuration, mismatched_fields
 from specbench.runs import plan
 from specbench.runs.settings import merge, run_settings

@@ -13,10 +13,11 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from specbench.decoding.drafters.eagle import Eagle
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model, load_model
 from specbench.models.draft_head import head_for
+from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 

@@ -13,13 +13,13 @@ import torch
 from checkpoints import WRITERS, chameleon, emu3, janus, write
 from transformers import JanusConfig
 
-from specbench.decoding.loop import Request as ImageRequest
 from specbench.decoding.loop import decode
 from specbench.decoding.sampling import Target
 from specbench.models import checkpoint_loading
 from specbench.models.catalog import load_model
 from specbench.models.families import base, vq_decoder
 from specbench.models.families.model_specs import MODELS
+from specbench.prompts import Request as ImageRequest
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 

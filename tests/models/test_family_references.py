@@ -7,10 +7,11 @@ import pytest
 import torch
 from checkpoints import AUTHORS, WRITERS
 
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.models.catalog import load_model
 from specbench.models.families import vq_decoder
 from specbench.models.families.model_specs import MODELS
+from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 

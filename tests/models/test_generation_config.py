@@ -9,11 +9,12 @@ import torch
 from checkpoints import write
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.decoding.sampling import Target
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model
 from specbench.models.families.model_specs import MODELS
+from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 

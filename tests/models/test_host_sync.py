@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from specbench.decoding import draft_tree, progress_bounds
 from specbench.decoding.build import build
 from specbench.decoding.drafters import eagle
-from specbench.decoding.loop import Loop, Request, decode
+from specbench.decoding.loop import Loop, decode
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
@@ -16,6 +16,7 @@ from specbench.decoding.verification import lantern
 from specbench.models.catalog import load_model
 from specbench.models.transformer import host_sync
 from specbench.models.transformer import model as transformer
+from specbench.prompts import Request
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
 

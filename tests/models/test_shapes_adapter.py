@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.models.catalog import find_model, load_model
-from specbench.prompts import load_prompts
+from specbench.prompts import Request, load_prompts
 from specbench.specs.presets import resolve
 
 PROMPTS = 50

@@ -6,10 +6,11 @@ import shutil
 
 import pytest
 
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.models.catalog import find_model, load_model
 from specbench.models.draft_head import load_head, save_head
 from specbench.models.draft_head_files import head_in
+from specbench.prompts import Request
 from specbench.specs.presets import PRESETS, resolve
 
 TEXTS = ("three red circles", "a blue square")

@@ -10,12 +10,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel
 
-from specbench.decoding.loop import Loop, Request, decode
+from specbench.decoding.loop import Loop, decode
 from specbench.models.catalog import ModelInfo, find_model, load_model
 from specbench.models.families import vq_decoder
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.kv_cache import PositionLayer
 from specbench.models.transformer.model import Prefix, TransformerModel
+from specbench.prompts import Request
 from specbench.runs import memory_estimate
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling

@@ -5,8 +5,9 @@ import pytest
 from scipy.stats import kstest
 
 from specbench.checks.enumerable_model import EnumerableModel
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.models.interface import TokenLayout
+from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import Tokens, audit, detectable, deviation, uniform_distance

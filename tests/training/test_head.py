@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.decoding.drafters.eagle import Eagle
-from specbench.decoding.loop import Request, decode
+from specbench.decoding.loop import decode
 from specbench.decoding.sampling import Target
 from specbench.errors import SpecbenchError
 from specbench.models import draft_head
@@ -23,6 +23,7 @@ from specbench.models.draft_head import head_for, load_head, new_head, save_head
 from specbench.models.draft_head_files import head_in
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix
+from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 from specbench.training import head as training
