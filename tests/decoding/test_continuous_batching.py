@@ -33,6 +33,7 @@ WHOLE_BATCHES = {
     "cool-sd",
     "cool-sd-linear",
     "zipar",
+    "zipar-released",
 }
 
 
