@@ -1,7 +1,7 @@
 """Rewrite the generated blocks of the README and of docs/ from the code and from the results behind it.
 
-A block stands between `<!-- begin:NAME ARGUMENT -->` and `<!-- end:NAME -->`; the argument is optional. `make docs` runs
-this, and a test fails while a block is stale.
+A block stands between `<!-- begin:NAME ARGUMENT -->` and `<!-- end:NAME -->`; the argument is optional. `make docs`
+runs this, and a test fails while a block is stale.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from kills import UNITS, make_model, specs
 from transformers import LlamaConfig
 
 from specbench.models.draft_head import new_head, save_head
-from specbench.runs.executors.local import InProcess
+from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.runner import run
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +27,7 @@ TABLES = tuple(path.read_text() for path in sorted((ROOT / "benchmarks").glob("*
 def example_run() -> Path:
     """Create a results folder with one small run."""
     out = Path(tempfile.mkdtemp(prefix="specbench-fuzz-")) / "results"
-    run(InProcess(make_model()), specs()[1:], UNITS[:3], out)
+    run(LocalExecutor(make_model()), specs()[1:], UNITS[:3], out)
     return out
 
 

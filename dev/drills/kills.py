@@ -30,9 +30,9 @@ from crew import ForkCrew
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Prompt
-from specbench.runs.executors.local import Executor, InProcess
-from specbench.runs.executors.ray_workers import RayCrew
-from specbench.runs.executors.worker_pool import Pool
+from specbench.runs.executors.local import Executor, LocalExecutor
+from specbench.runs.executors.ray_workers import RayWorkers
+from specbench.runs.executors.worker_pool import WorkerPool
 from specbench.runs.runner import run
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec, Sampling
@@ -88,7 +88,9 @@ Drill = Callable[[Path, random.Random], bool]
 """Runs in a folder and kills a process on the way; returns whether it was still alive."""
 
 
-def driver(out: Path, draw: random.Random, executor: Callable[[], Executor] = lambda: InProcess(make_model())) -> bool:
+def driver(
+    out: Path, draw: random.Random, executor: Callable[[], Executor] = lambda: LocalExecutor(make_model())
+) -> bool:
     """Kill the whole run (SIGKILL) at a random moment."""
     child = os.fork()
     if not child:
@@ -100,7 +102,7 @@ def driver(out: Path, draw: random.Random, executor: Callable[[], Executor] = la
     if died:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    decode_all(InProcess(make_model()), out)
+    decode_all(LocalExecutor(make_model()), out)
     return died
 
 
@@ -109,7 +111,7 @@ driver.seconds = 1.0
 
 def pool_driver(out: Path, draw: random.Random) -> bool:
     """Kill the driver of two workers (SIGKILL) at a random moment."""
-    return driver(out, draw, lambda: Pool(ForkCrew(make_model, 2)))
+    return driver(out, draw, lambda: WorkerPool(ForkCrew(make_model, 2)))
 
 
 def worker(out: Path, draw: random.Random) -> bool:
@@ -130,16 +132,16 @@ def _kill_a_worker(crew, out: Path, draw: random.Random) -> bool:
 
     timer = threading.Timer(draw.uniform(0.0, driver.seconds), strike)
     timer.start()
-    decode_all(Pool(crew), out)
+    decode_all(WorkerPool(crew), out)
     timer.cancel()
     timer.join()
-    decode_all(InProcess(make_model()), out)
+    decode_all(LocalExecutor(make_model()), out)
     return bool(killed)
 
 
 def ray_workers() -> Iterator[Drill]:
     """Kill one of two Ray actors (SIGKILL) at a random moment; one Ray cluster serves all kills."""
-    with closing(RayCrew(make_model, 2)) as crew:
+    with closing(RayWorkers(make_model, 2)) as crew:
         crew.pids()
         yield lambda out, draw: _kill_a_worker(crew, out, draw)
 
@@ -157,13 +159,13 @@ def _kill_a_node(out: Path, draw: random.Random) -> bool:
     try:
         second = cluster.add_node(**limits)
         cluster.wait_for_nodes()
-        with closing(RayCrew(make_model, 2, cluster.address)) as crew:
+        with closing(RayWorkers(make_model, 2, cluster.address)) as crew:
             crew.pids()
             timer = threading.Timer(draw.uniform(0.0, driver.seconds), cluster.remove_node, (second, False))
             timer.start()
-            decode_all(Pool(crew), out)
+            decode_all(WorkerPool(crew), out)
             timer.join()
-            decode_all(InProcess(make_model()), out)
+            decode_all(LocalExecutor(make_model()), out)
     finally:
         cluster.shutdown()
     return True
@@ -203,7 +205,7 @@ def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
 
 def truth_of_a_quiet_run() -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        decode_all(InProcess(make_model()), Path(folder))
+        decode_all(LocalExecutor(make_model()), Path(folder))
         return contents(Path(folder))
 
 

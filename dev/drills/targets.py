@@ -18,13 +18,13 @@ from kills import specs
 
 from specbench import api
 from specbench.cli import main
-from specbench.cli.listing import runs
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import check_model, find_model, load_model
 from specbench.models.draft_head import load_head
 from specbench.models.draft_head_files import head_in
 from specbench.papers import render as papers_render
 from specbench.papers.join import join
+from specbench.papers.listing import run_rows
 from specbench.papers.reproduce import plan_table
 from specbench.papers.table_files import read_table
 from specbench.prompts import load_prompts
@@ -156,7 +156,7 @@ def _read_results(box: Path, case) -> None:
         if (problem := _refusal(lambda read=read: read(find_runs(out)[0])))
     ]
     with contextlib.redirect_stderr(io.StringIO()):
-        runs(out)
+        run_rows(out, lambda text: None)
     if problems:
         raise problems[0]
     write_page(find_runs(out), box / "page.html")

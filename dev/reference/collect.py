@@ -68,9 +68,9 @@ def headline(rows: list[dict]) -> str:
 
 def main(runs: Path, to: Path) -> None:
     stores = {folder.name: RunStore(folder) for folder in sorted(runs.glob("shapes-*"))}
-    specs = {name: store.info()["spec"] for name, store in stores.items()}
-    names = {name: label(spec["decoder"]) for name, spec in specs.items()}
-    names |= {name: GREEDY for name, spec in specs.items() if spec["sampling"]["top_k"] == 1}
+    specs = {name: store.info().spec for name, store in stores.items()}
+    names = {name: label(spec.decoder) for name, spec in specs.items()}
+    names |= {name: GREEDY for name, spec in specs.items() if spec.sampling.top_k == 1}
     baseline = next(name for name in names if names[name] == "ar")
     differences = api.differences(baseline, metrics=list(METRICS), out=runs)
     (to / "against-ar.json").write_text(json.dumps(differences, indent=1) + "\n")

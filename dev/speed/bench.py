@@ -270,7 +270,7 @@ def main() -> None:
             "threads": torch.get_num_threads(),
             "sampling": asdict(shapes.sampling()),
             "weights_sha256": shapes.weights_sha256(),
-            **environment.collect(),
+            **environment.environment_facts(),
             "rows": rows,
         }
         (options.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")

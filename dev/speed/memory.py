@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from specbench.decoding.draft_tree import routes
 from specbench.decoding.loop import Loop, Request, decode
-from specbench.models.catalog import Model, find_model, load_model
+from specbench.models.catalog import find_model, load_model
+from specbench.models.facts import ModelFacts
 from specbench.models.interface import ImageModel
 from specbench.runs import memory_estimate
 from specbench.specs.presets import DecoderSpec, resolve
@@ -86,13 +87,13 @@ def peak(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, batch: int
     return live.most
 
 
-def predicted(model: Model, decoder: DecoderSpec, sampling: Sampling, batch: int) -> dict[str, int]:
+def predicted(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, batch: int) -> dict[str, int]:
     """Estimate the bytes, with the true prompt length instead of the assumed maximum."""
-    assumed, memory_estimate.PROMPT = memory_estimate.PROMPT, PROMPT
+    assumed, memory_estimate.ASSUMED_PROMPT_TOKENS = memory_estimate.ASSUMED_PROMPT_TOKENS, PROMPT
     try:
         need = memory_estimate.footprint(model, decoder, sampling, "float32")
     finally:
-        memory_estimate.PROMPT = assumed
+        memory_estimate.ASSUMED_PROMPT_TOKENS = assumed
     return {**asdict(need), "besides": need.total(batch) - model.fixed_bytes("float32")}
 
 

@@ -227,7 +227,7 @@ def main() -> None:
     chosen = given.metric or list(CASES)
     earlier = json.loads(kept.read_text()) if kept.is_file() else []
     others = [call | {"rows": [row for row in call["rows"] if row["metric"] not in chosen]} for call in earlier]
-    invocation = {"provenance": environment.collect(), "threads": given.threads, "rows": []}
+    invocation = {"provenance": environment.environment_facts(), "threads": given.threads, "rows": []}
     content = [*(call for call in others if call["rows"]), invocation]
     for name in chosen:
         for row in measure(CASES[name](Settings(batch=given.batch)), given.images, given.size, given.rounds):

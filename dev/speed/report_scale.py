@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from specbench import reporting
 from specbench.metrics import scoring
-from specbench.store.parquet_log import Parts
+from specbench.store.parquet_log import ParquetLog
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY, SAMPLES
@@ -50,7 +50,7 @@ def main() -> None:
     scored = len(RUNS) * (chosen.images // len(RUNS))
     scoring_all = {name: seconds * chosen.rows / scored for name, seconds in score.items()}
     result = {
-        "provenance": environment.collect(),
+        "provenance": environment.environment_facts(),
         "rows": chosen.rows,
         "resume": resume,
         "report": report,
@@ -72,7 +72,7 @@ def enlarge(folder: Path, out: Path, rows: int) -> Path:
     shutil.copy(folder / "run.json", target)
     shutil.copytree(folder / "images", target / "images")
     true = pa.concat_tables(RunStore(folder).batches(SAMPLES.names))
-    log, draw = Parts(target / "samples", SAMPLES, KEY), np.random.default_rng(0)
+    log, draw = ParquetLog(target / "samples", SAMPLES, KEY), np.random.default_rng(0)
     for number, start in enumerate(range(0, rows, PART)):
         log._write(number, number, repeated(true, start, min(PART, rows - start), draw))
     return target

@@ -48,7 +48,7 @@ def main() -> None:
     document = {
         "command": shlex.join(["python", *sys.argv]),
         "weights_sha256": model.weights_sha256,
-        **environment.collect(),
+        **environment.environment_facts(),
         "rows": rows,
     }
     options.out.mkdir(parents=True, exist_ok=True)

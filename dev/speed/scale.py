@@ -25,7 +25,7 @@ from kills import TEXTS, make_model, specs
 
 from specbench.prompts import Prompt
 from specbench.runs.executors.local import Chunk, decode_chunk
-from specbench.runs.executors.worker_pool import Pool
+from specbench.runs.executors.worker_pool import WorkerPool
 from specbench.runs.runner import SilentReporter, run
 from specbench.system import environment
 from specbench.system.files import write_atomically
@@ -90,7 +90,7 @@ class Instant:
 def seconds_with(workers: int, images: int) -> float:
     watch = Stopwatch()
     with tempfile.TemporaryDirectory() as out, closing(ForkCrew(sleeping_model, workers)) as crew:
-        run(Pool(crew), specs()[:1], UNITS[:images], Path(out), reporter=watch)
+        run(WorkerPool(crew), specs()[:1], UNITS[:images], Path(out), reporter=watch)
     return watch.seconds
 
 
@@ -100,7 +100,7 @@ def driver_ms(workers: int) -> float:
     finished = {unit[0].id: decode_chunk(model, Chunk(spec, (unit,))) for unit in UNITS}
     with tempfile.TemporaryDirectory() as out:
         started = time.process_time()
-        run(Pool(Instant(workers, finished)), [spec], UNITS, Path(out))
+        run(WorkerPool(Instant(workers, finished)), [spec], UNITS, Path(out))
         return 1000 * (time.process_time() - started) / len(UNITS)
 
 
@@ -111,7 +111,7 @@ def main() -> None:
     chosen = parser.parse_args()
     one, two = (seconds_with(workers, chosen.images) for workers in (1, 2))
     result = {
-        "provenance": environment.collect(),
+        "provenance": environment.environment_facts(),
         "step_s": STEP_S,
         "images": chosen.images,
         "one_worker_s": one,

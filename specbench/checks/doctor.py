@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.models.catalog import Model, check_model, find_model, models
-from specbench.runs.memory_estimate import footprint, free_memory
+from specbench.models.catalog import check_model, find_model, models
+from specbench.models.facts import ModelFacts
+from specbench.runs.memory_estimate import footprint, free_memory, single_image_bytes
 from specbench.runs.plan import available_threads, check_writable
 from specbench.specs.presets import resolve
 from specbench.system import plugins
@@ -110,7 +111,7 @@ def _torchvision() -> list[dict[str, str]]:
     return [_row("torchvision", OK, version)]
 
 
-def _model(info: Model, required: bool) -> dict[str, str]:
+def _model(info: ModelFacts, required: bool) -> dict[str, str]:
     try:
         files = info.files()
         if required:
@@ -124,12 +125,12 @@ def _model(info: Model, required: bool) -> dict[str, str]:
     return _row(f"model {info.name}", OK, f"{size / 2**20:.1f} MiB in {files[0].parent}{complete}")
 
 
-def _memory(info: Model) -> list[dict[str, str]]:
+def _memory(info: ModelFacts) -> list[dict[str, str]]:
     """Check that one image with guidance fits: into the first GPU if there is one, else into main memory."""
-    need, available = footprint(info, resolve("ar"), info.sampling(), info.dtype), _memory_here()
-    if need is None or available is None:
+    needed, available = single_image_bytes(info), _memory_here()
+    if needed is None or available is None:
         return []
-    needed, (where, size) = need.total(1), available
+    where, size = available
     detail = f"about {needed / 2**30:.1f} GiB in {info.dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
     detail += f"; {_per_image(info)}"
     if needed > size:
@@ -147,7 +148,7 @@ def _memory_here() -> tuple[str, int] | None:
     return None if size is None else ("free on the GPU" if gpu else "of main memory free", size)
 
 
-def _per_image(info: Model) -> str:
+def _per_image(info: ModelFacts) -> str:
     """Memory per additional image of a batch, for AR and for a window of 64."""
     needs = [footprint(info, resolve(name), info.sampling(), info.dtype) for name in ("ar", "scd-mc")]
     sizes = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in needs)

@@ -14,7 +14,7 @@ from specbench.specs.presets import PRESETS
 from specbench.system import console
 
 _DOCTOR = (OUT, JSON)
-_AUDIT = (QUIET, JSON)
+_AUDIT = (OUT, QUIET, JSON)
 AUDIT_SAMPLES = 200_000
 
 
@@ -60,6 +60,9 @@ _AUDIT_HELP = "\n\n".join(
         "verdict is lossless or lossy; tv is the measured total variation distance with its 95 % interval.",
         "Decoders are names with inline options if wanted (gsd:G=50), or your own as package.module:Name. Without any, "
         "every decoder is audited.",
+        "With --run, the stored images of a run of any model are tested instead: are its tokens exact samples of the "
+        "model's distribution (Rosenblatt transform)? tv is then a lower bound on the mean total variation per token. "
+        "The exit code is 4 if a decoder that is declared lossless deviates.",
     )
 )
 
@@ -70,8 +73,24 @@ def audit(
     decoders: list[str] = typer.Argument(None, metavar="DECODER", help="Which decoders.", show_default="all"),
     samples: int = typer.Option(AUDIT_SAMPLES, "--samples", metavar="N", help="Images per decoder."),
     seed: int = typer.Option(0, "--seed", metavar="N", help="Of the models and the noise."),
+    run: list[str] = typer.Option(None, "--run", metavar="RUN", help="Audit stored runs: a folder, id, or its start."),
+    recompute: bool = typer.Option(
+        False, "--recompute", metavar="", help="With --run: compute p anew, teacher-forced in float32."
+    ),
+    weights: str = typer.Option(None, "--weights", metavar="DIR|OWNER/NAME", help="The run's checkpoint, likewise."),
+    revision: str = typer.Option(None, "--revision", metavar="REF", help="Revision of its hub repository, likewise."),
+    device: str = typer.Option("cpu", "--device", metavar="DEVICE", help="Where to recompute."),
 ) -> None:
     values = merge(_AUDIT, flags)
+    if run:
+        if decoders:
+            raise SpecbenchError(f"{decoders[0]} with --run: a decoder and a run cannot be audited together")
+        from specbench.cli.run_audit import audit_runs
+
+        out, as_json, quiet = (values[name].value for name in ("out", "json", "quiet"))
+        return audit_runs(run, str(out), recompute, weights, revision, device, bool(as_json), bool(quiet))
+    if recompute or weights or revision:
+        raise SpecbenchError("--recompute, --weights, --revision: of which run?", "name it with --run")
     requests = auditable(decoders or list(PRESETS))
     if samples < 1000:
         raise SpecbenchError(f"--samples {samples}: must be at least 1000")

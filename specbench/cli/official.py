@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from specbench.cli.options import flags, print_json, print_table
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import unknown_name
 from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console
 
@@ -35,13 +35,9 @@ def export(
     to: Path = typer.Option(..., "--to", metavar="DIR", help="New or empty folder."),
 ) -> None:
     folder = _run(flags, benchmark, run)
-    from specbench.metrics.official_exchange import export_compbench, export_geneval
+    from specbench.metrics.official_exchange import export_images
 
-    write = {"geneval": export_geneval, "t2i-compbench": export_compbench}[benchmark]
-    try:
-        count = write(folder, to)
-    except OSError as error:
-        raise SpecbenchError(f"cannot write to {to}: {error.strerror or error}") from error
+    count = export_images(benchmark, folder, to)
     console.say(f"{count} images, in the layout of the official evaluator")
     print(to)
 
@@ -56,21 +52,9 @@ def import_results(
     ),
 ) -> None:
     folder = _run(flags, benchmark, run)
-    from specbench.metrics import scoring
-    from specbench.metrics.official_exchange import OfficialCompBench, OfficialGenEval
-    from specbench.metrics.score_store import read_scores
+    from specbench.metrics.official_exchange import import_scores
 
-    images = scoring.run_images(folder)
-    if benchmark == "geneval":
-        metric = OfficialGenEval(results)
-    else:
-        metric = OfficialCompBench(results, 1 + int(images.rows["sample"].max()))
-    outcome = scoring.score_with(images, metric)
-    if outcome.skipped:
-        raise SpecbenchError(f"the results cannot be scores of {outcome.run_id}: {outcome.skipped}")
-    rows = [
-        {"run_id": images.name, **row} for row in read_scores(folder) if row["metric"].partition(":")[0] == metric.name
-    ]
+    rows = import_scores(benchmark, folder, results)
     print_json(rows) if merge(_SETTINGS, flags)["json"].value else print_table(
         rows, ("run_id", "metric", "value", "low", "high", "n")
     )

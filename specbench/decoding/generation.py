@@ -15,6 +15,12 @@ to pixels.
 """
 
 
+ORDERS = ("u_id", "u_p", "u_pq", "u_qq")
+"""Orders of the vocabulary in the Rosenblatt transform: token id; p descending; p / q descending, q being the
+distribution of the tested draft; q / q' descending, q' being the distribution of the same slot's draft one step before.
+The last two are NaN in slots without a tested draft, `u_qq` also where the draft is new in the step that tests it."""
+
+
 @dataclass
 class Generation:
     """One image, as (prompt, sample), with everything the decode loop saw. N = stream slots, W = window.
@@ -38,6 +44,8 @@ class Generation:
             tested, and the share accepted. Others are means over the drafts tested, for example of the cluster size.
         spans_ms: milliseconds by span name; when `batch` > 1, a `batch`-th of them is the image's share of the time.
         batch: rows decoded together.
+        uniforms: [N] float32 u_i of the Rosenblatt transform (`specbench.decoding.uniforms`) by order, see `ORDERS`;
+            an order is absent where no slot has it.
         draft_tv: [N] float32 total variation between p and the law of the draft tested in the slot, NaN where none was;
             only where asked for.
         draft_top1: [N] float32 that law's largest probability, likewise.
@@ -58,6 +66,7 @@ class Generation:
     spans_ms: dict[str, float]
     batch: int
     facts: dict[str, float] = field(default_factory=dict)
+    uniforms: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     draft_tv: np.ndarray | None = field(default=None, repr=False)
     draft_top1: np.ndarray | None = field(default=None, repr=False)
     image: np.ndarray | None = field(default=None, repr=False)

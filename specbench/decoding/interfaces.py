@@ -32,6 +32,18 @@ class Batch(NamedTuple):
     call: Callable = call_eager
 
 
+class Earlier(NamedTuple):
+    """Distributions of the drafts of the step before. B rows, D draft slots then.
+
+    Attributes:
+        q: [B, D, V].
+        place: [B, W - 1] per draft slot of this step, its place in `q`; -1 where its draft is new.
+    """
+
+    q: Tensor
+    place: Tensor
+
+
 class Proposal(NamedTuple):
     """One target forward: C columns per row, column 0 being the root, which consumes the last committed token.
 
@@ -42,6 +54,7 @@ class Proposal(NamedTuple):
             replacement. Undefined in columns without a draft after them.
         tree: the columns' shape.
         max_columns: the most columns a forward of this drafter has.
+        earlier: where drafts outlive a step, their distributions one step before; for the record only.
     """
 
     tokens: Tensor
@@ -49,6 +62,7 @@ class Proposal(NamedTuple):
     q: Tensor
     tree: Tree
     max_columns: int
+    earlier: Earlier | None = None
 
     @property
     def branches(self) -> Tree | None:

@@ -159,7 +159,7 @@ class Loop:
         self.tokens = torch.zeros(rows, self._length + window, dtype=torch.long, device=device)
         self.committed = torch.zeros(rows, dtype=torch.long, device=device)
         self.steps = torch.zeros(rows, 1, dtype=torch.long, device=device)
-        self.recorder = StepRecorder(rows, self._length, window, target.forced)
+        self.recorder = StepRecorder(rows, self._length, window, target.forced, noise)
         self._was_full = False
         self._drafter.begin(Batch(session, target, noise, self.tokens, call))
 

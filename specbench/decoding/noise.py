@@ -90,6 +90,10 @@ class Noise:
         bits = _mix(self._base(positions, stream, draw) + _GOLDEN)
         return _top_bits(bits).double().add_(0.5).mul_(2.0**-53)
 
+    def tie_break(self, positions: Tensor) -> Tensor:
+        """[B, T] uniforms v of the Rosenblatt transform; no draw of decoding has a negative number."""
+        return self.uniform(positions, Stream.TOKEN, -1)
+
     def race(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
         """[B, T, V] float32 standard exponentials, one per token.
 

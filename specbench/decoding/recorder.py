@@ -11,15 +11,17 @@ from torch import Tensor
 from specbench.decoding.draft_tree import DEPTHS, Routes
 from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import Proposal, Verification
+from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import at, entropy, kept
 from specbench.decoding.timing import Spans
+from specbench.decoding.uniforms import UniformsRecorder
 
 
 class StepRecorder:
     """Per-slot and per-offset facts of one batch. B rows, N stream slots, window W."""
 
-    def __init__(self, rows: int, length: int, window: int, forced: Tensor):
-        """`forced` [N + 1]: the forced id per slot, -1 where free."""
+    def __init__(self, rows: int, length: int, window: int, forced: Tensor, noise: Noise | None = None):
+        """`forced` [N + 1]: the forced id per slot, -1 where free. The u_i are kept where their `noise` is given."""
         device = forced.device
         self._length = length
         self._free = torch.cat([forced[:-1] < 0, torch.zeros(window, dtype=torch.bool, device=device)])
@@ -34,6 +36,7 @@ class StepRecorder:
         self._by_depth = torch.zeros(2, rows, DEPTHS, device=device)
         self._means: set[str] = set()
         self._spans: Spans | None = None
+        self._uniforms = UniformsRecorder(rows, length + window, noise, device) if noise else None
 
     def slots(self, p: Tensor, tokens: Tensor, positions: Tensor, step: Tensor) -> None:
         """Note p [B, T, V] and the new tokens [B, T] of the `step`-th [B, 1] forward; a later one overwrites what was
@@ -56,6 +59,8 @@ class StepRecorder:
     def verification(self, verified: Verification, proposal: Proposal, tables: Routes, positions: Tensor) -> None:
         """Count one step: how far it got among slots `positions` [B, T], and every draft tested on the way."""
         self.count_forward(positions[:, 0] < self._length)
+        if self._uniforms:
+            self._uniforms.note(verified, proposal, tables, positions)
         if not tables.levels:
             return
         self._add("rounds", positions[:, 0] < self._length, None)
@@ -133,6 +138,7 @@ class StepRecorder:
         traced = (
             [x[rows, : self._length].cpu().numpy() for x in (self._draft_tv, self._draft_top1)] if self._spans else None
         )
+        uniforms = self._uniforms.rows(rows, self._length) if self._uniforms else {}
         offsets = [x[rows].cpu().numpy() for x in (self._drafted, self._tested, self._accepted)]
         facts = {name: total[:, rows].tolist() for name, total in self._facts.items()}
         generations, batch = [], len(tokens)
@@ -155,6 +161,7 @@ class StepRecorder:
                     facts=self._facts_of(row, facts),
                     spans_ms=dict(spans_ms[row]),
                     batch=batch,
+                    uniforms={name: u[row] for name, u in uniforms.items()},
                     draft_tv=traced[0][row] if traced else None,
                     draft_top1=traced[1][row] if traced else None,
                 )

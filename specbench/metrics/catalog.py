@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specbench.errors import unknown_name
 from specbench.system.plugins import load_object, plugins
@@ -133,7 +133,7 @@ def metric_names() -> list[str]:
     return sorted({*METRICS, *plugins("metrics")})
 
 
-def metric(name: str) -> Callable[..., object]:
+def metric(name: str) -> Callable[..., Any]:
     """Load the factory of a metric, to be called with `specbench.metrics.base.Settings`.
 
     Raises:

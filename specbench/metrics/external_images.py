@@ -18,7 +18,7 @@ from specbench.system.images import pictures_in
 _NUMBERED = re.compile(r"(?P<name>.+)[-_](?P<sample>\d{1,9})")
 
 
-def foreign_images(folder: Path, prompts: PromptSet, out: Path) -> Images:
+def external_images(folder: Path, prompts: PromptSet, out: Path) -> Images:
     """Pair every picture with its prompt.
 
     A picture is called `<prompt id>` or `<prompt id>-<sample>` (or with `_`), or as specbench names its own. Every

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Metric, feature_fingerprint, fingerprint
-from specbench.store.parquet_log import Parts
+from specbench.store.parquet_log import ParquetLog
 from specbench.store.schema import KEY
 from specbench.system.files import take_lock, write_atomically
 
@@ -109,7 +109,7 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
     write_atomically(folder / "scores" / f"{metric.name}-{digest}.parquet", sink.getvalue())
 
 
-def feature_parts(folder: Path, metric: Metric) -> Parts:
+def feature_parts(folder: Path, metric: Metric) -> ParquetLog:
     """Where a metric's features of a run's images are kept."""
     fixed = [
         ("prompt_id", pa.string()),
@@ -118,11 +118,11 @@ def feature_parts(folder: Path, metric: Metric) -> Parts:
         ("category", pa.string()),
     ]
     schema = pa.schema([*fixed, *metric.columns.items()])
-    return Parts(folder / "scores" / f"{metric.name}-{feature_fingerprint(metric)}", schema, KEY)
+    return ParquetLog(folder / "scores" / f"{metric.name}-{feature_fingerprint(metric)}", schema, KEY)
 
 
 @contextmanager
-def writing(folder: Path, parts: Parts) -> Iterator[None]:
+def writing(folder: Path, parts: ParquetLog) -> Iterator[None]:
     """Hold the scores of a run against another scorer."""
     try:
         parts.folder.mkdir(parents=True, exist_ok=True)

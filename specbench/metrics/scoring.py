@@ -128,15 +128,15 @@ def run_images(folder: Path) -> Images:
     """
     store = RunStore(folder)
     info = store.info()
-    if RANDOM in info["spec"]["model"]:
+    if RANDOM in info.spec.model:
         raise SpecbenchError(
-            f"{info['run_id']}: {info['spec']['model']} has random weights, so its images mean nothing",
+            f"{info.run_id}: {info.spec.model} has random weights, so its images mean nothing",
             "name the runs to score",
         )
     rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image"])
     rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
     rows = rows.assign(path=[Path(folder) / image for image in rows["image"]])
-    return Images(info["run_id"], Path(folder), rows.drop(columns=["status", "image"]))
+    return Images(info.run_id, Path(folder), rows.drop(columns=["status", "image"]))
 
 
 def score_with(images: Images, metric: Metric, reporter: Reporter | None = None) -> Scored:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
+from specbench.models.facts import ModelFacts
 from specbench.models.families.model_specs import MODELS
-from specbench.models.hub_model import BYTES, HubModel
+from specbench.models.hub_model import HubModel
 from specbench.models.transformer.size import Size, llama_size
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ModelInfo:
-    """A model before it is loaded, with its files at known paths; `HubModel` has the same interface.
+class ModelInfo(ModelFacts):
+    """A model with its files at known paths.
 
     Attributes:
         target: "module:function" called as `function(device: str, dtype: torch.dtype)`, returning an `ImageModel`.
@@ -104,19 +105,6 @@ class ModelInfo:
         """Weights in memory at most: files of half precision, as the package's are, held in full."""
         return 2 * sum(path.stat().st_size for path in self.weights)
 
-    def memory_bytes(self, dtype: str | None = None, batch: int = 1) -> int | None:
-        """What is held while decoding with guidance; None where nobody has counted."""
-        kv = self.kv_bytes(dtype)
-        return None if kv is None else self.fixed_bytes(dtype) + 2 * batch * (self.stream + 256) * kv
-
-    def step_bytes(self, dtype: str | None = None) -> int | None:
-        """Weight bytes that one forward reads; None where nobody has counted."""
-        return self.size and self.size.weights * BYTES[dtype or self.dtype]
-
-    def kv_bytes(self, dtype: str | None = None) -> int | None:
-        """Cache bytes of one token of one row; None where nobody has counted."""
-        return self.size and self.size.kv * BYTES[dtype or self.dtype]
-
     def load(self, device: str, dtype: str | None = None) -> ImageModel:
         """The model, ready to decode."""
         import torch
@@ -180,8 +168,6 @@ class ModelInfo:
         return json.loads(self.config.read_text())
 
 
-Model = ModelInfo | HubModel
-
 _SHAPES = Path(__file__).parent / "shapes" / "weights"
 
 _BUILT_IN = (
@@ -204,24 +190,24 @@ _BUILT_IN = (
 
 
 @functools.cache
-def models() -> dict[str, Model]:
+def models() -> dict[str, ModelFacts]:
     """Every model, the built-in ones first; a built-in name wins over a plug-in's."""
-    found: dict[str, Model] = {model.name: model for model in (*_BUILT_IN, *MODELS)}
+    found: dict[str, ModelFacts] = {model.name: model for model in (*_BUILT_IN, *MODELS)}
     for name in plugins.plugins("models"):
-        model = plugins.load_plugin("models", name, lambda one: isinstance(one, Model), "a ModelInfo")
+        model = plugins.load_plugin("models", name, lambda one: isinstance(one, ModelInfo | HubModel), "a ModelInfo")
         if model is not None:
             found.setdefault(model.name, model)
     return found
 
 
-def find_model(name: str) -> Model:
+def find_model(name: str) -> ModelFacts:
     """The model of that name, or a SpecbenchError with the nearest one."""
     if name not in models():
         raise unknown_name("model", name, models())
     return models()[name]
 
 
-def load_model(model: str | Model, device: str = "cpu", dtype: str | None = None) -> ImageModel:
+def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:
     """The model, ready to decode.
 
     Args:
@@ -249,7 +235,7 @@ def load_model(model: str | Model, device: str = "cpu", dtype: str | None = None
     return info.load(device, dtype)
 
 
-def check_model(info: Model) -> None:
+def check_model(info: ModelFacts) -> None:
     """Account for every tensor and token as `load_model` does, reading names and shapes but not the weights.
 
     Raises:

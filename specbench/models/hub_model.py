@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder
 from specbench.models.checkpoint_layouts import Layout, locate
+from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.families.sizes import NetworkSize
 from specbench.models.families.stored_sizes import stored_size
 from specbench.models.transformer.size import Size
@@ -24,11 +25,10 @@ RANDOM = "+random"
 RELEASED_ROWS = ("lumina", "anole")
 """Families whose unconditional prompt differs in SJD's and GSD's released code."""
 TINY_GRID = (4, 4)
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
-class HubModel:
+class HubModel(ModelFacts):
     """A model whose weights are published elsewhere.
 
     Attributes:
@@ -183,20 +183,6 @@ class HubModel:
     def size(self) -> Size | None:
         """What a forward reads and computes; None at tiny scale, whose sizes vary."""
         return None if self.tiny else Size(self.step_parameters, self.kv_numbers, self.attention_numbers)
-
-    def step_bytes(self, dtype: str | None = None) -> int | None:
-        """Weight bytes that one forward reads, however wide its window; None at tiny scale, whose sizes vary."""
-        return None if self.tiny else self.step_parameters * BYTES[dtype or self.dtype]
-
-    def kv_bytes(self, dtype: str | None = None) -> int | None:
-        """Cache bytes of one token of one row, None at tiny scale; guidance takes two rows per image."""
-        return None if self.tiny else self.kv_numbers * BYTES[dtype or self.dtype]
-
-    def memory_bytes(self, dtype: str | None = None, batch: int = 1) -> int | None:
-        """Weights, cache with guidance, image decoder and text encoder while decoding; None at tiny scale."""
-        if self.tiny:
-            return None
-        return self.fixed_bytes(dtype) + 2 * batch * (self.stream + 256) * self.kv_bytes(dtype)
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Weights, image decoder and text encoder in memory."""

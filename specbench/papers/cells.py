@@ -15,6 +15,7 @@ from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.report_rows import Run
 from specbench.stats import Estimate
 from specbench.stats.intervals import LEVEL
+from specbench.store.run_info import Invocation
 
 RATIOS_TO_AR = ("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead")
 TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "speedup_e2e", "window_cost", "overhead")
@@ -107,13 +108,13 @@ def same_hardware(printed: str | None, run: Run) -> bool | None:
     if printed is None:
         return None
     names = [_words(part) for part in re.sub(r"\(.*?\)", "", printed).split(",")]
-    machines = [_words(" ".join(_processors(call))) for call in run.info["invocations"]]
+    machines = [_words(" ".join(_processors(call))) for call in run.info.invocations]
     return all(any(name and name <= machine for name in names) for machine in machines)
 
 
 def hardware(run: Run) -> str:
     """The processors of a run, for people."""
-    return " and ".join(dict.fromkeys(", ".join(_processors(call)) for call in run.info["invocations"]))
+    return " and ".join(dict.fromkeys(", ".join(_processors(call)) for call in run.info.invocations))
 
 
 def _measure(
@@ -231,9 +232,9 @@ def _machines(row: Row, measured: Measured) -> str:
     return f"Measured on {hardware(measured.run)}; {printed}."
 
 
-def _processors(call: Mapping) -> list[str]:
+def _processors(call: Invocation) -> list[str]:
     """The accelerators of an invocation, or its processor where it ran without."""
-    machine = call["hardware"]
+    machine = call.hardware
     return [str(name) for name in dict.fromkeys(machine.get("gpus") or [machine.get("cpu")])]
 
 

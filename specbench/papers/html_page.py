@@ -64,7 +64,7 @@ def _place(axis: str, row: Row, line: Line, measured: bool) -> Estimate | str | 
         return line.label
     if kind not in _WHERE:
         return _estimate(line.cells[axis], measured)
-    value = row.case[_WHERE[kind]].get(name)
+    value = row.settings[_WHERE[kind]].get(name)
     return Estimate(float(value), None, None) if isinstance(value, int | float) else value
 
 

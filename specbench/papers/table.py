@@ -23,7 +23,7 @@ BETTER = ("higher", "lower", "none")
 
 
 @dataclass(frozen=True)
-class Case:
+class CellSettings:
     """What one cell is measured with. None leaves a value to the model or to specbench.
 
     Attributes:
@@ -54,7 +54,7 @@ class Column:
         precision: printed decimals.
         better: one of `BETTER`.
         scale: the measured number times this has the printed one's unit.
-        case: settings of its cells.
+        settings: of its cells.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Column:
     precision: int
     better: str
     scale: float
-    case: Mapping[str, object]
+    settings: Mapping[str, object]
 
     @property
     def metric(self) -> str | None:
@@ -81,21 +81,21 @@ class Row:
     """A row of a paper's table.
 
     Attributes:
-        case: settings of its cells, the file's defaults included.
+        settings: of its cells, the file's defaults included.
         paper: printed values by column name; what the paper does not give is absent.
         spread: what is printed beside them in brackets or after a plus-minus sign, likewise.
         notes: remarks on printed values by column name, and on the whole row under "row".
-        why: why specbench cannot run it; None where it can.
+        not_runnable_reason: why specbench cannot run it; None where it can.
         hardware: what its values were measured on.
     """
 
     label: str
     group: str | None
-    case: Mapping[str, object]
+    settings: Mapping[str, object]
     paper: Mapping[str, float]
     spread: Mapping[str, float]
     notes: Mapping[str, str]
-    why: str | None
+    not_runnable_reason: str | None
     hardware: str | None
 
 
@@ -120,25 +120,25 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
 
-    def case(self, row: Row, column: Column) -> Case | None:
+    def cell_settings(self, row: Row, column: Column) -> CellSettings | None:
         """What a cell is measured with; None where specbench cannot."""
-        return _case(row.case, column.case) if row.why is None and column.measurable else None
+        return _merge(row.settings, column.settings) if row.not_runnable_reason is None and column.measurable else None
 
-    def cases(self) -> list[Case]:
-        """The distinct cases of its cells, in order."""
+    def all_settings(self) -> list[CellSettings]:
+        """The distinct settings of its cells, in order."""
         unlike: list[Column] = []
         for column in self.columns:
-            if column.measurable and all(column.case != other.case for other in unlike):
+            if column.measurable and all(column.settings != other.settings for other in unlike):
                 unlike.append(column)
-        found = [self.case(row, column) for row in self.rows for column in unlike]
-        return list(dict.fromkeys(case for case in found if case is not None))
+        found = [self.cell_settings(row, column) for row in self.rows for column in unlike]
+        return list(dict.fromkeys(settings for settings in found if settings is not None))
 
     def metrics(self) -> list[str]:
         """Metrics behind its columns."""
         return list(dict.fromkeys(column.metric for column in self.columns if column.metric))
 
 
-def merge_case(defaults: Mapping, own: Mapping) -> dict[str, object]:
+def merge_settings(defaults: Mapping, own: Mapping) -> dict[str, object]:
     """The defaults with settings that win; default options count where the decoder takes them."""
     merged = {**defaults, **own}
     takes = _takes(str(merged.get("decoder")), own.get("options", {}))
@@ -148,9 +148,9 @@ def merge_case(defaults: Mapping, own: Mapping) -> dict[str, object]:
     return merged
 
 
-def _case(row: Mapping, column: Mapping) -> Case:
-    merged = merge_case(row, column)
-    return Case(**merged | {name: tuple(sorted(merged[name].items())) for name in ("options", "sampling")})
+def _merge(row: Mapping, column: Mapping) -> CellSettings:
+    merged = merge_settings(row, column)
+    return CellSettings(**merged | {name: tuple(sorted(merged[name].items())) for name in ("options", "sampling")})
 
 
 def _takes(decoder: str, given: Mapping[str, object]) -> set[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.protocols import find_protocol
-from specbench.papers.table import BETTER, NUMBERS, PRINTED, SCORE, Column, Row, Table, merge_case
+from specbench.papers.table import BETTER, NUMBERS, PRINTED, SCORE, Column, Row, Table, merge_settings
 from specbench.system.package_data import data_folder
 
 _SAMPLING = {"guidance": float, "temperature": float, "top_k": int, "top_p": float}
@@ -99,7 +99,7 @@ def read_table(path: Path) -> Table:
     if not all(isinstance(note, str) for note in notes):
         raise _wrong(file, "notes", "not text")
     _check_axes(axes, names, file)
-    if any(conventions()["options"].keys() & row.case["options"].keys() for row in rows):
+    if any(conventions()["options"].keys() & row.settings["options"].keys() for row in rows):
         notes = [*notes, *conventions()["notes"]]
     return Table(
         content["name"], content["paper"], content["source"], content["title"], content.get("hardware"),
@@ -168,8 +168,9 @@ def _row(entry: object, columns: Sequence[str], defaults: Mapping, content: Mapp
             if not _is(value, kind):
                 raise _wrong(file, f"{place}.{field}.{name}", f"{value!r} is no {_NOUNS[kind]}")
     return Row(
-        entry["label"], entry.get("group"), merge_case(defaults, own), entry.get("paper", {}), entry.get("spread", {}),
-        entry.get("notes", {}), entry.get("why"), entry.get("hardware", content.get("hardware")),
+        entry["label"], entry.get("group"), merge_settings(defaults, own), entry.get("paper", {}),
+        entry.get("spread", {}), entry.get("notes", {}), entry.get("why"),
+        entry.get("hardware", content.get("hardware")),
     )  # fmt: skip
 
 

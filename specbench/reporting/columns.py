@@ -110,7 +110,32 @@ _BY_DEPTH = (
 _WINDOW = "Window: tokens per target forward (for a draft tree: its nodes and the root token); varies for ZipAR."
 _LOSSLESS = "Lossless: the joint distribution of the image tokens equals AR sampling."
 
-DECODER = Column("decoder", lambda row: row["label"])
+FAILED_AUDIT = "NOT LOSSLESS: fails its audit"
+
+
+def failed_audit(row: Mapping) -> bool:
+    """Whether the decoder is declared lossless and the audit of this run found otherwise."""
+    return bool((row.get("audit") or {}).get("failed"))
+
+
+def _label(row: Mapping) -> str:
+    return f"{row['label']} ({FAILED_AUDIT})" if failed_audit(row) else row["label"]
+
+
+def audit_cell(row: Mapping) -> str:
+    """The verdict of the stored audit in one line."""
+    audit = row.get("audit")
+    if not audit:
+        return MISSING
+    if audit["verdict"] == "deviates":
+        cell = f"deviates, TV >= {with_interval(audit['tv'], audit['tv_low'], audit['tv_high'], 3)}"
+    else:
+        cell = f"consistent (detectable: {number(audit['detectable'], 3)})"
+    notes = [f"n={audit['images']}"] * (audit["images"] != row["n"]) + ["out of date"] * (not audit["current"])
+    return f"{cell} ({', '.join(notes)})" if notes else cell
+
+
+DECODER = Column("decoder", _label)
 WINDOW = Column("window", lambda row: str(window_of(row["options"]) or "-"), _WINDOW)
 IMAGES = Column("images", _images)
 
@@ -169,6 +194,18 @@ TRACED = (
     Column("top-1 of q", _plain("draft_top1", 3), stats.draft_top1),
 )
 """Columns of runs with --trace."""
+
+
+AUDIT = (
+    Column(
+        "audit",
+        audit_cell,
+        "Audit: whether the tokens are exact samples of the model (specbench audit --run). Where they deviate, a lower "
+        "bound on the mean total variation per token with its 95 % interval; else the deviation that would have been "
+        "found with probability 0.95.",
+    ),
+)
+"""Shown where a run was audited."""
 
 
 def score_columns(rows: Sequence[Mapping]) -> list[Column]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from specbench.store.run_info import RunInfo
 
 SAMPLING = ("guidance", "temperature", "top_k", "top_p")
 _WORK = ("model", "weights_sha256", "prompts_sha256", "seed", "batch", "device")
 _CONFIGURATION = ("dtype", "threads", "compiled")
 
 
-def is_ar(info: Mapping) -> bool:
-    """Whether a run (its `run.json`) used AR sampling without drafts."""
-    return info["spec"]["decoder"]["drafter"] == "none"
+def is_ar(info: RunInfo) -> bool:
+    """Whether a run used AR sampling without drafts."""
+    return info.spec.decoder.drafter == "none"
 
 
 def mismatched_fields(
-    info: Mapping, baseline: Mapping, any_configuration: bool = False, other: str = "AR"
+    info: RunInfo, baseline: RunInfo, any_configuration: bool = False, other: str = "AR"
 ) -> list[str]:
     """List the fields that must agree for a speed-up but differ, each as "dtype (bfloat16, AR float32)".
 
@@ -32,28 +32,19 @@ def mismatched_fields(
     ]
 
 
-def configuration(info: Mapping) -> str:
+def configuration(info: RunInfo) -> str:
     """Format the settings that change only the speed of AR, for example "float32, 2 threads"."""
-    spec = info["spec"]
-    threads = f"{spec['threads']} thread{'s' if spec['threads'] != 1 else ''}"
-    return ", ".join([spec["dtype"], threads, *(["compiled"] if spec.get("compiled") else [])])
+    spec = info.spec
+    threads = f"{spec.threads} thread{'s' if spec.threads != 1 else ''}"
+    return ", ".join([spec.dtype, threads, *(["compiled"] if spec.compiled else [])])
 
 
-def _fields(info: Mapping) -> dict[str, object]:
-    spec = info["spec"]
-    fields = {name: spec.get(name) for name in (*_WORK, *_CONFIGURATION)} | {"mode": spec.get("mode") or "latency"}
-    fields["compiled"] = "yes" if fields["compiled"] else "no"
-    fields |= {name: spec["sampling"][name] for name in SAMPLING}
-    return fields | {"hardware": _hardware(info)}
-
-
-def _hardware(info: Mapping) -> str:
-    return " and ".join(sorted({_machine(call["hardware"]) for call in info["invocations"]}))
-
-
-def _machine(hardware: Mapping) -> str:
-    platform, cpu, cores = (hardware.get(name) or "unknown" for name in ("platform", "cpu", "cores"))
-    return ", ".join([str(platform), str(cpu), f"{cores} cores", *map(str, hardware.get("gpus") or ())])
+def _fields(info: RunInfo) -> dict[str, object]:
+    spec = info.spec
+    fields = {name: getattr(spec, name) for name in (*_WORK, *_CONFIGURATION)} | {"mode": spec.mode or "latency"}
+    fields["compiled"] = "yes" if spec.compiled else "no"
+    fields |= {name: getattr(spec.sampling, name) for name in SAMPLING}
+    return fields | {"hardware": " and ".join(info.machines)}
 
 
 def _short(value: object) -> str:

@@ -134,7 +134,7 @@ def _row(
 def _why(differing: Sequence[str], a: Run, b: Run) -> str:
     if differing:
         return f"differs in {', '.join(differing)}"
-    if a.info["spec"]["batch"] > 1:
+    if a.info.spec.batch > 1:
         return "latency is measured at batch 1 only"
     return "no timed images in common"
 

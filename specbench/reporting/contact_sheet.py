@@ -60,8 +60,8 @@ def contact_sheet(folders: Sequence[Path], path: Path, limit: int = 8, sample: i
 def _column(folder: Path, sample: int) -> tuple[list[str], dict[tuple[str, str], dict]]:
     """Read the heading lines of a run, and its rows by (prompt id, prompt)."""
     store = RunStore(folder)
-    decoder = store.info()["spec"]["decoder"]
-    window = decoder["options"].get("window")
+    decoder = store.info().spec.decoder
+    window = dict(decoder.options).get("window")
     heading = label(decoder) + (f" W={window}" if window else "")
     rows = store.samples(["prompt", "status", "nfe", "image"])
     rows = rows[rows["sample"] == sample]

@@ -38,7 +38,7 @@ class PlotData:
 
 def gather(folder: Path) -> PlotData:
     """Aggregate the rows of a run in one pass."""
-    spans, nfe, batched = dict.fromkeys(STEP_SPANS, 0.0), 0, RunStore(folder).info()["spec"]["batch"] > 1
+    spans, nfe, batched = dict.fromkeys(STEP_SPANS, 0.0), 0, RunStore(folder).info().spec.batch > 1
     counts, kept, images, grid = np.zeros(len(LOGP_EDGES) - 1), 0, 0, None
     for piece in RunStore(folder).batches(_COLUMNS):
         rows = piece.filter(pc.equal(piece["status"], "ok"))

@@ -8,8 +8,10 @@ draft_tv_by_depth, theorem2_bound, top1, logp_mean, logp_std, perplexity, nll_ga
 traced images `draft_tv, draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low,
 speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR
 configuration (`speedup_fastest, speedup_fastest_low, speedup_fastest_high, fastest_ar`), `scores` (a list of dicts
-`metric, value, low, high, n, fingerprint`), `floor` (roofline inputs, see `specbench.runs.roofline_facts`),
-`environment` (machine and versions, a line each) and `load` (load average at the start of each invocation).
+`metric, value, low, high, n, fingerprint`), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`;
+`current` is False where the images have changed since), `floor` (roofline inputs, see
+`specbench.runs.roofline_facts`), `environment` (machine and versions, a line each) and `load` (load average at the
+start of each invocation).
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ from specbench.metrics.score_store import read_scores
 from specbench.reporting.comparability import configuration, is_ar, mismatched_fields
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
-from specbench.specs.presets import PRESETS, resolve
+from specbench.specs.presets import PRESETS, DecoderSpec, resolve
+from specbench.specs.run_spec import RunSpec
 from specbench.specs.tree_paths import node_paths
+from specbench.store.run_audits import fingerprint, read_audit
 from specbench.store.run_folders import runs_in
+from specbench.store.run_info import RunInfo, spec_json
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY, SAMPLES
-from specbench.system.environment import describe
+from specbench.system.json_values import nonfinite_as_text
 
 _COLUMNS = (
     *("status", "nfe", "batch", "tested", "accepted", "facts", *stats.LISTS),
@@ -57,7 +62,7 @@ class Run:
     folder: Path
 
     @cached_property
-    def info(self) -> dict:
+    def info(self) -> RunInfo:
         return RunStore(self.folder).info()
 
     @cached_property
@@ -99,16 +104,17 @@ def report_rows(folders: Sequence[Path]) -> list[dict]:
 def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
     """Compute the row of one run, with its speed-up over the comparable AR runs."""
     info, rows = run.info, run.rows
-    spec = info["spec"]
+    spec = info.spec
     tokens, over = stats.token_stats(rows), cache(lambda ar: stats.speed_up(rows, ar.rows))
+    audit = _audit(run)
     return {
-        "run_id": info["run_id"],
+        "run_id": info.run_id,
         "folder": str(run.folder),
-        "model": spec["model"],
-        "decoder": spec["decoder"]["name"],
-        "label": label(spec["decoder"]),
-        "lossless": spec["decoder"]["lossless"],
-        "options": spec["decoder"]["options"],
+        "model": spec.model,
+        "decoder": spec.decoder.name,
+        "label": label(spec.decoder),
+        "lossless": spec.decoder.lossless,
+        "options": nonfinite_as_text(dict(spec.decoder.options)),
         "setting": setting(spec),
         "n": len(rows),
         "failed": int((run.stored["status"] == "failed").sum()),
@@ -117,10 +123,10 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "latency_ms": stats.latency_ms(rows),
         "latency_e2e_ms": stats.latency_e2e_ms(rows),
         "step_ms": stats.step_ms(rows),
-        "throughput": stats.throughput(rows) if spec["batch"] > 1 else None,
-        "images_per_hour": stats.images_per_hour(rows) if spec["batch"] > 1 else None,
-        "over_floor": stats.roofline_ratio(rows, info.get("floor")),
-        "floor": info.get("floor"),
+        "throughput": stats.throughput(rows) if spec.batch > 1 else None,
+        "images_per_hour": stats.images_per_hour(rows) if spec.batch > 1 else None,
+        "over_floor": stats.roofline_ratio(rows, info.roofline),
+        "floor": info.roofline,
         **_against_ar(run, ar_runs, over),
         **_against_fastest(run, ar_runs, over),
         "acceptance": stats.acceptance(rows),
@@ -130,28 +136,41 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         **{name: getattr(stats, name)(run.traced) if len(run.traced) else None for name in TRACED},
         **{name: getattr(tokens, name, None) for name in stats.TokenStats.__dataclass_fields__},
         "scores": read_scores(run.folder),
-        "load": [call.get("load") for call in info["invocations"]],
-        "environment": list(dict.fromkeys(describe(call) for call in info["invocations"])),
+        **({"audit": audit} if audit else {}),
+        "load": [call.load for call in info.invocations],
+        "environment": list(dict.fromkeys(call.environment for call in info.invocations)),
     }
+
+
+def _audit(run: Run) -> dict | None:
+    """The stored audit of the run in short; None where there is none."""
+    found = read_audit(run.folder)
+    if found is None:
+        return None
+    rows = RunStore(run.folder).samples(["status", "started_at"])
+    current = fingerprint(rows[rows["status"] == "ok"]) == found["fingerprint"]
+    names = ("verdict", "failed", "tv", "tv_low", "tv_high", "p_value", "detectable", "images", "recomputed")
+    return {name: found.get(name) for name in names} | {"current": current}
 
 
 def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None:
     """Find the AR run of the same model with the fewest mismatched fields; returns (mismatched fields, run)."""
-    model = run.info["spec"]["model"]
-    candidates = [(mismatched_fields(run.info, ar.info), ar) for ar in ar_runs if ar.info["spec"]["model"] == model]
+    model = run.info.spec.model
+    candidates = [(mismatched_fields(run.info, ar.info), ar) for ar in ar_runs if ar.info.spec.model == model]
     return min(candidates, key=lambda pair: (len(pair[0]), pair[1].folder.name), default=None)
 
 
-def setting(spec: dict) -> dict:
+def setting(spec: RunSpec) -> dict:
     """Settings shared by the rows of one table: the run spec without model, decoder and draft head."""
-    return {name: value for name, value in spec.items() if name not in ("decoder", "head_sha256", "model")}
+    return {name: value for name, value in spec_json(spec).items() if name not in ("decoder", "head_sha256", "model")}
 
 
-def label(decoder: dict) -> str:
+def label(decoder: DecoderSpec) -> str:
     """Name of the decoder with the components and options that differ from its preset, except the window."""
-    name, options = decoder["name"], decoder["options"]
+    name, options = decoder.name, dict(decoder.options)
     usual = resolve(name) if name in PRESETS else None
-    choices = {kind: decoder[kind] for kind in CHOICES if usual is None or decoder[kind] != getattr(usual, kind)}
+    choices = {kind: getattr(decoder, kind) for kind in CHOICES}
+    choices = {kind: value for kind, value in choices.items() if usual is None or value != getattr(usual, kind)}
     defaults = dict(usual.options) if usual else {}
     changed = {key: value for key, value in options.items() if key != "window" and str(value) != str(defaults.get(key))}
     return " ".join([name, *(f"{key}={plain(value)}" for key, value in (choices | changed).items())])
@@ -193,7 +212,7 @@ def _against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
         return empty | {"speedup_note": f"differs from AR in {', '.join(differing)}"}
     result = over(ar)
     if result is None:
-        batch = run.info["spec"]["batch"]
+        batch = run.info.spec.batch
         note = f"batch {batch}: latency is not measured" if batch > 1 else "no images in common with AR"
         return empty | {"speedup_note": note}
     shared = f"{result.pairs} images" if result.pairs > 1 else "one image"
@@ -207,7 +226,7 @@ def _against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
         "overhead": result.overhead,
         "speedup_e2e": result.end_to_end,
         "pairs": result.pairs,
-        "baseline": ar.info["run_id"],
+        "baseline": ar.info.run_id,
         "speedup_note": partial,
     }
 

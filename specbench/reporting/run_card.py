@@ -8,8 +8,8 @@ import pandas as pd
 
 from specbench import stats
 from specbench.reporting.report_rows import report_rows
+from specbench.store.run_info import decoder_json
 from specbench.store.run_store import RunStore
-from specbench.system.environment import describe
 
 
 def card(folder: Path) -> dict:
@@ -26,16 +26,16 @@ def card(folder: Path) -> dict:
     decoded = rows[rows["status"] == "ok"]
     (numbers,) = report_rows([Path(folder)])
     return {
-        "run_id": info["run_id"],
+        "run_id": info.run_id,
         "folder": str(folder),
-        "model": info["spec"]["model"],
-        "decoder": info["spec"]["decoder"],
+        "model": info.spec.model,
+        "decoder": decoder_json(info.spec.decoder),
         "setting": numbers["setting"],
-        "origins": info.get("origins", {}),
-        "window_curve": info.get("window_curve"),
+        "origins": info.origins or {},
+        "window_curve": info.window_curve,
         "invocations": [
-            {name: call.get(name) for name in ("started_at", "finished_at")} | {"environment": describe(call)}
-            for call in info["invocations"]
+            {"started_at": call.started_at, "finished_at": call.finished_at, "environment": call.environment}
+            for call in info.invocations
         ],
         "images": len(decoded),
         "failed": len(rows) - len(decoded),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from specbench.reporting.columns import (
+    AUDIT,
     DECODER,
     DRAFTS,
     QUALITY,
@@ -80,7 +81,8 @@ def _floor(floor: Mapping) -> str:
 def _section(runs: list[Mapping]) -> Section:
     speed = THROUGHPUT if runs[0]["setting"]["batch"] > 1 else SPEED
     traced = TRACED if any(row["draft_tv"] is not None for row in runs) else ()
-    quality = (*QUALITY, *traced, *score_columns(runs))
+    audited = AUDIT if any(row.get("audit") for row in runs) else ()
+    quality = (*QUALITY, *audited, *traced, *score_columns(runs))
     parts = part_columns(runs).items()
     tables = [
         Table(speed, remark=_window_remark(runs)),

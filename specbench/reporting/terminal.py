@@ -17,7 +17,18 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from specbench.reporting.columns import MISSING, QUALITY, SPEED, THROUGHPUT, number, part_columns, score_columns
+from specbench.reporting.columns import (
+    AUDIT,
+    FAILED_AUDIT,
+    MISSING,
+    QUALITY,
+    SPEED,
+    THROUGHPUT,
+    failed_audit,
+    number,
+    part_columns,
+    score_columns,
+)
 from specbench.reporting.image_tiles import Tile
 from specbench.reporting.plots import ACCEPTED_COLOUR, DRAWN_COLOUR
 from specbench.reporting.token_maps import ACCEPTED
@@ -32,11 +43,18 @@ _MOST_COLUMNS = 64
 def run_view(card: Mapping) -> RenderableType:
     """Lay out the card of `specbench.reporting.run_card`."""
     decoder, row = card["decoder"], card["numbers"]
-    columns = (*(THROUGHPUT if row["setting"]["batch"] > 1 else SPEED)[3:], *QUALITY[3:], *score_columns([row]))
+    audited = AUDIT if row.get("audit") else ()
+    columns = (
+        *(THROUGHPUT if row["setting"]["batch"] > 1 else SPEED)[3:],
+        *QUALITY[3:],
+        *audited,
+        *score_columns([row]),
+    )
     numbers = [(column.heading, column.cell(row)) for column in columns]
     for metric, parts in part_columns([row]).items():
         numbers += [(f"{metric} {part.heading}", part.cell(row)) for part in parts]
     exactness = "lossless" if decoder["lossless"] else "not lossless"
+    exactness = f"declared lossless, {FAILED_AUDIT}" if failed_audit(row) else exactness
     origins = card["origins"]
     return Group(
         _title(card["run_id"], f"{card['images']} images" + (f", {card['failed']} failed" if card["failed"] else "")),

@@ -15,7 +15,7 @@
 A layer's activations, per row and column, are 4 x d (input, residual stream before and after attention, norm) and
 3 x inner (the gate, what it multiplies, their product). Rows are two per image with guidance, else one. Columns are
 those of the widest forward: a window, the nodes of a tree, the rows of an image. Laws are float32, the rest is in the
-model's format. A prompt has `PROMPT` elements.
+model's format. A prompt has `ASSUMED_PROMPT_TOKENS` elements.
 
 A draft head is taken for one layer of the target, a projection of 2d x d and a copy of the token table, since it may
 not be on this disk yet.
@@ -35,13 +35,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import Model
-from specbench.models.hub_model import BYTES
-from specbench.specs.presets import DecoderSpec
+from specbench.models.facts import BYTES, ModelFacts
+from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.specs.tree_paths import node_paths
 
-PROMPT = 256
+ASSUMED_PROMPT_TOKENS = 256
 """Elements a prompt may have, by assumption; families take up to about 130."""
 NEIGHBOURS = 1000
 """Entries per token in LANTERN's table of int32."""
@@ -74,7 +73,7 @@ class Footprint:
         return self.weights + batch * (self.cache + self.inputs) + max(batch * self.step, drawn * self.picture)
 
 
-def footprint(model: Model, decoder: DecoderSpec, sampling: Sampling, dtype: str) -> Footprint | None:
+def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype: str) -> Footprint | None:
     """The memory of one decoder; None where the model has not been counted."""
     kv, size = model.kv_bytes(dtype), model.size
     if kv is None or size is None:
@@ -87,16 +86,22 @@ def footprint(model: Model, decoder: DecoderSpec, sampling: Sampling, dtype: str
         weights += (layer.weights + 2 * layer.width**2 + model.table * layer.width) * number
     if decoder.verifier.startswith("lantern"):
         weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1)
-    cache = rows * (PROMPT + model.stream + 2 * columns) * kv
-    inputs = rows * (2 * PROMPT * width + model.stream * model.slot_numbers * number)
+    cache = rows * (ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns) * kv
+    inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
     if decoder.init.endswith("-sample"):
         inputs += (model.stream + columns) * law
     activations = 4 * width + 3 * layer.inner * number
-    prefill = rows * PROMPT * activations
+    prefill = rows * ASSUMED_PROMPT_TOKENS * activations
     target = columns * (rows * (activations + width) + 2 * law)
     verify = columns * (rows * width + laws_alive(decoder, sampling, model.stream > model.tokens) * law)
     picture = 4 * math.prod(model.resolution) * model.pixel_numbers
     return Footprint(weights, cache, inputs, max(prefill, target, verify), picture, model.renders_together)
+
+
+def single_image_bytes(model: ModelFacts) -> int | None:
+    """Memory to decode one image at a time with AR, the model's own sampling and dtype; None if not counted."""
+    need = footprint(model, resolve("ar"), model.sampling(), model.dtype)
+    return need and need.total(1)
 
 
 def table_bytes(columns: int) -> int:
@@ -124,7 +129,7 @@ def laws_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) -> int:
     )
 
 
-def most_columns(decoder: DecoderSpec, model: Model) -> int:
+def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
     """Columns of the widest forward."""
     options = dict(decoder.options)
     if "tree" in options:
@@ -154,7 +159,7 @@ def largest_batch(needs: Iterable[Footprint], free: int) -> int:
 
 
 def settle_batch(
-    batch: int | str, model: Model, decoders: Iterable[DecoderSpec], sampling: Sampling, dtype: str, device: str
+    batch: int | str, model: ModelFacts, decoders: Iterable[DecoderSpec], sampling: Sampling, dtype: str, device: str
 ) -> tuple[int, dict[str, object] | None]:
     """The batch to decode in, "auto" being the largest that fits, and the reckoning where there was one to make.
 

@@ -13,16 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import Model, find_model
+from specbench.models.catalog import find_model
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import find_head, require_head
+from specbench.models.facts import ModelFacts
 from specbench.prompts import Prompt, PromptSet, load_prompts, select
 from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders
 from specbench.runs.memory_estimate import settle_batch
 from specbench.runs.settings import Value
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
-from specbench.store.run_folders import read_info, runs_in
+from specbench.store.find import find_runs_like, read_infos
 from specbench.system import compiler
 
 RUN_ORIGINS = (
@@ -68,11 +69,14 @@ class Workers:
 class Plan:
     """Everything `specbench.runs.execute.execute` needs.
 
-    `chosen` are the prompts of `prompts` that will be generated; `settings` is what the plan was made from; `memory` is
-    how the batch was reckoned, see `specbench.runs.memory_estimate.settle_batch`; `notes` say what was asked for and cannot be had.
+    Attributes:
+        chosen: the prompts of `prompts` to generate.
+        settings: the settings the plan was made from.
+        memory: the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`.
+        notes: requests that cannot be met, a sentence each.
     """
 
-    model: Model
+    model: ModelFacts
     decoders: tuple[PlannedDecoder, ...]
     sampling: Sampling
     prompts: PromptSet
@@ -200,14 +204,16 @@ def _settle_batch(plan: Plan) -> Plan:
 
 
 def _earlier_batch(plan: Plan) -> int | None:
-    weights = plan.model.weights_sha256() if plan.model.ready else ""
-    for folder in runs_in(plan.out) if weights else ():
-        info = read_info(folder)
-        batch = info["spec"].get("batch")
-        if "images" in (info.get("memory") or {}) and folder.name in {
-            replace(plan, batch=batch).spec(planned.spec, weights).run_id for planned in plan.decoders
-        }:
-            return batch
+    """The batch that `--batch auto` chose for one of the plan's runs before, so that repeating a command resumes it."""
+    if not plan.model.ready:
+        return None
+    weights, runs = plan.model.weights_sha256(), read_infos(plan.out)
+    for planned in plan.decoders if runs else ():
+        wanted = vars(plan.spec(planned.spec, weights))
+        wanted = {name: value for name, value in wanted.items() if name not in ("batch", "mode")}
+        for info in find_runs_like(runs, **wanted).values():
+            if "images" in (info.memory or {}):  # written by --batch auto alone
+                return info.spec.batch
     return None
 
 
@@ -259,7 +265,7 @@ def _mode(given: str | None, batch: int | str, workers: Workers, device: str) ->
     return given or ("latency" if batch == 1 and alone else "throughput")
 
 
-def plan_model(values: Mapping[str, Value]) -> Model:
+def plan_model(values: Mapping[str, Value]) -> ModelFacts:
     """The model with the weights and at the size that the settings ask for."""
     value = {name: held.value for name, held in values.items()}
     return find_model(value["model"]).configured(
@@ -271,7 +277,7 @@ def plan_model(values: Mapping[str, Value]) -> Model:
     )
 
 
-def plan_sampling(model: Model, values: Mapping[str, Value]) -> Sampling:
+def plan_sampling(model: ModelFacts, values: Mapping[str, Value]) -> Sampling:
     """The model's sampling with what was set changed; refuses a top-k beyond the image vocabulary."""
     given = {field: values[name].value for field, name in SAMPLING_SETTINGS.items()}
     sampling = replace(model.sampling(), **{name: held for name, held in given.items() if held is not None})

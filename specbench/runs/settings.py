@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.specs.components import CHOICES
@@ -84,7 +85,7 @@ class Setting:
 class Value:
     """A resolved value and its origin: flag, environment variable, file, default, or the part that supplies it."""
 
-    value: object
+    value: Any
     origin: str
 
     @property

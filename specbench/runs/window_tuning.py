@@ -23,7 +23,7 @@ PILOTS = 2
 PILOT_ID = "(pilot)"
 
 
-def choose_window(
+def tune_window(
     model: ImageModel, prompts: Sequence[Prompt], decoder: DecoderSpec, sampling: Sampling, seed: int
 ) -> tuple[int, list[dict[str, float]]]:
     """The window with the lowest latency on the pilots, and the curve it was chosen from.

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
-from specbench.store.run_folders import read_info, runs_in
+from specbench.store.run_folders import runs_in
+from specbench.store.run_info import RUN_JSON, read_info
 from specbench.store.run_store import RunStore
 
 ROWS = 1024
@@ -43,11 +44,11 @@ def merge(sources: Sequence[Path], out: Path) -> list[Merged]:
         raise SpecbenchError(f"no shards in {out}", "name the folders to merge, or make them with run --shard")
     runs: dict[str, list[Path]] = {}
     for source in sources:
-        found = [source] if (source / "run.json").is_file() else runs_in(source)
+        found = [source] if (source / RUN_JSON).is_file() else runs_in(source)
         if not found:
             raise SpecbenchError(f"no runs in {source}", "name results folders")
         for folder in found:
-            runs.setdefault(read_info(folder)["run_id"], []).append(folder)
+            runs.setdefault(read_info(folder).run_id, []).append(folder)
     return [_merge_run(folders, out / name) for name, folders in runs.items()]
 
 

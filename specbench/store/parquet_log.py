@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbench.errors import FAILURE, SpecbenchError
-from specbench.store.run_folders import SCHEMA_VERSION, check_version
+from specbench.store.run_info import SCHEMA_VERSION, check_version
 from specbench.system.files import write_atomically
 
 _VERSION_KEY = b"specbench.schema"
@@ -30,7 +30,7 @@ _LEVELS = (_FAN_IN, _FAN_IN**2)
 _REREADS = 20
 
 
-class Parts:
+class ParquetLog:
     """The log in `folder`; rows have the columns of `schema` and are identified by the columns `key`.
 
     A row appended later replaces the earlier row of the same key.
@@ -62,7 +62,7 @@ class Parts:
     def upgrade(self) -> None:
         """Rewrite the parts of older schema versions."""
         for first, last, path in self._live():
-            with _Part(path) as part:
+            with ParquetFile(path) as part:
                 table = part.read(self.schema) if part.version < SCHEMA_VERSION else None
             if table is not None and self._write(first, last, table) != path:
                 path.unlink()
@@ -99,11 +99,11 @@ class Parts:
     def _with_key(self, columns: Sequence[str]) -> pa.Schema:
         return pa.schema([self.schema.field(name) for name in dict.fromkeys([*self.key, *columns])])
 
-    def _open_all(self, stack: ExitStack) -> list[_Part]:
+    def _open_all(self, stack: ExitStack) -> list[ParquetFile]:
         """The parts that count; open ones stay readable when a writer merges them away."""
         for _ in range(_REREADS):
             try:
-                return [stack.enter_context(_Part(path)) for _, _, path in self._settled()]
+                return [stack.enter_context(ParquetFile(path)) for _, _, path in self._settled()]
             except FileNotFoundError:
                 continue  # a writer merged this part away between listing and opening
         raise SpecbenchError(f"{self.folder} changes faster than it can be read", "try again", FAILURE)
@@ -141,7 +141,7 @@ class Parts:
     def _merge(self, parts: list[tuple[int, int, Path]]) -> None:
         tables = []
         for _, _, path in parts:
-            with _Part(path) as part:
+            with ParquetFile(path) as part:
                 tables.append(part.read(self.schema))
         kept = _last_of_each([table.select(list(self.key)) for table in tables])
         target = self._write(parts[0][0], parts[-1][1], pa.concat_tables(tables).filter(pa.array(kept)))
@@ -170,7 +170,7 @@ class Parts:
         return total > self.read(columns=[]).num_rows
 
 
-class _Part:
+class ParquetFile:
     """One open part; what is wrong with it is a SpecbenchError that names the file."""
 
     def __init__(self, path: Path):
@@ -185,7 +185,7 @@ class _Part:
         self.version = int(version) if version.isdecimal() else version
         check_version(path, self.version)
 
-    def __enter__(self) -> _Part:
+    def __enter__(self) -> ParquetFile:
         return self
 
     def __exit__(self, *_) -> None:

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +19,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def collect() -> dict[str, object]:
+def environment_facts() -> dict[str, object]:
     """Facts about this process, as stored in `run.json` for every invocation that wrote rows."""
     return {"started_at": now(), "versions": versions(), "git": git_state(), "hardware": hardware(), "load": load()}
 
@@ -63,12 +64,11 @@ def load() -> float | None:
         return None
 
 
-def describe(info: dict[str, object]) -> str:
-    """Format the hardware and versions of one invocation as the line printed under tables."""
-    machine, found = info.get("hardware") or {}, info.get("versions") or {}
-    parts = [machine.get("cpu"), f"{machine.get('cores')} cores", *(machine.get("gpus") or [])]
-    parts += [f"{name} {found[name]}" for name in ("python", "torch", "transformers", "specbench") if found.get(name)]
-    git = info.get("git") or {}
+def describe(hardware: Mapping, versions: Mapping, git: Mapping) -> str:
+    """Format hardware and versions as the line printed under tables."""
+    parts = [hardware.get("cpu"), f"{hardware.get('cores')} cores", *(hardware.get("gpus") or [])]
+    shown = ("python", "torch", "transformers", "specbench")
+    parts += [f"{name} {versions[name]}" for name in shown if versions.get(name)]
     if git.get("revision"):
         parts.append(f"git {str(git['revision'])[:10]}{' with changes' if git.get('dirty') else ''}")
     return ", ".join(str(part) for part in parts if part)

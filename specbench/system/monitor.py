@@ -25,7 +25,7 @@ STEADY_CLOCK = 0.9
 """Lowest GPU clock over highest that still counts as steady."""
 
 
-class Watch:
+class MachineMonitor:
     """From its making until `read`."""
 
     def __init__(self, device: object = "cpu"):
@@ -51,12 +51,12 @@ class Watch:
         return found
 
 
-def advice(ms_per_step: Sequence[float], machines: Sequence[dict]) -> list[str]:
+def timing_warnings(ms_per_step: Sequence[float], machines: Sequence[dict]) -> list[str]:
     """What is wrong with latencies measured on these machines' states, a sentence each; nothing if nothing is.
 
     Args:
         ms_per_step: of each image, milliseconds per target forward.
-        machines: of each image, what `Watch.read` found.
+        machines: of each image, what `MachineMonitor.read` found.
     """
     said = []
     steps = np.asarray(ms_per_step, dtype=float)

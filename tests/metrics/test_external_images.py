@@ -14,7 +14,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Score, Settings
-from specbench.metrics.external_images import foreign_images
+from specbench.metrics.external_images import external_images
 from specbench.metrics.protocols import PROTOCOLS
 from specbench.prompts import load_prompts
 from specbench.stats import mean_interval
@@ -86,7 +86,7 @@ def drawn(tmp_path):
 
 
 def pair(drawn: Path, prompts: Path):
-    return foreign_images(drawn, load_prompts(prompts), drawn.parent / "out")
+    return external_images(drawn, load_prompts(prompts), drawn.parent / "out")
 
 
 def test_pictures_find_their_prompts_by_name(drawn, prompts):

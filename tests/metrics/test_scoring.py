@@ -95,7 +95,7 @@ def test_a_redone_image_is_scored_again(tmp_path):
 def test_a_scorer_killed_half_way_goes_on_where_it_was(tmp_path):
     folder = drawn_run(tmp_path, n=40)
     code = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom specbench import scoring\n"
+        "import os, signal, sys\nfrom pathlib import Path\nfrom specbench.metrics import scoring\n"
         "seen = []\n"
         "class Stop(scoring.Reporter):\n    def image(self, *_):\n        seen.append(1)\n"
         "        if len(seen) == 20: os.kill(os.getpid(), signal.SIGKILL)\n"

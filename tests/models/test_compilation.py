@@ -23,6 +23,7 @@ from specbench.runs import plan
 from specbench.runs.settings import merge, run_settings
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
+from specbench.store.run_info import RunInfo
 from specbench.system import compiler
 
 LACKING = compiler.missing("cpu")
@@ -251,7 +252,7 @@ def test_compiled_and_uncompiled_runs_are_not_compared():
     for made, compiled in ((one, LACKING is None), (other, False)):
         spec = made.spec(made.decoders[0].spec, "0" * 64)
         assert bool(spec.compiled) == compiled
-        infos.append({"spec": spec.content(), "invocations": []})
+        infos.append(RunInfo(spec))
     if LACKING is None:
         assert mismatched_fields(*infos) == ["compiled (yes, AR no)"]
         assert not mismatched_fields(*infos, any_configuration=True)

@@ -46,9 +46,9 @@ def runs(plugin, tmp_path_factory) -> Path:
     return folder
 
 
-def test_the_metric_scores_the_models_images(plugin, runs):
-    scores = specbench(plugin, runs, "score", "--metric", "contrast")
-    assert {score["metric"] for score in scores} == {"contrast"}
+def test_the_metrics_score_the_models_images(plugin, runs):
+    scores = specbench(plugin, runs, "score")
+    assert {score["metric"] for score in scores} == {"contrast", "variety"}
     assert all(0 < score["value"] < 127.5 and score["n"] == 12 for score in scores)
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ from specbench.reporting.report_rows import label, window_of
 from specbench.reporting.run_card import card
 from specbench.specs.presets import resolve
 from specbench.store.run_folders import find_runs
-from specbench.store.run_store import spec_dict
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -175,10 +175,10 @@ def test_settings_that_differ_are_different_tables(tmp_path):
 
 
 def test_labels_show_what_differs_from_the_preset():
-    decoder = spec_dict(tiny.spec("gsd", G=50, window=8))["decoder"]
+    decoder = tiny.spec("gsd", G=50, window=8).decoder
     assert label(decoder) == "gsd G=50"
-    assert label(spec_dict(tiny.spec("sjd", init="above-repeat"))["decoder"]) == "sjd init=above-repeat"
-    assert label(decoder | {"name": "mine"}).startswith("mine drafter=jacobi")
+    assert label(tiny.spec("sjd", init="above-repeat").decoder) == "sjd init=above-repeat"
+    assert label(replace(decoder, name="mine")).startswith("mine drafter=jacobi")
 
 
 def test_the_settings_of_a_sweep_stand_in_their_order(tmp_path):

@@ -11,7 +11,7 @@ from torch import Tensor
 from specbench.decoding.context import Context
 from specbench.decoding.draft_tree import chain, routes
 from specbench.decoding.drafters.token_init import Init, Slots
-from specbench.decoding.interfaces import Batch, Proposal
+from specbench.decoding.interfaces import Batch, Earlier, Proposal
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import draw, one_hot, without
 from specbench.models.interface import Tree
@@ -35,6 +35,7 @@ class Jacobi:
         self._rows = torch.arange(rows, device=device)[:, None]
         self._drafted_to = torch.zeros(rows, dtype=torch.long, device=device)
         self._q: Tensor | None = None
+        self._tested: Tensor | None = None
         self._shift = self._drafted_to
         needs_history = self._init.needs_history
         self._history = torch.zeros(rows, slots, batch.target.vocab, device=device) if needs_history else None
@@ -43,7 +44,10 @@ class Jacobi:
         # Compiled code must not find anything new: there must be laws, of a full window.
         full = width == self.window and self._q is not None and self._q.shape[1] == width
         call = self._batch.call if full else call_eager
-        trunk = Proposal(*call(Jacobi._trunk, self, committed, width, step), chain(width), self.columns)
+        *chained, place = call(Jacobi._trunk, self, committed, width, step)
+        earlier = None if place is None else Earlier(self._tested, place)
+        trunk = Proposal(*chained, chain(width), self.columns, earlier)
+        self._tested = trunk.q
         return self._expand(trunk, committed, step)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
@@ -61,11 +65,20 @@ class Jacobi:
     def _expand(self, trunk: Proposal, committed: Tensor, step: Tensor) -> Proposal:
         return trunk
 
-    def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens [B, width] of a chain, their positions, and the laws of its drafts."""
+    def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Tokens [B, width] of a chain, their positions, the laws of its drafts, and `Earlier.place`."""
         laws = self._fill(committed, width, step)
         positions = committed[:, None] + torch.arange(width, device=committed.device)
-        return self._batch.tokens.gather(1, (positions - 1).clamp(min=0)), positions, laws
+        return self._batch.tokens.gather(1, (positions - 1).clamp(min=0)), positions, laws, self._place(positions)
+
+    def _place(self, positions: Tensor) -> Tensor | None:
+        """Places [B, width - 1] of the draft slots in the step before; -1 where it tested no draft of the slot."""
+        if self._tested is None:
+            return None
+        slots = positions[:, :-1]
+        place = slots - slots[:, :1] + self._shift[:, None]
+        known = (slots < self._drafted_to[:, None]) & (place < self._tested.shape[1] - 1)
+        return torch.where(known, place, -1)
 
     def _fill(self, committed: Tensor, width: int, step: Tensor) -> Tensor:
         """Fill every fresh one of the `width - 1` draft slots; all slots' laws q [B, width, V]."""
@@ -136,7 +149,7 @@ class JacobiTree(Jacobi):
             positions.append(trunk.positions[:, 1 : depth + 1])
         tree = _branches(drafts.shape[1], self._siblings, depth)
         laws = trunk.q[:, routes(tree, elder.device).depth]
-        return Proposal(torch.cat(tokens, 1), torch.cat(positions, 1), laws, tree, self.columns)
+        return Proposal(torch.cat(tokens, 1), torch.cat(positions, 1), laws, tree, self.columns, trunk.earlier)
 
 
 @lru_cache

@@ -60,8 +60,8 @@ class Worker:
         return os.getpid()
 
 
-class RayCrew:
-    """A `specbench.runs.executors.worker_pool.Crew`; to be closed.
+class RayWorkers:
+    """A `specbench.runs.executors.worker_pool.WorkerBackend`; to be closed.
 
     Args:
         load: makes a worker's model.

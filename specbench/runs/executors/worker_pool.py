@@ -1,7 +1,6 @@
-"""Many workers, one queue: who is free takes the next chunk, who dies is replaced, and nothing is tried forever.
+"""Worker pool: one queue of chunks, restarts of lost workers, bounded retries.
 
-How workers are started and talked to is a `Crew`'s business (`specbench.runs.executors.ray_workers`); who gets what, and what
-happens when one is lost, is decided here.
+The pool schedules; a `WorkerBackend` (`specbench.runs.executors.ray_workers`) starts worker processes and calls them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class WorkerLost(Exception):
     """The worker's process is gone; the text says what is known of the cause."""
 
 
-class Crew(Protocol):
+class WorkerBackend(Protocol):
     """Workers elsewhere, known by their number, each busy with at most one thing."""
 
     size: int
@@ -55,10 +54,10 @@ class Crew(Protocol):
         """Start another process in place of a lost one."""
 
 
-class Pool:
+class WorkerPool:
     """An `Executor` that hands chunks to a crew."""
 
-    def __init__(self, crew: Crew, restarts: int = RESTARTS):
+    def __init__(self, crew: WorkerBackend, restarts: int = RESTARTS):
         self._crew = crew
         self._restarts = Counter(dict.fromkeys(range(crew.size), restarts))
         self._tried: Counter[tuple[str, str, int]] = Counter()
@@ -88,10 +87,10 @@ class Pool:
             if not self._again and all(chunk is None for _, chunk in self._busy.values()) and self._free:
                 return
             outcome, chunk = self._next()
-            if isinstance(outcome, Finished) and (done := self._sift(outcome, chunk)).rows:
+            if isinstance(outcome, Finished) and (done := self._split_retries(outcome, chunk)).rows:
                 yield done
             elif isinstance(outcome, WorkerLost):
-                yield from self._blame(chunk, outcome)
+                yield from self._requeue_lost(chunk, outcome)
 
     def _take(self, chunks: Iterator[Chunk]) -> Chunk | None:
         return self._again.popleft() if self._again else next(chunks, None)
@@ -121,7 +120,7 @@ class Pool:
         self._free.append(worker)
         return outcome, chunk
 
-    def _sift(self, finished: Finished, chunk: Chunk) -> Finished:
+    def _split_retries(self, finished: Finished, chunk: Chunk) -> Finished:
         """What is final of a chunk; images that failed for the first time go back to the queue, one by one."""
         units = {(prompt.id, sample): (prompt, sample) for prompt, sample in chunk.units}
         final = Finished(finished.spec, [], finished.images, finished.traces)
@@ -133,7 +132,7 @@ class Pool:
                 self._again.append(Chunk(chunk.spec, (unit,), chunk.trace))
         return final
 
-    def _blame(self, chunk: Chunk, lost: WorkerLost) -> Iterator[Finished]:
+    def _requeue_lost(self, chunk: Chunk, lost: WorkerLost) -> Iterator[Finished]:
         """The images a dead worker had: rows of those that had been tried before, the others once more."""
         for unit in chunk.units:
             tried = self._count(chunk, unit)

@@ -1,0 +1,103 @@
+"""Conditional distribution functions of the committed tokens (Rosenblatt transform), recorded while decoding.
+
+For a token x_i with target distribution p_i given the true prefix,
+
+    u_i = sum_{y before x_i} p_i(y) + v_i p_i(x_i),    v_i uniform on (0, 1) and used for nothing else,
+
+where "before" is an order of the vocabulary. Let F_i hold all noise of the stream slots before i, and the draw that
+made slot i's first draft where its recorded q is one-hot. The drafters here make everything they know of slot i before
+it is verified a function of F_i: p of every step up to then, the distributions its drafts were drawn from, the step
+that verifies it and its place in that step's window. That holds because the noise of slot i decides nothing before the
+step that commits it: a draft that no verification reached has not been looked at, and each refinement draws slot i with
+noise of slot i from distributions of F_i (with `couple` and `gumbel` consecutive drafts of a slot depend on each other,
+but each follows its recorded q given F_i). A lossless verifier then gives x_i ~ p_i given F_i. So for every order that
+is a function of F_i, u_i is uniform given F_i; and as u_1 .. u_{i-1} are functions of F_i and of their own v, all u_i
+of a run are independent uniforms. Subsets chosen by functions of F_i (place in the window, entropy of p_i) keep that;
+subsets chosen by outcomes (accepted or replaced, kept or redrawn) do not. In particular the distribution in which a
+draft was first drawn, before refinements kept it, is not a function of F_i: whether it was kept depends on the draft.
+
+Tokens of equal rank form one block, in which v_i decides.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.decoding.draft_tree import Routes
+from specbench.decoding.generation import ORDERS
+from specbench.decoding.interfaces import Proposal, Verification
+from specbench.decoding.noise import Noise
+from specbench.decoding.sampling import at
+
+
+def mass_before(score: Tensor, p: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Target mass [...] of the tokens with a score above that of `tokens` [...], and of those with at least that score.
+
+    Args:
+        score, p: [..., V].
+    """
+    own = at(score, tokens)[..., None]
+    return torch.where(score > own, p, 0.0).sum(-1), torch.where(score >= own, p, 0.0).sum(-1)
+
+
+def mass_before_id(p: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The same in the order of token ids."""
+    through = at(p.cumsum(-1), tokens)
+    return through - at(p, tokens), through
+
+
+def ratio_score(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """numerator / denominator [..., V], large but finite where the denominator is 0, and 0 for 0/0."""
+    return numerator / denominator.clamp(min=torch.finfo(denominator.dtype).tiny)
+
+
+def uniforms(before: np.ndarray, through: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """u in [0, 1], float32, from the mass before a token, the mass through it, and v."""
+    return np.clip(before + v * (through - before), 0.0, 1.0).astype(np.float32)
+
+
+class UniformsRecorder:
+    """The masses before and through each committed token of a batch. B rows, N stream slots."""
+
+    def __init__(self, rows: int, slots: int, noise: Noise, device: torch.device):
+        """`slots`: N plus the window."""
+        self._noise = noise
+        self._masses = torch.full((2 * len(ORDERS), rows, slots), torch.nan, device=device)
+        self._rows = torch.arange(rows, device=device)[:, None]
+
+    def note(self, verified: Verification, proposal: Proposal, tables: Routes, positions: Tensor) -> None:
+        """Note the slots `positions` [B, T] of one step; a later step overwrites those that it did not commit."""
+        count = positions.shape[1]
+        if positions.device.type == "cpu" and not torch.compiler.is_compiling():
+            count = int(verified.first.max()) + 1  # no wait on a CPU, and most of a window is not committed
+        p, tokens = verified.p[:, :count], verified.tokens[:, :count]
+        masses = [*mass_before_id(p, tokens), *mass_before(p, p, tokens)]
+        if tables.levels:
+            columns = verified.columns[:, :count]
+            drafted = tables.has_children[columns]
+            q = proposal.q[:, :count] if tables.is_chain else proposal.q[self._rows, columns]
+            masses += _where(drafted, mass_before(ratio_score(p, q), p, tokens))
+            if proposal.earlier is not None:
+                place = proposal.earlier.place[:, :count]
+                known = drafted[:, : place.shape[1]] & (place >= 0)
+                known = torch.nn.functional.pad(known, (0, count - known.shape[1]))
+                place = torch.nn.functional.pad(place.clamp(min=0), (0, count - place.shape[1]))
+                growth = ratio_score(q, proposal.earlier.q[self._rows, place])
+                masses += _where(known, mass_before(growth, p, tokens))
+        masses += [torch.full_like(masses[0], torch.nan)] * (len(self._masses) - len(masses))
+        places = positions[:, :count].expand(len(masses), -1, -1)
+        self._masses.scatter_(2, places, torch.stack(masses))
+
+    def rows(self, rows: Tensor, length: int) -> dict[str, np.ndarray]:
+        """By order, the u_i [K, length] of the finished `rows` [K]; only orders that any slot has."""
+        slots = torch.arange(length, device=self._rows.device).expand(len(self._rows), -1)
+        v = self._noise.tie_break(slots)[rows].cpu().numpy()
+        masses = self._masses[:, rows, :length].cpu().numpy()
+        found = {name: uniforms(*masses[2 * k : 2 * k + 2], v) for k, name in enumerate(ORDERS)}
+        return {name: u for name, u in found.items() if not np.isnan(u).all()}
+
+
+def _where(known: Tensor, masses: tuple[Tensor, Tensor]) -> list[Tensor]:
+    return [torch.where(known, mass, torch.nan) for mass in masses]
