@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder
-from specbench.models.checkpoint_layouts import Layout, locate
+from specbench.models.checkpoint_layouts import Layout, locate, recognise
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.families.sizes import NetworkSize
 from specbench.models.families.stored_sizes import stored_size
@@ -187,6 +187,15 @@ class HubModel(ModelFacts):
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Weights, image decoder and text encoder in memory."""
         return self.parameters * BYTES[dtype or self.dtype] + self.other_bytes
+
+    @property
+    def source_facts(self) -> dict[str, object] | None:
+        """Weights, revision and layout of a checkpoint that is not the official one, for `run.json`."""
+        if not self.weights and not self.revision:
+            return None
+        folder = local_folder(self.weights)
+        layout = recognise(folder) if folder else None
+        return {"weights": self.weights or self.source.repo, "revision": self.revision, "layout": layout}
 
     @property
     def ready(self) -> bool:

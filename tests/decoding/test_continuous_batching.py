@@ -29,6 +29,8 @@ WHOLE_BATCHES = {
     "lantern",
     "lantern++",
     "lantern++-optimal",
+    "lantern-released",
+    "lantern++-released",
     "uniform-rsd",
     "cool-sd",
     "cool-sd-linear",
