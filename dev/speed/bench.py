@@ -10,6 +10,7 @@
     throughput      Images per hour, many rows at once over one.
     profile         Where the time of a compiled step goes.
     memory          Peak memory of caches and laws against the formula of `specbench.runs.memory_estimate`.
+    uniforms        Cost of keeping the values of the Rosenblatt transform (`specbench audit --run`).
 
 Contenders of a comparison take turns within every round, so that drift of the machine hits all of them.
 Numbers are kept as measured; the summary on stdout is medians of them.
@@ -37,6 +38,7 @@ from memory import bench_memory
 from profiled import bench_profile
 from throughput import bench_throughput
 from timing import CAPTION, cpu_ms, in_turns, median, timed_decode
+from uniforms import bench_uniforms
 
 from specbench.decoding.loop import Request, decode
 from specbench.models.catalog import find_model, load_model
@@ -220,7 +222,7 @@ def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds
         for name in names
     }
     # The first decode of a process is slow; the first of a further decoder only if it is compiled.
-    rows = in_turns(contenders, rounds, warm_up=list(contenders) if getattr(model, "compiles", False) else ["ar"])
+    rows = in_turns(contenders, rounds, warm_up=list(contenders) if model.compiles else ["ar"])
 
     def total(name: str, value: Callable[[dict], float]) -> float:
         return sum(value(row) for row in rows if row["name"] == name)
@@ -248,6 +250,7 @@ BENCHES = {
     "throughput": bench_throughput,
     "profile": bench_profile,
     "memory": bench_memory,
+    "uniforms": bench_uniforms,
 }
 
 

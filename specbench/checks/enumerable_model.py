@@ -62,6 +62,9 @@ class EnumerableModel:
         draw = torch.Generator().manual_seed(0)
         return new_head(config, torch.randn(self.layout.vocab, 8, generator=draw), seed=0)
 
+    def adopt_head(self, head: EagleHead) -> EagleHead:
+        return head
+
     def table_ids(self, tokens: Tensor) -> Tensor:
         return tokens
 

@@ -67,28 +67,39 @@ class UniformsRecorder:
         self._masses = torch.full((2 * len(ORDERS), rows, slots), torch.nan, device=device)
         self._rows = torch.arange(rows, device=device)[:, None]
 
-    def note(self, verified: Verification, proposal: Proposal, tables: Routes, positions: Tensor) -> None:
-        """Note the slots `positions` [B, T] of one step; a later step overwrites those that it did not commit."""
+    def note(self, verified: Verification, proposal: Proposal, tables: Routes | None, positions: Tensor) -> None:
+        """Note the slots `positions` [B, T] of one step; a later step overwrites those that it did not commit.
+
+        `tables` of the proposal's tree, None for a chain.
+        """
         count = positions.shape[1]
         if positions.device.type == "cpu" and not torch.compiler.is_compiling():
             count = int(verified.first.max()) + 1  # no wait on a CPU, and most of a window is not committed
         p, tokens = verified.p[:, :count], verified.tokens[:, :count]
         masses = [*mass_before_id(p, tokens), *mass_before(p, p, tokens)]
-        if tables.levels:
-            columns = verified.columns[:, :count]
-            drafted = tables.has_children[columns]
-            q = proposal.q[:, :count] if tables.is_chain else proposal.q[self._rows, columns]
+        if proposal.tokens.shape[1] > 1:
+            q, drafted = self._path_q(verified, proposal, tables, count)
             masses += _where(drafted, mass_before(ratio_score(p, q), p, tokens))
             if proposal.earlier is not None:
                 place = proposal.earlier.place[:, :count]
-                known = drafted[:, : place.shape[1]] & (place >= 0)
-                known = torch.nn.functional.pad(known, (0, count - known.shape[1]))
-                place = torch.nn.functional.pad(place.clamp(min=0), (0, count - place.shape[1]))
-                growth = ratio_score(q, proposal.earlier.q[self._rows, place])
-                masses += _where(known, mass_before(growth, p, tokens))
+                place = torch.nn.functional.pad(place, (0, count - place.shape[1]), value=-1)
+                growth = ratio_score(q, proposal.earlier.q[self._rows, place.clamp(min=0)])
+                masses += _where(drafted & (place >= 0), mass_before(growth, p, tokens))
         masses += [torch.full_like(masses[0], torch.nan)] * (len(self._masses) - len(masses))
         places = positions[:, :count].expand(len(masses), -1, -1)
         self._masses.scatter_(2, places, torch.stack(masses))
+
+    def _path_q(
+        self, verified: Verification, proposal: Proposal, tables: Routes | None, count: int
+    ) -> tuple[Tensor, Tensor]:
+        """q [B, T, V] of the first draft tested in each of the first T = `count` slots, and [B, T] whether there was
+        one."""
+        if tables is None:
+            q = proposal.q[:, :count]
+            drafted = torch.arange(count, device=q.device).expand(len(q), -1) < q.shape[1]
+            return torch.nn.functional.pad(q, (0, 0, 0, count - q.shape[1])), drafted
+        columns = verified.columns[:, :count]
+        return proposal.q[self._rows, columns], tables.has_children[columns]
 
     def rows(self, rows: Tensor, length: int) -> dict[str, np.ndarray]:
         """By order, the u_i [K, length] of the finished `rows` [K]; only orders that any slot has."""

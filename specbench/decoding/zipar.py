@@ -1,16 +1,16 @@
-"""ZipAR (He et al., ICML 2025, arXiv 2412.04062): a row of the image does not wait for the row above to finish.
+"""ZipAR (He et al., ICML 2025, arXiv 2412.04062): decode an image row before the row above is complete.
 
-Row r starts once row r - 1 has a window of tokens; from then on every unfinished row gets one token per forward, each
+Row r starts once row r - 1 has a window of tokens; from then on every incomplete row gets one token per forward, each
 column attending to the prompt and to all generated tokens earlier in raster order. No training, no verification, lossy:
-a token never sees what comes later in the rows above. Windows as wide as the row are AR.
+a token is conditioned on a part of the rows above only. A window as wide as the row is AR.
 
-Where the grammar closes rows with a forced token, that token is fed early, at its true place. Elsewhere the first token
-of a row would need the last one of the row above: the newest token of the row above that one (of row 0 for row 1)
-stands in, under the true position, seen by that one column and not remembered.
+Where the grammar ends rows with a forced token, that token is fed early, at its true position. Elsewhere the first
+token of a row needs the last token of the row above: the newest token of the row above that one (of row 0 for row 1)
+stands in for it, at the true position; only that one column attends to it, and it is not kept in the cache.
 
 The adaptive window draws the first token x of a row from p and, each time the row above has grown, keeps it with
-probability min(1, p'(x)/p(x)) under the new p', else redraws it from [p' - p]+ and waits once more. The paper's code
-does not have it; this follows its text.
+probability min(1, p'(x)/p(x)) under the new p', else redraws it from [p' - p]+ and tests it once more. The paper's
+code does not have it; this follows its text.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
 
 
 class Lanes(NamedTuple):
-    """The columns of one forward, one per image row at work. B images, C of the rows.
+    """Columns of one forward, one per active image row. B images, C of the rows.
 
     Attributes:
         rows: [C] image rows.
-        tokens, positions: [B, C] as a forward takes them; a column without work names the slot past the end.
-        fed: [B, C] bool, columns that are remembered.
-        aside: [B, C] bool, columns fed with a stand-in.
+        tokens, positions: [B, C] as `ScatteredSession.forward_scattered` takes them; an idle column has the position
+            past the end.
+        fed: [B, C] bool, columns whose keys and values are kept.
+        aside: [B, C] bool, columns that consume a stand-in token.
         wanted: [B, C] bool, columns whose prediction is needed.
     """
 
@@ -57,7 +58,8 @@ class Lanes(NamedTuple):
 
 
 class ZipAR:
-    """The settings of `RowsLoop`.
+    """Settings of `RowsLoop`, in the place of a drafter: nothing is drafted.
+
 
     Attributes:
         lags: [H] tokens that the row above must have before a row starts.
@@ -78,10 +80,6 @@ class ZipAR:
         self.adaptive = adaptive
         self.slots = torch.tensor(_grid(layout), device=context.device)
 
-    def loop(self, *parts: object) -> RowsLoop:
-        """The loop that stands in for the usual one."""
-        return RowsLoop(*parts)
-
 
 def _grid(layout: TokenLayout) -> list[list[int]]:
     """Stream slot of each image token, by row and column."""
@@ -96,12 +94,12 @@ def _grid(layout: TokenLayout) -> list[list[int]]:
 
 
 class RowsLoop:
-    """State of one batch while its rows grow side by side. B images, H rows of W tokens, N stream slots.
+    """Decodes several image rows of each image in parallel. B images, H rows of W tokens, N stream slots.
 
     Attributes:
         tokens: [B, N + 1] by stream slot.
-        count: [B, H] tokens of each row.
-        recorder: what is measured along the way.
+        count: [B, H] tokens of each image row so far.
+        recorder: measurements of the batch.
     """
 
     def __init__(
@@ -143,7 +141,7 @@ class RowsLoop:
                 self._commit(self._target(logits, lanes.positions), lanes, step)
 
     def _lanes(self) -> Lanes | None:
-        """What to feed next; None when every row of every image is complete."""
+        """The columns of the next forward; None when every row of every image is complete."""
         count, width = self.count, self._width
         above = torch.nn.functional.pad(count[:, :-1], (1, 0), value=width)
         starting = (count == 0) & (above >= self._plan.lags)
@@ -151,7 +149,7 @@ class RowsLoop:
         closing = (count == width) & ~self._done_feeding
         closing[:, -1] = False
         wanted = starting | growing
-        # Which rows work depends on what was drawn where the window is adaptive, and sizes the forward.
+        # Host sync: with an adaptive window, the active rows, and so the width of the forward, depend on drawn tokens.
         working = [row for row, works in enumerate(to_host((wanted | closing).any(0))) if works]
         if not working:
             return None
@@ -174,7 +172,7 @@ class RowsLoop:
         return lanes
 
     def _commit(self, p: Tensor, lanes: Lanes, step: Tensor) -> None:
-        """Draw the columns' tokens [B, C] and note those that stay."""
+        """Draw the columns' tokens [B, C] and commit those that stay."""
         drawn, stays = self._noise.run_race(p, lanes.positions, Stream.TOKEN), lanes.wanted
         if self._plan.adaptive:
             drawn, stays = self._reconsider(p, drawn, lanes, step)

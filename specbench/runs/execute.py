@@ -92,12 +92,14 @@ def _roofline(plan: Plan) -> dict[str, object]:
 
 
 def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int, compiled: bool) -> ImageModel:
-    import torch
+    import torch  # slow to import: not for `--help`
+
+    from specbench.models.interface import CompilableModel
 
     torch.set_num_threads(threads or available_threads())
     loaded = load_model(model, device, dtype)
     if compiled:
-        if not hasattr(loaded, "compile"):
+        if not isinstance(loaded, CompilableModel):
             raise SpecbenchError(f"--compile: model '{model.name}' cannot be compiled", "--compile off")
         loaded.compile()
     return loaded

@@ -113,14 +113,14 @@ def laws_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) -> int:
     """Distributions per column alive at once in the heaviest moment of a verification; `forced`: the grammar has slots
     that are. They are float32; int64 counts for two.
 
-    The last p, q and the guided logits outlast it. Besides them there are the truncated logits and p; or p padded for
-    the forced slots, their one-hots and p with both; or what one of these rules works with: top-p scales, sorts and
-    sums up the logits, coupling takes q and the residual p - q before and after a check, a race hashes an address per
-    token, grouping ranks p by integer keys. On a CPU, if not compiled, those of wide vocabularies have only the tokens
-    left by top-k, and the last two are numpy's.
+    The last p, q and the guided logits outlast it, and with Jacobi drafts the q of the step before. Besides them
+    there are the truncated logits and p; or p padded for the forced slots, their one-hots and p with both; or what
+    one of these rules works with: top-p scales, sorts and sums up the logits, coupling takes q and the residual p -
+    q before and after a check, a race hashes an address per token, grouping ranks p by integer keys. On a CPU, if
+    not compiled, those of wide vocabularies have only the tokens left by top-k, and the last two are numpy's.
     """
     alone = decoder.drafter in ("none", "zipar")
-    return 3 + max(
+    return (4 if decoder.drafter.startswith("jacobi") else 3) + max(
         3 if forced else 2,
         5 + (sampling.temperature != 1) if sampling.top_p < 1 else 0,  # [scaled,] ranked, order (2), sum, sum before
         4 if decoder.refine == "couple" and not alone else 0,  # p, q, p - q, checked

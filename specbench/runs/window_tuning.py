@@ -12,7 +12,7 @@ from dataclasses import replace
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import Request, decode
 from specbench.errors import FAILURE, SpecbenchError
-from specbench.models.interface import ImageModel
+from specbench.models.interface import CompilableModel, ImageModel
 from specbench.prompts import Prompt
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
@@ -41,7 +41,7 @@ def tune_window(
         raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "leave --window away")
     requests = [Request(prompts[number % len(prompts)].text, PILOT_ID, number) for number in range(PILOTS)]
     decode(model, requests[:1], with_window(decoder, 2), sampling, seed)
-    compiles = getattr(model, "compiles", False)
+    compiles = isinstance(model, CompilableModel) and model.compiles
     ar = _measure(model, requests, resolve("ar"), sampling, seed, compiles)
     curve, best = [_point(1, ar, ar)], None
     for window in (w for w in CANDIDATES if w <= max(2, model.layout.length)):

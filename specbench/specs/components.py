@@ -23,6 +23,7 @@ class Component:
         lossless: whether the joint distribution of the image tokens equals AR sampling.
         ignores: component kinds that have no effect with it.
         only_with: components of other kinds it requires; empty if it combines with all.
+        loop: "module:attribute" of the decode loop that runs it; of drafters only.
     """
 
     target: str
@@ -31,6 +32,7 @@ class Component:
     lossless: bool = True
     only_with: tuple[str, ...] = ()
     ignores: tuple[str, ...] = ()
+    loop: str = "specbench.decoding.loop:Loop"
 
 
 WINDOW = Option(
@@ -159,6 +161,7 @@ DRAFTERS = {
         ),
         lossless=False,
         ignores=("init", "verifier", "residual", "refine"),
+        loop="specbench.decoding.zipar:RowsLoop",
     ),
 }
 

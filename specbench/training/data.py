@@ -37,12 +37,13 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
         SpecbenchError: the model has none, or the folder has too few images or another model's.
     """
     if folder is None:
-        if not hasattr(model, "draft_data"):
+        images = model.draft_data(count, seed)
+        if images is None:
             raise SpecbenchError(
                 f"model '{model.name}' brings no images to learn from",
                 f"--data FOLDER, made with 'specbench run --model {model.name} --decoder ar'",
             )
-        return Corpus(*model.draft_data(count, seed))
+        return Corpus(*images)
     from specbench.store.run_store import RunStore
 
     store = RunStore(folder)

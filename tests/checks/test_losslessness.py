@@ -132,11 +132,11 @@ def test_stale_q_of_a_kept_draft_is_caught(monkeypatch):
         honest(self, verification, positions, shift, keep_tail)
         kept = self._proposed == verification.tokens
         kept &= torch.arange(kept.shape[1]) < kept.shape[1] - 1
-        self._q = torch.where(kept[..., None], self._proposed_q, self._q)
+        self._p = torch.where(kept[..., None], self._proposed_q, self._p)
 
     def remember(self, trunk, committed, step):
         self._proposed = torch.nn.functional.pad(trunk.tokens[:, 1:], (0, 1))
-        self._proposed_q = trunk.q
+        self._proposed_q = torch.nn.functional.pad(trunk.q, (0, 0, 0, 1))
         return trunk
 
     monkeypatch.setattr(jacobi.Jacobi, "observe", keep_old_q)

@@ -31,7 +31,7 @@ def no_numbers(monkeypatch):
         table.cache_clear()
     # What a run may wait for once per batch, before its first step.
     monkeypatch.setattr(eagle, "to_host", lambda numbers: [0] * len(numbers))
-    monkeypatch.setattr(host_sync.AsyncHostCopy, "hear", lambda self, numbers, when: ([4] * len(numbers), when))
+    monkeypatch.setattr(host_sync.AsyncHostCopy, "latest", lambda self, numbers, when: ([4] * len(numbers), when))
     monkeypatch.setattr(eagle, "head_for", lambda model, path: model.own_head())
     monkeypatch.setattr(lantern, "neighbour_table", lambda codebook, raw: torch.zeros(len(codebook), 8, device="meta"))
     with torch.device("meta"), torch.inference_mode():

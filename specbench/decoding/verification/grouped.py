@@ -1,7 +1,7 @@
-"""Grouped speculative decoding (So et al., ICCV 2025, algorithm 3): a draft is judged by its cluster's mass.
+"""Grouped speculative decoding (So et al., ICCV 2025, algorithm 3): accept a draft x with min(1, p(C)/q(C)).
 
-The cluster C(x) is a slice of G tokens around x in rank order, filtered by probability and codebook distance.
-Acceptance is min(1, p(C)/q(C)); clusters of different tokens overlap, so the result is lossy.
+The cluster C(x) is a slice of G tokens around x in rank order, filtered by probability and codebook distance. Clusters
+of different tokens overlap, so the result is lossy.
 
 q(C) sums over the whole cluster, as the paper has it: members outside the target's top-k count, though their p is 0.
 With `cluster_q` "support" they do not, which accepts more drafts near the edge of top-k.
@@ -15,12 +15,12 @@ from torch import Tensor
 from specbench.decoding.context import Context
 from specbench.decoding.sampling import rank, rank_kept
 from specbench.decoding.verification.codebook_neighbours import MOST, nearest, neighbour_table
-from specbench.decoding.verification.ratio_tests import DraftTests, RatioTest, Verdict, drift
+from specbench.decoding.verification.ratio_tests import DraftTests, RatioTest, Verdict, distance_facts
 from specbench.errors import SpecbenchError
 
 
 class Grouped(RatioTest):
-    """A draft with p(x) = 0 is rejected, and x always belongs to its own cluster."""
+    """The grouped verifier. x belongs to its own cluster, and a draft with p(x) = 0 is rejected."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Grouped(RatioTest):
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
         a, size = self._judge(tests.p, tests.q, tests.draft[..., None])
         a = a.squeeze(-1)
-        return Verdict(tests.coin < a, {"cluster_size": size.squeeze(-1).float(), **drift(tests, a)})
+        return Verdict(tests.coin < a, {"cluster_size": size.squeeze(-1).float(), **distance_facts(tests, a)})
 
     def _judge(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Acceptance and cluster size [..., n] of candidates x [..., n]."""
@@ -68,7 +68,7 @@ class Grouped(RatioTest):
         return torch.where(p_x > 0, p_cluster / q_cluster, 0.0), kept.sum(-1)
 
     def _slice(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids [..., n, m] around each candidate in rank order, and which of them exist; each holds x exactly once."""
+        """Ids [..., n, m] around each candidate in rank order, x exactly once, and which of them exist."""
         if self._nearest is not None:
             others = self._nearest[x.clamp(max=len(self._nearest) - 1)]
             ids = torch.cat([x[..., None], others], dim=-1)
@@ -86,7 +86,8 @@ class Grouped(RatioTest):
         return order.gather(-1, place.flatten(-2)).view(place.shape), valid
 
     def _slice_of_kept(self, p: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The same around one candidate [..., 1], from the ranks of the tokens of p > 0; only itself where p(x) = 0."""
+        """The same around one candidate [..., 1], from the ranks of the tokens with p > 0; entries that do not exist
+        are x."""
         order = rank_kept(p, self._descending)
         here = order == x
         found = here.any(-1, keepdim=True)
@@ -115,7 +116,7 @@ class Grouped(RatioTest):
         return (p.shape[-1] - 1 - found if self._descending else found), exists
 
     def _close(self, ids: Tensor, x: Tensor) -> Tensor:
-        """Whether members lie within d of x, in squared Euclidean distance of codebook rows."""
+        """Whether members are within d of x, in squared Euclidean distance of codebook rows."""
         if self._d == float("inf"):
             return torch.ones_like(ids, dtype=torch.bool)
         last = len(self._codebook) - 1

@@ -13,7 +13,7 @@ from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import Request, decode
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.interface import ImageModel
+from specbench.models.interface import CompilableModel, ImageModel
 from specbench.models.transformer.compilation import graph_bytes
 from specbench.prompts import Prompt
 from specbench.specs.run_spec import RunSpec
@@ -82,7 +82,7 @@ def warm_up(model: ImageModel, specs: Sequence[RunSpec], prompt: Prompt) -> dict
                 raise
         except Exception:  # shows again, and is recorded, with the first measured image
             pass
-    steps = getattr(model, "compiled", ())
+    steps = model.compiled if isinstance(model, CompilableModel) else ()
     if not steps:
         return {}
     seconds, forms = (sum(getattr(step, name) for step in steps) for name in ("seconds", "forms"))

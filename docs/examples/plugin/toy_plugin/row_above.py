@@ -32,7 +32,7 @@ class RowAbove:
             forced = target.forced_at(slots)
             draft = torch.where(forced >= 0, forced, draft)
         tokens.scatter_(1, slots, draft)
-        q = torch.nn.functional.pad(one_hot(draft, target.vocab), (0, 0, 0, 1))  # a copy is drawn from a one-hot q
+        q = one_hot(draft, target.vocab)  # [B, width - 1, V]; a copy is drawn from a one-hot q
         consumed = tokens.gather(1, (positions - 1).clamp(min=0))
         return Proposal(consumed, positions, q, chain(width), self.columns)
 
