@@ -60,7 +60,6 @@ class Lanes(NamedTuple):
 class ZipAR:
     """Settings of `RowsLoop`, in the place of a drafter: nothing is drafted.
 
-
     Attributes:
         lags: [H] tokens that the row above must have before a row starts.
     """
