@@ -46,12 +46,13 @@ test-hpsv2: $(HPSV2_VENV)/.run ## Compare HPSv2 with its authors' package, insta
 	$(HPSV2_VENV)/bin/python -m pytest -rs tests/metrics/test_per_image.py
 
 audit-menu: $(VENV)/.dev ## Audit every decoder and every combination of components (long)
-	$(BIN)/python -m pytest $(TEST_ARGS) -m slow
+	$(BIN)/python -m pytest $(TEST_ARGS) -m slow tests/checks
 
 check: $(VENV)/.dev ## Lint, formatting, import contract, types, freshness of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/project/test_docs.py
 
 docs: $(VENV)/.dev ## Refresh the generated parts of README and docs

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import click
 import typer
 
+from specbench.checks.audit_settings import AUDIT_SETTINGS, AuditSetting
 from specbench.cli import build_app
 from specbench.metrics.catalog import METRICS
 from specbench.models.catalog import find_model
@@ -28,6 +30,9 @@ from specbench.specs.presets import PRESETS, resolve
 from specbench.system.plugins import plugins
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from planted_bugs import BUGS, PlantedBug  # noqa: E402
+
 RESULTS = ROOT / "results" / "readme"
 REFERENCE = ROOT / "results" / "reference"
 _BLOCK = re.compile(r"(<!-- begin:([a-z-]+) ?(.*?) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
@@ -199,7 +204,38 @@ def file(page: Path, argument: str) -> str:
     return f"```{languages.get(path.suffix, 'text')}\n{path.read_text().rstrip()}\n```"
 
 
+def audit_settings(page: Path, argument: str) -> str:
+    """What `specbench audit` decodes."""
+
+    def row(setting: AuditSetting) -> list[str]:
+        sampling, layout = setting.sampling, setting.layout
+        grammar = len(layout.forced) - layout.height * layout.width
+        drawn = {"guidance": (sampling.guidance, 1.0), "T": (sampling.temperature, 1.0), "top-k": (sampling.top_k, 0)}
+        drawn |= {"top-p": (sampling.top_p, 1.0)}
+        also = [f"{name} {plain(value)}" for name, (value, off) in drawn.items() if value != off]
+        also += (
+            ["ties"] * bool(setting.grain) + ["continuous batching"] * bool(setting.rows) + ["traced"] * setting.trace
+        )
+        also += ["transformer"] * (setting.model == "transformer")
+        grid = f"{layout.height} x {layout.width} of {layout.v_image}"
+        return [grid, str(grammar or "-"), str(setting.window), ", ".join(also) or "-"]
+
+    return _table(["image tokens", "forced tokens", "window", "also"], map(row, AUDIT_SETTINGS))
+
+
+def planted_bugs(page: Path, argument: str) -> str:
+    """The bugs that tests plant, and what catches each."""
+
+    def row(bug: PlantedBug) -> list[str]:
+        (setting,) = [setting.name for setting in AUDIT_SETTINGS if setting.name.startswith(bug.setting)]
+        options = ",".join(f"{name}={value}" for name, value in bug.options.items())
+        return [bug.part, bug.what, f"`{bug.decoder}{':' * bool(options)}{options}`", setting]
+
+    return _table(["part", "planted bug", "audited decoder", "setting that catches it"], map(row, BUGS))
+
+
 BLOCKS: dict[str, Callable[[Path, str], str]] = {
+    "audit-settings": audit_settings,
     "command-help": command_help,
     "commands": commands,
     "components": components,
@@ -208,6 +244,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "metrics": metrics,
     "models": models,
     "options": options,
+    "planted-bugs": planted_bugs,
     "prompts": prompts,
     "reference": reference,
     "results": results,

@@ -99,7 +99,8 @@ METRICS: dict[str, MetricEntry] = {
     ),
     "compbench[blip-vqa]": MetricEntry(
         "specbench.metrics.compbench:BlipVqa",
-        "T2I-CompBench++: BLIP-VQA probability of the noun phrases of colour, shape and texture prompts, mean over images",
+        "T2I-CompBench++: BLIP-VQA probability of the noun phrases of colour, shape and texture prompts, "
+        "mean over images",
     ),
     "compbench[clip-b32]": MetricEntry(
         "specbench.metrics.compbench:CompBenchClip",

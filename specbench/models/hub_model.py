@@ -12,8 +12,8 @@ from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder
 from specbench.models.checkpoint_layouts import Layout, locate, recognise
 from specbench.models.facts import BYTES, ModelFacts
-from specbench.models.families.sizes import NetworkSize
-from specbench.models.families.stored_sizes import stored_size
+from specbench.models.network_sizes import NetworkSize
+from specbench.models.stored_sizes import stored_size
 from specbench.models.transformer.size import Size
 from specbench.specs.run_spec import Sampling
 

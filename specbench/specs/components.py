@@ -206,7 +206,7 @@ VERIFIERS = {
     ),
     "add": Component(
         "specbench.decoding.verification.ratio_tests:Add",
-        "accept with min(1, (p + eps)/q)",
+        "accept with min(1, (p + eps)/q): may commit tokens outside top-k and top-p",
         (Option("eps", 0.1, "probability added to p before the ratio", minimum=0.0, maximum=1.0),),
         False,
     ),

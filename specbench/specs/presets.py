@@ -106,7 +106,13 @@ _PRESETS = (
         {"fresh-q": "onehot"},
     ),
     Preset("amplify", "lossy baseline: acceptance ratio times k", GSD, "table 1", _jacobi(verifier="amplify")),
-    Preset("add", "lossy baseline: eps added to the target probability", GSD, "table 1", _jacobi(verifier="add")),
+    Preset(
+        "add",
+        "lossy baseline: eps added to the target probability; may commit tokens outside top-k and top-p",
+        GSD,
+        "table 1",
+        _jacobi(verifier="add"),
+    ),
     Preset(
         "scd-mc",
         "maximal coupling on the whole window",

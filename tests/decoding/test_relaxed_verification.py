@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from specbench.checks.audit_settings import AUDIT_SETTINGS
 from specbench.checks.divergence import total_variation
 from specbench.checks.enumerable_model import EnumerableModel
-from specbench.checks.losslessness import CASES, audit, observe
+from specbench.checks.losslessness import audit, observe
 from specbench.decoding.context import Context
 from specbench.decoding.loop import Request, decode
 from specbench.decoding.sampling import without
@@ -293,10 +294,10 @@ RELAXED = [
 
 @pytest.mark.parametrize("options", RELAXED, ids=str)
 def test_measured_distance_stays_under_the_bound_estimated_while_decoding(options):
-    case = CASES[0]
-    spec = resolve("sjd", {"window": case.window, "residual": "optimal"} | options)
-    distance, low, _ = total_variation(observe(case, spec, 30_000, seed=1))
-    bound = mean_bound(case, spec, 4000)
+    setting = AUDIT_SETTINGS[0]
+    spec = resolve("sjd", {"window": setting.window, "residual": "optimal"} | options)
+    distance, low, _ = total_variation(observe(setting, spec, 30_000, seed=1))
+    bound = mean_bound(setting, spec, 4000)
     assert 0.003 < low <= distance < bound
 
 
@@ -312,15 +313,15 @@ ON_TREES = [
 @pytest.mark.parametrize(("name", "options"), ON_TREES, ids=str)
 def test_the_bound_holds_on_trees_of_a_draft_head(name, options):
     spec = resolve(name, options)
-    distance, low, _ = total_variation(observe(CASES[0], spec, 15_000, seed=1))
-    assert 0.003 < low <= distance < mean_bound(CASES[0], spec, 2000)
+    distance, low, _ = total_variation(observe(AUDIT_SETTINGS[0], spec, 15_000, seed=1))
+    assert 0.003 < low <= distance < mean_bound(AUDIT_SETTINGS[0], spec, 2000)
 
 
-def mean_bound(case, spec, images) -> float:
+def mean_bound(setting, spec, images) -> float:
     """Mean of the recorded bound over images of the very model `observe` decodes."""
-    model = EnumerableModel(case.layout, ("table 0",), seed=zlib.crc32(case.name.encode()) + 1)
+    model = EnumerableModel(setting.layout, ("table 0",), seed=zlib.crc32(setting.name.encode()) + 1)
     requests = [Request("table 0", "p", sample) for sample in range(images)]
-    rows = decode(model, requests, spec, case.sampling, 5, render=False)
+    rows = decode(model, requests, spec, setting.sampling, 5, render=False)
     return float(np.mean([row.facts["theorem2_bound"] for row in rows]))
 
 

@@ -8,10 +8,10 @@ import pytest
 from checkpoints import AUTHORS, WRITERS
 
 from specbench.errors import SpecbenchError
+from specbench.models import network_sizes as sizes
 from specbench.models.catalog import load_model
-from specbench.models.families import sizes
 from specbench.models.families.model_specs import MODELS
-from specbench.models.families.stored_sizes import OFFICIAL, stored_size
+from specbench.models.stored_sizes import OFFICIAL, stored_size
 
 INFO = {info.name: info for info in MODELS}
 KINDS = {name: (name, WRITERS[name]) for name in ("lumina-34b", "anole", "llamagen", "janus", "simplear", "emu3")}

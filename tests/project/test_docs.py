@@ -15,6 +15,8 @@ from specbench import errors
 from specbench.runs.settings import run_settings
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store import schema
+from specbench.store.run_info import SCHEMA_VERSION
+from specbench.system.version import __version__
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / ".ci"))
@@ -83,7 +85,8 @@ def test_the_options_of_run_are_frozen():
     fixed = [setting.name for setting in run_settings() if not setting.panel.startswith("Decoder ")]
     assert fixed == [
         *("decoder", "prompts", "limit", "ids", "samples", "seed", "batch", "workers", "ray", "shard", "mode"),
-        *("model", "weights", "revision", "guidance-rows", "random-weights", "scale", "dtype", "device", "threads", "compile"),
+        *("model", "weights", "revision", "guidance-rows", "random-weights", "scale", "dtype", "device", "threads"),
+        "compile",
         *("cfg", "temperature", "top-k", "top-p"),
         *("out", "trace", "quiet", "json"),
     ]
@@ -106,6 +109,10 @@ def test_every_column_is_documented_with_its_type(heading, columns):
     assert documented(heading) == plain
 
 
+def test_the_schema_version_is_documented():
+    assert f"Everything stored has schema version {SCHEMA_VERSION};" in FORMAT.read_text()
+
+
 def test_columns_and_keys_of_stored_runs_are_documented():
     keys = documented("run.json")
     for path in sorted((ROOT / "results" / "readme").glob("*/run.json")):
@@ -125,6 +132,11 @@ def test_exit_codes_are_documented():
     codes = {0, *(value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int))}
     text = TEXT["docs/commands.md"]
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)} == codes
+
+
+def test_the_citation_and_the_changelog_name_the_version():
+    assert re.search(rf"^version: {re.escape(__version__)}$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_no_registry_host_or_private_path_is_named():

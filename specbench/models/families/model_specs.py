@@ -5,9 +5,9 @@ Sources of the facts: each family's official repository and its configuration on
 
 from __future__ import annotations
 
+from specbench.models import network_sizes as sizes
 from specbench.models.checkpoint_files import Source
 from specbench.models.checkpoint_layouts import Layout
-from specbench.models.families import sizes
 from specbench.models.hub_model import HubModel
 from specbench.specs.run_spec import Sampling
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
-from specbench.models.families import sizes
-from specbench.models.families.sizes import NetworkSize
+from specbench.models import network_sizes as sizes
+from specbench.models.network_sizes import NetworkSize
 
 OFFICIAL = {
     "anole": {"anole": sizes.CHAMELEON_7B},
