@@ -31,6 +31,7 @@ RUN_ORIGINS = (
     "weights",
     "revision",
     "random-weights",
+    "guidance-rows",
     "scale",
     "prompts",
     "seed",
@@ -267,7 +268,11 @@ def plan_model(values: Mapping[str, Value]) -> ModelFacts:
     """The model with the weights and at the size that the settings ask for."""
     value = {name: held.value for name, held in values.items()}
     return find_model(value["model"]).configured(
-        value["weights"], value["revision"], value["random-weights"], value["scale"] == "tiny"
+        value["weights"],
+        value["revision"],
+        value["random-weights"],
+        value["scale"] == "tiny",
+        value["guidance-rows"],
     )
 
 
