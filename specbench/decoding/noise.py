@@ -102,10 +102,10 @@ class Noise:
         """
         return self._exponentials(positions, self._counter, stream, draw)
 
-    def run_race(self, law: Tensor, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
-        """[B, T] tokens drawn from unnormalised `law` [B, T, V] by their `race`, run by those alone that it holds."""
-        runners = kept(law)
-        all_run = runners.mass.shape[-1] == law.shape[-1]
+    def run_race(self, weights: Tensor, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
+        """[B, T] tokens drawn from unnormalised `weights` [B, T, V] by their `race`, run by those alone that it holds."""
+        runners = kept(weights)
+        all_run = runners.mass.shape[-1] == weights.shape[-1]
         counter = self._counter if all_run else (runners.ids + 2) * _GOLDEN
         return runners.token(run_race(runners.mass, self._exponentials(positions, counter, stream, draw)))
 

@@ -83,11 +83,11 @@ def rank_kept(probabilities: Tensor, descending: bool = False) -> Tensor:
     return (_rank_filled_up if torch.compiler.is_compiling() else _rank_found)(probabilities, descending)
 
 
-@_by_numpy("rank_filled_up", lambda law, descending: torch.empty_like(law, dtype=torch.long))
-def _rank_filled_up(law: Tensor, descending: bool) -> Tensor:
+@_by_numpy("rank_filled_up", lambda weights, descending: torch.empty_like(weights, dtype=torch.long))
+def _rank_filled_up(weights: Tensor, descending: bool) -> Tensor:
     """[..., V] `rank_kept` of a size that compiled code knows."""
-    found = _rank_found(law, descending)
-    missing = law.shape[-1] - found.shape[-1]
+    found = _rank_found(weights, descending)
+    missing = weights.shape[-1] - found.shape[-1]
     return torch.nn.functional.pad(found, (0, missing) if descending else (missing, 0), value=-1)
 
 
@@ -108,7 +108,7 @@ WIDE = 4096
 
 
 class Kept(NamedTuple):
-    """Tokens of a law in increasing order, K of the vocabulary's V, that include all it holds.
+    """Tokens of a weights in increasing order, K of the vocabulary's V, that include all it holds.
 
     Attributes:
         ids: [..., K]; rows that hold fewer are filled up with token 0.
@@ -123,28 +123,28 @@ class Kept(NamedTuple):
         return at(self.ids, place)
 
 
-def kept(law: Tensor) -> Kept:
-    """The tokens of `law` [..., V] whose weight is not 0; all V of them where V is small, or looking for them does not
+def kept(weights: Tensor) -> Kept:
+    """The tokens of `weights` [..., V] whose weight is not 0; all V of them where V is small, or looking for them does not
     pay.
     """
-    if law.shape[-1] < WIDE or not _compacts(law):
-        return Kept(torch.arange(law.shape[-1], device=law.device).expand(law.shape), law)
-    token, value, _ = _compact(law)
-    return Kept(*(torch.from_numpy(x).view(*law.shape[:-1], -1) for x in (token, value)))
+    if weights.shape[-1] < WIDE or not _compacts(weights):
+        return Kept(torch.arange(weights.shape[-1], device=weights.device).expand(weights.shape), weights)
+    token, value, _ = _compact(weights)
+    return Kept(*(torch.from_numpy(x).view(*weights.shape[:-1], -1) for x in (token, value)))
 
 
-def _compacts(law: Tensor) -> bool:
+def _compacts(weights: Tensor) -> bool:
     """Whether to look for the tokens that have weight: a GPU would have to wait to know how many there are, and passes
     over zeros in no time; compiled code must know sizes before.
     """
-    return law.device.type == "cpu" and not torch.compiler.is_compiling()
+    return weights.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _compact(law: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The entries of `law` that are not 0 (so NaN too) moved to the front of their rows: tokens and values [rows, K],
+def _compact(weights: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The entries of `weights` that are not 0 (so NaN too) moved to the front of their rows: tokens and values [rows, K],
     both 0 behind them, and which of the places are taken.
     """
-    flat = law.reshape(-1, law.shape[-1]).numpy()
+    flat = weights.reshape(-1, weights.shape[-1]).numpy()
     # Of booleans it is four times faster than of floats.
     entry = np.flatnonzero(flat != 0)
     row, column = np.divmod(entry, flat.shape[1])
@@ -191,9 +191,9 @@ def at(distribution: Tensor, tokens: Tensor) -> Tensor:
     return distribution.gather(-1, tokens[..., None]).squeeze(-1)
 
 
-def without(law: Tensor, tokens: Tensor) -> Tensor:
-    """`law` [..., V] with `tokens` [...] removed, normalised; all zero when nothing is left."""
-    left = law.scatter(-1, tokens[..., None], 0.0)
+def without(weights: Tensor, tokens: Tensor) -> Tensor:
+    """`weights` [..., V] with `tokens` [...] removed, normalised; all zero when nothing is left."""
+    left = weights.scatter(-1, tokens[..., None], 0.0)
     return left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
 
 

@@ -9,7 +9,7 @@
              a law [V] per stream slot and column for a rule that looks at all former ones of an image
     prefill  rows x prompt x a layer's activations
     target   columns x (rows x (a layer's activations and the last features [d]) + 2 laws: the last p and q)
-    verify   columns x laws, see `laws_alive`
+    verify   columns x laws, see `distributions_alive`
     picture  pixels x numbers per pixel x 4 bytes
 
 A layer's activations, per row and column, are 4 x d (input, residual stream before and after attention, norm) and
@@ -78,7 +78,7 @@ def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype
     kv, size = model.kv_bytes(dtype), model.size
     if kv is None or size is None:
         return None
-    layer, number, law = size.layer(model.layers, model.v_image), BYTES[dtype], 4 * model.v_image
+    layer, number, distribution = size.layer(model.layers, model.v_image), BYTES[dtype], 4 * model.v_image
     rows, columns = 1 if sampling.guidance == 1 else 2, most_columns(decoder, model)
     weights, width = model.fixed_bytes(dtype) + table_bytes(columns), layer.width * number
     if decoder.drafter == "eagle":
@@ -89,11 +89,13 @@ def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype
     cache = rows * (ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns) * kv
     inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
     if decoder.init.endswith("-sample"):
-        inputs += (model.stream + columns) * law
+        inputs += (model.stream + columns) * distribution
     activations = 4 * width + 3 * layer.inner * number
     prefill = rows * ASSUMED_PROMPT_TOKENS * activations
-    target = columns * (rows * (activations + width) + 2 * law)
-    verify = columns * (rows * width + laws_alive(decoder, sampling, model.stream > model.tokens) * law)
+    target = columns * (rows * (activations + width) + 2 * distribution)
+    verify = columns * (
+        rows * width + distributions_alive(decoder, sampling, model.stream > model.tokens) * distribution
+    )
     picture = 4 * math.prod(model.resolution) * model.pixel_numbers
     return Footprint(weights, cache, inputs, max(prefill, target, verify), picture, model.renders_together)
 
@@ -109,7 +111,7 @@ def table_bytes(columns: int) -> int:
     return 12 * sum(width**2 for width in range(max(1, columns - TREES + 1), columns + 1))
 
 
-def laws_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) -> int:
+def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) -> int:
     """Distributions per column alive at once in the heaviest moment of a verification; `forced`: the grammar has slots
     that are. They are float32; int64 counts for two.
 

@@ -161,7 +161,7 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
     workers, shard = plan_workers(values), plan_shard(value["shard"])
     if workers.elsewhere and value["batch"] == "auto":
         raise SpecbenchError(
-            "--batch auto: reckoned for this process only", "leave --workers and --ray away, or give N"
+            "--batch auto: estimated for this process only", "leave --workers and --ray away, or give N"
         )
     sampling, dtype, device = plan_sampling(model, values), value["dtype"] or model.dtype, _device(value["device"])
     compiled, refusal = compiler.should_compile(value["compile"], device)
@@ -194,12 +194,12 @@ def _settle_batch(plan: Plan) -> Plan:
     """The plan with a batch that fits into memory; "auto" takes what it took for the same run before."""
     specs = [planned.spec for planned in plan.decoders]
     earlier = _earlier_batch(plan) if plan.batch == "auto" else None
-    batch, reckoning = settle_batch(earlier or plan.batch, plan.model, specs, plan.sampling, plan.dtype, plan.device)
+    batch, estimate = settle_batch(earlier or plan.batch, plan.model, specs, plan.sampling, plan.dtype, plan.device)
     images = max(1, len(plan.units))
     if plan.batch == "auto" and not earlier:
         batch = min(batch, images)
-        reckoning = dict(reckoning or {}) | {"batch": batch, "images": images}
-    return replace(plan, batch=batch, memory=reckoning)
+        estimate = dict(estimate or {}) | {"batch": batch, "images": images}
+    return replace(plan, batch=batch, memory=estimate)
 
 
 def _earlier_batch(plan: Plan) -> int | None:

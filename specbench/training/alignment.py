@@ -49,8 +49,8 @@ def alignment(
 
     def distance(ahead: Tensor, slots: Tensor) -> Tensor:
         """[B] mean TV over the slots that are free."""
-        law = target(session.logits(ahead), positions[:, slots])
-        tv = (law - p[:, slots]).abs().sum(-1) / 2
+        q = target(session.logits(ahead), positions[:, slots])
+        tv = (q - p[:, slots]).abs().sum(-1) / 2
         return (tv * free[slots]).sum(1) / free[slots].sum()
 
     chosen = torch.linspace(0, length - 1 - depths, starts, device=model.device).long()

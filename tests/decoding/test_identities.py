@@ -29,7 +29,9 @@ ENUMERABLE = {
 SAMPLINGS = [Sampling(2.0, 0.9, 3), Sampling(1.0)]
 
 
-@pytest.fixture(scope="module", params=[*ENUMERABLE, "shapes", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)])
+@pytest.fixture(
+    scope="module", params=[*ENUMERABLE, "shapes", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)]
+)
 def model(request, tmp_path_factory):
     name = request.param
     if name in ENUMERABLE:

@@ -77,19 +77,19 @@ class Spatial:
         self.needs_history = sample
 
     def fill(self, slots: Slots, noise: Noise) -> tuple[Tensor, Tensor]:
-        random_tokens, uniform_law = self._random.fill(slots, noise)
+        random_tokens, uniform = self._random.fill(slots, noise)
         source, root = self._trace(slots)
         has_source = source >= 0
         if self.needs_history:
             rows = torch.arange(len(source), device=source.device)[:, None]
-            law = slots.history[rows, source.clamp(0, slots.history.shape[1] - 1)]
-            tokens = draw(law, noise.uniform(slots.positions, Stream.FRESH, slots.step))
-            q = torch.where(has_source[..., None], law, uniform_law)
+            distribution = slots.history[rows, source.clamp(0, slots.history.shape[1] - 1)]
+            tokens = draw(distribution, noise.uniform(slots.positions, Stream.FRESH, slots.step))
+            q = torch.where(has_source[..., None], distribution, uniform)
             return torch.where(has_source, tokens, random_tokens), q
         # Where the chain of neighbours ends at a random fresh slot, that slot's own token is copied.
         tokens = torch.where(has_source, slots.tokens.gather(1, source.clamp(min=0)), random_tokens.gather(1, root))
         copied = has_source | (root != torch.arange(root.shape[1], device=root.device))
-        return tokens, torch.where(copied[..., None], one_hot(tokens, self._vocab), uniform_law)
+        return tokens, torch.where(copied[..., None], one_hot(tokens, self._vocab), uniform)
 
     def _trace(self, slots: Slots) -> tuple[Tensor, Tensor]:
         """Follow neighbours out of the fresh slots.
