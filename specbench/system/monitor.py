@@ -18,7 +18,7 @@ import numpy as np
 SLOW = 1.25
 """An outlier takes at least this many times the median step."""
 DEVIATIONS = 10.0
-"""... and is this many scaled median absolute deviations above it; timings have heavier tails than a normal distribution."""
+"""Scaled median absolute deviations above the median for an outlier; timings are heavier-tailed than a normal."""
 BUSY_CORES = 0.25
 """Cores that others may use on average before latencies are called disturbed."""
 STEADY_CLOCK = 0.9

@@ -52,7 +52,7 @@ def omega(residual=optimal, **changed) -> DepthWeighted:
 
 
 def outcome(rule, p=P, q=Q, tokens=TOKENS):
-    """Acceptance [V], accepted mass, residual distribution and distribution of the emitted token, from the rule's parts."""
+    """Acceptance [V], accepted mass, residual distribution and distribution of the emitted token of a rule."""
     a = rule.acceptance(p, q, tokens).clamp(max=1)
     drafted = torch.ones(len(p), 1, dtype=torch.bool)
     window = DraftTests(p[:, None], q[:, None], tokens[:, :1], drafted, drafted.double(), torch.tensor([1]))
