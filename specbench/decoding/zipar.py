@@ -58,13 +58,24 @@ class Lanes(NamedTuple):
 
 
 class ZipAR:
-    """Settings of `RowsLoop`, registered as a drafter although nothing is drafted."""
+    """Settings of `RowsLoop`, registered as a drafter although nothing is drafted.
 
-    def __init__(self, context: Context, init: Init | None, rows_window: int, adaptive: bool):
+    Attributes:
+        lags: [H] tokens that the row above must have before a row starts.
+    """
+
+    def __init__(
+        self, context: Context, init: Init | None, rows_window: int, adaptive: bool, rows_count: str = "tokens"
+    ):
         layout = context.layout
         self.window = 1
         self.columns = layout.height
-        self.lag = min(rows_window, layout.width)
+        lags = [min(rows_window, layout.width)] * layout.height
+        if rows_count == "released" and any(token >= 0 for token in layout.forced):
+            lags = [min(max(rows_window - 1, 1), layout.width)] * layout.height
+        elif rows_count == "released":
+            lags[1:2] = [layout.width] * len(lags[1:2])
+        self.lags = torch.tensor(lags, device=context.device)
         self.adaptive = adaptive
         self.slots = torch.tensor(_grid(layout), device=context.device)
 
@@ -133,7 +144,7 @@ class RowsLoop:
         """Columns of the next forward; None if all images are complete."""
         count, width = self.count, self._width
         above = torch.nn.functional.pad(count[:, :-1], (1, 0), value=width)
-        starting = (count == 0) & (above >= self._plan.lag)
+        starting = (count == 0) & (above >= self._plan.lags)
         growing = (count > 0) & (count < width)
         closing = (count == width) & ~self._done_feeding
         closing[:, -1] = False

@@ -60,9 +60,18 @@ class ModelInfo(ModelFacts):
     renders_together = True
 
     def configured(
-        self, weights: str | None = None, revision: str | None = None, random: bool = False, tiny: bool = False
+        self,
+        weights: str | None = None,
+        revision: str | None = None,
+        random: bool = False,
+        tiny: bool = False,
+        guidance_rows: str = "official",
     ) -> ModelInfo:
         """This model with other weights, which it does not take."""
+        if guidance_rows != "official":
+            raise SpecbenchError(
+                f"--guidance-rows {guidance_rows}: '{self.name}' has one unconditional prompt", "leave it away"
+            )
         if weights or revision or random or tiny:
             raise SpecbenchError(
                 f"model '{self.name}' comes with its weights, at one size",

@@ -58,10 +58,22 @@ class ModelFacts(Protocol):
     renders_together: bool
     ready: bool
 
+    @property
+    def source_facts(self) -> dict[str, object] | None:
+        """Weights, revision and layout of a checkpoint that is not the official one, for `run.json`."""
+        return None
+
     def configured(
-        self, weights: str | None = None, revision: str | None = None, random: bool = False, tiny: bool = False
+        self,
+        weights: str | None = None,
+        revision: str | None = None,
+        random: bool = False,
+        tiny: bool = False,
+        guidance_rows: str = "official",
     ) -> ModelFacts:
-        """This model with other weights, random weights, or at tiny scale; a SpecbenchError if it has no such."""
+        """This model with other weights, random weights, at tiny scale, or with the unconditional prompts of released
+        decoders ("released"); a SpecbenchError if it has no such.
+        """
         ...
 
     def sampling(self) -> Sampling:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder
-from specbench.models.checkpoint_layouts import Layout, locate
+from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder
+from specbench.models.checkpoint_layouts import Layout, locate, recognise
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.network_sizes import NetworkSize
+from specbench.models.stored_sizes import stored_size
 from specbench.models.transformer.size import Size
 from specbench.specs.run_spec import Sampling
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 RANDOM = "+random"
 """In the name of every model with random weights, hence in every record of its runs."""
+RELEASED_ROWS = ("lumina", "anole")
+"""Families whose unconditional prompt differs in SJD's and GSD's released code."""
 TINY_GRID = (4, 4)
 
 
@@ -45,6 +48,7 @@ class HubModel(ModelFacts):
         weights: folder or hub id that takes the place of `source`.
         revision: of the hub repository.
         random: the true architecture with random weights.
+        guidance_rows: "official", or "released" for the unconditional prompt of SJD's and GSD's released code.
         tiny: a grid of 4 x 4 tokens, checkpoints of any vocabulary, and with `random` a network to match.
     """
 
@@ -67,17 +71,36 @@ class HubModel(ModelFacts):
     revision: str | None = None
     random: bool = False
     tiny: bool = False
+    guidance_rows: str = "official"
 
     def configured(
-        self, weights: str | None = None, revision: str | None = None, random: bool = False, tiny: bool = False
+        self,
+        weights: str | None = None,
+        revision: str | None = None,
+        random: bool = False,
+        tiny: bool = False,
+        guidance_rows: str = "official",
     ) -> HubModel:
-        """This model with other weights. What is not the official model at its official size says so in its name."""
+        """This model with other weights. What is not the official model at its official size says so in its name.
+
+        Sizes are those of the checkpoint in a `weights` folder, so that memory and roofline are planned for it.
+        """
         if random and (weights or revision):
             raise SpecbenchError("--random-weights: cannot go together with --weights or --revision")
         if revision and weights and is_folder(weights):
             raise SpecbenchError(f"--revision {revision}: --weights {weights} is a folder, not a hub repository")
-        name = self.name + RANDOM * random + "+tiny" * tiny
+        released = guidance_rows == "released"
+        if released and self.family not in RELEASED_ROWS:
+            raise SpecbenchError(
+                f"--guidance-rows released: SJD's and GSD's code have no other rows for '{self.name}'",
+                f"it is for models of these families: {', '.join(RELEASED_ROWS)}",
+            )
+        name = self.name + RANDOM * random + "+tiny" * tiny + "+released-rows" * released
         changes = {"weights": weights or None, "revision": revision or None, "random": random, "tiny": tiny}
+        changes["guidance_rows"] = guidance_rows
+        folder = local_folder(weights) if weights and not tiny else None
+        if folder:
+            changes["network"] = stored_size(self.family, self.network, folder)
         return replace(self, name=name, grid=TINY_GRID if tiny else self.grid, **changes)
 
     head = None
@@ -164,6 +187,15 @@ class HubModel(ModelFacts):
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Weights, image decoder and text encoder in memory."""
         return self.parameters * BYTES[dtype or self.dtype] + self.other_bytes
+
+    @property
+    def source_facts(self) -> dict[str, object] | None:
+        """Weights, revision and layout of a checkpoint that is not the official one, for `run.json`."""
+        if not self.weights and not self.revision:
+            return None
+        folder = local_folder(self.weights)
+        layout = recognise(folder) if folder else None
+        return {"weights": self.weights or self.source.repo, "revision": self.revision, "layout": layout}
 
     @property
     def ready(self) -> bool:

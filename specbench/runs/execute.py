@@ -53,6 +53,7 @@ def _execute_together(plans: Sequence[Plan], reporter: Reporter | None) -> RunSu
                 run_facts[spec.run_id] = {"origins": plan.origins(planned)} | _roofline(plan)
                 run_facts[spec.run_id] |= {"window_curve": curve} if curve else {}
                 run_facts[spec.run_id] |= {"memory": dict(plan.memory)} if plan.memory else {}
+                run_facts[spec.run_id] |= {"source": source} if (source := plan.model.source_facts) else {}
         return runner.run(executor, specs, first.units, first.out, reporter, run_facts, first.trace)
 
 

@@ -116,10 +116,10 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
     whether the grammar forces slots.
 
     Alive throughout: the last p, q and the guided logits, and with Jacobi drafts the q of the previous step. In
-        addition, the maximum of: truncated logits and p; p padded for the forced slots, their one-hots and the combined
-        p; temporaries of top-p (scaled, sorted and summed logits), of coupling (q, the residual p - q before and after
-        a check), of a race (one hash per token), of grouping (integer keys that rank p). On a CPU, eager, with wide
-        vocabularies, the temporaries hold only the tokens kept by top-k, and the last two are numpy arrays.
+    addition, the maximum of: truncated logits and p; p padded for the forced slots, their one-hots and the combined
+    p; temporaries of top-p (scaled, sorted and summed logits), of coupling (q, the residual p - q before and after
+    a check), of a race (one hash per token), of grouping (integer keys that rank p). On a CPU, eager, with wide
+    vocabularies, the temporaries hold only the tokens kept by top-k, and the last two are numpy arrays.
     """
     alone = decoder.drafter in ("none", "zipar")
     return (4 if decoder.drafter.startswith("jacobi") else 3) + max(

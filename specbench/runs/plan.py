@@ -31,6 +31,7 @@ RUN_ORIGINS = (
     "weights",
     "revision",
     "random-weights",
+    "guidance-rows",
     "scale",
     "prompts",
     "seed",
@@ -270,7 +271,11 @@ def plan_model(values: Mapping[str, Value]) -> ModelFacts:
     """Model with the weights and size given in the settings."""
     value = {name: held.value for name, held in values.items()}
     return find_model(value["model"]).configured(
-        value["weights"], value["revision"], value["random-weights"], value["scale"] == "tiny"
+        value["weights"],
+        value["revision"],
+        value["random-weights"],
+        value["scale"] == "tiny",
+        value["guidance-rows"],
     )
 
 

@@ -178,6 +178,17 @@ _MODEL = (
         unset="the hub",
     ),
     Setting(
+        Option(
+            "guidance-rows",
+            "official",
+            "unconditional prompt of lumina and anole: official, or released (SJD's and GSD's code: it keeps the "
+            "prompt's last token)",
+            choices=("official", "released"),
+        ),
+        _MODEL_PANEL,
+        "NAME",
+    ),
+    Setting(
         Option("random-weights", False, "use random weights in the true architecture; measures speed only"),
         _MODEL_PANEL,
         "",

@@ -22,6 +22,10 @@ EAGLE = "Li et al., EAGLE, ICML 2024 (arXiv 2401.15077)"
 LANTERN = "Jang et al., LANTERN, ICLR 2025 (arXiv 2410.03355)"
 LANTERNPP = "Park et al., LANTERN++ (arXiv 2502.06352)"
 ZIPAR = "He et al., ZipAR, ICML 2025 (arXiv 2412.04062)"
+SJD_CODE = "released code of SJD, tyshiwo1/Accelerating-T2I-AR-with-SJD, commit b389cfb"
+GSD_CODE = "released code of GSD, junhyukso/GSD, commit 4216c7c"
+LANTERN_CODE = "released code of LANTERN and LANTERN++, jadohu/LANTERN, release of 2025-03"
+ZIPAR_CODE = "released code of ZipAR, ThisisBillhe/ZipAR"
 COOLSD = "Annealed Relaxation of Speculative Decoding (Cool-SD), AAAI 2026 (arXiv 2601.09212)"
 
 
@@ -85,6 +89,22 @@ _PRESETS = (
         {"window": 32},
     ),
     Preset("gsd", "SJD that accepts a cluster of similar tokens", GSD, "algorithm 3", _jacobi(verifier="grouped")),
+    Preset(
+        "sjd-released",
+        "SJD as its released code decodes one image: fresh drafts with one-hot q",
+        SJD_CODE,
+        "random initialisation; left out: a stale q at batch > 1, spatial initialisations that crash",
+        _jacobi(),
+        {"fresh-q": "onehot"},
+    ),
+    Preset(
+        "gsd-released",
+        "GSD as its released code decodes: 14 tokens per cluster, q of the whole cluster, p = 0 accepted",
+        GSD_CODE,
+        "window 16 and G 14 are hard-wired there; left out: the order of ties among tokens outside top-k",
+        _jacobi(verifier="grouped-released"),
+        {"fresh-q": "onehot"},
+    ),
     Preset("amplify", "lossy baseline: acceptance ratio times k", GSD, "table 1", _jacobi(verifier="amplify")),
     Preset(
         "add",
@@ -141,6 +161,22 @@ _PRESETS = (
         _eagle(verifier="lantern++", residual="lantern"),
     ),
     Preset(
+        "lantern-released",
+        "LANTERN's acceptance with its released code's residual, raw codebook and tree",
+        LANTERN_CODE,
+        "residual on p (Lumina) or q (others); Lumina's tree there is mc_sim_7b_63; left out: bfloat16 softmax",
+        _eagle(verifier="lantern", residual="lantern-release"),
+        {"neighbours": "raw", "tree": "naive_extend_57"},
+    ),
+    Preset(
+        "lantern++-released",
+        "LANTERN++'s acceptance with its released code's residual, raw codebook and tree",
+        LANTERN_CODE,
+        "k and lambda of its own sweep; residual on p (Lumina) or q (LlamaGen, Anole); left out: bfloat16 softmax",
+        _eagle(verifier="lantern++", residual="lantern-release"),
+        {"neighbours": "raw", "tree": "naive_extend_57", "k": 10, "lambda": 5.0},
+    ),
+    Preset(
         "lantern++-optimal",
         "LANTERN++ with the residual that minimises the bound",
         COOLSD,
@@ -176,6 +212,14 @@ _PRESETS = (
         ZIPAR,
         "sec. 3",
         _jacobi(drafter="zipar"),
+    ),
+    Preset(
+        "zipar-released",
+        "ZipAR with its released code's count of the window, first row alone for models without row ends",
+        ZIPAR_CODE,
+        "left out: empty cache slots that are attended to, stand-ins that stay visible",
+        _jacobi(drafter="zipar"),
+        {"rows-count": "released", "rows-window": 16},
     ),
 )
 

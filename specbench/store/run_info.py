@@ -95,6 +95,7 @@ class RunInfo:
         window_curve: the measurements behind `--window auto`, a dict per window tried.
         roofline: under the key "floor", see `specbench.runs.roofline_facts.roofline_facts`; None where unknown.
         memory: the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`.
+        source: weights, revision and layout of a checkpoint that is not the official one; None for the official one.
         schema: version of the files in the folder.
         stored: the object as read from the file, with keys of other versions.
     """
@@ -106,6 +107,7 @@ class RunInfo:
     window_curve: list[dict[str, float]] | None = None
     roofline: Mapping[str, object] | None = None
     memory: Mapping[str, object] | None = None
+    source: Mapping[str, object] | None = None
     schema: int = SCHEMA_VERSION
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
 
@@ -126,6 +128,7 @@ class RunInfo:
             window_curve=content.get("window_curve"),
             roofline=content.get("floor"),
             memory=content.get("memory"),
+            source=content.get("source"),
             schema=content["schema"],
             stored=content,
         )
@@ -145,7 +148,7 @@ class RunInfo:
 
 _KEYS = {"roofline": "floor"}
 """Attributes whose key in the file has another name."""
-_ORDER = ("schema", "run_id", "spec", "invocations", "origins", "window_curve", "roofline", "memory")
+_ORDER = ("schema", "run_id", "spec", "invocations", "origins", "window_curve", "roofline", "memory", "source")
 
 
 def _names(kind: type) -> list[str]:
@@ -230,7 +233,7 @@ def _number(value: object) -> object:
 
 def _check_optional(content: Mapping[str, object]) -> None:
     """Raise a TypeError, LookupError or ValueError for a malformed optional key."""
-    for name, kind in {"origins": dict, "window_curve": list, "memory": dict, "floor": dict}.items():
+    for name, kind in {"origins": dict, "window_curve": list, "memory": dict, "floor": dict, "source": dict}.items():
         if not isinstance(content.get(name), kind | None):
             raise TypeError(name)
     if not all(isinstance(point, dict) for point in content.get("window_curve") or ()):

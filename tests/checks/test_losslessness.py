@@ -26,6 +26,7 @@ LOSSLESS = [
     ("sjd", {"fresh-q": "onehot"}),
     *(("sjd", {"init": init}) for init in SPATIAL),
     ("sjd", {"residual": "optimal"}),
+    ("sjd-released", {}),
     ("sjd-norefine", {}),
     ("scd-mc", {}),
     ("scd-mc", {"init": "above-sample"}),
@@ -48,12 +49,17 @@ LOSSY = [
     ("add", {}),
     ("lantern", {"delta": 0.3}),
     ("lantern++", {}),
+    ("lantern-released", {"delta": 0.3}),
+    ("lantern++-released", {}),
     ("lantern++-optimal", {}),
     ("uniform-rsd", {}),
     ("cool-sd", {"delta": 2.0}),
     ("cool-sd-linear", {}),
     ("zipar", {"rows-window": 1}),
+    ("zipar-released", {"rows-window": 1}),
 ]
+# Clusters of 14 tokens need a larger vocabulary than the audit's: tests/decoding/test_released_presets.py.
+AUDITED_ELSEWHERE = {"gsd-released"}
 
 
 def label(choice) -> str:
@@ -82,7 +88,7 @@ def test_a_lossy_decoder_is_shown_to_differ(choice):
 
 
 def test_every_preset_is_audited_above():
-    assert {name for name, _ in LOSSLESS + LOSSY} >= set(PRESETS) - {"sjd-isp"}
+    assert {name for name, _ in LOSSLESS + LOSSY} >= set(PRESETS) - {"sjd-isp"} - AUDITED_ELSEWHERE
 
 
 @pytest.mark.parametrize("name", [*PRESETS])

@@ -46,6 +46,19 @@ def test_forwards_are_one_row_and_a_window_for_each_other(layout, window):
         assert row.committed_step[forced < 0].max() == row.nfe
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_the_released_count_includes_the_row_end_or_lets_row_1_wait(layout, window):
+    """With row ends a released window is one less here; without, the first row is decoded alone."""
+    released = rows_of(layout, "zipar-released", **{"rows-window": window})
+    if layout.with_row_ends(layout.height, layout.width, layout.v_image) == layout:
+        ours = rows_of(layout, "zipar", **{"rows-window": max(window - 1, 1)})
+        assert np.array_equal(tokens(released), tokens(ours))
+        return
+    lag = min(window, layout.width)
+    assert {row.nfe for row in released} == {2 * layout.width + (layout.height - 2) * lag}
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_window_as_wide_as_the_row_is_ar(layout, adaptive):

@@ -16,6 +16,7 @@ from transformers import JanusConfig
 from specbench.decoding.loop import Request as ImageRequest
 from specbench.decoding.loop import decode
 from specbench.decoding.sampling import Target
+from specbench.errors import SpecbenchError
 from specbench.models import checkpoint_loading
 from specbench.models.catalog import load_model
 from specbench.models.families import base, vq_decoder
@@ -90,6 +91,21 @@ def _with_layout(model, layout):
     other = object.__new__(type(model))
     other.__dict__.update(model.__dict__ | {"layout": layout})
     return other
+
+
+@pytest.mark.parametrize("name", ["lumina", "anole"])
+def test_released_guidance_rows_keep_the_prompts_last_token(name, tiny_of):
+    """As SJD's and GSD's released code feeds them; the model says so in its name, hence in every record."""
+    tiny, official = tiny_of(name)
+    info = INFO[name].configured(weights=str(tiny.folder), tiny=True, guidance_rows="released")
+    assert info.name == f"{name}+tiny+released-rows"
+    model = load_model(info, "cpu", "float32")
+    conditional, unconditional = model.prompt_ids("a cat")
+    assert conditional == official.prompt_ids("a cat")[0]
+    image = conditional[conditional.index(chameleon.BEGIN_IMAGE) :]
+    assert unconditional == [chameleon.RESERVED["<reserved08706>"], *image]
+    with pytest.raises(SpecbenchError, match="--guidance-rows released"):
+        INFO["janus"].configured(guidance_rows="released")
 
 
 def test_emu3_stream_is_the_official_one(tiny_of):

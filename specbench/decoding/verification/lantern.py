@@ -50,6 +50,9 @@ class Lantern(RatioTest):
         table = neighbour_table(context.codebook, raw=neighbours == "raw")
         self._table = table[:, : k + 1].to(context.device)
         self._k = k
+        if self._residual is release:
+            # The release's code differs by family: its Lumina model is the one whose rows end with a token.
+            self._residual = release_p if any(token >= 0 for token in context.layout.forced) else release_q
         if self._residual is optimal:
             # p(A(x)) >= p(x), so a >= min(1, p/q), and [p - a q]+ is [p - q]+ (Cool-SD, proposition 1).
             self._residual = standard
@@ -102,6 +105,11 @@ def release_q(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
 def release_p(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
     """Residual of the released Lumina code: p - q, p = 0 on the first k + 1 neighbours if A(x) has any."""
     return _scaled(p, around.wide, ~around.member.any(-1, keepdim=True)) - q
+
+
+def release(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
+    """The released code's residual for the family at hand, one of the two above."""
+    raise NotImplementedError("chosen when the verifier is built")
 
 
 RESIDUALS = (paper, release_q, release_p)

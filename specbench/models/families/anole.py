@@ -13,7 +13,8 @@ from specbench.models.families.chameleon import BEGIN_IMAGE, END_OF_TURN, START,
 
 class Anole(FamilyModel):
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
-        return self.words(START + text + END_OF_TURN + BEGIN_IMAGE), self.words(START + BEGIN_IMAGE)
+        first = END_OF_TURN if self.released_rows else START
+        return self.words(START + text + END_OF_TURN + BEGIN_IMAGE), self.words(first + BEGIN_IMAGE)
 
 
 def load(request: LoadRequest) -> Anole:
