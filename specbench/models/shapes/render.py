@@ -113,10 +113,10 @@ def background(texture: str, rng: np.random.Generator) -> np.ndarray:
         return _mix(color, _accent(color), ((_X // cell + _Y // cell) % 2))
     if texture == "cloudy":
         clouds = 0.08 * _value_noise(rng, 6) + 0.07 * _value_noise(rng, 16)
-        return np.where((_Y < rows * TOKEN)[..., None], color + np.clip(clouds, -0.2, 0.2)[..., None], flat)
+        return np.where((rows * TOKEN > _Y)[..., None], color + np.clip(clouds, -0.2, 0.2)[..., None], flat)
     if texture == "grainy":
         grains = 0.05 * _value_noise(rng, 16) + 0.07 * np.kron(rng.standard_normal((32, 32)), np.ones((2, 2)))
-        return np.where((_Y >= SIZE - rows * TOKEN)[..., None], color + np.clip(grains, -0.2, 0.2)[..., None], flat)
+        return np.where((SIZE - rows * TOKEN <= _Y)[..., None], color + np.clip(grains, -0.2, 0.2)[..., None], flat)
     raise ValueError(f"unknown texture {texture!r}")
 
 

@@ -269,8 +269,9 @@ class Trainer:
 
     def rate(self) -> float:
         """Learning rate as a share of its peak."""
-        left = 1 - self.samples / self.plan.samples
-        return max(0.01, min(1.0, (self.samples - self.started + self.plan.batch) / self.plan.warmup, left / self.plan.decay))
+        rise = (self.samples - self.started + self.plan.batch) / self.plan.warmup
+        fall = (1 - self.samples / self.plan.samples) / self.plan.decay
+        return max(0.01, min(1.0, rise, fall))
 
     def step(self) -> dict[str, float]:
         """One optimizer step."""
