@@ -112,10 +112,10 @@ def background(texture: str, rng: np.random.Generator) -> np.ndarray:
         cell = int(rng.choice((4, 8)))
         return _mix(color, _accent(color), ((_X // cell + _Y // cell) % 2))
     if texture == "cloudy":
-        clouds = 0.08 * _value_noise(rng, 6) + 0.07 * _value_noise(rng, 16)
+        clouds = 0.09 * _value_noise(rng, 5) + 0.04 * _value_noise(rng, 16) + 0.05 * _grains(rng)
         return np.where((rows * TOKEN > _Y)[..., None], color + np.clip(clouds, -0.2, 0.2)[..., None], flat)
     if texture == "grainy":
-        grains = 0.05 * _value_noise(rng, 16) + 0.07 * np.kron(rng.standard_normal((32, 32)), np.ones((2, 2)))
+        grains = 0.05 * _value_noise(rng, 16) + 0.07 * _grains(rng)
         return np.where((SIZE - rows * TOKEN <= _Y)[..., None], color + np.clip(grains, -0.2, 0.2)[..., None], flat)
     raise ValueError(f"unknown texture {texture!r}")
 
@@ -141,6 +141,10 @@ def _ramp(rng: np.random.Generator) -> np.ndarray:
 def _stripes(rng: np.random.Generator) -> np.ndarray:
     along = (_X, _Y)[rng.integers(2)]
     return (along // TOKEN) % 2
+
+
+def _grains(rng: np.random.Generator) -> np.ndarray:
+    return np.kron(rng.standard_normal((SIZE // 2, SIZE // 2)), np.ones((2, 2)))
 
 
 def _value_noise(rng: np.random.Generator, cells: int) -> np.ndarray:
