@@ -43,18 +43,18 @@ $(HPSV2_VENV)/.run: pyproject.toml constraints.txt
 	touch $@
 
 test-hpsv2: $(HPSV2_VENV)/.run ## Compare HPSv2 with its authors' package, installed into .venv-hpsv2
-	$(HPSV2_VENV)/bin/python -m pytest -rs tests/test_metrics_per_image_are_the_authors.py
+	$(HPSV2_VENV)/bin/python -m pytest -rs tests/metrics/test_per_image.py
 
 check: $(VENV)/.dev ## Lint, formatting, and generated parts of the README
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest tests/test_readme_is_current.py
+	$(BIN)/python -m pytest tests/project/test_readme.py
 
 docs: $(VENV)/.dev ## Refresh the generated parts of the README
 	$(BIN)/python .ci/refresh_readme.py
 
 train-shapes: $(VENV)/.run ## Train the embedded model again (hours on a CPU; continues where it stopped)
-	$(BIN)/python -m specbench.models.shapes.train
+	$(BIN)/python -m specbench.training.shapes
 
 train-head: $(VENV)/.run ## Train the embedded model's draft head again and measure it (minutes; continues where it stopped)
 	$(BIN)/specbench train-head --model shapes --images 640 --epochs 12 --out eagle-training
@@ -63,17 +63,17 @@ train-head: $(VENV)/.run ## Train the embedded model's draft head again and meas
 	$(BIN)/specbench check-head --model shapes --json > results/eagle-training/tv_by_depth.json
 
 bench: $(VENV)/.run ## Measure specbench itself; raw numbers go to results/speed
-	$(BIN)/python benchmarks/speed/bench.py
-	$(BIN)/python benchmarks/speed/plot.py
+	$(BIN)/python dev/speed/bench.py
+	$(BIN)/python dev/speed/plot.py
 
 drills: $(VENV)/.dev ## Kill runs 200 times and more, and feed 10,000 hostile inputs; figures go to results/drills
-	$(BIN)/python benchmarks/drills/kills.py driver --kills 70 --seconds 3600
-	$(BIN)/python benchmarks/drills/kills.py worker --kills 70 --seconds 3600
-	$(BIN)/python benchmarks/drills/kills.py pool-driver --kills 60 --seconds 3600
-	$(BIN)/python benchmarks/drills/kills.py ray-worker --kills 12 --seconds 3600
-	$(BIN)/python benchmarks/drills/kills.py ray-node --kills 2 --seconds 3600
-	$(BIN)/python benchmarks/drills/kills.py report
-	$(BIN)/python benchmarks/drills/fuzz.py
+	$(BIN)/python dev/drills/kills.py driver --kills 70 --seconds 3600
+	$(BIN)/python dev/drills/kills.py worker --kills 70 --seconds 3600
+	$(BIN)/python dev/drills/kills.py pool-driver --kills 60 --seconds 3600
+	$(BIN)/python dev/drills/kills.py ray-worker --kills 12 --seconds 3600
+	$(BIN)/python dev/drills/kills.py ray-node --kills 2 --seconds 3600
+	$(BIN)/python dev/drills/kills.py report
+	$(BIN)/python dev/drills/fuzz.py
 
 clean: ## Remove .venv and caches, never results
 	rm -rf $(VENV) $(HPSV2_VENV) .pytest_cache .ruff_cache .hypothesis build dist

@@ -11,8 +11,8 @@ from pathlib import Path
 import typer
 
 from specbench.cli import build_app
-from specbench.decoding.components import plain
-from specbench.decoding.presets import PRESETS, resolve
+from specbench.specs.options import plain
+from specbench.specs.presets import PRESETS, resolve
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -56,7 +56,7 @@ def results() -> str:
     if not RESULTS.is_dir():
         return "(The table and the picture appear here once `results/readme` holds runs.)\n"
     from specbench.api import report
-    from specbench.demo import PICTURE, headline
+    from specbench.cli.demo import PICTURE, headline
 
     rows = report(out=RESULTS)
     cells = headline(rows)

@@ -8,8 +8,9 @@ The names below are imported from `specbench.api` on first use, so that `import 
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
-__all__ = ["generate", "load", "report", "run", "score"]
+from specbench.system.version import __version__
+
+__all__ = ["__version__", "generate", "load", "report", "run", "score"]
 
 
 def __getattr__(name: str):
@@ -21,4 +22,4 @@ def __getattr__(name: str):
 
 
 def __dir__():
-    return [*__all__, "__version__"]
+    return __all__

@@ -8,34 +8,29 @@ Settings have the names of the command line's flags, with underscores: `top_k=10
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench import compiling, registry
-from specbench.decoder_plan import plan_decoders
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.folders import find_runs, read_info, runs_in
+from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.protocols import find_protocol
-from specbench.models.catalog import Model, load_model
-from specbench.plan import Plan, available_threads, plan_model, plan_sampling, together
 from specbench.prompts import Prompt, load_prompts, text_id
-from specbench.settings import merge, run_settings
-from specbench.sweep import sweep_plans
+from specbench.runs.decoder_args import plan_decoders
+from specbench.runs.execute import execute, load_for_run
+from specbench.runs.plan import plan_model, plan_sampling
+from specbench.runs.settings import merge, run_settings
+from specbench.runs.sweep import sweep_plans
+from specbench.store.run_folders import find_runs
+from specbench.system import compiler
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from specbench.decoding.generation import Generation
-    from specbench.decoding.presets import DecoderSpec
-    from specbench.executors.work import Executor
     from specbench.metrics.base import Settings
-    from specbench.models.base import ImageModel
-    from specbench.runner import Reporter, RunSummary
-    from specbench.scoring import Reporter as ScoreReporter
+    from specbench.metrics.scoring import Reporter as ScoreReporter
+    from specbench.runs.runner import Reporter, RunSummary
 
 
 def generate(
@@ -67,10 +62,10 @@ def generate(
         raise SpecbenchError("generate: no prompt given", "pass a caption, or a list of some")
     info.check_prompts(Prompt(text_id(text), text) for text in texts)
     device = values["device"].value
-    compiled, refusal = compiling.decide(values["compile"].value, device)
+    compiled, refusal = compiler.should_compile(values["compile"].value, device)
     if refusal:
         raise SpecbenchError(refusal, "leave compile away", MISSING_PREREQUISITE)
-    loaded = _load(info, device, values["dtype"].value, values["threads"].value, compiled)
+    loaded = load_for_run(info, device, values["dtype"].value, values["threads"].value, compiled)
     requests = [Request(text, text_id(text)) for text in texts]
     images = decode(loaded, requests, planned.spec, sampling, values["seed"].value, trace=values["trace"].value)
     for image in images:
@@ -91,77 +86,9 @@ def run(
             limit=8`.
 
     Raises:
-        SpecbenchError: see `specbench.sweep.sweep_plans` and `specbench.runner.run`.
+        SpecbenchError: see `specbench.runs.sweep.sweep_plans` and `specbench.runs.runner.run`.
     """
     return execute(sweep_plans(merge(run_settings(), _flags(settings), env={}), _flags(sweep or {})), reporter)
-
-
-def execute(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) -> RunSummary:
-    """Carry plans out. Those that share their work (`specbench.plan.Plan.work`) take turns on one set of weights."""
-    from specbench.runner import RunSummary
-
-    summary = RunSummary([], total=0, resumed=0)
-    for group in together([plans] if isinstance(plans, Plan) else plans):
-        summary.add(_execute_together(group, reporter))
-        if summary.interrupted:
-            break
-    return summary
-
-
-def _execute_together(plans: Sequence[Plan], reporter: Reporter | None) -> RunSummary:
-    from specbench import runner
-
-    first = plans[0]
-    for note in dict.fromkeys(note for plan in plans for note in plan.notes if reporter):
-        reporter.note(note)
-    with _executor(first, reporter) as (executor, model):
-        weights_sha256 = model.weights_sha256 if model else first.model.weights_sha256()
-        specs, extras = [], {}
-        for plan in plans:
-            for planned in plan.decoders:
-                decoder, curve = planned.spec, None
-                plan.head(decoder, download=True)
-                if planned.auto_window:
-                    decoder, curve = _choose_window(model, plan, decoder, reporter)
-                spec = plan.spec(decoder, weights_sha256)
-                specs.append(spec)
-                extras[spec.run_id] = {"origins": plan.origins(planned)} | ({"window_curve": curve} if curve else {})
-                extras[spec.run_id] |= _floor(plan) | ({"memory": dict(plan.memory)} if plan.memory else {})
-        return runner.run(executor, specs, first.units, first.out, reporter, extras, first.trace)
-
-
-@contextmanager
-def _executor(plan: Plan, reporter: Reporter | None) -> Iterator[tuple[Executor, ImageModel | None]]:
-    """Who decodes the plan, until the end of the block, and the model where that is this process."""
-    from specbench.executors.work import InProcess
-
-    load = functools.partial(
-        _load_worker, plan.model, plan.device, plan.dtype, plan.threads, plan.compiled, plan.workers.references
-    )
-    where = f"{plan.model.name} ({plan.dtype}, {plan.device})"
-    if not plan.workers.elsewhere:
-        if reporter:
-            reporter.note(f"loading {where}")
-        model = load()
-        yield InProcess(model), model
-        return
-    from specbench.executors.pool import Pool
-    from specbench.executors.ray_crew import RayCrew
-
-    plan.model.require_weights()
-    with closing(RayCrew(load, plan.workers.count, plan.workers.address, plan.device == "cuda")) as crew:
-        if reporter:
-            reporter.note(f"{crew.size} workers load {where}")
-        yield Pool(crew), None
-
-
-def _floor(plan: Plan) -> dict[str, object]:
-    """The floor of this machine, where it is the one that decodes."""
-    from specbench.floor import floor_facts
-
-    if plan.workers.elsewhere:
-        return {}
-    return {"floor": floor_facts(plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads)}
 
 
 def score(
@@ -183,14 +110,14 @@ def score(
     Returns:
         One dict per score: `run_id, metric, value, low, high, n, fingerprint, identity, images`.
     """
-    from specbench import scores, scoring
+    from specbench.metrics import score_store, scoring
 
     folders = find_runs(out, runs)
     if metrics or not protocol:
         scoring.score(folders, metrics or None, settings, reporter)
     if protocol:
         scoring.score(folders, find_protocol(protocol), settings, reporter, where_they_fit=True)
-    return [{"run_id": folder.name, **row} for folder in folders for row in scores.read_scores(folder)]
+    return [{"run_id": folder.name, **row} for folder in folders for row in score_store.read_scores(folder)]
 
 
 def differences(
@@ -205,12 +132,12 @@ def differences(
     Returns:
         One dict per run and metric: `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`.
     """
-    from specbench import scores
+    from specbench.metrics import score_store
 
     (reference,) = find_runs(out, [baseline])
     folders = [folder for folder in find_runs(out, runs) if folder.resolve() != reference.resolve()]
-    made = [registry.metric(name)(settings) for name in metrics]
-    rows = [scores.difference(folder, reference, metric) for folder in folders for metric in made]
+    made = [metric_catalog.metric(name)(settings) for name in metrics]
+    rows = [score_store.difference(folder, reference, metric) for folder in folders for metric in made]
     return [row for row in rows if row is not None]
 
 
@@ -228,22 +155,22 @@ def score_folder(
     Raises:
         SpecbenchError: a picture without a prompt or a prompt without a picture, besides what `score` raises.
     """
-    from specbench import scores, scoring
-    from specbench.foreign import foreign_images
+    from specbench.metrics import score_store, scoring
+    from specbench.metrics.external_images import foreign_images
 
     found = foreign_images(Path(images), load_prompts(prompts), Path(out))
     if metrics or not protocol:
         scoring.score_images(found, metrics or None, settings, reporter)
     if protocol:
         scoring.score_images(found, find_protocol(protocol), settings, reporter, where_they_fit=True)
-    return [{"run_id": found.name, **row} for row in scores.read_scores(found.folder)]
+    return [{"run_id": found.name, **row} for row in score_store.read_scores(found.folder)]
 
 
 def compare(
     run_a: str, run_b: str, out: str | Path = "results", settings: Settings | None = None
 ) -> list[dict[str, object]]:
-    """Two runs over the images both have, A being the baseline; see `specbench.compare.compare_runs`."""
-    from specbench.compare import compare_runs
+    """Two runs over the images both have, A being the baseline; see `specbench.reporting.compare.compare_runs`."""
+    from specbench.reporting.compare import compare_runs
 
     (a,), (b,) = find_runs(out, [run_a]), find_runs(out, [run_b])
     return compare_runs(a, b, settings)
@@ -257,10 +184,10 @@ def report(runs: Sequence[str] = (), out: str | Path = "results") -> list[dict[s
 
 
 def load(run: str, out: str | Path = "results") -> pd.DataFrame:
-    """The stored sample rows of one run, one per image, with the columns of `specbench.records.SAMPLES`; of `TRACES`
+    """The stored sample rows of one run, one per image, with the columns of `specbench.store.schema.SAMPLES`; of `TRACES`
     too where `run --trace` kept them."""
-    from specbench.records import KEY
-    from specbench.store import RunStore
+    from specbench.store.run_store import RunStore
+    from specbench.store.schema import KEY
 
     store = RunStore(find_runs(out, [run])[0])
     traces = store.traces()
@@ -269,58 +196,3 @@ def load(run: str, out: str | Path = "results") -> pd.DataFrame:
 
 def _flags(settings: Mapping[str, object]) -> dict[str, object]:
     return {name.replace("_", "-"): value for name, value in settings.items()}
-
-
-def _load(model: Model, device: str, dtype: str | None, threads: int, compiled: bool) -> ImageModel:
-    import torch
-
-    torch.set_num_threads(threads or available_threads())
-    loaded = load_model(model, device, dtype)
-    if compiled:
-        if not hasattr(loaded, "compile"):
-            raise SpecbenchError(f"--compile: model '{model.name}' cannot be compiled", "--compile off")
-        loaded.compile()
-    return loaded
-
-
-def _load_worker(
-    model: Model, device: str, dtype: str | None, threads: int, compiled: bool, references: Sequence[str]
-) -> ImageModel:
-    """The model in a process that may not know the plan's own decoders yet."""
-    registry.add_plugin_decoders()
-    for reference in references:
-        registry.decoder_name(reference)
-    return _load(model, device, dtype, threads, compiled)
-
-
-def _choose_window(
-    model: ImageModel | None, plan: Plan, decoder: DecoderSpec, reporter: Reporter | None
-) -> tuple[DecoderSpec, list[dict] | None]:
-    """The decoder with the window measured to be the fastest, or with the one chosen by an earlier call."""
-    from specbench.reporting.card import window_told
-    from specbench.window import choose_window, with_window
-
-    if earlier := _earlier_choice(plan, decoder, model.weights_sha256 if model else plan.model.weights_sha256()):
-        return with_window(decoder, earlier), None
-    if model is None:
-        raise SpecbenchError(
-            "--window auto: measured in this process only", "leave --workers and --ray away, or give N"
-        )
-    window, curve = choose_window(model, plan.chosen, decoder, plan.sampling, plan.seed)
-    if reporter:
-        for point in curve:
-            reporter.note(f"{decoder.name}, window {point['window']}: {window_told(point)}")
-        reporter.note(f"{decoder.name}: window {window} is the fastest here")
-    return with_window(decoder, window), curve
-
-
-def _earlier_choice(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int | None:
-    """The window that `--window auto` chose for the same run before, so that repeating a command resumes it."""
-    for folder in runs_in(plan.out):
-        info = read_info(folder)
-        window = info["spec"].get("decoder", {}).get("options", {}).get("window")
-        if window and "window_curve" in info:
-            options = tuple(sorted((dict(decoder.options) | {"window": window}).items()))
-            if plan.spec(replace(decoder, options=options), weights_sha256).run_id == folder.name:
-                return window
-    return None

@@ -14,8 +14,10 @@ from collections.abc import Sequence
 
 import typer
 
-from specbench import __version__, console, registry
 from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, unknown_name
+from specbench.specs import plugin_decoders
+from specbench.system import console, plugins
+from specbench.system.version import __version__
 
 _UsageError = typer.BadParameter.__mro__[1]
 _DEBUG = "--debug"
@@ -45,7 +47,7 @@ def build_app(named: str | None = None) -> typer.Typer:
 
     Options of installed plug-in decoders become flags too, so plug-ins are looked up first.
     """
-    registry.add_plugin_decoders()
+    plugin_decoders.add_plugin_decoders()
     app = typer.Typer(
         name="specbench",
         help="How much faster does a decoder make an autoregressive text-to-image model, and what does it cost?",
@@ -130,5 +132,5 @@ def _usage_problem(error: Exception) -> SpecbenchError:
 
 
 def _show_warning(message, category, *_rest) -> None:
-    if issubclass(category, registry.PluginWarning):
+    if issubclass(category, plugins.PluginWarning):
         console.warn(str(message))

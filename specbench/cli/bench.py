@@ -8,10 +8,10 @@ from pathlib import Path
 
 import typer
 
-from specbench import console
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
-from specbench.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
+from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
+from specbench.system import console
 
 FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 _HELP = "\n\n".join(
@@ -44,8 +44,8 @@ def bench(
     fmt: str = FORMAT,
     to: Path = TO,
 ) -> None:
-    from specbench import bench as tables
-    from specbench.paper_files import load_table
+    from specbench.papers import reproduce as tables
+    from specbench.papers.table_files import load_table
 
     check_environment()
     values = {name: held.value for name, held in merge(_SETTINGS, flags).items()}
@@ -75,8 +75,8 @@ def report_tables(
     Raises:
         SpecbenchError: not all the names are tables, a flag out of range, or a format that cannot hold them.
     """
-    from specbench import bench as tables
-    from specbench.paper_files import load_table, table_names
+    from specbench.papers import reproduce as tables
+    from specbench.papers.table_files import load_table, table_names
 
     check_format(fmt, to)
     joined = []
@@ -96,14 +96,14 @@ def report_tables(
 
 def print_tables(tables: Sequence[tuple], fmt: str, to: Path | None) -> None:
     """Tables with what was found for them, on stdout or in a file; fitted to the width where there is a terminal."""
-    from specbench.reporting.paper_formats import render
-    from specbench.reporting.paper_table import join
+    from specbench.papers.join import join
+    from specbench.papers.render import render
 
     joined = [join(table, found) for table, found in tables]
     if to is None and fmt == "markdown" and sys.stdout.isatty():
         from rich.console import Console
 
-        from specbench.reporting.paper_terminal import terminal
+        from specbench.papers.terminal import terminal
 
         screen = Console(highlight=False)
         for one in joined:
@@ -113,7 +113,7 @@ def print_tables(tables: Sequence[tuple], fmt: str, to: Path | None) -> None:
     if to is None:
         sys.stdout.write(content)
         return
-    from specbench.parts import write_atomically
+    from specbench.system.files import write_atomically
 
     write_atomically(to, content if isinstance(content, bytes) else content.encode("utf-8"))
     print(to)
@@ -128,9 +128,9 @@ def check_format(fmt: str, to: Path | None) -> None:
 
 
 def _score(table, done, values: Mapping, trial: bool, quiet: bool) -> None:
-    from specbench import bench as tables
     from specbench.cli.progress import ScoreProgress, TransferLines
     from specbench.metrics.base import Settings
+    from specbench.papers import reproduce as tables
 
     progress = None if quiet else TransferLines("weights")
     settings = Settings(str(values["device"]), progress=progress)
@@ -138,7 +138,7 @@ def _score(table, done, values: Mapping, trial: bool, quiet: bool) -> None:
 
 
 def _print_outlook(table, planned, as_json: bool) -> None:
-    from specbench.outlook import outlook, total
+    from specbench.papers.estimate import outlook, total
 
     rows = outlook(table, planned)
     if as_json:

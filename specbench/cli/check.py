@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import typer
 
-from specbench import console
 from specbench.cli.checks import auditable
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import GATE, SpecbenchError
-from specbench.settings import JSON, QUIET, merge
+from specbench.runs.settings import JSON, QUIET, merge
+from specbench.system import console
 
 _SETTINGS = (QUIET, JSON)
 _HELP = "\n\n".join(
@@ -33,8 +33,8 @@ def check(
 ) -> None:
     values = merge(_SETTINGS, flags)
     requests = auditable(decoders)
-    from specbench.conformance import FAILED
-    from specbench.conformance import check as findings_of
+    from specbench.checks.decoder_contract import FAILED
+    from specbench.checks.decoder_contract import check as findings_of
 
     rows = []
     for label, decoder in requests:

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import typer
 
-from specbench import console
 from specbench.cli.options import flags, print_json, print_table
-from specbench.decoding.presets import PRESETS
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.settings import JSON, OUT, QUIET, merge
+from specbench.runs.settings import JSON, OUT, QUIET, merge
+from specbench.specs import plugin_decoders
+from specbench.specs.presets import PRESETS
+from specbench.system import console
 
 _DOCTOR = (OUT, JSON)
 _AUDIT = (QUIET, JSON)
@@ -35,7 +36,7 @@ def doctor(
     ),
     metric: list[str] = typer.Option(None, "--metric", metavar="NAME", help="Require this metric to be ready, too."),
 ) -> None:
-    from specbench.doctor import MISSING, check
+    from specbench.checks.doctor import MISSING, check
 
     values = merge(_DOCTOR, flags)
     if scale not in ("full", "tiny"):
@@ -76,7 +77,7 @@ def audit(
         raise SpecbenchError(f"--samples {samples}: must be at least 1000")
     if seed < 0:
         raise SpecbenchError(f"--seed {seed}: must be at least 0")
-    from specbench.audit import audit as measure
+    from specbench.checks.losslessness import audit as measure
 
     rows = []
     for label, decoder in requests:
@@ -89,17 +90,17 @@ def audit(
 
 def auditable(names: list[str]) -> list[tuple[str, object]]:
     """(label, decoder) with names and inline options checked; a user's own decoder is imported."""
-    from specbench import registry
-    from specbench.decoder_plan import parse_decoders
-    from specbench.decoding.presets import Preset, resolve
-    from specbench.settings import split_list
+    from specbench.runs.decoder_args import parse_decoders
+    from specbench.runs.settings import split_list
+    from specbench.specs.presets import Preset, resolve
+    from specbench.system import plugins
 
     found = []
     for name, inline in parse_decoders([piece for given in names for piece in split_list(given)]):
         label = ",".join([name, *(f"{key}={value}" for key, value in inline.items())]).replace(",", ":", 1)
-        target = registry.load_user_object(name, "decoder") if ":" in name else None
+        target = plugins.load_user_object(name, "decoder") if ":" in name else None
         if target is not None and not isinstance(target, Preset):
             found.append((label, name))
         else:
-            found.append((label, resolve(registry.decoder_name(name), inline)))
+            found.append((label, resolve(plugin_decoders.decoder_name(name), inline)))
     return found

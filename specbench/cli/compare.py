@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from specbench.cli.options import flags, print_json, print_table
-from specbench.settings import JSON, OUT, merge
+from specbench.runs.settings import JSON, OUT, merge
 
 _SETTINGS = (OUT, JSON)
 _HELP = "Compare two runs over the images both have: speed, scores, and which differences are real."
@@ -31,8 +31,8 @@ def compare(
 ) -> None:
     values = merge(_SETTINGS, flags)
     from specbench import api
-    from specbench.compare import FIELDS, Gate
     from specbench.metrics.base import Settings
+    from specbench.reporting.compare import FIELDS, Gate
 
     gates = [Gate.parse(text) for text in fail_if or ()]
     rows = api.compare(run_a, run_b, str(values["out"].value), Settings(reference=reference, offline=True))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import typer
 
-from specbench import console
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import SpecbenchError
-from specbench.settings import JSON, QUIET, merge
+from specbench.runs.settings import JSON, QUIET, merge
+from specbench.system import console
 
 _TRAIN = (QUIET,)
 _CHECK = (JSON,)
@@ -121,7 +121,7 @@ def check_head(
     values = merge(_CHECK, flags)
     loaded = _load(model, device, threads)
     from specbench.models.catalog import find_model
-    from specbench.models.eagle import head_for
+    from specbench.models.draft_head import head_for
     from specbench.training.alignment import alignment
     from specbench.training.data import corpus
 

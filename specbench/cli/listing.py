@@ -6,12 +6,13 @@ from pathlib import Path
 
 import typer
 
-from specbench import console, registry
 from specbench.cli.options import flags, print_json, print_table
-from specbench.decoding.components import CHOICES
-from specbench.decoding.presets import PRESETS, resolve
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.settings import JSON, OUT, merge
+from specbench.metrics import catalog as metric_catalog
+from specbench.runs.settings import JSON, OUT, merge
+from specbench.specs.components import CHOICES
+from specbench.specs.presets import PRESETS, resolve
+from specbench.system import console, plugins
 
 _SETTINGS = (OUT, JSON)
 
@@ -79,8 +80,8 @@ def models(_out: Path):
 
 
 def metrics(_out: Path):
-    plugged = {name: (point.value, "a plug-in") for name, point in registry.plugins("metrics").items()}
-    known = plugged | registry.METRICS
+    plugged = {name: (point.value, "a plug-in") for name, point in plugins.plugins("metrics").items()}
+    known = plugged | metric_catalog.METRICS
     rows = [{"name": name, "summary": known[name][1], "target": known[name][0]} for name in sorted(known)]
     return rows, ("name", "summary")
 
@@ -121,7 +122,7 @@ def _public_row(name: str) -> dict:
 
 
 def tables(_out: Path):
-    from specbench.paper_files import load_tables, papers
+    from specbench.papers.table_files import load_tables, papers
 
     rows = []
     for table in load_tables():
@@ -144,7 +145,7 @@ def tables(_out: Path):
 
 
 def runs(out: Path):
-    from specbench.folders import read_info, runs_in
+    from specbench.store.run_folders import read_info, runs_in
 
     rows = []
     for folder in runs_in(out):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import typer
 
-from specbench import console
 from specbench.cli.options import flags, print_json
-from specbench.settings import JSON, OUT, QUIET
-from specbench.settings import merge as merge_settings
+from specbench.runs.settings import JSON, OUT, QUIET
+from specbench.runs.settings import merge as merge_settings
+from specbench.system import console
 
 _SETTINGS = (OUT, QUIET, JSON)
 _HELP = "\n\n".join(
@@ -32,7 +32,7 @@ def merge(
     ),
 ) -> None:
     values = merge_settings(_SETTINGS, flags)
-    from specbench.merging import merge as concatenate
+    from specbench.store.merge_shards import merge as concatenate
 
     merged = concatenate(folders or [], Path(str(values["out"].value)))
     if not values["quiet"].value:

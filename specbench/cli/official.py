@@ -7,10 +7,10 @@ from pathlib import Path
 
 import typer
 
-from specbench import console
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.settings import JSON, OUT, merge
+from specbench.runs.settings import JSON, OUT, merge
+from specbench.system import console
 
 _SETTINGS = (OUT, JSON)
 _BENCHMARKS = ("geneval", "t2i-compbench")
@@ -31,7 +31,7 @@ def export(
     to: Path = typer.Option(..., "--to", metavar="DIR", help="An empty or new folder."),
 ) -> None:
     folder = _run(flags, benchmark, run)
-    from specbench.metrics.official import export_compbench, export_geneval
+    from specbench.metrics.official_exchange import export_compbench, export_geneval
 
     write = {"geneval": export_geneval, "t2i-compbench": export_compbench}[benchmark]
     try:
@@ -52,9 +52,9 @@ def import_results(
     ),
 ) -> None:
     folder = _run(flags, benchmark, run)
-    from specbench import scoring
-    from specbench.metrics.official import OfficialCompBench, OfficialGenEval
-    from specbench.scores import read_scores
+    from specbench.metrics import scoring
+    from specbench.metrics.official_exchange import OfficialCompBench, OfficialGenEval
+    from specbench.metrics.score_store import read_scores
 
     images = scoring.run_images(folder)
     if benchmark == "geneval":
@@ -75,6 +75,6 @@ def import_results(
 def _run(flags: dict, benchmark: str, run: str) -> Path:
     if benchmark not in _BENCHMARKS:
         raise unknown_name("benchmark", benchmark, _BENCHMARKS)
-    from specbench.folders import find_runs
+    from specbench.store.run_folders import find_runs
 
     return find_runs(str(merge(_SETTINGS, flags)["out"].value), [run])[0]

@@ -1,4 +1,4 @@
-"""Command-line flags made from `specbench.settings`, so that a setting is written down once."""
+"""Command-line flags made from `specbench.runs.settings`, so that a setting is written down once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from specbench.console import one_line
-from specbench.decoding.components import Option, plain
-from specbench.decoding.presets import PRESETS, options_of
-from specbench.settings import Setting
+from specbench.runs.settings import Setting
+from specbench.specs.options import Option, plain
+from specbench.specs.presets import PRESETS, options_of
+from specbench.system.console import one_line
 
 
 def flags(settings: Sequence[Setting]) -> Callable:

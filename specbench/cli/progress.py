@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from specbench import console
+from specbench.system import console
 
 if TYPE_CHECKING:
-    from specbench.downloads import Progress
+    from specbench.system.downloads import Progress
 
 
 @contextmanager
@@ -41,7 +41,7 @@ class TransferLines:
 
 
 class ScoreProgress:
-    """Tells a scorer's progress (`specbench.scoring.Reporter`), run by run and metric by metric."""
+    """Tells a scorer's progress (`specbench.metrics.scoring.Reporter`), run by run and metric by metric."""
 
     def __init__(self) -> None:
         self._told: set[str] = set()

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import typer
 
-from specbench import console
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import transfer
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.settings import JSON, merge
+from specbench.runs.settings import JSON, merge
+from specbench.system import console
 
 _SHOW = (JSON,)
 _NAME = typer.Argument(metavar="NAME", help="A prompt set, see 'specbench list prompts'.")

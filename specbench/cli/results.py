@@ -9,11 +9,12 @@ from pathlib import Path
 
 import typer
 
-from specbench import console, registry
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import ScoreProgress, TransferLines
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.settings import JSON, OUT, QUIET, merge
+from specbench.metrics import catalog as metric_catalog
+from specbench.runs.settings import JSON, OUT, QUIET, merge
+from specbench.system import console
 
 _SCORE = (OUT, QUIET, JSON)
 _READ = (OUT, JSON)
@@ -112,8 +113,8 @@ def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str
     from specbench.metrics.protocols import find_protocol
 
     for name in metrics:
-        if name not in registry.metric_names():
-            raise unknown_name("metric", name, registry.metric_names())
+        if name not in metric_catalog.metric_names():
+            raise unknown_name("metric", name, metric_catalog.metric_names())
     return list(dict.fromkeys([*metrics, *(find_protocol(protocol) if protocol else ())]))
 
 
@@ -135,7 +136,7 @@ def report(
         None, "--prompts", metavar="SET|FILE", help="The prompts in the place of the table's.", show_default="its own"
     ),
 ) -> None:
-    from specbench.paper_files import table_names
+    from specbench.papers.table_files import table_names
 
     values = merge(_READ, flags)
     fmt, out = "json" if values["json"].value else fmt, str(values["out"].value)
@@ -157,8 +158,8 @@ def report(
 
 def _refuse_mistyped_tables(names: Sequence[str], out: str) -> None:
     """A name like a table's that no run has."""
-    from specbench.folders import runs_in
-    from specbench.paper_files import table_names
+    from specbench.papers.table_files import table_names
+    from specbench.store.run_folders import runs_in
 
     runs = [folder.name for folder in runs_in(Path(out))]
     for name in names:
@@ -168,7 +169,7 @@ def _refuse_mistyped_tables(names: Sequence[str], out: str) -> None:
 
 
 def _write_page(runs: Sequence[str], out: str, path: Path) -> None:
-    from specbench.folders import find_runs
     from specbench.reporting.html import write_page
+    from specbench.store.run_folders import find_runs
 
     print(write_page(find_runs(out, runs or ()), path))

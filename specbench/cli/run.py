@@ -8,10 +8,11 @@ from dataclasses import asdict
 
 import typer
 
-from specbench import console
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import SpecbenchError
-from specbench.settings import Value, check_environment, merge, read_config, run_settings
+from specbench.runs.execute import execute
+from specbench.runs.settings import Value, check_environment, merge, read_config, run_settings
+from specbench.system import console
 
 _SETTINGS = run_settings()
 _HELP = "\n\n".join(
@@ -53,7 +54,7 @@ def run(
         rich_help_panel="What to run",
     ),
 ) -> None:
-    from specbench.sweep import parse_sweep, sweep_plans
+    from specbench.runs.sweep import parse_sweep, sweep_plans
 
     values = _merged(flags, config)
     as_json = bool(values["json"].value)
@@ -64,10 +65,9 @@ def run(
         return _show_config(plans[0], values, as_json)
     if dry_run:
         return _show_plans(plans, as_json)
-    from specbench import api
-    from specbench.runner import SilentReporter
+    from specbench.runs.runner import SilentReporter
 
-    summary = api.execute(plans, SilentReporter() if values["quiet"].value else console.ProgressReporter())
+    summary = execute(plans, SilentReporter() if values["quiet"].value else console.ProgressReporter())
     _print_summary(summary, as_json)
     if problem := summary.problem():
         raise problem
@@ -120,7 +120,7 @@ def _show_plans(plans, as_json: bool) -> None:
 
 
 def _plan_rows(plan) -> list[dict]:
-    from specbench.store import RunStore
+    from specbench.store.run_store import RunStore
 
     rows, weights = [], plan.model.weights_sha256()
     for planned in plan.decoders:

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from specbench.errors import SpecbenchError
-from specbench.settings import MAX_SEED
+from specbench.runs.settings import MAX_SEED
 
 
 def add_to(parent: typer.Typer) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 
 from specbench.cli.options import flags, print_json
 from specbench.errors import SpecbenchError
-from specbench.settings import JSON, OUT, merge
+from specbench.runs.settings import JSON, OUT, merge
 
 _SETTINGS = (OUT, JSON)
 _PLAIN_WIDTH = 120
@@ -32,7 +32,7 @@ def show(
     sample: int = typer.Option(0, "--sample", metavar="N", min=0, help="Which image of the prompt."),
 ) -> None:
     values = merge(_SETTINGS, flags)
-    from specbench.folders import find_runs
+    from specbench.store.run_folders import find_runs
 
     folders = find_runs(str(values["out"].value), [run])
     if prompt is None:
@@ -44,7 +44,7 @@ def show(
 
 
 def _show_runs(folders: list[Path], as_json: bool) -> None:
-    from specbench.reporting.card import card
+    from specbench.reporting.run_card import card
 
     cards = [card(folder) for folder in folders]
     if as_json:

@@ -7,13 +7,13 @@ import keyword
 from dataclasses import replace
 from typing import NamedTuple
 
-from specbench.decoding.components import CHOICES
 from specbench.decoding.context import Context
-from specbench.decoding.drafters import Drafter
-from specbench.decoding.presets import DecoderSpec
-from specbench.decoding.refine import Resample
-from specbench.decoding.verifiers import Verifier
-from specbench.models.base import ImageModel
+from specbench.decoding.interfaces import Drafter
+from specbench.decoding.verification.ratio_tests import Verifier
+from specbench.decoding.verification.refinement import Resample
+from specbench.models.interface import ImageModel
+from specbench.specs.components import CHOICES
+from specbench.specs.presets import DecoderSpec
 
 
 class Method(NamedTuple):

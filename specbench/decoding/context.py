@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specbench.decoding.residuals import Residual
-from specbench.models.base import ImageModel, TokenLayout
+from specbench.decoding.verification.residuals import Residual
+from specbench.models.interface import ImageModel, TokenLayout
 
 
 @dataclass(frozen=True)

@@ -15,21 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.config import Sampling
 from specbench.decoding.build import Method, build, is_built_in
-from specbench.decoding.drafters import Batch, Proposal
+from specbench.decoding.draft_tree import Routes, routes
 from specbench.decoding.generation import Generation
+from specbench.decoding.interfaces import Batch, Proposal, Verification
 from specbench.decoding.noise import Noise, row_key
-from specbench.decoding.presets import DecoderSpec
-from specbench.decoding.progress import Progress
-from specbench.decoding.record import Record
+from specbench.decoding.progress_bounds import CommittedBounds
+from specbench.decoding.recorder import StepRecorder
 from specbench.decoding.sampling import Target
-from specbench.decoding.spans import Spans
-from specbench.decoding.trees import Routes, routes
-from specbench.decoding.walk import Walk, walk
+from specbench.decoding.timing import Spans
+from specbench.decoding.verification.tree_verification import verify_tree
 from specbench.errors import SpecbenchError
-from specbench.models.base import ImageModel, Session
-from specbench.models.kernels import as_it_is
+from specbench.models.interface import ImageModel, Session
+from specbench.models.transformer.compilation import call_eager
+from specbench.specs.presets import DecoderSpec
+from specbench.specs.run_spec import Sampling
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def decode(
     spans_ms["host"] = max(0.0, total_ms - sum(spans_ms[name] for name in ("draft", "target", "verify")))
     spans_ms["verify"] -= spans_ms.pop("trace", 0.0)
     every = torch.arange(len(requests), device=model.device)
-    rows = loop.record.rows(every, tokens, np.array(model.layout.forced) >= 0, [spans_ms] * len(requests))
+    rows = loop.recorder.rows(every, tokens, np.array(model.layout.forced) >= 0, [spans_ms] * len(requests))
     for row, image in zip(rows, pixels if render else [None] * len(rows), strict=True):
         row.image = image
     return [checked(row, request) for row, request in zip(rows, requests, strict=True)]
@@ -99,14 +99,14 @@ def begin(
     with spans("prefill"):
         session = model.begin(prefix, sampling.guidance, method.drafter.columns)
     target = Target(model.layout, sampling, model.device)
-    rules = as_it_is
+    call = call_eager
     # What a trace takes is timed inside verification; what plug-ins keep between steps is not known.
-    if hasattr(model, "rules") and not trace and not rare and is_built_in(decoder):
-        rules = model.rules((decoder, sampling), len(requests))
+    if hasattr(model, "call_for") and not trace and not rare and is_built_in(decoder):
+        call = model.call_for((decoder, sampling), len(requests))
     make = getattr(method.drafter, "loop", Loop)
-    loop = make(method, session, target, noise, len(requests), spans, rules)
+    loop = make(method, session, target, noise, len(requests), spans, call)
     if trace:
-        loop.record.trace(spans)
+        loop.recorder.trace(spans)
     return loop
 
 
@@ -131,7 +131,7 @@ class Loop:
         committed: [B] tokens committed per row.
         steps: [B, 1] target forwards each row has been through.
         session: of the target.
-        record: what is measured along the way.
+        recorder: what is measured along the way.
     """
 
     def __init__(
@@ -142,24 +142,30 @@ class Loop:
         noise: Noise,
         rows: int,
         spans: Spans,
-        rules: Callable = as_it_is,
+        call: Callable = call_eager,
     ):
-        """`rules` calls functions of tensors, perhaps compiled."""
+        """`call(fn, *args)` runs fn eagerly or as a compiled function."""
         self._drafter, self._verifier, self._refine = method
-        self.session, self._target, self._noise, self._spans, self._rules = session, target, noise, spans, rules
+        self.session, self._target, self._noise, self._spans, self._call = (
+            session,
+            target,
+            noise,
+            spans,
+            call,
+        )
         device = target.forced.device
         self._length = len(target.forced) - 1
         window = self._drafter.window
         self.tokens = torch.zeros(rows, self._length + window, dtype=torch.long, device=device)
         self.committed = torch.zeros(rows, dtype=torch.long, device=device)
         self.steps = torch.zeros(rows, 1, dtype=torch.long, device=device)
-        self.record = Record(rows, self._length, window, target.forced)
+        self.recorder = StepRecorder(rows, self._length, window, target.forced)
         self._was_full = False
-        self._drafter.begin(Batch(session, target, noise, self.tokens, rules))
+        self._drafter.begin(Batch(session, target, noise, self.tokens, call))
 
     def run(self) -> None:
         """Decode every row to its end."""
-        progress = Progress(self._length, self._drafter.window)
+        progress = CommittedBounds(self._length, self._drafter.window)
         while not progress.done:
             self.step(progress.behind)
             progress.step(self.committed)
@@ -172,41 +178,41 @@ class Loop:
         # hold a tested draft whatever else is in the batch, so that an image does not depend on it.
         width = min(self._drafter.window, self._length - behind + 1)
         with self._spans("draft"):
-            fed = self._drafter.propose(self.committed, width, self.steps)
+            proposal = self._drafter.propose(self.committed, width, self.steps)
         with self._spans("target"):
-            logits = self.session.forward(fed.tokens, fed.positions, fed.branches)
+            logits = self.session.forward(proposal.tokens, proposal.positions, proposal.branches)
         with self._spans("verify"):
-            self._verify(logits, fed)
+            self._verify(logits, proposal)
 
     def restart(self, rows: Tensor, keys: Sequence[int]) -> None:
         """Begin other images, of these noise keys, in `rows` [K]; their prompts are in the session already."""
         self._noise.rekey(rows.tolist(), keys)
         for state in (self.tokens, self.committed, self.steps):
             state[rows] = 0
-        self.record.restart(rows)
+        self.recorder.restart(rows)
         self._drafter.restart(rows)
 
-    def _verify(self, logits: Tensor, fed: Proposal) -> None:
-        """Walk the drafts, commit what holds, and tell the drafter."""
-        tables = routes(fed.tree, logits.device)
-        full = len(fed.tree.parents) == self._drafter.columns
+    def _verify(self, logits: Tensor, proposal: Proposal) -> None:
+        """Verify the drafts, commit what holds, and tell the drafter."""
+        tables = routes(proposal.tree, logits.device)
+        full = len(proposal.tree.parents) == self._drafter.columns
         # Compiled code must not find anything new: a first full window makes all that the record will ever hold.
-        rules = self._rules if full and self._was_full else as_it_is
-        seen, positions, shift = rules(Loop._judge, self, logits, fed, tables, self.committed, self.steps)
+        call = self._call if full and self._was_full else call_eager
+        verified, positions, shift = call(Loop._judge, self, logits, proposal, tables, self.committed, self.steps)
         self._was_full |= full
-        if fed.branches is not None:
-            self.session.keep(seen.columns[:, 1:], positions[:, 1:])
-        self._drafter.observe(seen, positions, shift, self._refine.keeps_tail)
+        if proposal.branches is not None:
+            self.session.keep(verified.columns[:, 1:], positions[:, 1:])
+        self._drafter.observe(verified, positions, shift, self._refine.keeps_tail)
         self.committed = self.committed + shift
 
     def _judge(
-        self, logits: Tensor, fed: Proposal, tables: Routes, committed: Tensor, step: Tensor
-    ) -> tuple[Walk, Tensor, Tensor]:
-        """Walk the drafts and note what came of it: the walk, the slots [B, T] of its path, tokens [B] to commit."""
-        p = self._target(logits, fed.positions)
-        seen = walk(p, fed, tables, self._verifier, self._refine, self._noise, step)
-        positions = committed[:, None] + torch.arange(seen.tokens.shape[1], device=p.device)
-        self.tokens.scatter_(1, positions, seen.tokens)
-        self.record.slots(seen.p, seen.tokens, positions, step)
-        self.record.walk(seen, fed, tables, positions)
-        return seen, positions, (seen.first + 1).minimum(self._length - committed)
+        self, logits: Tensor, proposal: Proposal, tables: Routes, committed: Tensor, step: Tensor
+    ) -> tuple[Verification, Tensor, Tensor]:
+        """Verify the drafts and record the outcome: it, the slots [B, T] of its path, and the tokens [B] to commit."""
+        p = self._target(logits, proposal.positions)
+        verified = verify_tree(p, proposal, tables, self._verifier, self._refine, self._noise, step)
+        positions = committed[:, None] + torch.arange(verified.tokens.shape[1], device=p.device)
+        self.tokens.scatter_(1, positions, verified.tokens)
+        self.recorder.slots(verified.p, verified.tokens, positions, step)
+        self.recorder.verification(verified, proposal, tables, positions)
+        return verified, positions, (verified.first + 1).minimum(self._length - committed)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.config import Sampling
-from specbench.models.base import TokenLayout
+from specbench.models.interface import TokenLayout
+from specbench.specs.run_spec import Sampling
 
 
 def truncate(logits: Tensor, sampling: Sampling) -> Tensor:

@@ -23,15 +23,15 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.context import Context
-from specbench.decoding.init import Init
+from specbench.decoding.drafters.token_init import Init
 from specbench.decoding.noise import Noise, Stream
-from specbench.decoding.record import Record
-from specbench.decoding.residuals import standard
+from specbench.decoding.recorder import StepRecorder
 from specbench.decoding.sampling import Target, at
-from specbench.decoding.spans import Spans
+from specbench.decoding.timing import Spans
+from specbench.decoding.verification.residuals import standard
 from specbench.errors import SpecbenchError
-from specbench.looks import look
-from specbench.models.base import ScatteredSession, TokenLayout
+from specbench.models.interface import ScatteredSession, TokenLayout
+from specbench.models.transformer.host_sync import to_host
 
 if TYPE_CHECKING:
     from specbench.decoding.build import Method
@@ -90,7 +90,7 @@ class RowsLoop:
     Attributes:
         tokens: [B, N + 1] by stream slot.
         count: [B, H] tokens of each row.
-        record: what is measured along the way.
+        recorder: what is measured along the way.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class RowsLoop:
         noise: Noise,
         rows: int,
         spans: Spans,
-        rules: Callable,
+        call: Callable,
     ):
         self._plan: ZipAR = method.drafter
         self._session, self._target, self._noise, self._spans = session, target, noise, spans
@@ -115,7 +115,7 @@ class RowsLoop:
         self._done_feeding = torch.zeros(rows, height, dtype=torch.bool, device=device)
         self._guess = torch.full((rows, height), -1, device=device)
         self._guess_p = torch.zeros(rows, height, target.vocab if self._plan.adaptive else 0, device=device)
-        self.record = Record(rows, self._length, 1, target.forced)
+        self.recorder = StepRecorder(rows, self._length, 1, target.forced)
 
     def run(self) -> None:
         """Decode every image to its end."""
@@ -141,7 +141,7 @@ class RowsLoop:
         closing[:, -1] = False
         wanted = starting | growing
         # Which rows work depends on what was drawn where the window is adaptive, and sizes the forward.
-        working = [row for row, works in enumerate(look((wanted | closing).any(0))) if works]
+        working = [row for row, works in enumerate(to_host((wanted | closing).any(0))) if works]
         if not working:
             return None
         rows = torch.tensor(working, device=count.device)
@@ -169,8 +169,8 @@ class RowsLoop:
             drawn, stays = self._reconsider(p, drawn, lanes, step)
         positions = torch.where(stays, lanes.positions, self._length)
         self.tokens.scatter_(1, positions, drawn)
-        self.record.slots(p, drawn, positions, step)
-        self.record.count_forward((self.count < self._width).any(1))
+        self.recorder.slots(p, drawn, positions, step)
+        self.recorder.count_forward((self.count < self._width).any(1))
         self.count[:, lanes.rows] += stays
 
     def _reconsider(self, p: Tensor, drawn: Tensor, lanes: Lanes, step: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from specbench.downloads import Progress
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.stats import Difference, Estimate
 from specbench.stats import mean_difference as paired_mean
+from specbench.system.downloads import Progress
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Metric:
         summary: one line for `specbench list metrics`.
         batch: images given to `features` at a time.
         columns: name and arrow type of what `features` keeps of an image.
-        checkpoints: names in `specbench.metrics.checkpoints` of the files it needs.
+        checkpoints: names in `specbench.metrics.published_weights` of the files it needs.
         packages: distributions it needs besides specbench's own, with the command that installs each.
     """
 
@@ -119,7 +119,7 @@ class Metric:
 
     def missing(self) -> list[tuple[str, str]]:
         """What is not there yet, each as (what is missing, what to do); empty when the metric is ready."""
-        from specbench.metrics import checkpoints
+        from specbench.metrics import published_weights as checkpoints
 
         files = [(checkpoints.problem(name), checkpoints.CHECKPOINTS[name].hint()) for name in self.checkpoints]
         return self.missing_packages() + [(problem, hint) for problem, hint in files if problem]
@@ -138,7 +138,7 @@ class Metric:
         Raises:
             SpecbenchError: something is missing that cannot be had.
         """
-        from specbench.metrics import checkpoints
+        from specbench.metrics import published_weights as checkpoints
 
         for problem in self.missing_packages():
             raise SpecbenchError(*problem, MISSING_PREREQUISITE)

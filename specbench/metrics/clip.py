@@ -19,10 +19,10 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from specbench.metrics import checkpoints
+from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Sample, Score, Settings
 from specbench.metrics.frechet import gaussian_mmd
-from specbench.metrics.front_ends import center256
+from specbench.metrics.inception_preprocessing import center256
 from specbench.metrics.openclip import (
     PACKAGES,
     image_embeddings,
@@ -31,7 +31,7 @@ from specbench.metrics.openclip import (
     short_side_centre,
     text_embeddings,
 )
-from specbench.metrics.perimage import PerImageMetric
+from specbench.metrics.per_image import PerImageMetric
 from specbench.metrics.reference import ReferenceMetric, distance_difference, with_influence
 from specbench.stats import Difference
 

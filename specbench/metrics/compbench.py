@@ -2,7 +2,7 @@
 
 `blip-vqa` asks BLIP about every noun phrase of colour, shape and texture prompts; `clip-b32` is the cosine the paper
 uses for non-spatial ones. The others take a detector: see `specbench.metrics.compbench_detected`, and
-`specbench.metrics.official` for the paper's own programs.
+`specbench.metrics.official_exchange` for the paper's own programs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from specbench.metrics import checkpoints, grammar
+from specbench.metrics import noun_phrases
+from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Sample, Score, Settings
 from specbench.metrics.blip import (
     DECODE_TOKEN,
@@ -33,7 +34,7 @@ from specbench.metrics.blip import (
 )
 from specbench.metrics.clip import Clip
 from specbench.metrics.openclip import normalised
-from specbench.metrics.perimage import PerImageMetric
+from specbench.metrics.per_image import PerImageMetric
 from specbench.stats import Difference, mean_interval
 
 YES, NO = 2748, 2053
@@ -129,14 +130,14 @@ class BlipVqa(CategoryMetric):
     categories = ("color", "shape", "texture")
     batch = 8
     checkpoints = ("blip-vqa", "bert-vocabulary")
-    packages = grammar.PACKAGES
+    packages = noun_phrases.PACKAGES
 
     def identity(self) -> Mapping[str, str]:
         return {
             "weights": checkpoints.file_digest("blip-vqa"),
             "vocabulary": checkpoints.CHECKPOINTS["bert-vocabulary"].digest,
             "resize": "squashed to 480, Pillow bicubic",
-            **grammar.identity(),
+            **noun_phrases.identity(),
             **{package: version(package) for package in ("transformers", "torch", "pillow")},
         }
 
@@ -150,7 +151,7 @@ class BlipVqa(CategoryMetric):
 
     @cached_property
     def phrases(self) -> Callable[[str], list[str]]:
-        return grammar.Grammar().noun_phrases
+        return noun_phrases.Grammar().noun_phrases
 
     @torch.inference_mode()
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:

@@ -1,7 +1,7 @@
 """The parts of T2I-CompBench++ that need a detector, with one of transformers: columns of their own.
 
 The paper's programs use UniDet, whose licence keeps it outside; OWLv2 sees other things with other scores, and asks
-for the very words of the prompt. Their own answers come by `specbench.metrics.official`.
+for the very words of the prompt. Their own answers come by `specbench.metrics.official_exchange`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from specbench.metrics import grammar
+from specbench.metrics import noun_phrases as grammar
 from specbench.metrics.base import Metric, Sample, Settings
 from specbench.metrics.compbench import BlipVqa, CategoryMetric, CompBenchClip
 from specbench.metrics.compbench_rules import (
@@ -30,12 +30,12 @@ from specbench.metrics.compbench_rules import (
     spatial_3d,
     three_in_one,
 )
-from specbench.metrics.depth import REPOSITORY as DEPTH
-from specbench.metrics.depth import Depth
+from specbench.metrics.depth_anything import REPOSITORY as DEPTH
+from specbench.metrics.depth_anything import Depth
 from specbench.metrics.geneval_rules import Found
-from specbench.metrics.hub import hub_folder, hub_problem, weights_digest
+from specbench.metrics.hub_weights import hub_folder, hub_problem, weights_digest
 from specbench.metrics.openclip import PACKAGES
-from specbench.metrics.owl import DUPLICATE, QUERY, REPOSITORY, THRESHOLD, Owl
+from specbench.metrics.owlv2 import DUPLICATE, QUERY, REPOSITORY, THRESHOLD, Owl
 
 Seen = Mapping[str, Sequence[Found]]
 

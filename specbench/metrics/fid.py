@@ -13,11 +13,11 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
-from specbench.metrics import checkpoints
+from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Score, Settings
 from specbench.metrics.frechet import Gaussian, frechet_distance, frechet_influence, kid
-from specbench.metrics.front_ends import CROPS, FRONT_ENDS
 from specbench.metrics.inception import FEATURES, Inception, load_inception
+from specbench.metrics.inception_preprocessing import CROPS, FRONT_ENDS
 from specbench.metrics.reference import ReferenceMetric, distance_difference, with_influence
 from specbench.stats import Difference, Estimate
 

@@ -1,7 +1,7 @@
 """`geneval[hf-m2f]`: GenEval's rules on what transformers' Mask2Former finds, colours by CLIP.
 
 The detector has the architecture of the official one but other weights, so its scores stand in a column of their own;
-`geneval[official]` are those of the official program, see `specbench.metrics.official`.
+`geneval[official]` are those of the official program, see `specbench.metrics.official_exchange`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
-from specbench.metrics import checkpoints
+from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Metric, Sample, Score, mean_difference
 from specbench.metrics.clip import versions
 from specbench.metrics.geneval_rules import COLORS, Found, confident, judge
-from specbench.metrics.hub import hub_folder, hub_problem, weights_digest
+from specbench.metrics.hub_weights import hub_folder, hub_problem, weights_digest
 from specbench.metrics.mask2former import Instance, Mask2Former
 from specbench.metrics.openclip import (
     PACKAGES,

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from specbench.metrics import checkpoints
+from specbench.metrics import published_weights
 from specbench.metrics.base import Sample, Settings
 from specbench.metrics.clip import versions
 from specbench.metrics.openclip import MEAN, PACKAGES, STD, image_embeddings, import_open_clip, text_embeddings
-from specbench.metrics.perimage import PerImageMetric
+from specbench.metrics.per_image import PerImageMetric
 
 ARCHITECTURE = "ViT-H-14"
 SIZE = 224
@@ -60,14 +60,14 @@ class Hpsv2(PerImageMetric):
 
     def identity(self) -> Mapping[str, str]:
         return {
-            "weights": checkpoints.CHECKPOINTS[self.checkpoints[0]].digest,
+            "weights": published_weights.CHECKPOINTS[self.checkpoints[0]].digest,
             "resize": "longer side 224, tensor bicubic, antialiased, black padding",
             **versions(),
         }
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        return load_hpsv2(checkpoints.require(self.checkpoints[0], self.settings.offline), self.settings.device)
+        return load_hpsv2(published_weights.require(self.checkpoints[0], self.settings.offline), self.settings.device)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         device = self.settings.device

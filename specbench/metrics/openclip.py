@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from specbench.metrics.standins import torchvision_if_it_loads
+from specbench.metrics.torchvision_stub import torchvision_if_it_loads
 
 Tokenize = Callable[[Sequence[str]], Tensor]
 """Texts to ids [n, context length]."""

@@ -11,13 +11,13 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from specbench.downloads import cache_folder, digest_of
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.base import Metric, Sample, Settings, paired_features
-from specbench.parts import write_atomically
-from specbench.pictures import pictures_in, read_picture
 from specbench.prompts import public
 from specbench.stats import Difference, Estimate, mean_difference, mean_interval
+from specbench.system.downloads import cache_folder, digest_of
+from specbench.system.files import write_atomically
+from specbench.system.images import pictures_in, read_picture
 
 Extract = Callable[[Sequence[np.ndarray]], np.ndarray]
 """Images uint8 [H, W, 3] of any sizes to features [n, d]."""

@@ -10,7 +10,6 @@ from functools import cached_property
 
 import torch
 
-from specbench.downloads import digest_of
 from specbench.metrics.base import Sample
 from specbench.metrics.clip import versions
 from specbench.metrics.openclip import (
@@ -23,8 +22,9 @@ from specbench.metrics.openclip import (
     short_side_centre,
     text_embeddings,
 )
-from specbench.metrics.perimage import PerImageMetric
+from specbench.metrics.per_image import PerImageMetric
 from specbench.models.shapes.network import WEIGHTS
+from specbench.system.downloads import digest_of
 
 FOLDER = WEIGHTS / "clip"
 

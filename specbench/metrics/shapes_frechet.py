@@ -19,13 +19,13 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
-from specbench.downloads import digest_of
 from specbench.metrics.base import Metric, Sample, Score
 from specbench.metrics.fid import few, fid_difference, fid_estimate
 from specbench.metrics.frechet import Gaussian
 from specbench.metrics.reference import ReferenceImages, kept_features
 from specbench.models.shapes import features, render, scene
 from specbench.stats import Difference
+from specbench.system.downloads import digest_of
 
 RENDERS = 2048
 SEED = 0

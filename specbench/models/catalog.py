@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench import registry
-from specbench.config import Sampling
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
-from specbench.models.hub import BYTES, HubModel
-from specbench.models.size import Size, llama_size
-from specbench.models.zoo import MODELS
+from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_model import BYTES, HubModel
+from specbench.models.transformer.size import Size, llama_size
+from specbench.specs.run_spec import Sampling
+from specbench.system import plugins
 
 if TYPE_CHECKING:
-    from specbench.models.base import ImageModel
+    from specbench.models.interface import ImageModel
     from specbench.prompts import Prompt
 
 
@@ -112,7 +112,7 @@ class ModelInfo:
         """The model, ready to decode."""
         import torch
 
-        make = registry.load_object(self.target, f"model {self.name}")
+        make = plugins.load_object(self.target, f"model {self.name}")
         return make(device=device, dtype=getattr(torch, dtype or self.dtype))
 
     @property
@@ -135,10 +135,6 @@ class ModelInfo:
         self.require_weights()
         return (self.config, *self.weights)
 
-    def check(self) -> None:
-        """The package's own files are taken as they are."""
-        self.require_weights()
-
     def weights_sha256(self) -> str:
         """Digest of the weights, the same that the loaded model carries."""
         digest = hashlib.sha256()
@@ -160,7 +156,7 @@ class ModelInfo:
         """Refuse the first prompt the model has no way to read."""
         if self.prompt_check is None:
             return
-        check = registry.load_object(self.prompt_check, "prompt check")
+        check = plugins.load_object(self.prompt_check, "prompt check")
         for prompt in prompts:
             try:
                 check(prompt.text)
@@ -202,8 +198,8 @@ _BUILT_IN = (
 def models() -> dict[str, Model]:
     """Every model, the built-in ones first; a built-in name wins over a plug-in's."""
     found: dict[str, Model] = {model.name: model for model in (*_BUILT_IN, *MODELS)}
-    for name in registry.plugins("models"):
-        model = registry.load_plugin("models", name, lambda one: isinstance(one, Model), "a ModelInfo")
+    for name in plugins.plugins("models"):
+        model = plugins.load_plugin("models", name, lambda one: isinstance(one, Model), "a ModelInfo")
         if model is not None:
             found.setdefault(model.name, model)
     return found
@@ -237,4 +233,22 @@ def load_model(model: str | Model, device: str = "cpu", dtype: str | None = None
             "use --device cpu",
             MISSING_PREREQUISITE,
         )
+    if isinstance(info, HubModel):
+        from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
+
+        return load(info, device, dtype or info.dtype, info.fetch())
     return info.load(device, dtype)
+
+
+def check_model(info: Model) -> None:
+    """Account for every tensor and token as `load_model` does, reading names and shapes but not the weights.
+
+    Raises:
+        SpecbenchError: what `load_model` would raise for these files; nothing is downloaded.
+    """
+    if not isinstance(info, HubModel):
+        info.require_weights()
+    elif not info.random:
+        from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
+
+        load(info, "meta", info.dtype, info.find())

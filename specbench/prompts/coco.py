@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from specbench.prompts import Prompt
+from specbench.prompts.prompt_set import Prompt
 
 
 def read(folder: Path) -> list[Prompt]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from specbench.prompts import Prompt, text_id
+from specbench.prompts.prompt_set import Prompt, text_id
 
 FILE = "evaluation_metadata.jsonl"
 

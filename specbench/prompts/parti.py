@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from specbench.prompts import Prompt, text_id
+from specbench.prompts.prompt_set import Prompt, text_id
 
 
 def read(folder: Path) -> list[Prompt]:

@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specbench.downloads import Progress, Remote, adopt, cache_folder, digest_of, fetch, matches
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
-from specbench.prompts import Prompt
-from specbench.resources import data_folder
+from specbench.prompts.prompt_set import Prompt
+from specbench.system.downloads import Progress, Remote, adopt, cache_folder, digest_of, fetch, matches
+from specbench.system.package_data import data_folder
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def fetch_set(found: PublicSet, progress: Progress | None = None, forbidden: boo
     """Bring the files of a set to this disk; those that are there and right stay.
 
     Raises:
-        SpecbenchError: see `specbench.downloads.fetch`.
+        SpecbenchError: see `specbench.system.downloads.fetch`.
     """
     if found.archive is None:
         for name, remote in found.files.items():
@@ -191,7 +191,7 @@ def fetch_images(
     """Bring the reference images of a set to this disk, from `source` if given; all of them or an error.
 
     Raises:
-        SpecbenchError: the set has none, see `specbench.downloads.fetch`, or the archive lacks some.
+        SpecbenchError: the set has none, see `specbench.system.downloads.fetch`, or the archive lacks some.
     """
     if found.images is None:
         having = ", ".join(name for name, entry in public_sets().items() if entry.images)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
-from specbench.prompts import Prompt, text_id
+from specbench.prompts.prompt_set import Prompt, text_id
 
 MAX_LINE_BYTES = 1_000_000
 TEXT_KEYS = ("text", "prompt", "caption")

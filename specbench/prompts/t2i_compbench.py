@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from specbench.prompts import Prompt, text_id
+from specbench.prompts.prompt_set import Prompt, text_id
 
 CATEGORIES = ("color", "shape", "texture", "spatial", "3d_spatial", "numeracy", "non_spatial", "complex")
 NUMBERS = {"a": 1, "an": 1} | {

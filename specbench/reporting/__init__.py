@@ -1,6 +1,6 @@
 """From run folders to tables, galleries and cards."""
 
-from specbench.reporting.rows import report_rows
-from specbench.reporting.tables import FORMATS, render
+from specbench.reporting.report_rows import report_rows
+from specbench.reporting.text_formats import FORMATS, render
 
 __all__ = ["FORMATS", "render", "report_rows"]

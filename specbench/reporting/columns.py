@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from specbench import registry, stats
+from specbench import stats
 from specbench.errors import SpecbenchError
-from specbench.reporting.rows import window_of
+from specbench.metrics import catalog as metric_catalog
+from specbench.reporting.report_rows import window_of
 
 MISSING = "-"
 
@@ -204,6 +205,6 @@ def _score_cell(name: str, fingerprint: str) -> Callable[[Mapping], str]:
 
 def _summary(metric: str) -> str | None:
     try:
-        return f"{metric}: {registry.metric_summary(metric)}, with its 95 % interval."
+        return f"{metric}: {metric_catalog.metric_summary(metric)}, with its 95 % interval."
     except SpecbenchError:  # scored by a plug-in that is not installed here
         return None

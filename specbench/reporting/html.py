@@ -16,17 +16,17 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from specbench import __version__
-from specbench.compare import corrected, quality_rows
-from specbench.parts import write_atomically
-from specbench.provenance import now
 from specbench.reporting import plots
 from specbench.reporting.columns import MISSING, number, with_interval
-from specbench.reporting.evidence import Evidence, gather
+from specbench.reporting.compare import corrected, quality_rows
+from specbench.reporting.image_tiles import Tile, first_prompts, tiles
 from specbench.reporting.pareto import Point, lower_is_better, pareto
-from specbench.reporting.rows import report_rows
+from specbench.reporting.plot_data import Evidence, gather
+from specbench.reporting.report_rows import report_rows
 from specbench.reporting.sections import Section, circumstances, definitions, sections
-from specbench.reporting.tiles import Tile, first_prompts, tiles
+from specbench.system.environment import now
+from specbench.system.files import write_atomically
+from specbench.system.version import __version__
 
 PROMPTS = 12
 """Prompts of a gallery."""

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from specbench import stats
-from specbench.console import one_line
 from specbench.decoding.generation import SPANS
 from specbench.errors import SpecbenchError
-from specbench.records import SAMPLES
-from specbench.reporting.tiles import Tile, tiles
-from specbench.store import RunStore
+from specbench.reporting.image_tiles import Tile, tiles
+from specbench.store.run_store import RunStore
+from specbench.store.schema import SAMPLES
+from specbench.system.console import one_line
 
 _MOST_NAMED = 5
 

@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from specbench.console import printable
-from specbench.reporting.evidence import LOGP_EDGES, STEP_SPANS
-from specbench.reporting.maps import ACCEPTED
 from specbench.reporting.pareto import Point, lower_is_better
+from specbench.reporting.plot_data import LOGP_EDGES, STEP_SPANS
+from specbench.reporting.token_maps import ACCEPTED
 from specbench.stats import Estimate
+from specbench.system.console import printable
 
 PALETTE = ("#8a8a8a", "#3d8bd4", "#e0862a", "#2fa36f", "#cf5ca0", "#8d74dd", "#b3932b", "#d9584a", "#3aa8b8", "#86a336")
 """Told apart on white and on black; runs beyond the last colour start again with another line."""

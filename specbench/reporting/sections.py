@@ -19,7 +19,7 @@ from specbench.reporting.columns import (
     part_columns,
     score_columns,
 )
-from specbench.reporting.rows import window_of
+from specbench.reporting.report_rows import window_of
 
 READING = (
     "speed-up = step compression / (window cost x overhead), "

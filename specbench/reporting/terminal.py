@@ -17,12 +17,12 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from specbench.console import one_line
-from specbench.reporting.card import window_told
 from specbench.reporting.columns import MISSING, QUALITY, SPEED, THROUGHPUT, number, part_columns, score_columns
-from specbench.reporting.maps import ACCEPTED
+from specbench.reporting.image_tiles import Tile
 from specbench.reporting.plots import ACCEPTED_COLOUR, DRAWN_COLOUR
-from specbench.reporting.tiles import Tile
+from specbench.reporting.token_maps import ACCEPTED
+from specbench.runs.window_tuning import describe_point
+from specbench.system.console import one_line
 
 _CHOICES = ("drafter", "init", "verifier", "residual", "refine")
 _HALF = "▀"
@@ -30,7 +30,7 @@ _MOST_COLUMNS = 64
 
 
 def run_view(card: Mapping) -> RenderableType:
-    """The card of `specbench.reporting.card`."""
+    """The card of `specbench.reporting.run_card`."""
     decoder, row = card["decoder"], card["numbers"]
     columns = (*(THROUGHPUT if row["setting"]["batch"] > 1 else SPEED)[3:], *QUALITY[3:], *score_columns([row]))
     numbers = [(column.heading, column.cell(row)) for column in columns]
@@ -47,7 +47,9 @@ def run_view(card: Mapping) -> RenderableType:
         _block("setting", _setting(card)),
         _block("numbers", numbers),
         _block("noted by the decoder, mean over images", _numbers(card["facts"])),
-        _block("windows tried", [(f"{point['window']}", window_told(point)) for point in card["window_curve"] or ()]),
+        _block(
+            "windows tried", [(f"{point['window']}", describe_point(point)) for point in card["window_curve"] or ()]
+        ),
         _block("failures", [(f"{times} times", error) for error, times in card["errors"].items()]),
         _block("made", [(call["started_at"], call["environment"]) for call in card["invocations"]]),
     )

@@ -1,12 +1,12 @@
 """Every derived number, one function each. The first paragraph of a docstring is the definition printed under
 tables.
 
-`rows` is what `condense` makes of stored sample rows with status "ok" (see `specbench.records.SAMPLES`): lists by token
+`rows` is what `condense` makes of stored sample rows with status "ok" (see `specbench.store.schema.SAMPLES`): lists by token
 have become sums by image. A number that the rows cannot give is None, never 0. Token statistics look at free slots
 only: where the grammar forced a token nothing was chosen.
 """
 
-from specbench.stats.condensed import LISTS, condense
+from specbench.stats.condense import LISTS, condense
 from specbench.stats.drafts import (
     acceptance,
     acceptance_by_offset,
@@ -22,7 +22,6 @@ from specbench.stats.drafts import (
     theorem2_bound,
     with_facts,
 )
-from specbench.stats.floor import floor_ms, over_floor
 from specbench.stats.intervals import (
     Estimate,
     mean_interval,
@@ -30,6 +29,7 @@ from specbench.stats.intervals import (
     proportion_interval,
     ratio_of_totals,
 )
+from specbench.stats.roofline import floor_ms, over_floor
 from specbench.stats.significance import Difference, holm, mean_difference, prompts_needed, speed_difference
 from specbench.stats.speed import (
     SpeedUp,

@@ -9,8 +9,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from specbench.records import read_facts
 from specbench.stats.ratios import mean, ratio
+from specbench.store.schema import read_facts
 
 
 def acceptance(rows: pd.DataFrame) -> float | None:

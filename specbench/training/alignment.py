@@ -7,12 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from specbench.config import Sampling
-from specbench.decoding.eagle import HeadMemory
+from specbench.decoding.draft_tree import chain
+from specbench.decoding.drafters.eagle import HeadCache
 from specbench.decoding.sampling import Target
-from specbench.decoding.trees import chain
-from specbench.models.eagle import EagleHead
-from specbench.models.transformer import TransformerModel
+from specbench.models.draft_head import EagleHead
+from specbench.models.transformer.model import TransformerModel
+from specbench.specs.run_spec import Sampling
 from specbench.training.data import Corpus, teacher_forced
 
 
@@ -40,8 +40,8 @@ def alignment(
     p = target(session.logits(features), positions)
     ids = model.table_ids(tokens)
 
-    def seen_with(fed: Tensor) -> tuple[HeadMemory, Tensor]:
-        memory = HeadMemory(head, session, length, depths)
+    def seen_with(fed: Tensor) -> tuple[HeadCache, Tensor]:
+        memory = HeadCache(head, session, length, depths)
         return memory, memory.append(fed[:, :-1], features[:, :-1], positions[:, :-1])
 
     memory, seen = seen_with(ids)
@@ -68,7 +68,7 @@ def alignment(
     return [*table, {"depth": "1, x_t", **_summary(wrong)}]
 
 
-def _one_more(memory: HeadMemory, ids: Tensor, feature: Tensor, start: int, depth: int, depths: int) -> Tensor:
+def _one_more(memory: HeadCache, ids: Tensor, feature: Tensor, start: int, depth: int, depths: int) -> Tensor:
     """The head's next feature [R, 1, d] on the true path, `depth` slots after the newest true element `start`."""
     positions = (start + 1 + torch.arange(depths, device=ids.device)).expand(len(ids), -1)
     column = torch.tensor([depth - 1], device=ids.device)

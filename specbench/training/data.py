@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from specbench.errors import SpecbenchError
-from specbench.models.base import FeatureSession
-from specbench.models.transformer import TransformerModel
+from specbench.models.interface import FeatureSession
+from specbench.models.transformer.model import TransformerModel
 
 CHUNK = 16
 
@@ -43,7 +43,7 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
                 f"--data FOLDER, made with 'specbench run --model {model.name} --decoder ar'",
             )
         return Corpus(*model.draft_data(count, seed))
-    from specbench.store import RunStore
+    from specbench.store.run_store import RunStore
 
     store = RunStore(folder)
     rows = store.samples(["prompt", "tokens", "status"])

@@ -20,8 +20,8 @@ from torch.nn import functional
 from transformers import LlamaConfig
 
 from specbench.errors import SpecbenchError
-from specbench.models.eagle import EagleHead, new_head, save_head
-from specbench.models.transformer import TransformerModel
+from specbench.models.draft_head import EagleHead, new_head, save_head
+from specbench.models.transformer.model import TransformerModel
 from specbench.training.data import Examples, FeatureStore, corpus
 
 CLASSIFICATION = 0.1

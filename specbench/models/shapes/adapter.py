@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.models.base import TokenLayout
-from specbench.models.eagle import EagleHead, load_head
-from specbench.models.heads import head_in
+from specbench.models.draft_head import EagleHead, load_head
+from specbench.models.draft_head_files import head_in
+from specbench.models.interface import TokenLayout
 from specbench.models.shapes import captions
 from specbench.models.shapes import network as shapes
 from specbench.models.shapes.render import render
 from specbench.models.shapes.scene import describe, realize, sample_request
 from specbench.models.shapes.tokenizer import GRID
-from specbench.models.transformer import Prefix, TransformerModel
+from specbench.models.transformer.model import Prefix, TransformerModel
 
 
 class ShapesModel(TransformerModel):

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 
 from specbench.errors import SpecbenchError
-
-from .scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES, Clause, Request
+from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES, Clause, Request
 
 PREFIX = 16
 NUMBERS = {"two": 2, "three": 3, "four": 4}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .render import RGB, shape_distance
-from .scene import COLORS, SHAPES, SIZE, Request, holds
+from specbench.models.shapes.render import RGB, shape_distance
+from specbench.models.shapes.scene import COLORS, SHAPES, SIZE, Request, holds
 
 NEAR = 0.28
 MIN_AREA = 45

@@ -8,8 +8,8 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from .network import WEIGHTS
-from .tokenizer import to_float
+from specbench.models.shapes.network import WEIGHTS
+from specbench.models.shapes.tokenizer import to_float
 
 FEATURES = 64
 FILE = WEIGHTS / "features.safetensors"

@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
-from . import captions
-from .tokenizer import GRID, TOKENS, ShapesTokenizer
+from specbench.models.shapes import captions
+from specbench.models.shapes.tokenizer import GRID, TOKENS, ShapesTokenizer
 
 WEIGHTS = Path(__file__).parent / "weights"
 Device = str | torch.device

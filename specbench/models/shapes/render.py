@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from .captions import parse
-from .scene import SIZE, Item, Scene, realize
+from specbench.models.shapes.captions import parse
+from specbench.models.shapes.scene import SIZE, Item, Scene, realize
 
 RGB = {
     "red": (0.88, 0.14, 0.13),

@@ -1,0 +1,237 @@
+"""Feed specbench inputs that nobody would write: each is accepted rightly or refused in one line.
+
+    python dev/drills/fuzz.py [--cases 10500] [--seed 0] [--seconds 150]    # continues where it stopped
+    python dev/drills/fuzz.py --only "parquet parts"
+    python dev/drills/fuzz.py --guided --only "parquet parts" --seconds 60    # needs `pip install atheris`
+    python dev/drills/fuzz.py --report
+
+A case fails the drill by any error but a refusal (exit code 2 or 5), by taking longer than a minute, and by writing
+outside the folder it is given, asking the network, or starting a shell. Hypothesis draws cases (`cases.py`) from the
+seed and shrinks one that fails, or builds them from what atheris found to reach new code (`--guided`); pieces that
+passed are lines of results/drills/fuzz.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
+
+LOG = Path(__file__).parents[2] / "results" / "drills" / "fuzz.jsonl"
+PIECE = 250
+"""Cases between two entries of the log."""
+LIMIT_S = 60.0
+REFUSALS = (BAD_INPUT, MISSING_PREREQUISITE)
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
+
+
+class Hang(BaseException):
+    """A case took longer than `LIMIT_S`."""
+
+
+class Watch:
+    """What Python is asked to do outside one folder, seen through its audit events. A hook stays: one per process."""
+
+    def __init__(self):
+        self._box: str | None = None
+        self._seen: list[str] = []
+        sys.addaudithook(self._hook)
+
+    @contextmanager
+    def inside(self, box: Path) -> Iterator[None]:
+        """Let the block write in `box` only, reach no network, start no shell, and end in time."""
+        self._seen, alarm = [], signal.signal(signal.SIGALRM, _ring)
+        signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+        self._box = f"{box.resolve()}{os.sep}"
+        try:
+            yield
+        finally:
+            self._box = None
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, alarm)
+        assert not self._seen, self._seen
+
+    def _hook(self, event: str, arguments: tuple) -> None:
+        if self._box is None:
+            return
+        if event == "open":
+            path, _, flags = arguments
+            if isinstance(path, str | bytes | os.PathLike) and flags & _WRITING:
+                self._check(event, path)
+        elif event in _CHANGES:
+            for path in arguments:
+                if isinstance(path, str | bytes | os.PathLike):
+                    self._check(event, path)
+        elif event in ("socket.connect", "os.system", "pickle.find_class"):
+            self._seen.append(event)
+        elif event == "subprocess.Popen" and os.path.basename(str(arguments[0])) in ("sh", "bash"):
+            self._seen.append(f"{event} {arguments[1]}")
+
+    def _check(self, event: str, path) -> None:
+        where = os.path.realpath(os.fsdecode(path))
+        if not f"{where}{os.sep}".startswith(self._box) and where != os.devnull:
+            self._seen.append(f"{event} {where}")
+
+
+def _ring(*_) -> None:
+    raise Hang
+
+
+def attempt(call: Callable[[], object]) -> str:
+    """ "accepted" or "refused"; whatever else comes of it is raised."""
+    try:
+        call()
+        return "accepted"
+    except SpecbenchError as error:
+        assert error.exit_code in REFUSALS, error
+        assert error.what.strip(), "a refusal says what it refuses"
+        return "refused"
+
+
+def judge(target, outcomes: Counter, watch: Watch) -> Callable[[], None]:
+    """A hypothesis test of a `targets.Target`, which raises whatever is wrong and counts the rest in `outcomes`."""
+
+    @given(target.cases)
+    def one(case) -> None:
+        before = time.perf_counter()
+        with tempfile.TemporaryDirectory() as outside:
+            box = Path(outside) / "box"
+            box.mkdir()
+            target.prepare(box, case)
+            with watch.inside(box):
+                outcomes[attempt(lambda: target.call(box, case))] += 1
+            assert os.listdir(outside) == ["box"]
+        outcomes["slowest_ms"] = max(outcomes["slowest_ms"], round(1000 * (time.perf_counter() - before)))
+
+    return one
+
+
+def drive(target, cases: int, number: int, watch: Watch) -> Counter:
+    """Outcomes of so many cases, drawn from the seed `number`.
+
+    Raises:
+        AssertionError, Hang, or whatever a case raised, with the smallest case that does.
+    """
+    outcomes: Counter = Counter()
+    limits = settings(
+        max_examples=cases,
+        database=None,
+        deadline=None,
+        print_blob=False,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    with patch.dict(os.environ, HF_HUB_OFFLINE="1"):
+        seed(number)(limits(judge(target, outcomes, watch)))()
+    return outcomes
+
+
+def guide(only: str, seconds: float) -> None:
+    """Let atheris look for cases that reach new lines of specbench, until the time is up. Ends this process."""
+    import atheris
+
+    with atheris.instrument_imports(include=["specbench"]):  # some modules are imported by the first case
+        from targets import TARGETS
+
+        (target,) = (target for target in TARGETS if target.name == only)
+        seeds = Path(tempfile.mkdtemp(prefix="specbench-fuzz-"))
+        for number in range(64):
+            (seeds / str(number)).write_bytes(random.Random(number).randbytes(1024))
+        limits = ("-timeout=0", "-rss_limit_mb=0", "-len_control=0", f"-artifact_prefix={seeds}/")
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        atheris.Setup([sys.argv[0], *limits, str(seeds)], _until(time.monotonic() + seconds, target))
+        atheris.Fuzz()
+
+
+def _until(ends: float, target) -> Callable[[bytes], None]:
+    """A fuzzer's entry point, which logs what came of all cases and leaves when it is time."""
+    outcomes: Counter = Counter()
+    limits = settings(deadline=None, database=None)
+    fuzz = limits(judge(target, outcomes, Watch())).hypothesis.fuzz_one_input
+
+    def one(data: bytes) -> None:
+        fuzz(data)
+        if time.monotonic() > ends:
+            log(f"{target.name}, by coverage", outcomes)
+            os._exit(0)
+
+    return one
+
+
+def drill(cases: int, base: int, seconds: float, only: str | None = None) -> None:
+    """Go on until every target has its share of the cases, or the time is up."""
+    from targets import TARGETS
+
+    ends, watch = time.monotonic() + seconds, Watch()
+    LOG.parent.mkdir(exist_ok=True)
+    for target in TARGETS:
+        while only in (None, target.name) and time.monotonic() < ends:
+            passed = [row for row in logged() if row["target"] == target.name]
+            if sum(row["cases"] for row in passed) >= target.share * cases:
+                break
+            number = base * 10**6 + len(passed)
+            log(target.name, drive(target, PIECE, number, watch), seed=number)
+    print(report())
+
+
+def log(target: str, found: Counter, **more: object) -> None:
+    row = {"target": target, **more, "cases": found["accepted"] + found["refused"], **found}
+    with LOG.open("a") as lines:
+        lines.write(json.dumps(row) + "\n")
+
+
+def logged() -> list[dict]:
+    return [json.loads(line) for line in LOG.read_text().splitlines()] if LOG.exists() else []
+
+
+def report() -> str:
+    """A markdown table of the log."""
+    totals: dict[str, Counter] = {}
+    for row in logged():
+        counts = totals.setdefault(row["target"], Counter())
+        slowest = max(counts["slowest_ms"], row["slowest_ms"])
+        counts.update({name: row.get(name, 0) for name in ("cases", "accepted", "refused")})
+        counts["slowest_ms"] = slowest
+    everything = sum(totals.values(), Counter())
+    everything["slowest_ms"] = max((counts["slowest_ms"] for counts in totals.values()), default=0)
+    names = ("cases", "accepted", "refused", "slowest_ms")
+    lines = ["| input | cases | accepted | refused in one line | slowest, ms |", "| --- | ---: | ---: | ---: | ---: |"]
+    for target, counts in [*totals.items(), ("all", everything)]:
+        lines.append(f"| {target} | {' | '.join(f'{counts[name]:,}' for name in names)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", type=int, default=10_500)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="stop after this long; call again to go on")
+    parser.add_argument("--only", help="one kind of input")
+    parser.add_argument("--guided", action="store_true", help="by coverage, with atheris; needs --only")
+    parser.add_argument("--report", action="store_true", help="print the table of what was done")
+    given = parser.parse_args()
+    if given.report:
+        print(report())
+    elif given.guided:
+        guide(given.only, given.seconds)
+    else:
+        drill(given.cases, given.seed, given.seconds, given.only)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,243 @@
+"""Kill what can be killed, at random points, run again, and compare with a run nobody disturbed.
+
+    python dev/drills/kills.py driver --kills 100    # also: worker, pool-driver, ray-worker, ray-node
+    python dev/drills/kills.py report
+
+Every kill is followed by a rerun to completion and a comparison of all rows and pictures. Outcomes are appended to
+results/drills/kills.jsonl, a line per kill; a call continues the count that is there, so it may itself be stopped. The
+model is enumerable: a run of 24 images takes a fraction of a second, so that a kill may fall anywhere in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pandas as pd
+from crew import ForkCrew
+
+from specbench.checks.enumerable_model import EnumerableModel
+from specbench.models.interface import TokenLayout
+from specbench.prompts import Prompt
+from specbench.runs.executors.local import Executor, InProcess
+from specbench.runs.executors.ray_workers import RayCrew
+from specbench.runs.executors.worker_pool import Pool
+from specbench.runs.runner import run
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import RunSpec, Sampling
+from specbench.store import parquet_log
+
+RESULTS = Path(__file__).parents[2] / "results" / "drills"
+LOG = RESULTS / "kills.jsonl"
+TEXTS = ("a cat", "a dog", "two | cats", "a <b>dog</b>")
+UNITS = [(Prompt(f"p/{n}", TEXTS[n % 4]), sample) for n in range(6) for sample in range(2)]
+FACTS = ("status", "seed", "nfe", "tokens", "logp", "committed_step", "accepted", "image")
+
+
+def make_model() -> EnumerableModel:
+    return EnumerableModel(TokenLayout.with_row_ends(2, 2, 3), TEXTS)
+
+
+def specs() -> list[RunSpec]:
+    return [
+        RunSpec("enumerable", "0" * 64, resolve(name, {} if name == "ar" else {"window": 3}), Sampling(guidance=2.0),
+                "pets", "1" * 64, seed=0, batch=1, dtype="float32", device="cpu", threads=1)
+        for name in ("ar", "scd-mc")
+    ]  # fmt: skip
+
+
+def decode_all(executor: Executor, out: Path) -> None:
+    run(executor, specs(), UNITS, out)
+
+
+def contents(out: Path) -> dict[tuple, list[tuple]]:
+    """Everything a row and its picture say, by address; as a stranger to specbench would read it."""
+    found: dict[tuple, list[tuple]] = {}
+    for folder in sorted(out.iterdir()):
+        for row in pd.read_parquet(folder / "samples").to_dict("records"):
+            facts = [row[name].tolist() if hasattr(row[name], "tolist") else row[name] for name in FACTS]
+            picture = (folder / row["image"]).read_bytes() if row["image"] else None
+            found.setdefault((folder.name, row["prompt_id"], row["sample"]), []).append((facts, picture))
+    return found
+
+
+def compare(out: Path, truth: dict) -> dict[str, int]:
+    seen = contents(out)
+    return {
+        "rows": sum(map(len, seen.values())),
+        "lost": len(truth.keys() - seen.keys()),
+        "duplicated": sum(len(rows) - 1 for rows in seen.values()),
+        "changed": sum(rows[-1] != truth[key][-1] for key, rows in seen.items() if key in truth),
+        "foreign": len(seen.keys() - truth.keys()),
+        "left_behind": len(list(out.rglob(".*.tmp"))),
+    }
+
+
+Drill = Callable[[Path, random.Random], bool]
+"""Runs in a folder and kills something on the way; whether it was still alive to be killed."""
+
+
+def driver(out: Path, draw: random.Random, executor: Callable[[], Executor] = lambda: InProcess(make_model())) -> bool:
+    """SIGKILL the whole run at a random moment."""
+    child = os.fork()
+    if not child:
+        os.setpgrp()
+        decode_all(executor(), out)
+        os._exit(0)
+    time.sleep(draw.uniform(0.0, driver.seconds))
+    died = not os.waitpid(child, os.WNOHANG)[0]
+    if died:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    decode_all(InProcess(make_model()), out)
+    return died
+
+
+driver.seconds = 1.0
+
+
+def pool_driver(out: Path, draw: random.Random) -> bool:
+    """The same for a run whose images are decoded by two workers, which lose their driver."""
+    return driver(out, draw, lambda: Pool(ForkCrew(make_model, 2)))
+
+
+def worker(out: Path, draw: random.Random) -> bool:
+    """SIGKILL one of two workers at a random moment; the run goes on by itself."""
+    with closing(ForkCrew(make_model, 2)) as crew:
+        return _kill_a_worker(crew, out, draw)
+
+
+def _kill_a_worker(crew, out: Path, draw: random.Random) -> bool:
+    victim, killed = draw.randrange(crew.size), []
+
+    def strike() -> None:
+        try:
+            os.kill(crew.pids()[victim], signal.SIGKILL)
+            killed.append(victim)
+        except (ProcessLookupError, OSError):
+            pass
+
+    timer = threading.Timer(draw.uniform(0.0, driver.seconds), strike)
+    timer.start()
+    decode_all(Pool(crew), out)
+    timer.cancel()
+    timer.join()
+    decode_all(InProcess(make_model()), out)
+    return bool(killed)
+
+
+def ray_workers() -> Iterator[Drill]:
+    """The same with Ray actors; one Ray for all kills."""
+    with closing(RayCrew(make_model, 2)) as crew:
+        crew.pids()
+        yield lambda out, draw: _kill_a_worker(crew, out, draw)
+
+
+def ray_nodes() -> Iterator[Drill]:
+    """SIGKILL the second of two local Ray nodes half-way; its worker dies with it."""
+    yield _kill_a_node
+
+
+def _kill_a_node(out: Path, draw: random.Random) -> bool:
+    from ray.cluster_utils import Cluster
+
+    limits = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args=limits | {"include_dashboard": False})
+    try:
+        second = cluster.add_node(**limits)
+        cluster.wait_for_nodes()
+        with closing(RayCrew(make_model, 2, cluster.address)) as crew:
+            crew.pids()
+            timer = threading.Timer(draw.uniform(0.0, driver.seconds), cluster.remove_node, (second, False))
+            timer.start()
+            decode_all(Pool(crew), out)
+            timer.join()
+            decode_all(InProcess(make_model()), out)
+    finally:
+        cluster.shutdown()
+    return True
+
+
+KINDS: dict[str, Callable[[], Iterator[Drill]]] = {
+    "driver": lambda: iter([driver]),
+    "pool-driver": lambda: iter([pool_driver]),
+    "worker": lambda: iter([worker]),
+    "ray-worker": ray_workers,
+    "ray-node": ray_nodes,
+}
+
+
+def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
+    """Kill until there are `kills` outcomes of the kind in the log, or the time is up."""
+    ends = time.monotonic() + seconds
+    parquet_log._FAN_IN, parquet_log._LEVELS = 3, (3, 9)  # merges happen within a run of 24 rows
+    started = time.monotonic()
+    truth = truth_of_a_quiet_run()
+    driver.seconds = time.monotonic() - started
+    number, misses = sum(row["kind"] == kind for row in outcomes()), 0
+    RESULTS.mkdir(exist_ok=True)
+    for strike in KINDS[kind]():
+        while number < kills and time.monotonic() < ends:
+            draw = random.Random(f"{seed} {kind} {number} {misses}")
+            with tempfile.TemporaryDirectory() as folder:
+                if not strike(Path(folder) / "out", draw):
+                    misses += 1  # it had ended before it was to be killed
+                    continue
+                found = compare(Path(folder) / "out", truth)
+            with LOG.open("a") as log:
+                log.write(json.dumps({"kind": kind, "kill": number} | found) + "\n")
+            number += 1
+    print(f"{kind}: {number} of {kills} kills", file=sys.stderr)
+
+
+def truth_of_a_quiet_run() -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        decode_all(InProcess(make_model()), Path(folder))
+        return contents(Path(folder))
+
+
+def outcomes() -> list[dict]:
+    return [json.loads(line) for line in LOG.read_text().splitlines()] if LOG.exists() else []
+
+
+def report() -> int:
+    """Print the table of the log; 1 if anything was ever wrong."""
+    totals: dict[str, Counter] = {}
+    for row in outcomes():
+        kind = totals.setdefault(row["kind"], Counter())
+        kind.update({name: value for name, value in row.items() if isinstance(value, int) and name != "kill"})
+        kind["kills"] += 1
+    names = ("kills", "rows", "lost", "duplicated", "changed", "foreign", "left_behind")
+    lines = [f"| killed | {' | '.join(name.replace('_', ' ') for name in names)} |", "| --- " * (len(names) + 1) + "|"]
+    everything = sum(totals.values(), Counter())
+    for kind, counts in [*totals.items(), ("all", everything)]:
+        lines.append(f"| {kind} | {' | '.join(str(counts[name]) for name in names)} |")
+    print("\n".join(lines))
+    return int(any(everything[name] for name in names[2:]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kind", choices=(*KINDS, "report"))
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=150.0, help="stop after this long; call again to go on")
+    given = parser.parse_args()
+    if given.kind == "report":
+        sys.exit(report())
+    drill(given.kind, given.kills, given.seed, given.seconds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""python collect.py RUNS TO: what all scored runs in a folder gave, beside AR.
+
+`headline.md` is the table of differences to AR, `against-ar.json` the same for programs, `scores.parquet` has a row per
+run and score, `images.parquet` a row per image with its tokens, from which the model's tokenizer draws it again, and
+`decoders.png` and `gallery.png` show the first images.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+
+from specbench import api
+from specbench.metrics.score_store import image_values, read_scores
+from specbench.metrics.shapes_clip import ShapesClip
+from specbench.metrics.shapes_detector import ShapesDetector
+from specbench.reporting.contact_sheet import gallery
+from specbench.reporting.report_rows import label
+from specbench.store.run_store import RunStore
+from specbench.store.schema import KEY
+
+SCORES = ("run_id", "decoder", "metric", "value", "low", "high", "n", "note", "images")
+METRICS = {"shapes-detector": "detector", "shapes-clip": "CLIP", "shapes-frechet": "Frechet"}
+GREEDY = "ar, top-k 1"
+# Columns of the picture in the README.
+FEW = ("ar", "sjd", "scd-mc", "predictive", "sjd++", "gsd d=inf", "eagle", "cool-sd", "zipar", "lantern")
+
+
+def images(store: RunStore) -> pd.DataFrame:
+    """One row per image: key, category, steps, tokens and what scores single images."""
+    rows = store.samples(["category", "nfe", "tokens"])
+    for metric in (ShapesDetector(), ShapesClip()):
+        values = image_values(store.folder, metric).rename(columns={"value": metric.name})
+        rows = rows.merge(values[[*KEY, metric.name]], on=list(KEY), how="left")
+    return rows
+
+
+def difference(row: dict, metric: str) -> str:
+    """`value [low, high]`, bold where the interval leaves out 0."""
+    found = next((other for other in row["differences"] if other["metric"] == metric), None)
+    if found is None:
+        return "-"
+    low, high, digits = found["low"], found["high"], 1 if metric == "shapes-frechet" else 3
+    text = f"{found['difference']:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+    return f"**{text}**" if low > 0 or high < 0 else text
+
+
+def gap(row: dict) -> str:
+    """How far the emitted tokens are less likely than exact sampling makes them, with its standard error."""
+    value, error = row["nll_gap"], row["nll_gap_se"]
+    if not error:
+        return "-"
+    text = f"{value:+.3f} ± {error:.3f}"
+    return f"**{text}**" if abs(value) > 1.96 * error else text
+
+
+def headline(rows: list[dict]) -> str:
+    """The table: one row per run, the exact decoders first, the fewest steps last."""
+    heads = ["decoder", "lossless", "images", "tokens per step", *METRICS.values(), "NLL - H, nats"]
+    lines = [heads, ["---"] * len(heads)]
+    for row in sorted(rows, key=lambda row: (row["name"] == GREEDY, not row["lossless"], row["step_compression"])):
+        lossless = "-" if row["name"] == GREEDY else "yes" if row["lossless"] else "no"
+        counts = [row["name"], lossless, f"{row['n']}", f"{row['step_compression']:.2f}"]
+        lines.append([*counts, *(difference(row, metric) for metric in METRICS), gap(row)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main(runs: Path, to: Path) -> None:
+    stores = {folder.name: RunStore(folder) for folder in sorted(runs.glob("shapes-*"))}
+    specs = {name: store.info()["spec"] for name, store in stores.items()}
+    names = {name: label(spec["decoder"]) for name, spec in specs.items()}
+    names |= {name: GREEDY for name, spec in specs.items() if spec["sampling"]["top_k"] == 1}
+    baseline = next(name for name in names if names[name] == "ar")
+    differences = api.differences(baseline, metrics=list(METRICS), out=runs)
+    (to / "against-ar.json").write_text(json.dumps(differences, indent=1) + "\n")
+    rows = api.report(out=runs)
+    for row in rows:
+        row["name"] = names[row["run_id"]]
+        row["differences"] = [found for found in differences if found["run_id"] == row["run_id"]]
+    (to / "headline.md").write_text(headline(rows))
+    scores = [{"run_id": n, "decoder": names[n], **row} for n, s in stores.items() for row in read_scores(s.folder)]
+    pd.DataFrame(scores)[list(SCORES)].to_parquet(to / "scores.parquet", index=False)
+    parts = [images(store).assign(decoder=names[name]) for name, store in stores.items()]
+    pd.concat(parts).to_parquet(to / "images.parquet", index=False, compression="zstd")
+    order = sorted(stores, key=lambda name: (names[name] != "ar", specs[name]["decoder"]["name"], names[name]))
+    gallery([stores[name].folder for name in order], to / "decoders.png", limit=10)
+    few = [stores[name].folder for wanted in FEW for name in stores if names[name] == wanted]
+    gallery(few, to / "gallery.png", limit=5)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

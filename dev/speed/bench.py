@@ -1,0 +1,282 @@
+"""Benchmarks of specbench itself: raw timings as JSON, one file per question, under results/speed/.
+
+    generate        AR in our loop against transformers' own `generate()`, eager and compiled, on `shapes`.
+    generate-100m   The same on a random Llama of 100 million parameters.
+    overhead        A step's time over its forward, by window and vocabulary.
+    window          Milliseconds per step and per forward against the window.
+    decoders        Speed-up realised against step compression, per decoder.
+    decoders-compiled  The same compiled, one of each kind; compiling takes ten minutes the first time.
+    decoders-100m   The same, compiled, on a random Llama of 100 million parameters.
+    throughput      Images per hour, many rows at once over one.
+    profile         Where the time of a compiled step goes.
+    memory          Peak memory of caches and laws against the formula of `specbench.runs.memory_estimate`.
+
+Contenders of a comparison take turns within every round, so that drift of the machine hits all of them.
+Numbers are kept as measured; the summary on stdout is medians of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+from generate import against_generate
+from llama import PROMPT, RandomLlama
+from memory import bench_memory
+from profiled import bench_profile
+from throughput import bench_throughput
+from timing import CAPTION, cpu_ms, in_turns, median, timed_decode
+
+from specbench.decoding.loop import Request, decode
+from specbench.models.catalog import find_model, load_model
+from specbench.models.interface import ImageModel, TokenLayout
+from specbench.specs.presets import PRESETS, DecoderSpec, resolve
+from specbench.specs.run_spec import Sampling
+from specbench.system import environment
+
+STEPS = 16
+WARM_UP = 3
+WINDOWS, VOCABULARIES = (16, 32, 64), (1024, 8192, 65536)
+
+
+def bench_generate(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """The library's side skips the caption's pooled vector and the grid positions."""
+    rows, lines = [], []
+    for guidance in (1.0, sampling.guidance):
+        same = Sampling(guidance, 1.0, sampling.top_k)
+        network = load_model("shapes")._network
+        part, said = against_generate(
+            lambda: load_model("shapes"), lambda m: m._network.head, network.prefix, same, rounds
+        )
+        rows += part
+        lines += [f"guidance {guidance:g}, {line}" for line in said]
+    return rows, lines
+
+
+def bench_generate_100m(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """64 tokens of a random Llama of 100 million parameters, guided, top-k 1000 of 8192."""
+    return against_generate(RandomLlama, lambda m: m.output, PROMPT, Sampling(3.0, 1.0, 1000), rounds)
+
+
+@torch.inference_mode()
+def timed_forward(model: ImageModel, sampling: Sampling, window: int, steps: int, sample: int) -> dict:
+    """Forwards of `window` columns whose middle is the middle of the image."""
+    session = model.begin(model.encode([CAPTION]), sampling.guidance, window)
+    start = max(0, (model.layout.length - window) // 2)
+    positions = torch.arange(start, start + window)[None]
+    tokens = torch.zeros_like(positions)
+    wall, cpu = [], []
+    for _ in range(steps):
+        before = time.perf_counter(), time.process_time()
+        session.forward(tokens, positions)
+        wall.append((time.perf_counter() - before[0]) * 1e3)
+        cpu.append((time.process_time() - before[1]) * 1e3)
+    medians = {"wall_ms": statistics.median(wall[WARM_UP:]), "cpu_ms": statistics.median(cpu[WARM_UP:])}
+    return {**medians, "steps_ms": wall, "window": window}
+
+
+class Enough(Exception):
+    """The stub was called often enough."""
+
+
+class StubModel:
+    """A model whose forward costs next to nothing, and which notes how much of the CPU's time the loop takes between
+    forwards."""
+
+    name, codebook, weights_sha256 = "stub", None, ""
+    device, dtype = torch.device("cpu"), torch.float32
+
+    def __init__(self, v_image: int, window: int):
+        self.layout = TokenLayout.plain(1, (STEPS + 1) * window, v_image)
+        draw = torch.Generator().manual_seed(0)
+        base = 2 * torch.randn(1, window, v_image, generator=draw)
+        # Two tables in turn: p changes between steps, so some drafts are rejected.
+        self._tables = [base, base + 0.5 * torch.randn(base.shape, generator=draw)]
+
+    def encode(self, prompts):
+        return prompts
+
+    def begin(self, prefix, guidance, columns):
+        self.between_ms: list[float] = []
+        self._left = None
+        return self
+
+    def forward(self, tokens, positions, tree=None):
+        if self._left is not None:
+            self.between_ms.append((time.process_time() - self._left) * 1e3)
+        if len(self.between_ms) == STEPS:
+            raise Enough
+        logits = self._tables[len(self.between_ms) % 2]
+        self._left = time.process_time()
+        return logits
+
+
+def timed_steps(stub: StubModel, decoder: DecoderSpec, sample: int) -> dict:
+    """Milliseconds of the CPU between two forwards of a full window: sampling, verification, refinement, filling."""
+    with contextlib.suppress(Enough):
+        decode(stub, [Request("", "bench", sample)], decoder, Sampling(1.0, 1.0, 1000), seed=0, render=False)
+    return {"cpu_ms": statistics.median(stub.between_ms[WARM_UP:]), "steps_ms": stub.between_ms}
+
+
+def loop_ms(row: dict) -> float:
+    """Milliseconds of the loop itself: encoding and prefill, the same for all, do not count."""
+    return step_cost(row)["step"] * row["nfe"]
+
+
+def step_cost(row: dict) -> dict[str, float]:
+    """Milliseconds per step: whole loop, target forward, and everything else."""
+    loop = sum(row["spans_ms"].get(name, 0.0) for name in ("draft", "target", "verify", "host"))
+    target = row["spans_ms"]["target"]
+    return {"step": loop / row["nfe"], "forward": target / row["nfe"], "other": (loop - target) / row["nfe"]}
+
+
+def with_window(name: str, window: int) -> DecoderSpec:
+    return resolve(name, {"window": window} | ({"d": "inf"} if name == "gsd" else {}))
+
+
+def bench_overhead(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """What a step spends between two forwards, beside a guided forward of a random Llama with that vocabulary. Both in
+    milliseconds of the CPU, which other work on the machine disturbs least."""
+    rows, lines = [], ["decoder, window, vocabulary: ms between forwards, ms of the forward, step over forward"]
+    names, models = ("sjd", "scd-mc", "scd-gs", "gsd"), {}
+    for vocabulary, window in product(VOCABULARIES, WINDOWS):
+        if vocabulary not in models:
+            models = {vocabulary: RandomLlama(vocabulary, side=16)}
+        model = models[vocabulary]
+        stub = StubModel(vocabulary, window)
+        contenders = {name: partial(timed_steps, stub, with_window(name, window)) for name in names}
+        contenders["forward"] = partial(timed_forward, model, sampling, window, WARM_UP + 3)
+        part = in_turns(contenders, rounds)
+        rows += [{**row, "window": window, "vocabulary": vocabulary} for row in part]
+        forward = median(part, "forward", cpu_ms)
+        for name in names:
+            other = median(part, name, cpu_ms)
+            ratio = (other + forward) / forward
+            lines.append(f"{name}, {window}, {vocabulary}: {other:.2f}, {forward:.2f}, {ratio:.3f}")
+    return rows, lines
+
+
+def bench_window(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """SJD's mean step and a mid-image forward against the window; window cost is the forward's ratio to
+    window 1.
+
+    Windows shrink near the end of an image, so that wide ones' mean step can cost less than their full
+    forward.
+    """
+    model = load_model("shapes")
+    windows = (1, 2, 4, 8, 16, 32, 64, 128)
+    contenders = {}
+    for window in windows:
+        contenders[f"decode {window}"] = partial(timed_decode, model, with_window("sjd", window), sampling)
+        contenders[f"forward {window}"] = partial(timed_forward, model, sampling, window, STEPS)
+    rows = in_turns(contenders, rounds)
+    one = median(rows, "forward 1")
+    lines = ["window: ms per step, ms per forward, window cost"]
+    for window in windows:
+        step = median(rows, f"decode {window}", lambda row: step_cost(row)["step"])
+        forward = median(rows, f"forward {window}")
+        lines.append(f"{window}: {step:.2f}, {forward:.2f}, {forward / one:.2f}")
+    return rows, lines
+
+
+def bench_decoders(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """Every preset at its own window."""
+    return realised(load_model("shapes"), PRESETS, sampling, rounds)
+
+
+def bench_decoders_compiled(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """One decoder of each kind, everything compiled in a round of warm-up, AR too."""
+    model = load_model("shapes")
+    model.compile()
+    names = ("ar", "sjd", "sjd++", "gsd", "scd-gs", "sjd-pac", "eagle", "zipar")
+    return realised(model, names, sampling, rounds)
+
+
+def bench_decoders_100m(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """Decoders without a draft head, compiled, on a random Llama of 100 million parameters. Its random law says nothing
+    about acceptance, only what a step costs beside a forward of that size."""
+    model = RandomLlama()
+    model.compile()
+    names = ("ar", "sjd", "gsd", "scd-mc", "scd-gs")
+    return realised(model, names, Sampling(sampling.guidance, 1.0, 1000), rounds)
+
+
+def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """Speed-up and compression are ratios of totals over the same prompt's images; realised is the share of step
+    compression over window cost that the speed-up reaches."""
+    unfiltered = {"d": "inf"} if model.codebook is None else {}
+    contenders = {
+        name: partial(timed_decode, model, resolve(name, unfiltered if name == "gsd" else {}), sampling)
+        for name in names
+    }
+    # The first decode of a process is slow, the first of a decoder only where it is compiled.
+    rows = in_turns(contenders, rounds, warm_up=list(contenders) if getattr(model, "compiles", False) else ["ar"])
+
+    def total(name: str, value: Callable[[dict], float]) -> float:
+        return sum(value(row) for row in rows if row["name"] == name)
+
+    lines = ["decoder: step compression, speed-up over ar, ms per step, of which forward, realised"]
+    ar_ms, one = total("ar", loop_ms), median(rows, "ar", lambda row: step_cost(row)["forward"])
+    for name in contenders:
+        compression = total(name, lambda row: row["tokens"]) / total(name, lambda row: row["nfe"])
+        speedup = ar_ms / total(name, loop_ms)
+        step = median(rows, name, lambda row: step_cost(row)["step"])
+        forward = median(rows, name, lambda row: step_cost(row)["forward"])
+        share = speedup / (compression / (forward / one))
+        lines.append(f"{name}: {compression:.2f}, {speedup:.2f}, {step:.2f}, {forward:.2f}, {share:.2f}")
+    return rows, lines
+
+
+BENCHES = {
+    "generate": bench_generate,
+    "generate-100m": bench_generate_100m,
+    "overhead": bench_overhead,
+    "window": bench_window,
+    "decoders": bench_decoders,
+    "decoders-compiled": bench_decoders_compiled,
+    "decoders-100m": bench_decoders_100m,
+    "throughput": bench_throughput,
+    "profile": bench_profile,
+    "memory": bench_memory,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("benches", nargs="*", choices=[*BENCHES, []], help="which ones; all by default")
+    parser.add_argument("--rounds", type=int, default=3, help="timed turns of every contender")
+    parser.add_argument("--threads", type=int, help="torch threads; torch's own choice by default")
+    parser.add_argument("--out", type=Path, default=Path("results/speed"), help="folder of the JSON files")
+    options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    shapes = find_model("shapes")
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in options.benches or BENCHES:
+        rows, lines = BENCHES[name](shapes.sampling(), options.rounds)
+        document = {
+            "bench": name,
+            "command": shlex.join(["python", *sys.argv]),
+            "threads": torch.get_num_threads(),
+            "sampling": asdict(shapes.sampling()),
+            "weights_sha256": shapes.weights_sha256(),
+            **environment.collect(),
+            "rows": rows,
+        }
+        (options.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+        print(f"{name}\n" + "\n".join(f"  {line}" for line in lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""What workers bring and what the driver costs, with models that take no core from anybody.
+
+    python dev/speed/scale.py [--out results/scale]
+
+Every step of the model sleeps, so that one worker and two of them differ by how work is handed out alone. The driver's
+own time is that of a run whose 64 simulated workers answer at once with images decoded before: queue, rows and pictures
+to the disk, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import deque
+from contextlib import closing
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "drills"))
+
+from crew import ForkCrew
+from kills import TEXTS, make_model, specs
+
+from specbench.prompts import Prompt
+from specbench.runs.executors.local import Chunk, decode_chunk
+from specbench.runs.executors.worker_pool import Pool
+from specbench.runs.runner import SilentReporter, run
+from specbench.system import environment
+from specbench.system.files import write_atomically
+
+STEP_S = 0.2
+UNITS = [(Prompt(f"p{number}", TEXTS[number % 4]), 0) for number in range(128)]
+
+
+def sleeping_model():
+    """The drills' model, whose every forward takes `STEP_S`."""
+    model = make_model()
+    begin = model.begin
+
+    def begin_slow(*arguments):
+        session = begin(*arguments)
+        forward = session.forward
+
+        def slow(*arguments, **options):
+            time.sleep(STEP_S)
+            return forward(*arguments, **options)
+
+        session.forward = slow
+        return session
+
+    model.begin = begin_slow
+    return model
+
+
+class Stopwatch(SilentReporter):
+    """From the first worker's being ready to the last row."""
+
+    def start(self, total: int, done: int) -> None:
+        self._started = time.perf_counter()
+
+    def row(self, run_id, row) -> None:
+        self.seconds = time.perf_counter() - self._started
+
+
+class Instant:
+    """A crew whose workers hand over what was decoded before."""
+
+    def __init__(self, size: int, finished: dict):
+        self.size, self._finished, self._done = size, finished, deque()
+
+    def prepare(self, worker, specs, prompt):
+        return self._take({})
+
+    def submit(self, worker, chunk):
+        return self._take(self._finished[chunk.units[0][0].id])
+
+    def _take(self, outcome):
+        self._done.append(ticket := (object(), outcome))
+        return ticket[0]
+
+    def wait(self, tickets):
+        return self._done[0][0]
+
+    def result(self, ticket):
+        return self._done.popleft()[1]
+
+
+def seconds_with(workers: int, images: int) -> float:
+    watch = Stopwatch()
+    with tempfile.TemporaryDirectory() as out, closing(ForkCrew(sleeping_model, workers)) as crew:
+        run(Pool(crew), specs()[:1], UNITS[:images], Path(out), reporter=watch)
+    return watch.seconds
+
+
+def driver_ms(workers: int) -> float:
+    """CPU milliseconds of the driver per image."""
+    model, spec = make_model(), specs()[0]
+    finished = {unit[0].id: decode_chunk(model, Chunk(spec, (unit,))) for unit in UNITS}
+    with tempfile.TemporaryDirectory() as out:
+        started = time.process_time()
+        run(Pool(Instant(workers, finished)), [spec], UNITS, Path(out))
+        return 1000 * (time.process_time() - started) / len(UNITS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=24)
+    parser.add_argument("--out", type=Path, default=Path("results/scale"))
+    chosen = parser.parse_args()
+    one, two = (seconds_with(workers, chosen.images) for workers in (1, 2))
+    result = {
+        "provenance": environment.collect(),
+        "step_s": STEP_S,
+        "images": chosen.images,
+        "one_worker_s": one,
+        "two_workers_s": two,
+        "speedup": one / two,
+        "driver_cpu_ms_per_image": {str(workers): driver_ms(workers) for workers in (1, 64)},
+    }
+    text = json.dumps(result, indent=1) + "\n"
+    write_atomically(chosen.out / "workers.json", text.encode())
+    print(text, end="")
+
+
+if __name__ == "__main__":
+    main()

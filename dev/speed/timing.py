@@ -1,0 +1,47 @@
+"""Timing contenders in turns, so that drift of the machine hits all of them."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from specbench.decoding.loop import Request, decode
+from specbench.models.interface import ImageModel
+from specbench.specs.presets import DecoderSpec
+from specbench.specs.run_spec import Sampling
+
+CAPTION = "a red circle left of a blue square"
+
+
+def timed_decode(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, sample: int) -> dict:
+    """One image at batch 1: milliseconds without rendering, the loop's spans, forwards and tokens."""
+    start, cpu = time.perf_counter(), time.process_time()
+    [image] = decode(model, [Request(CAPTION, "bench", sample)], decoder, sampling, seed=0, render=False)
+    spent = {"wall_ms": (time.perf_counter() - start) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3}
+    return {**spent, "spans_ms": image.spans_ms, "nfe": image.nfe, "tokens": image.committed}
+
+
+def in_turns(
+    contenders: dict[str, Callable[[int], dict]], rounds: int, warm_up: Sequence[str] | None = None
+) -> list[dict]:
+    """Run every contender once per round, in an order that rotates, after those to `warm_up`: all, if not said."""
+    names, rows = list(contenders), []
+    for name in names if warm_up is None else warm_up:
+        contenders[name](0)
+    for turn in range(rounds):
+        for place in range(len(names)):
+            name = names[(turn + place) % len(names)]
+            rows.append({"name": name, "round": turn, **contenders[name](turn + 1)})
+            print(f"{name}: round {turn + 1} of {rounds}", file=sys.stderr)
+    return rows
+
+
+def cpu_ms(row: dict) -> float:
+    """Milliseconds of the CPU, which other work on the machine disturbs least."""
+    return row["cpu_ms"]
+
+
+def median(rows: list[dict], name: str, value: Callable[[dict], float] = lambda row: row["wall_ms"]) -> float:
+    return statistics.median(value(row) for row in rows if row["name"] == name)

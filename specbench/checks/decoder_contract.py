@@ -1,0 +1,231 @@
+"""Is this decoder fit for use? Promises every decoder makes, tried on models small enough to know the truth.
+
+`specbench audit` measures how far a decoder is from exact; this says whether its numbers can be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbench.checks.enumerable_model import EnumerableModel, processed
+from specbench.checks.losslessness import BATCH, Auditable, Decode, audit_one, load_decoder, with_window
+from specbench.decoding.generation import Generation
+from specbench.decoding.loop import Request, decode
+from specbench.errors import SpecbenchError, place
+from specbench.models.interface import ImageModel, TokenLayout
+from specbench.specs.presets import DecoderSpec, resolve
+from specbench.specs.run_spec import Sampling
+
+OK, FAILED, SKIPPED, SLOW = "ok", "failed", "skipped", "slow"
+SLOW_RULE = 3.0
+"""Time per step outside the target forwards, over that of exact SJD with the same window, that is called slow."""
+SAMPLES = 100_000
+_SAMPLING = Sampling(guidance=2.0, temperature=0.9)
+_LAYOUT = TokenLayout.with_row_ends(2, 3, 3)
+_TEXTS = ("one", "two")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One promise: its name, `ok`, `failed`, `skipped` or `slow`, and what was seen, in words."""
+
+    check: str
+    status: str
+    detail: str
+
+
+def check(decoder: Auditable, samples: int = SAMPLES, seed: int = 0) -> list[Finding]:
+    """Try every promise on a decoder.
+
+    Args:
+        decoder: as `specbench.checks.losslessness.audit` takes it: a name, a spec, or "package.module:Name".
+        samples: images for the exactness check.
+
+    Raises:
+        SpecbenchError: there is no such decoder.
+    """
+    name, found = load_decoder(decoder)
+    kit = Kit(name, found, seed)
+    findings = []
+    for title, promise in kit.promises(samples):
+        try:
+            findings.append(promise())
+        except SpecbenchError as error:
+            findings.append(Finding(title, FAILED, f"it stopped with: {error.what}"))
+        except Exception as error:  # a stranger's code may fail in any way, and that is the finding
+            findings.append(Finding(title, FAILED, f"it raised {type(error).__name__}{place(error)}: {error}"))
+    return findings
+
+
+class Kit:
+    """The promises, for one decoder."""
+
+    def __init__(self, name: str, decoder: DecoderSpec | Decode, seed: int):
+        self._name, self._decoder, self._seed = name, decoder, seed
+        self._model = EnumerableModel(_LAYOUT, _TEXTS, seed=seed)
+        self._requests = [Request(_TEXTS[n % 2], f"prompt {n % 2}", n // 2) for n in range(6)]
+
+    def promises(self, samples: int) -> Iterator[tuple[str, Callable[[], Finding]]]:
+        yield "exactness", lambda: self.exactness(samples)
+        yield "counters", self.counters
+        yield "log-probabilities", self.log_probabilities
+        yield "resume", self.resume
+        yield "batch", self.batch
+        yield "forced slots", self.forced_slots
+        yield "speed", self.speed
+
+    def exactness(self, samples: int) -> Finding:
+        """What it says of itself is what is measured."""
+        row = audit_one(self._name, self._decoder, max(samples, BATCH), self._seed)
+        seen = f"total variation {row['tv']:.4f} over {row['samples']:,} images"
+        if row["declared"] == "lossless" and row["verdict"] == "lossy":
+            return Finding(
+                "exactness", FAILED, f"it is declared lossless, but its images are not those of AR: {seen}, "
+                f"p = {row['p_value']:.1e}; declare it lossless=False or mend its acceptance and residual",
+            )  # fmt: skip
+        declared = row["declared"] or "undeclared"
+        return Finding("exactness", OK, f"{declared}, measured {row['verdict']}: {seen}")
+
+    def counters(self) -> Finding:
+        """Steps, drafts and acceptances are numbers that can be."""
+        wrong = []
+        for image in self._generations(self._requests):
+            free = int((~image.forced).sum())
+            steps = image.committed_step[~image.forced]  # the grammar may fill its slots without a forward
+            wrong += [
+                words
+                for broken, words in (
+                    (len(image.tokens) != _LAYOUT.length, f"{len(image.tokens)} tokens instead of {_LAYOUT.length}"),
+                    (not 1 <= image.nfe <= _LAYOUT.length, f"nfe is {image.nfe} for {free} free slots"),
+                    (steps.min() < 1 or steps.max() > image.nfe,
+                     f"committed_step runs from {steps.min()} to {steps.max()}, but nfe is {image.nfe}"),
+                    (set(range(1, image.nfe + 1)) - set(image.committed_step.tolist()), "a step committed nothing"),
+                    (np.any(image.tested > image.drafted), "more drafts tested than drafted"),
+                    (np.any(image.accepted > image.tested), "more drafts accepted than tested"),
+                    (image.accepted.sum() > free, f"{image.accepted.sum()} drafts accepted for {free} free slots"),
+                )
+                if broken
+            ]  # fmt: skip
+        return _finding("counters", wrong, "steps, drafts and acceptances add up")
+
+    def log_probabilities(self) -> Finding:
+        """`logp` and `entropy` are those of the target given the final prefix."""
+        worst, place = 0.0, 0
+        for request, image in zip(self._requests, self._generations(self._requests), strict=True):
+            for slot, (logp, entropy) in enumerate(self._truth(request.text, image.tokens)):
+                off = max(_distance(logp, image.logp[slot]), _distance(entropy, image.entropy[slot]))
+                if off > worst:
+                    worst, place = off, slot
+        if worst > 1e-3:
+            return Finding("log-probabilities", FAILED,
+                           f"logp or entropy at slot {place} is off by {worst:.3g}: it must be the target's after "
+                           "guidance, temperature, top-k and top-p, given the tokens finally before it")  # fmt: skip
+        return Finding("log-probabilities", OK, f"those of the target, within {worst:.1e}")
+
+    def resume(self) -> Finding:
+        """An image depends on its seed, prompt id and sample, not on what was decoded before."""
+        first = self._tokens(self._requests)
+        self._tokens(self._requests[:3])
+        again = self._tokens(self._requests[::-1])[::-1]
+        other = self._tokens([Request(one.text, one.prompt_id + "'", one.sample) for one in self._requests])
+        wrong = []
+        if not np.array_equal(first, again):
+            wrong.append("the same requests again, in another order, give other images: noise must be addressed, not "
+                         "drawn in order, and nothing may be kept between calls")  # fmt: skip
+        if np.array_equal(first, other):
+            wrong.append("prompts with another id give the same images: the noise ignores the id")
+        return _finding("resume", wrong, "an interrupted run continues with the same images")
+
+    def batch(self) -> Finding:
+        """An image alone is the image in a batch."""
+        together = self._tokens(self._requests)
+        alone = np.concatenate([self._tokens([request]) for request in self._requests])
+        differing = int((together != alone).any(1).sum())
+        wrong = [f"{differing} of {len(alone)} images change when decoded in a batch of {len(alone)}"] * bool(differing)
+        return _finding("batch", wrong, "alone or in a batch, the same images")
+
+    def forced_slots(self) -> Finding:
+        """The grammar is kept."""
+        tokens, forced = self._tokens(self._requests), np.array(_LAYOUT.forced)
+        wrong = []
+        if (tokens[:, forced >= 0] != forced[forced >= 0]).any():
+            wrong.append("a slot the grammar forces holds another token")
+        if ((tokens < 0) | (tokens >= _LAYOUT.v_image))[:, forced < 0].any():
+            wrong.append("a free slot holds a token that is no image token")
+        return _finding("forced slots", wrong, "row ends stand where they must, image tokens elsewhere")
+
+    def speed(self) -> Finding:
+        """What a step costs besides its forward, on the embedded model, beside exact SJD."""
+        if not isinstance(self._decoder, DecoderSpec):
+            return Finding("speed", SKIPPED, "a function's time is not taken apart; a Preset's is")
+        from specbench.models.catalog import load_model
+
+        model, window = load_model("shapes"), dict(self._decoder.options).get("window")
+        mine = _rule_ms(model, self._decoder)
+        exact = _rule_ms(model, with_window(resolve("sjd"), window))
+        status = OK if mine <= SLOW_RULE * exact else SLOW
+        advice = "" if status == OK else "; look for Python loops over the vocabulary and for reads of the device"
+        return Finding(
+            "speed", status, f"{mine:.2f} ms a step besides the forward, {mine / exact:.1f} times SJD's{advice}"
+        )
+
+    def _tokens(self, requests: Sequence[Request]) -> np.ndarray:
+        decoded = self._decode(requests)
+        if len(decoded) and isinstance(decoded[0], Generation):
+            decoded = [image.tokens for image in decoded]
+        return np.asarray(decoded)
+
+    def _generations(self, requests: Sequence[Request]) -> list[Generation]:
+        decoded = self._decode(requests)
+        if not isinstance(decoded[0], Generation):
+            raise SpecbenchError("it returns tokens only; runs need a Generation with counters per image")
+        return list(decoded)
+
+    def _decode(self, requests: Sequence[Request]):
+        if isinstance(self._decoder, DecoderSpec):
+            spec = with_window(self._decoder, 3)
+            decoded = decode(self._model, requests, spec, _SAMPLING, self._seed, render=False)
+        else:
+            decoded = self._decoder(self._model, requests, _SAMPLING, self._seed)
+        for image in decoded:
+            if isinstance(image, SpecbenchError):
+                raise image
+        return decoded
+
+    def _truth(self, text: str, tokens: np.ndarray) -> Iterator[tuple[float, float]]:
+        """log p and entropy at every slot, from the tables the model was made of; zeros where the grammar decides."""
+        model, number = self._model, self._model.prompts.index(text)
+        code = 0
+        for slot, (forced, token) in enumerate(zip(_LAYOUT.forced, tokens.tolist(), strict=True)):
+            if forced >= 0:
+                yield 0.0, 0.0
+            else:
+                row = model.offsets[slot] + code
+                conditional, unconditional = (
+                    table[number, row].numpy().astype(float) for table in (model.conditional, model.unconditional)
+                )
+                p = processed(unconditional + _SAMPLING.guidance * (conditional - unconditional), _SAMPLING)
+                yield float(np.log(p[token])), float(-(p * np.log(p)).sum())
+            code += token * _LAYOUT.vocab**slot
+
+
+def _rule_ms(model: ImageModel, spec: DecoderSpec) -> float:
+    """Least of two images: milliseconds per step in drafting, verifying and the host."""
+    sampling, times = Sampling(), []
+    for sample in range(3):
+        (image,) = decode(model, [Request("a red circle", "(check)", sample)], spec, sampling, 0, render=False)
+        if isinstance(image, SpecbenchError):
+            raise image
+        times.append(sum(image.spans_ms.get(span, 0.0) for span in ("draft", "verify", "host")) / image.nfe)
+    return min(times[1:])
+
+
+def _distance(truth: float, stored: float) -> float:
+    return 0.0 if truth == stored else abs(truth - float(stored))
+
+
+def _finding(name: str, wrong: Sequence[str], fine: str) -> Finding:
+    return Finding(name, FAILED, "; ".join(dict.fromkeys(wrong))) if wrong else Finding(name, OK, fine)

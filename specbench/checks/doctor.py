@@ -1,0 +1,217 @@
+"""Is this machine ready? One row per thing that a run needs, with what to do about what is not there."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbench.errors import SpecbenchError
+from specbench.metrics import catalog as metric_catalog
+from specbench.models.catalog import Model, check_model, find_model, models
+from specbench.runs.memory_estimate import footprint, free_memory
+from specbench.runs.plan import available_threads, check_writable
+from specbench.specs.presets import resolve
+from specbench.system import plugins
+
+if TYPE_CHECKING:
+    from specbench.system.device_peaks import Peak
+
+OK, WARNING, MISSING = "ok", "warning", "missing"
+LOW_DISK_GIB = 1.0
+
+
+def check(
+    model: str | None = None,
+    out: Path = Path("results"),
+    weights: str | None = None,
+    revision: str | None = None,
+    random: bool = False,
+    tiny: bool = False,
+    metrics: Sequence[str] = (),
+    measure: bool = False,
+) -> list[dict[str, str]]:
+    """Rows of `name, status ("ok", "warning" or "missing"), detail, fix`.
+
+    Args:
+        model: only this model, whose files are then accounted for by name and shape; all models if None.
+        out: the results folder to try.
+        metrics: these metrics must be ready too.
+        measure: time copies and matrix products of every device here, and keep them for `specbench.runs.roofline_facts`.
+        weights, revision, random, tiny: see `specbench.models.hub_model.HubModel.configured`.
+
+    Raises:
+        SpecbenchError: unknown model, or one that takes no other weights.
+    """
+    named = [find_model(model).configured(weights, revision, random, tiny)] if model else []
+    return [
+        _python(),
+        *_packages(),
+        _torch(),
+        *_torchvision(),
+        *(_model(info, required=bool(named)) for info in named or models().values()),
+        *(row for info in named for row in _memory(info)),
+        *_peaks(measure),
+        *(row for name in metrics for row in _metric(name)),
+        *_plugins(),
+        *_disk(out),
+    ]
+
+
+def _row(name: str, status: str, detail: str, fix: str = "") -> dict[str, str]:
+    return {"name": name, "status": status, "detail": detail, "fix": fix}
+
+
+def _python() -> dict[str, str]:
+    detail = f"{platform.python_version()} in {sys.prefix}"
+    return _row("python", OK, detail)
+
+
+def _packages() -> list[dict[str, str]]:
+    rows = []
+    for requirement in metadata.requires("specbench") or ():
+        name = re.split(r"[\s<>=!~;\[(]", requirement, maxsplit=1)[0]
+        if "extra ==" in requirement or name == "torch":
+            continue
+        try:
+            rows.append(_row(name, OK, metadata.version(name)))
+        except metadata.PackageNotFoundError:
+            rows.append(_row(name, MISSING, f"not installed (needed: {requirement})", f"pip install '{requirement}'"))
+    return rows
+
+
+def _torch() -> dict[str, str]:
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return _row("torch", MISSING, f"cannot be imported: {error}", "pip install torch")
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return _row(
+        "torch", OK, f"{torch.__version__}, {available_threads()} CPU threads, {', '.join(devices) or 'no GPU'}"
+    )
+
+
+def _torchvision() -> list[dict[str, str]]:
+    """Optional; but transformers imports it where it is there, so one built for another torch breaks every model."""
+    if importlib.util.find_spec("torchvision") is None:
+        return []
+    version = metadata.version("torchvision")
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, OSError, RuntimeError) as error:
+        fix = "install the torchvision that belongs to this torch, from where torch came, or uninstall it"
+        return [_row("torchvision", MISSING, f"{version} does not fit this torch: {error}", fix)]
+    return [_row("torchvision", OK, version)]
+
+
+def _model(info: Model, required: bool) -> dict[str, str]:
+    try:
+        files = info.files()
+        if required:
+            check_model(info)
+    except SpecbenchError as error:
+        return _row(f"model {info.name}", MISSING if required else WARNING, error.what, error.try_this)
+    if not files:
+        return _row(f"model {info.name}", OK, "the architecture with random weights, nothing to read")
+    size = sum(path.stat().st_size for path in files)
+    complete = ", every tensor accounted for" if required else ""
+    return _row(f"model {info.name}", OK, f"{size / 2**20:.1f} MiB in {files[0].parent}{complete}")
+
+
+def _memory(info: Model) -> list[dict[str, str]]:
+    """Whether one image at a time, with guidance, would fit: on the first GPU if there is one, else in main memory."""
+    need, available = footprint(info, resolve("ar"), info.sampling(), info.dtype), _memory_here()
+    if need is None or available is None:
+        return []
+    needed, (where, size) = need.total(1), available
+    detail = f"about {needed / 2**30:.1f} GiB in {info.dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
+    detail += f"; {_per_image(info)}"
+    if needed > size:
+        return [_row("memory", WARNING, detail, "another device, or a smaller model")]
+    return [_row("memory", OK, detail)]
+
+
+def _memory_here() -> tuple[str, int] | None:
+    try:
+        import torch
+    except (ImportError, OSError):
+        return None
+    gpu = torch.cuda.is_available()
+    size = free_memory("cuda" if gpu else "cpu")
+    return None if size is None else ("free on the GPU" if gpu else "of main memory free", size)
+
+
+def _per_image(info: Model) -> str:
+    """What each further image of a batch takes, by AR and by a window of 64."""
+    needs = [footprint(info, resolve(name), info.sampling(), info.dtype) for name in ("ar", "scd-mc")]
+    sizes = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in needs)
+    return f"{sizes} per image in a batch, of it {needs[0].cache / 2**20:,.0f} MiB of keys and values in AR"
+
+
+def _peaks(measure: bool) -> list[dict[str, str]]:
+    """What each device here can do at best, in the number formats models run in."""
+    try:
+        import torch
+    except (ImportError, OSError):
+        return []
+    from specbench.system import device_peaks as devices
+
+    rows = []
+    for device in ("cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))):
+        for threads in sorted({1, available_threads()}) if device == "cpu" else (0,):
+            for dtype in ("float32", "bfloat16"):
+                peak = devices.measure(device, dtype, threads) if measure else devices.find_peak(device, dtype, threads)
+                rows.append(_peak(device, dtype, threads, peak))
+    return rows
+
+
+def _peak(device: str, dtype: str, threads: int, peak: Peak | None) -> dict[str, str]:
+    name = f"peak of {device}, {dtype}" + (f", {threads} thread{'s' if threads > 1 else ''}" if threads else "")
+    if peak is None:
+        return _row(name, OK, "not known, so reports cannot say how far a run is from it", "specbench doctor --measure")
+    large, small = peak.bandwidth(2**40) / 1e9, peak.bandwidth(0) / 1e9
+    cached = f" ({small:,.1f} where a cache holds it)" if small > 1.05 * large else ""
+    return _row(name, OK, f"{large:,.1f} GB/s{cached}, {peak.flops / 1e12:,.3g} TFLOP/s: {peak.source}")
+
+
+def _metric(name: str) -> list[dict[str, str]]:
+    """One row for each thing that a metric lacks."""
+    try:
+        missing = metric_catalog.metric(name)().missing()
+    except SpecbenchError as error:
+        if name not in metric_catalog.metric_names():
+            raise
+        missing = [(error.what, error.try_this)]
+    if not missing:
+        return [_row(f"metric {name}", OK, "everything it needs is on this disk")]
+    return [_row(f"metric {name}", MISSING, what, fix) for what, fix in missing]
+
+
+def _plugins() -> list[dict[str, str]]:
+    rows = []
+    for kind in plugins.KINDS:
+        for name, point in plugins.plugins(kind).items():
+            try:
+                plugins.load_object(point.value, f"plug-in {name}")
+                rows.append(_row(f"plug-in {name}", OK, f"{kind}: {point.value}"))
+            except SpecbenchError as error:
+                rows.append(_row(f"plug-in {name}", WARNING, error.what, "reinstall or remove it"))
+    return rows
+
+
+def _disk(out: Path) -> list[dict[str, str]]:
+    try:
+        check_writable(out)
+    except SpecbenchError as error:
+        return [_row("results folder", MISSING, error.what, error.try_this)]
+    existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free / 2**30
+    if free < LOW_DISK_GIB:
+        return [_row("results folder", WARNING, f"{out.absolute()}, only {free:.1f} GiB free", "make room")]
+    return [_row("results folder", OK, f"{out.absolute()}, {free:.0f} GiB free")]

@@ -1,0 +1,178 @@
+"""Continuous batching: a row that finishes is given to the next image while the other rows go on.
+
+Noise is addressed by image, and steps are counted by row, so that an image is the same whoever decodes beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+import torch
+
+from specbench.decoding.build import Method, build
+from specbench.decoding.generation import Generation
+from specbench.decoding.loop import Request, begin, checked, decode, noise_keys
+from specbench.decoding.timing import Spans
+from specbench.errors import SpecbenchError
+from specbench.models.interface import ImageModel
+from specbench.models.transformer.host_sync import to_host
+from specbench.specs.presets import DecoderSpec
+from specbench.specs.run_spec import Sampling
+
+Outcome = tuple[Request, Generation | SpecbenchError]
+
+
+def refills(method: Method) -> bool:
+    """Whether rows of this decoder can be given to other images.
+
+    Not with EAGLE, which has no features to draft from in an image's first step and then takes an AR step for the whole
+    batch, and not with ZipAR, whose forwards hold the image rows that any image of the batch is working on.
+    """
+    return hasattr(method.drafter, "restart")
+
+
+def decode_each(
+    model: ImageModel,
+    requests: Iterable[Request],
+    rows: int,
+    decoder: DecoderSpec,
+    sampling: Sampling,
+    seed: int,
+    trace: bool = False,
+) -> Iterator[Outcome]:
+    """Decode `requests`, `rows` at a time, and yield each with its image (or why it has none) as soon as that is done.
+
+    A request is taken only when a row is free. Where rows cannot be refilled, whole batches follow each other.
+    """
+    waiting = iter(requests)
+    if refills(build(decoder, model)):
+        yield from ContinuousBatch(model, waiting, rows, decoder, sampling, seed, trace).run()
+        return
+    while batch := list(islice(waiting, rows)):
+        rare = len(batch) < rows
+        yield from zip(batch, decode(model, batch, decoder, sampling, seed, trace=trace, rare=rare), strict=True)
+
+
+@dataclass
+class ImageSlot:
+    """An image that a row is busy with, and its share of the time by span, in milliseconds."""
+
+    request: Request
+    share_ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class ContinuousBatch:
+    """A batch whose rows are refilled.
+
+    A step's time is shared evenly by the images in work, what is done for some images alone (encoding, prefill,
+    rendering) by those.
+    """
+
+    def __init__(
+        self,
+        model: ImageModel,
+        waiting: Iterator[Request],
+        rows: int,
+        decoder: DecoderSpec,
+        sampling: Sampling,
+        seed: int,
+        trace: bool,
+    ):
+        self._model, self._waiting, self._rows, self._seed = model, waiting, rows, seed
+        self._decoder, self._sampling, self._trace = decoder, sampling, trace
+        self._spans = Spans(model.device)
+        self._steps_ms = 0.0
+        self._known_ms: dict[str, float] = {}
+        self._in_work: dict[int, ImageSlot] = {}
+
+    @torch.inference_mode()
+    def run(self) -> Iterator[Outcome]:
+        """Decode until no request is left."""
+        if not self._begin():
+            return
+        length, behind = self._model.layout.length, 0
+        while self._in_work:
+            start = time.perf_counter()
+            self._loop.step(behind)
+            committed = to_host(self._loop.committed)
+            self._steps_ms += (time.perf_counter() - start) * 1e3
+            if done := [row for row in self._in_work if committed[row] >= length]:
+                yield from self._finish(done)
+                for row in self._start_next(done):
+                    committed[row] = 0
+            behind = min((committed[row] for row in self._in_work), default=length)
+
+    def _begin(self) -> bool:
+        """Start the first requests; False if there are none."""
+        self._in_work = dict(enumerate(map(ImageSlot, islice(self._waiting, self._rows))))
+        if not self._in_work:
+            return False
+        requests = [slot.request for slot in self._in_work.values()]
+        rare = len(requests) < self._rows
+        self._loop = begin(
+            self._model, requests, self._decoder, self._sampling, self._seed, self._spans, self._trace, rare
+        )
+        self._share(list(self._in_work), "encode", "prefill")
+        return True
+
+    def _finish(self, done: Sequence[int]) -> list[Outcome]:
+        """The images of rows that are complete, which leave their slots."""
+        self._share_steps()
+        model, loop = self._model, self._loop
+        rows = torch.tensor(done, device=model.device)
+        with self._spans("render"):
+            pixels = model.render(model.layout.image_tokens(loop.tokens[rows])).cpu().numpy()
+        self._share(done, "render")
+        slots = [self._in_work.pop(row) for row in done]
+        forced = np.array(model.layout.forced) >= 0
+        images = loop.recorder.rows(rows, loop.tokens[:, : len(forced)], forced, [slot.share_ms for slot in slots])
+        for image, shown in zip(images, pixels, strict=True):
+            image.image = shown
+        requests = [slot.request for slot in slots]
+        return [(request, checked(image, request)) for request, image in zip(requests, images, strict=True)]
+
+    def _start_next(self, free: Sequence[int]) -> list[int]:
+        """Give free rows to the next requests; the rows that were given."""
+        requests = list(islice(self._waiting, len(free)))
+        if not requests:
+            return []
+        taken = list(free[: len(requests)])
+        self._in_work |= zip(taken, map(ImageSlot, requests), strict=True)
+        with self._spans("encode"):
+            prefix = self._model.encode([request.text for request in requests])
+        rows = torch.tensor(taken, device=self._model.device)
+        with self._spans("prefill"):
+            self._loop.session.refill(rows, prefix)
+        self._loop.restart(rows, noise_keys(requests, self._seed))
+        self._share(taken, "encode", "prefill")
+        return taken
+
+    def _share_steps(self) -> None:
+        """Share the time of the steps since the last call among the images in work."""
+        rows = list(self._in_work)
+        spent = self._share(rows, "draft", "target", "verify", "trace")
+        busy = spent["draft"] + spent["target"] + spent["verify"]
+        for row in rows:
+            share = self._in_work[row].share_ms
+            share["host"] += max(0.0, self._steps_ms - busy) * self._scale(rows)
+            share["verify"] -= share.pop("trace", 0.0)
+        self._steps_ms = 0.0
+
+    def _share(self, rows: Sequence[int], *names: str) -> dict[str, float]:
+        """Share the time of some spans since the last call among `rows`; milliseconds by span."""
+        totals = self._spans.totals_ms()
+        spent = {name: totals.get(name, 0.0) - self._known_ms.get(name, 0.0) for name in names}
+        self._known_ms |= {name: totals.get(name, 0.0) for name in names}
+        for row in rows:
+            for name, ms in spent.items():
+                self._in_work[row].share_ms[name] += ms * self._scale(rows)
+        return spent
+
+    def _scale(self, rows: Sequence[int]) -> float:
+        """What a span is multiplied with, a `batch`-th of the result being the share of each of `rows`."""
+        return len(self._loop.committed) / len(rows)

@@ -1,0 +1,113 @@
+"""LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352): a draft may count its codebook neighbours' mass in.
+
+A(x) is x and the longest nearest-first run of its k neighbours whose summed target mass stays within a limit; x is
+accepted with min(1, p(A(x)) / q(x)). Four laws are in use after a rejection, see the residuals below; the released code
+follows neither paper.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.context import Context
+from specbench.decoding.verification.codebook_neighbours import neighbour_table
+from specbench.decoding.verification.ratio_tests import DraftTests, RatioTest
+from specbench.decoding.verification.residuals import optimal, or_target, standard
+from specbench.errors import SpecbenchError
+
+_TIE = 1 + 1e-6
+
+
+class Neighbourhood(NamedTuple):
+    """A(x) of drafts [..., n], without the draft itself.
+
+    Attributes:
+        draft: [..., n] tokens x.
+        ids: [..., n, k] neighbours of x, nearest first.
+        member: [..., n, k] bool, which of them belong to A(x).
+        mass: [..., n] p(A(x)), the draft's own mass included.
+        wide: [..., n, k + 1] one neighbour more, as far as the released code reaches.
+    """
+
+    draft: Tensor
+    ids: Tensor
+    member: Tensor
+    mass: Tensor
+    wide: Tensor
+
+
+class Lantern(RatioTest):
+    """LANTERN: neighbours' mass of at most `delta` in all."""
+
+    def __init__(self, context: Context, k: int, delta: float, neighbours: str):
+        super().__init__(context)
+        if context.codebook is None:
+            raise SpecbenchError("this model has no codebook, which the LANTERN verifiers need")
+        self._limit = delta
+        table = neighbour_table(context.codebook, raw=neighbours == "raw")
+        self._table = table[:, : k + 1].to(context.device)
+        self._k = k
+        if self._residual is optimal:
+            # p(A(x)) >= p(x), so min(1, p/q) is never undercut and [p - a q]+ is [p - q]+ (Cool-SD, proposition 1).
+            self._residual = standard
+
+    def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
+        mass = self.neighbourhood(p, x).mass
+        return torch.where(mass > 0, mass / q.gather(-1, x), 0.0)
+
+    def residual_weights(self, tests: DraftTests) -> Tensor:
+        if self._residual not in RESIDUALS:
+            return super().residual_weights(tests)
+        around = self.neighbourhood(tests.p, tests.draft[..., None])
+        return or_target(self._residual(tests.p, tests.q, around).clamp(min=0), tests.p)
+
+    def neighbourhood(self, p: Tensor, x: Tensor) -> Neighbourhood:
+        """A(x) under p [..., V] for drafts x [..., n]."""
+        wide = self._table[x.clamp(max=len(self._table) - 1)].long()
+        ids = wide[..., : self._k]
+        own = p.gather(-1, x)
+        masses = p.gather(-1, ids.flatten(-2)).view(ids.shape)
+        member = masses.cumsum(-1) <= self._limit_for(own)[..., None] * _TIE
+        return Neighbourhood(x, ids, member, own + torch.where(member, masses, 0.0).sum(-1), wide)
+
+    def _limit_for(self, own: Tensor) -> Tensor:
+        return torch.full_like(own, self._limit)
+
+
+class LanternPlusPlus(Lantern):
+    """LANTERN++: neighbours' mass of at most (lambda - 1) p(x), so acceptance grows at most lambda-fold."""
+
+    def __init__(self, context: Context, k: int, lambda_: float, neighbours: str):
+        super().__init__(context, k, lambda_ - 1, neighbours)
+
+    def _limit_for(self, own: Tensor) -> Tensor:
+        return self._limit * own
+
+
+def paper(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
+    """Both papers' law: p with A(x)'s mass moved onto x, less q."""
+    moved = _scaled(p, around.ids, ~around.member)
+    moved = moved.scatter(-1, around.draft, around.mass)
+    return moved - q
+
+
+def release_q(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
+    """The released LlamaGen and Anole code: q without the first k + 1 neighbours, if A(x) has any."""
+    return p - _scaled(q, around.wide, ~around.member.any(-1, keepdim=True))
+
+
+def release_p(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
+    """The released Lumina code: p without the first k + 1 neighbours, if A(x) has any."""
+    return _scaled(p, around.wide, ~around.member.any(-1, keepdim=True)) - q
+
+
+RESIDUALS = (paper, release_q, release_p)
+
+
+def _scaled(law: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
+    """`law` [..., V] set to zero on `ids` [..., 1, k] unless `kept`, which broadcasts to them."""
+    ids, kept = ids.squeeze(-2), kept.expand_as(ids).squeeze(-2)
+    return law.scatter(-1, ids, law.gather(-1, ids) * kept)

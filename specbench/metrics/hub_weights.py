@@ -1,0 +1,49 @@
+"""Model folders on the Hugging Face hub that metrics need, by safetensors only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.system.downloads import digest_of, offline
+
+_FILES = ("config.json", "model.safetensors")
+
+
+def hub_folder(repository: str, forbidden: bool = False) -> Path:
+    """The folder of a repository's configuration and weights, downloaded if it is not in the hub's cache.
+
+    Raises:
+        SpecbenchError: not there and offline, or the download failed.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    local = forbidden or offline()
+    try:
+        folder = Path(snapshot_download(repository, allow_patterns=_FILES, local_files_only=local))
+    except LocalEntryNotFoundError:
+        raise SpecbenchError(f"{repository} is not on this disk", _hint(repository), MISSING_PREREQUISITE) from None
+    except (HfHubHTTPError, OSError) as error:
+        raise SpecbenchError(f"{repository}: {type(error).__name__}: {error}", _hint(repository), FAILURE) from error
+    if any(not (folder / name).is_file() for name in _FILES):
+        raise SpecbenchError(f"{repository} is not complete on this disk", _hint(repository), MISSING_PREREQUISITE)
+    return folder
+
+
+def hub_problem(repository: str) -> tuple[str, str] | None:
+    """What is missing of a repository on this disk and what to do, or None."""
+    try:
+        hub_folder(repository, forbidden=True)
+    except SpecbenchError as error:
+        return error.what, error.try_this
+    return None
+
+
+def weights_digest(folder: Path) -> str:
+    """Digest of the weights in a model folder."""
+    return digest_of(folder / "model.safetensors")
+
+
+def _hint(repository: str) -> str:
+    return f"hf download {repository} {' '.join(_FILES)}"

@@ -1,0 +1,235 @@
+"""Images out to the official GenEval and T2I-CompBench++ programs, and their results back in.
+
+What comes back stands in columns named `geneval[official]` and `compbench[official]`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from PIL import Image
+
+from specbench.errors import SpecbenchError
+from specbench.metrics.base import Metric, Sample, Score
+from specbench.metrics.compbench_rules import THREE_IN_ONE, three_in_one
+from specbench.metrics.geneval import JudgedMetric
+from specbench.prompts.geneval import official_row
+from specbench.prompts.t2i_compbench import CATEGORIES
+from specbench.stats import mean_interval
+from specbench.store.run_store import RunStore
+from specbench.system.downloads import digest_of
+from specbench.system.images import read_picture
+
+RESULTS: Mapping[str, str] = {
+    "color": "annotation_blip/vqa_result.json",
+    "shape": "annotation_blip/vqa_result.json",
+    "texture": "annotation_blip/vqa_result.json",
+    "spatial": "labels/annotation_obj_detection_2d/vqa_result.json",
+    "3d_spatial": "labels/annotation_obj_detection_3d/vqa_result.json",
+    "numeracy": "annotation_num/vqa_result.json",
+    "non_spatial": "annotation_clip/vqa_result.json",
+    "complex": "annotation_3_in_1/vqa_result.json",
+}
+"""Where the official programs leave the results of a category, under the folder its images were exported to."""
+
+PARTS: Mapping[str, str] = {"blip": RESULTS["color"], "clip": RESULTS["non_spatial"], "spatial": RESULTS["spatial"]}
+"""The same of what the score of complex prompts is made of. The official program that combines them takes exactly ten
+images a prompt; where it left nothing, the parts are combined here, for any number."""
+
+
+def export_geneval(run: Path, target: Path) -> int:
+    """Lay a run's images out for the official evaluator: `<line>/metadata.jsonl` and `<line>/samples/<sample>.png`.
+
+    Returns:
+        The number of images.
+
+    Raises:
+        SpecbenchError: not a run of GenEval prompts, or `target` is not empty.
+    """
+    rows = _rows(run, target, lambda category, meta: category and "include" in meta and "line" in meta, "GenEval")
+    for row in rows:
+        folder = target / f"{row.meta['line']:05d}"
+        (folder / "samples").mkdir(parents=True, exist_ok=True)
+        content = json.dumps(official_row(row.category, row.prompt, row.meta))
+        (folder / "metadata.jsonl").write_text(content, encoding="utf-8")
+        _save(row.image, folder / "samples" / f"{row.sample:04d}.png")
+    return len(rows)
+
+
+def export_compbench(run: Path, target: Path) -> int:
+    """Lay a run's images out for the official scripts: `<category>/samples/<prompt>_<number>.png`, the number being
+    the prompt's line times the images per prompt plus the sample.
+
+    Returns:
+        The number of images.
+
+    Raises:
+        SpecbenchError: not a run of T2I-CompBench prompts, a prompt lacks a sample, a category lacks a prompt at its
+            start (the scripts pair by position), or `target` is not empty.
+    """
+    rows = _rows(run, target, lambda category, meta: category in CATEGORIES and "line" in meta, "T2I-CompBench")
+    for category in dict.fromkeys(row.category for row in rows):
+        mine = [row for row in rows if row.category == category]
+        samples = _samples_per_prompt(category, mine)
+        folder = target / category / "samples"
+        folder.mkdir(parents=True)
+        for row in mine:
+            number = row.meta["line"] * samples + row.sample
+            _save(row.image, folder / f"{row.prompt}_{number:06d}.png")
+    return len(rows)
+
+
+class OfficialGenEval(JudgedMetric):
+    """The official evaluator's verdicts, joined by folder and file name."""
+
+    name = "geneval[official]"
+    summary = "share of right images by the official evaluator, mean over tags"
+
+    def __init__(self, results: Path):
+        super().__init__()
+        self.results = results
+        self._verdicts = _read_geneval(results)
+
+    def identity(self) -> Mapping[str, str]:
+        return {"results": digest_of(self.results)}
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        return [self._verdict(sample) for sample in samples]
+
+    def _verdict(self, sample: Sample) -> dict[str, object]:
+        key = (sample.meta["line"], sample.sample)
+        if key not in self._verdicts:
+            raise SpecbenchError(f"{self.results} has no result for {key[0]:05d}/samples/{key[1]:04d}.png")
+        found = self._verdicts[key]
+        if found.get("prompt", sample.prompt) != sample.prompt:
+            raise SpecbenchError(f"{self.results}: {key[0]:05d} is about '{found['prompt']}', not '{sample.prompt}'")
+        return {"correct": bool(found["correct"]), "reason": found.get("reason", ""), "details": found.get("details")}
+
+
+class OfficialCompBench(Metric):
+    """The official scripts' answers, per category and as the plain mean of the categories that are there.
+
+    Args:
+        results: the folder that images were exported to, in which the scripts left theirs.
+        samples: images per prompt at export, which their numbering depends on.
+    """
+
+    name = "compbench[official]"
+    summary = "answers of the official T2I-CompBench++ scripts, mean over images, per category"
+    columns: ClassVar = {"value": pa.float32()}
+
+    def __init__(self, results: Path, samples: int):
+        super().__init__()
+        self.results, self.samples = results, samples
+        self._files = {
+            category: results / category / file
+            for category, file in RESULTS.items()
+            if (results / category / file).is_file()
+        }
+        if "complex" not in self._files:
+            parts = {f"complex/{part}": results / "complex" / file for part, file in PARTS.items()}
+            self._files |= parts if all(file.is_file() for file in parts.values()) else {}
+        self._answers = {name: _read_answers(file) for name, file in self._files.items()}
+        if not self._answers:
+            raise SpecbenchError(f"{results} holds no official results", "looked for <category>/" + RESULTS["color"])
+
+    def identity(self) -> Mapping[str, str]:
+        return {name: digest_of(file) for name, file in self._files.items()}
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return "line" in meta and (category in self._answers or self._combines(category, meta))
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        return [{"value": self._value(sample)} for sample in samples]
+
+    def _combines(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        """Whether an answer is made of the answers to its parts."""
+        return category == "complex" and "complex/blip" in self._answers and meta.get("kind") in THREE_IN_ONE
+
+    def _value(self, sample: Sample) -> float:
+        number = sample.meta["line"] * self.samples + sample.sample
+        if sample.category in self._answers:
+            return self._answer(sample.category, number)
+        kind = sample.meta["kind"]
+        return three_in_one(kind, {part: self._answer(f"complex/{part}", number) for part in THREE_IN_ONE[kind]})
+
+    def _answer(self, name: str, number: int) -> float:
+        if number not in self._answers[name]:
+            raise SpecbenchError(f"{self._files[name]} has no answer {number}")
+        return self._answers[name][number]
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        return [
+            Score(f"{self.name}:{category}", mean_interval(rows["value"], rows["prompt_id"]), len(rows))
+            for category, rows in statistics.groupby("category", sort=True)
+        ]
+
+
+@dataclass(frozen=True)
+class _Row:
+    prompt: str
+    sample: int
+    category: str
+    meta: Mapping
+    image: Path
+
+
+def _rows(run: Path, target: Path, fits, what: str) -> list[_Row]:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise SpecbenchError(f"{target} is not an empty folder", "the official programs would take in what is there")
+    stored = RunStore(run).samples(["prompt", "category", "meta", "status", "image"])
+    stored = stored[(stored["status"] == "ok") & stored["image"].notna()]
+    rows = [
+        _Row(row.prompt, int(row.sample), row.category, json.loads(row.meta), run / row.image)
+        for row in stored.itertuples()
+        if fits(row.category, json.loads(row.meta))
+    ]
+    if not rows:
+        raise SpecbenchError(f"{run} has no images of {what} prompts")
+    return rows
+
+
+def _samples_per_prompt(category: str, rows: Sequence[_Row]) -> int:
+    samples = 1 + max(row.sample for row in rows)
+    found = {(row.meta["line"], row.sample) for row in rows}
+    prompts = 1 + max(line for line, _ in found)
+    if len(found) != prompts * samples:
+        raise SpecbenchError(
+            f"category '{category}' has {len(found)} images of {prompts} x {samples}",
+            "the official scripts need every sample of every prompt from the first on: finish the run",
+        )
+    return samples
+
+
+def _save(image: Path, target: Path) -> None:
+    pixels: np.ndarray = read_picture(image)
+    Image.fromarray(pixels).save(target)
+
+
+def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
+    verdicts = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            place = re.search(r"(\d+)/samples/(\d+)\.png$", row["filename"])
+            row["correct"]  # a result without a verdict is none
+            verdicts[int(place[1]), int(place[2])] = row
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SpecbenchError(f"{path} is not a result of the official GenEval evaluator ({error})") from None
+    return verdicts
+
+
+def _read_answers(path: Path) -> dict[int, float]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+        return {int(row["question_id"]): float(row["answer"]) for row in rows}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SpecbenchError(f"{path} is not a result of the official scripts ({error})") from None

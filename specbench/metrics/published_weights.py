@@ -1,0 +1,120 @@
+"""The published weights that metrics need: where they are, their digests, and how they come to this disk.
+
+A file is checked against its digest every time before anything in it is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.system.downloads import Progress, Remote, cache_folder, digest_of, fetch, matches
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A published weights or vocabulary file. `licence` is its publisher's word."""
+
+    file: str
+    remote: Remote
+    licence: str
+
+    @property
+    def path(self) -> Path:
+        return cache_folder() / "weights" / self.file
+
+    @property
+    def digest(self) -> str:
+        return self.remote.digest
+
+    def hint(self) -> str:
+        """Where to get the file and where to put it."""
+        digest = self.remote.digest or "its digest is not published and goes into the score's identity"
+        return f"download {self.remote.url} to {self.path} ({digest}; {self.licence})"
+
+
+def _openai(file: str, sha256: str) -> Checkpoint:
+    url = f"https://openaipublic.azureedge.net/clip/models/{sha256}/{file}"
+    return Checkpoint(file, Remote(url, f"sha256:{sha256}"), "MIT, OpenAI")
+
+
+def _hub(file: str, repository: str, sha256: str, size: int, licence: str) -> Checkpoint:
+    url = f"https://huggingface.co/{repository}/resolve/main/{file}"
+    return Checkpoint(file, Remote(url, f"sha256:{sha256}", size), licence)
+
+
+CHECKPOINTS: dict[str, Checkpoint] = {
+    "inception": Checkpoint(
+        "weights-inception-2015-12-05-6726825d.pth",
+        Remote(
+            "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
+            "weights-inception-2015-12-05-6726825d.pth",
+            "sha256:6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
+            95_628_359,
+        ),
+        "Apache-2.0, Google",
+    ),
+    "clip-b16": _openai("ViT-B-16.pt", "5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f"),
+    "clip-b32": _openai("ViT-B-32.pt", "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af"),
+    "clip-l14": _openai("ViT-L-14.pt", "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836"),
+    "clip-l14-336": _openai("ViT-L-14-336px.pt", "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02"),
+    "hpsv2-v2.1": _hub(
+        "HPS_v2.1_compressed.pt", "xswu/HPSv2", "c57a38fb4a2f7e7c15bf00da2ea377cdf165448b4dd1052a484c215a998c9837",
+        1_972_490_005, "Apache-2.0, the HPSv2 authors",
+    ),
+    "hpsv2-v2.0": _hub(
+        "HPS_v2_compressed.pt", "xswu/HPSv2", "07cb0d20626232204ca3a6ec53ff5984e7e53212a8a7b0e0ec2bac1bdaf125a1",
+        1_972_484_501, "Apache-2.0, the HPSv2 authors",
+    ),
+    "imagereward": _hub(
+        "ImageReward.pt", "zai-org/ImageReward", "d71dc8d4912bc633c06ab8ef1ef6a81e8199d4369f14b47b29baf1d19de561f6",
+        1_786_880_927, "Apache-2.0, THUDM",
+    ),
+    "blip-vqa": Checkpoint(
+        "model_base_vqa_capfilt_large.pth",
+        Remote(
+            "https://storage.googleapis.com/sfr-vision-language-research/BLIP/models/"
+            "model_base_vqa_capfilt_large.pth",
+            "",
+        ),
+        "BSD-3-Clause, Salesforce",
+    ),
+    "bert-vocabulary": Checkpoint(
+        "bert-base-uncased-vocab.txt",
+        Remote(
+            "https://huggingface.co/google-bert/bert-base-uncased/resolve/main/vocab.txt",
+            "sha256:07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
+            231_508,
+        ),
+        "Apache-2.0, Google",
+    ),
+}  # fmt: skip
+
+
+def require(name: str, offline: bool = False, progress: Progress | None = None) -> Path:
+    """The checked file of a checkpoint, downloaded first if it is not there.
+
+    Raises:
+        SpecbenchError: exit code 5 with what to do where it is not there and may not be downloaded.
+    """
+    wanted = CHECKPOINTS[name]
+    try:
+        return fetch(wanted.remote, wanted.path, progress, offline)
+    except SpecbenchError as error:
+        if error.exit_code != MISSING_PREREQUISITE:
+            raise
+        raise SpecbenchError(f"{wanted.file} is not on this disk", wanted.hint(), MISSING_PREREQUISITE) from None
+
+
+def file_digest(name: str) -> str:
+    """The digest of the file as it lies on this disk, for a checkpoint whose publisher names none."""
+    return digest_of(require(name, offline=True))
+
+
+def problem(name: str) -> str | None:
+    """Why a checkpoint cannot be used as it lies there, or None."""
+    wanted = CHECKPOINTS[name]
+    if not wanted.path.is_file():
+        return f"{wanted.file} is not on this disk"
+    return None if matches(wanted.path, wanted.remote) else f"{wanted.path} is not the published file"

@@ -1,0 +1,136 @@
+"""The scores kept beside a run's images: reading them, writing them, and what two runs differ by.
+
+`scores/<metric>-<feature fingerprint>/*.parquet` holds one row per image: its key, the `started_at` of its sample row,
+its category, and the metric's columns. `scores/<metric>-<fingerprint>.parquet` holds the run's numbers.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specbench.errors import SpecbenchError
+from specbench.metrics.base import Metric, feature_fingerprint, fingerprint
+from specbench.store.parquet_log import Parts
+from specbench.store.schema import KEY
+from specbench.system.files import take_lock, write_atomically
+
+RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "identity", "images")
+"""Columns of the per-run file: a score per row; `note` is a warning or null; `identity` is JSON; `images` counts those
+of the run that could be scored."""
+
+
+def read_scores(folder: Path) -> list[dict[str, object]]:
+    """The run-level scores of a run folder, one dict per score with the keys of `RUN_SCORES`."""
+    scores: list[dict[str, object]] = []
+    for path in sorted((Path(folder) / "scores").glob("*.parquet")):
+        try:
+            scores += [row | {"note": row.get("note")} for row in pq.ParquetFile(path).read().to_pylist()]
+        except (pa.ArrowException, OSError) as error:
+            raise SpecbenchError(f"{path} is damaged: not readable as scores", "delete it and score again") from error
+    return scores
+
+
+def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
+    """What is kept of each scored image: key, category and the metric's own columns."""
+    return feature_parts(Path(folder), metric).read().to_pandas()
+
+
+def image_values(folder: Path, metric: Metric) -> pd.DataFrame | None:
+    """`value` of each scored image by its key, for a metric that is a mean of one number per image; else None."""
+    column = next((name for name in ("value", "correct") if name in metric.columns), None)
+    if column is None:
+        return None
+    return feature_parts(Path(folder), metric).read([column]).to_pandas().rename(columns={column: "value"})
+
+
+def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object] | None:
+    """How a run's score differs from a baseline's over the images both have; None where there is nothing to compare.
+
+    Returns:
+        `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`; interval and p-value are paired.
+
+    Raises:
+        SpecbenchError: only one of them is scored by what `metric` is now.
+    """
+    features, theirs = (image_features(path, metric) for path in (folder, baseline))
+    if features.empty != theirs.empty:
+        lacking = folder if features.empty else baseline
+        raise SpecbenchError(
+            f"{lacking.name} is not scored by '{metric.name}' of fingerprint {fingerprint(metric)}",
+            f"score both anew: specbench score --metric '{metric.name}'",
+        )
+    found = None if features.empty else metric.difference(features, theirs)
+    if found is None:
+        return None
+    estimate, n = found
+    return {
+        "run_id": folder.name,
+        "baseline": baseline.name,
+        "metric": metric.name,
+        "difference": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "p": estimate.p,
+        "spread": estimate.spread,
+        "n": n,
+        "fingerprint": fingerprint(metric),
+    }
+
+
+def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None:
+    """The run's numbers from the features kept of the images in `wanted`, which holds their key and `started_at`."""
+    features = image_features(folder, metric).merge(wanted[[*KEY, "started_at"]], on=[*KEY, "started_at"])
+    digest, identity = fingerprint(metric), json.dumps(dict(metric.identity()), sort_keys=True)
+    rows = [
+        {
+            "metric": item.name,
+            "value": item.estimate.value,
+            "low": item.estimate.low,
+            "high": item.estimate.high,
+            "n": item.n,
+            "note": item.note,
+            "fingerprint": digest,
+            "identity": identity,
+            "images": len(wanted),
+        }
+        for item in metric.scores(metric.statistics(features))
+    ]
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink)
+    write_atomically(folder / "scores" / f"{metric.name}-{digest}.parquet", sink.getvalue())
+
+
+def feature_parts(folder: Path, metric: Metric) -> Parts:
+    """Where a metric's features of a run's images are kept."""
+    fixed = [
+        ("prompt_id", pa.string()),
+        ("sample", pa.int64()),
+        ("started_at", pa.string()),
+        ("category", pa.string()),
+    ]
+    schema = pa.schema([*fixed, *metric.columns.items()])
+    return Parts(folder / "scores" / f"{metric.name}-{feature_fingerprint(metric)}", schema, KEY)
+
+
+@contextmanager
+def writing(folder: Path, parts: Parts) -> Iterator[None]:
+    """Hold the scores of a run against another scorer."""
+    try:
+        parts.folder.mkdir(parents=True, exist_ok=True)
+        handle = take_lock(folder / "scores" / ".lock", f"{folder} is being scored by another process")
+    except OSError as error:
+        raise SpecbenchError(f"cannot write scores to {folder}: {error.strerror}") from error
+    try:
+        parts.clean()
+        yield
+    finally:
+        os.close(handle)

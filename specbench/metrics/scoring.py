@@ -1,0 +1,198 @@
+"""From stored images to scores: features of each image once per metric and what makes them, then the run's numbers.
+
+Features are kept as the work goes on, under the `started_at` of the image's row, so that a redone image is scored again
+and nothing else is. A run may still be writing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from specbench.errors import BAD_INPUT, SpecbenchError
+from specbench.metrics import catalog as metric_catalog
+from specbench.metrics.base import Metric, Sample, Settings
+from specbench.metrics.score_store import feature_parts, write_run_scores, writing
+from specbench.models.hub_model import RANDOM
+from specbench.store.run_store import RunStore
+from specbench.system.images import read_picture
+
+
+@dataclass(frozen=True)
+class Images:
+    """Pictures to score and where their scores go.
+
+    Attributes:
+        name: of the run, or of the folder they are in.
+        folder: gets a `scores` folder.
+        rows: `prompt_id, sample, prompt, category, meta` (JSON), `path`, and `started_at`, which changes whenever
+            the picture may have.
+    """
+
+    name: str
+    folder: Path
+    rows: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What `score` did with one run and one metric: images scored now, there before, and why none, if so."""
+
+    run_id: str
+    metric: str
+    computed: int
+    reused: int
+    skipped: str | None = None
+
+
+class Reporter:
+    """Who is told how scoring goes; this one says nothing. Calls are quick and must not fail."""
+
+    def start(self, name: str, metric: str, total: int, done: int) -> None:
+        """`total` images are to be scored by `metric`; `done` of them were before."""
+
+    def image(self, name: str, metric: str) -> None:
+        """One more is."""
+
+    def finish(self, name: str, metric: str) -> None:
+        """No more are, because all are scored or something stopped it."""
+
+    def left_out(self, name: str, metric: str, why: str) -> None:
+        """`metric`, which nobody named, is not computed."""
+
+
+def score(
+    folders: Sequence[Path],
+    metrics: Sequence[str] | None = None,
+    settings: Settings | None = None,
+    reporter: Reporter | None = None,
+    where_they_fit: bool = False,
+) -> list[Scored]:
+    """Score the images of run folders and keep the results beside them.
+
+    Args:
+        metrics: names; None means every metric that needs nothing from outside but an installed package and can
+            score any of the run's prompts.
+        where_they_fit: named metrics that cannot score a run are left out instead of refused.
+
+    Raises: SpecbenchError: unknown metric, one that lacks something or cannot score a run it was named for, or a
+        missing or damaged image.
+    """
+    return [
+        outcome
+        for folder in folders
+        for outcome in score_images(run_images(folder), metrics, settings, reporter, where_they_fit)
+    ]
+
+
+def score_images(
+    images: Images,
+    metrics: Sequence[str] | None = None,
+    settings: Settings | None = None,
+    reporter: Reporter | None = None,
+    where_they_fit: bool = False,
+) -> list[Scored]:
+    """As `score`, for pictures from anywhere."""
+    if metrics is None:
+        made = [metric_catalog.metric(name)(settings) for name in metric_catalog.bundled_metrics()]
+        return [_score_if_ready(images, metric, reporter) for metric in made]
+    outcomes = [score_with(images, metric_catalog.metric(name)(settings), reporter) for name in metrics]
+    for outcome in outcomes:
+        if outcome.skipped and not where_they_fit:
+            raise SpecbenchError(
+                f"metric '{outcome.metric}' cannot score {outcome.run_id}: {outcome.skipped}",
+                "leave it away to score with what fits", BAD_INPUT,
+            )  # fmt: skip
+    return outcomes
+
+
+def _score_if_ready(images: Images, metric: Metric, reporter: Reporter | None) -> Scored:
+    """As `score_with`, but a package that is not installed leaves the metric out."""
+    for why, hint in metric.missing_packages():
+        (reporter or Reporter()).left_out(images.name, metric.name, f"{why} ({hint})")
+        return Scored(images.name, metric.name, 0, 0, why)
+    return score_with(images, metric, reporter)
+
+
+def run_images(folder: Path) -> Images:
+    """The pictures of a run.
+
+    Raises:
+        SpecbenchError: the run's model has random weights.
+    """
+    store = RunStore(folder)
+    info = store.info()
+    if RANDOM in info["spec"]["model"]:
+        raise SpecbenchError(
+            f"{info['run_id']}: {info['spec']['model']} has random weights, so its images mean nothing",
+            "name the runs to score",
+        )
+    rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image"])
+    rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
+    rows = rows.assign(path=[Path(folder) / image for image in rows["image"]])
+    return Images(info["run_id"], Path(folder), rows.drop(columns=["status", "image"]))
+
+
+def score_with(images: Images, metric: Metric, reporter: Reporter | None = None) -> Scored:
+    """Score pictures with one metric, only what is missing.
+
+    Raises:
+        SpecbenchError: the metric lacks something, or a picture is missing or damaged.
+    """
+    rows, reporter = images.rows, reporter or Reporter()
+    wanted = rows[[metric.accepts(_text(row.category), json.loads(row.meta)) for row in rows.itertuples()]]
+    if wanted.empty:
+        why = "its prompts lack what the metric needs" if len(rows) else "it has no images"
+        return Scored(images.name, metric.name, 0, 0, why)
+    metric.prepare()
+    parts = feature_parts(images.folder, metric)
+    with writing(images.folder, parts):
+        there = parts.read(["started_at"]).to_pandas()
+        known = set(there.itertuples(index=False, name=None))
+        missing = wanted[[(row.prompt_id, row.sample, row.started_at) not in known for row in wanted.itertuples()]]
+        reporter.start(images.name, metric.name, len(wanted), len(wanted) - len(missing))
+        try:
+            for start in range(0, len(missing), metric.batch):
+                chunk = missing.iloc[start : start + metric.batch]
+                parts.append(_feature_rows(metric, chunk))
+                for _ in range(len(chunk)):
+                    reporter.image(images.name, metric.name)
+        finally:
+            reporter.finish(images.name, metric.name)
+        parts.compact()
+        write_run_scores(images.folder, metric, wanted)
+    return Scored(images.name, metric.name, len(missing), len(wanted) - len(missing))
+
+
+def _feature_rows(metric: Metric, rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+    samples = [
+        Sample(row.prompt_id, int(row.sample), row.prompt, _text(row.category), json.loads(row.meta),
+               read_image(row.path))
+        for row in rows.itertuples()
+    ]  # fmt: skip
+    for row, kept in zip(rows.itertuples(), metric.features(samples), strict=True):
+        yield {
+            "prompt_id": row.prompt_id,
+            "sample": row.sample,
+            "started_at": row.started_at,
+            "category": _text(row.category),
+            **kept,
+        }
+
+
+def read_image(path: Path) -> np.ndarray:
+    """Pixels of a stored image, uint8 [H, W, 3].
+
+    Raises:
+        SpecbenchError: missing or damaged; the message names the file.
+    """
+    return read_picture(path, "delete the file if it is there, and run again to redo it")
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

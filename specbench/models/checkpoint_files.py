@@ -1,0 +1,241 @@
+"""Where a checkpoint's files come from: a folder on this disk, or a hub repository. No torch here.
+
+`HF_HOME` and `HF_HUB_OFFLINE` mean what they mean everywhere else, because huggingface_hub does the fetching.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Some files of one hub repository.
+
+    Attributes:
+        what: what they are, for messages: "the language model".
+        repo: hub id, "owner/name".
+        files: glob patterns that must each match.
+        licence: under which they may be used.
+        beside: files in a `--weights` folder that serve instead, relative paths.
+        note: one more thing to know before getting them.
+    """
+
+    what: str
+    repo: str
+    files: tuple[str, ...]
+    licence: str
+    beside: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def folder_name(self) -> str:
+        """Name of the subfolder of a `--weights` folder in which its files are looked for."""
+        return self.repo.rpartition("/")[2]
+
+    def how_to_get(self, repo: str | None = None, revision: str | None = None) -> str:
+        """What to type to have its files, or those of another repository, and under which licence."""
+        repo = repo or self.repo
+        at = f" --revision {revision}" if revision else ""
+        only = "".join(f' --include "{pattern}"' for pattern in self.files)
+        licence = self.licence if repo == self.repo else "as its card says"
+        beside = f", or put {self.beside[0]} into the --weights folder" if self.beside else ""
+        note = f" ({self.note})" if self.note else ""
+        return f"type 'hf download {repo}{at}{only}'{beside}; licence: {licence}{note}"
+
+    def damaged(self, path: Path, error: Exception) -> SpecbenchError:
+        """One of its files is not what it should be."""
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        return SpecbenchError(
+            f"{path} cannot be read: {reason}", f"get it again: {self.how_to_get()}", MISSING_PREREQUISITE
+        )
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """The files of a source on this disk."""
+
+    source: Source
+    paths: tuple[Path, ...]
+
+    def named(self, name: str) -> Path:
+        """The file of that name."""
+        return next(path for path in self.paths if path.name == name)
+
+    def ending(self, *suffixes: str) -> tuple[Path, ...]:
+        """The files with one of these suffixes."""
+        return tuple(path for path in self.paths if path.suffix in suffixes)
+
+    @property
+    def where(self) -> str:
+        """The weight file, or the folder of several, for messages."""
+        paths = self.ending(".safetensors", ".pt", ".ckpt", ".jit")
+        return str(paths[0] if len(paths) == 1 else paths[0].parent)
+
+    def refusal(self, problem: str, path: Path | None = None) -> SpecbenchError:
+        """What its weights, or the file `path`, say or lack cannot be used."""
+        return SpecbenchError(
+            f"{path or self.where}{problem}", f"is this {self.source.what}? the official: {self.source.how_to_get()}"
+        )
+
+    def size_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.paths)
+
+    def sha256(self) -> str:
+        """Digest over the names and contents of all files.
+
+        The hub's cache names large files by their digest, so only files from elsewhere are read through.
+        """
+        digest = hashlib.sha256()
+        for path in self.paths:
+            digest.update(path.name.encode() + b"\0" + _content_sha256(path).encode())
+        return digest.hexdigest()
+
+
+def _content_sha256(path: Path) -> str:
+    blob = path.resolve().name
+    if path.is_symlink() and len(blob) == 64 and all(letter in "0123456789abcdef" for letter in blob):
+        return blob
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def find(source: Source, weights: str | None = None, revision: str | None = None, main: bool = True) -> CheckpointFiles:
+    """The source's files, without touching the network.
+
+    Args:
+        weights: a folder, or a hub id that takes the place of the main source's; None for the source's own.
+        main: whether `weights` and `revision` are about this source; a companion is looked for inside the folder.
+
+    Raises:
+        SpecbenchError: exit code 5, naming the first missing file, where to get it and under which licence.
+    """
+    folder = _folder(weights)
+    if folder and not main:
+        for name in source.beside:
+            if (folder / name).is_file():
+                return CheckpointFiles(source, (folder / name,))
+        if (folder / source.folder_name).is_dir():
+            return _in_folder(source, folder / source.folder_name)
+    if folder and main:
+        return _in_folder(source, folder)
+    repo = weights if weights and main else source.repo
+    snapshot = _snapshot(repo, source, revision if main else None, download=False)
+    if snapshot is None:
+        revision = revision if main else None
+        raise _missing(source, f"{_called(repo, revision)} is not in the hub cache", repo, revision)
+    return _in_folder(source, snapshot, repo)
+
+
+def fetch(
+    source: Source, weights: str | None = None, revision: str | None = None, main: bool = True
+) -> CheckpointFiles:
+    """Like `find`, downloading from the hub what is not on this disk."""
+    try:
+        return find(source, weights, revision, main)
+    except SpecbenchError:
+        folder = _folder(weights)
+        if folder and (main or (folder / source.folder_name).is_dir()):
+            raise
+    repo = weights if weights and main else source.repo
+    return _in_folder(source, _snapshot(repo, source, revision if main else None, download=True), repo)
+
+
+def is_folder(weights: str) -> bool:
+    """Whether `--weights` names a folder, as opposed to a hub repository."""
+    return _folder(weights) is not None
+
+
+def _folder(weights: str | None) -> Path | None:
+    """`weights` as a folder, None if it is a hub id or nothing."""
+    if weights is None:
+        return None
+    folder = Path(weights).expanduser()
+    if folder.is_dir():
+        return folder
+    if weights.count("/") == 1 and not weights.startswith((".", "/", "~")) and not weights.endswith("/"):
+        return None
+    raise SpecbenchError(f"--weights {weights}: no such folder", "name a folder, or a hub id such as owner/name")
+
+
+def _in_folder(source: Source, folder: Path, repo: str | None = None) -> CheckpointFiles:
+    paths: list[Path] = []
+    for pattern in source.files:
+        found = sorted(path for path in folder.glob(pattern) if path.is_file())
+        if not found:
+            raise _missing(source, f"{folder} has no {pattern}", repo)
+        paths += found
+    for name in _shards(source, folder) if any(path.suffix == ".safetensors" for path in paths) else ():
+        if not (folder / name).is_file():
+            raise _missing(source, f"{folder} has no {name}, which its {INDEX} lists", repo)
+    return CheckpointFiles(source, tuple(paths))
+
+
+def _shards(source: Source, folder: Path) -> set[str]:
+    index = folder / INDEX
+    if not index.is_file():
+        return set()
+    files = read_json(source, index).get("weight_map")
+    if not isinstance(files, dict):
+        raise source.damaged(index, ValueError("no weight_map inside"))
+    return set(map(str, files.values()))
+
+
+def read_json(source: Source, path: Path) -> dict[str, object]:
+    """A file of the source that holds one JSON object.
+
+    Raises:
+        SpecbenchError: exit code 5 if it does not.
+    """
+    try:
+        held = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise source.damaged(path, error) from error
+    if not isinstance(held, dict):
+        raise source.damaged(path, ValueError("no JSON object inside"))
+    return held
+
+
+def _snapshot(repo: str, source: Source, revision: str | None, download: bool) -> Path | None:
+    """Folder of the repository in the hub cache, None if it is not there and must not be fetched."""
+    from huggingface_hub import constants
+
+    # The rest of huggingface_hub is slow to import, which `list models` would do for nothing.
+    if not download and not Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}").is_dir():
+        return None
+    from huggingface_hub import errors, snapshot_download
+
+    files = list(source.files)
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=files, local_files_only=not download))
+    except errors.GatedRepoError:
+        problem = f"'{repo}' is gated: accept its terms on huggingface.co/{repo}, then 'hf auth login'"
+    except errors.RevisionNotFoundError:
+        problem = f"'{repo}' has no revision '{revision}'"
+    except errors.RepositoryNotFoundError:
+        problem = f"'{repo}' is not on the hub, or is private"
+    except errors.HFValidationError:
+        raise SpecbenchError(f"--weights {repo}: neither a folder nor a hub id") from None
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
+        if not download:
+            return None
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"no answer: {type(error).__name__}"
+        problem = f"{_called(repo, revision)} is not in the hub cache, and cannot be fetched ({reason})"
+    raise _missing(source, problem, repo, revision)
+
+
+def _called(repo: str, revision: str | None) -> str:
+    return f"revision '{revision}' of '{repo}'" if revision else f"'{repo}'"
+
+
+def _missing(source: Source, problem: str, repo: str | None = None, revision: str | None = None) -> SpecbenchError:
+    return SpecbenchError(
+        f"{source.what} is missing: {problem}", source.how_to_get(repo, revision), MISSING_PREREQUISITE
+    )

@@ -1,0 +1,184 @@
+"""Reading checkpoint files into networks so that every parameter and every stored tensor is accounted for."""
+
+from __future__ import annotations
+
+import argparse
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from specbench.errors import SpecbenchError
+from specbench.models.checkpoint_files import CheckpointFiles, Source, read_json
+
+
+def read_tensors(found: CheckpointFiles) -> dict[str, Tensor]:
+    """All tensors of the source's weight files, mapped into memory rather than copied where the format allows it.
+
+    Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module" or "state_dict".
+
+    Raises:
+        SpecbenchError: a damaged file, or a name stored twice.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path in found.ending(".safetensors", ".pt", ".ckpt"):
+        held = (_read_safetensors if path.suffix == ".safetensors" else _read_pickle)(found.source, path)
+        if twice := tensors.keys() & held.keys():
+            raise SpecbenchError(f"{path}: '{min(twice)}' is also in another file of {found.source.what}")
+        tensors |= held
+    return tensors
+
+
+def _read_safetensors(source: Source, path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise source.damaged(path, error) from error
+
+
+def _read_pickle(source: Source, path: Path) -> dict[str, Tensor]:
+    try:
+        # Training scripts like to store their parsed arguments beside the weights.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:
+        raise source.damaged(path, error) from error
+    for name in ("model", "module", "state_dict"):
+        if isinstance(held, dict) and isinstance(held.get(name), dict):
+            held = held[name]
+    if not isinstance(held, dict):
+        raise source.damaged(path, TypeError("no state dict inside"))
+    return {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
+
+
+def read_config(found: CheckpointFiles, kind: type):
+    """`config.json` of a source as a transformers configuration of class `kind`."""
+    path = found.named("config.json")
+    held = read_json(found.source, path)
+    try:
+        return kind.from_dict(held)
+    except Exception as error:  # the library promises nothing about files that are not its own
+        raise found.source.damaged(path, error) from error
+
+
+def read_tokenizer(found: CheckpointFiles) -> Tokenizer:
+    """`tokenizer.json` exactly as the file describes it, which no tokenizer class can then reinterpret."""
+    path = found.named("tokenizer.json")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise found.source.damaged(path, error) from error
+
+
+def token_id(tokenizer: Tokenizer, name: str) -> int:
+    """Id of a special token by its name."""
+    found = tokenizer.token_to_id(name)
+    if found is None:
+        raise SpecbenchError(f"the tokenizer has no token '{name}'", "is this the tokenizer of this model?")
+    return found
+
+
+def rename(tensors: Mapping[str, Tensor], names: Callable[[str], str | None]) -> dict[str, Tensor]:
+    """Tensors under the names that `names` gives them; those given None keep theirs."""
+    return {names(name) or name: tensor for name, tensor in tensors.items()}
+
+
+def drop(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[str, Tensor]:
+    """The tensors whose name starts with none of `prefixes`."""
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(prefixes))}
+
+
+def build(kind: Callable[..., nn.Module], *arguments: object, found: CheckpointFiles | None = None) -> nn.Module:
+    """A network without memory: its parameters are to be assigned by `fill` or drawn by `randomise`.
+
+    Args:
+        found: where its configuration was read; one that makes no network is then a damaged file.
+    """
+    try:
+        with torch.device("meta"):
+            return kind(*arguments)
+    except Exception as error:
+        if found is None:
+            raise
+        raise found.source.damaged(found.named("config.json"), error) from error
+
+
+def fill(
+    network: nn.Module, tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str, dtype: torch.dtype
+) -> nn.Module:
+    """Give every parameter of a built network its stored value, in evaluation mode.
+
+    Args:
+        tensors: exactly the network's parameters; shared ones may be left out.
+        found: the files they come from, for messages.
+        device: "meta" leaves the values in their files, after all checks.
+
+    Raises:
+        SpecbenchError: a parameter without tensor, a tensor without parameter, or a shape that differs.
+    """
+    wanted = network.state_dict()
+    tied = getattr(network, "all_tied_weights_keys", None) or {}
+    if missing := sorted(wanted.keys() - tensors.keys() - tied.keys()):
+        raise _unaccounted(found, "lacks", missing)
+    if unknown := sorted(tensors.keys() - wanted.keys()):
+        raise _unaccounted(found, "holds unknown", unknown)
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape:
+            shapes = f"{list(tensor.shape)}, the network wants {list(wanted[name].shape)}"
+            raise found.refusal(f": {name} has shape {shapes}")
+    for name, source in tied.items():
+        if name in tensors and not torch.equal(tensors[name], tensors[source]):
+            raise found.refusal(f": {name} differs from {source}, which the configuration ties it to")
+    network.load_state_dict(tensors, strict=False, assign=True)
+    return _finish(network, device, dtype)
+
+
+def randomise(network: nn.Module, device: str, dtype: torch.dtype, seed: int = 0) -> nn.Module:
+    """Draw every parameter of a built network: norms are 1, biases 0, matrices keep the variance of their input."""
+    network.to(dtype).to_empty(device=device)
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if parameter.dim() > 1 and "norm" not in name:
+                parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
+            else:
+                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+    return _finish(network, device, dtype)
+
+
+def _finish(network: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
+    if hasattr(network, "tie_weights"):
+        network.tie_weights()
+    renew_rotary(network)
+    left = [name for name, held in chain(network.named_parameters(), network.named_buffers()) if held.is_meta]
+    if left:
+        raise RuntimeError(f"never given a value: {left}")
+    network.requires_grad_(False).eval()
+    if device == "meta":
+        return network
+    for parameter in network.parameters():
+        parameter.data = parameter.data.to(device=device, dtype=dtype)
+    for module in network.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            # Rotary frequencies stay float32 in every dtype.
+            setattr(module, name, buffer.to(device))
+    return network
+
+
+def renew_rotary(network: nn.Module) -> None:
+    """Rotary frequencies are computed, not stored, so a network built without memory has none."""
+    for module in list(network.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(getattr(child, "inv_freq", None), Tensor):
+                setattr(module, name, type(child)(child.config))
+
+
+def _unaccounted(found: CheckpointFiles, verb: str, names: Sequence[str]) -> SpecbenchError:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return found.refusal(f" {verb} '{names[0]}'{more}")

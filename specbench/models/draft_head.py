@@ -1,0 +1,222 @@
+"""EAGLE-1's draft head (Li et al., ICML 2024, arXiv 2401.15077): one layer that extrapolates a target's features.
+
+A feature f_t is the target's last hidden state, the one its output matrix reads. Element t pairs it with the token that
+followed, and the layer's output stands for the next feature:
+
+    input_t = W [e(x_{t+1}); f_t] + b        f^_{t+1} = layer(input_1 .. input_t)        logits = target.head(f^_{t+1})
+
+Checkpoints have the layout of the public heads: `config.json`, and `model.safetensors` or `pytorch_model.bin` with
+`embed_tokens.weight`, `fc.{weight,bias}` and `layers.0.*`; the target's output matrix is not in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import Cache, LlamaConfig, LlamaModel
+from transformers.models.chameleon.configuration_chameleon import ChameleonConfig
+from transformers.models.chameleon.modeling_chameleon import ChameleonDecoderLayer
+
+from specbench.errors import SpecbenchError
+from specbench.models.checkpoint_files import CheckpointFiles
+from specbench.models.checkpoint_loading import renew_rotary
+from specbench.models.draft_head_files import find_head
+from specbench.models.interface import ImageModel
+from specbench.system.console import one_line
+
+_INPUT_NORM = "layers.0.input_layernorm.weight"
+_QUERY_NORM = "layers.0.self_attn.q_norm.weight"
+
+
+class EagleHead(LlamaModel):
+    """A one-layer Llama without final norm, fed with features.
+
+    Args:
+        config: sizes, with `num_hidden_layers` 1.
+        input_norm: whether the layer normalises its input (Chameleon's heads do, LlamaGen's do not).
+        query_norm: whether queries and keys are normalised per head, as Chameleon does.
+
+    Attributes:
+        published_as: the `input_type` of LlamaGen's published heads; empty for all others.
+    """
+
+    published_as = ""
+
+    def __init__(self, config: LlamaConfig, input_norm: bool = False, query_norm: bool = False):
+        super().__init__(config)
+        if query_norm:
+            self.layers[0] = _QueryNormed(ChameleonConfig(**_shared(config)), 0)
+        if not input_norm:
+            self.layers[0].input_layernorm = nn.Identity()
+        self.norm = nn.Identity()
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
+        self.embed_tokens.requires_grad_(False)
+
+    def extrapolate(
+        self,
+        ids: Tensor,
+        features: Tensor,
+        position_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """Features [R, T, d] to come, from tokens [R, T] of the table and the features [R, T, d] that came before them.
+
+        Without mask and positions the elements are a sequence from its start, each seeing those before it. The layer is
+        called directly, since what `LlamaModel.forward` does around it takes a quarter of a small layer's time.
+        """
+        inputs = self.fc(torch.cat([self.embed_tokens(ids), features], dim=-1))
+        if position_ids is None:
+            position_ids = torch.arange(ids.shape[1], device=ids.device)[None]
+        return self.layers[0](
+            inputs,
+            attention_mask=attention_mask,
+            position_embeddings=self.rotary_emb(inputs, position_ids),
+            past_key_values=past_key_values,
+        )
+
+
+class _QueryNormed(ChameleonDecoderLayer):
+    """Chameleon's layer, returning what Llama's does."""
+
+    def forward(self, *args: object, **kwargs: object) -> Tensor:
+        return super().forward(*args, **kwargs)[0]
+
+
+def _shared(config: LlamaConfig) -> dict[str, object]:
+    names = (
+        "hidden_size intermediate_size num_attention_heads num_key_value_heads rms_norm_eps "
+        "max_position_embeddings vocab_size"
+    )
+    return {name: getattr(config, name) for name in names.split()} | {"attn_implementation": "sdpa"}
+
+
+def new_head(config: LlamaConfig, embedding: Tensor, seed: int) -> EagleHead:
+    """An untrained head with the frozen token table `embedding` [V, d]."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        head = EagleHead(config)
+    head.embed_tokens.weight.data.copy_(embedding)
+    return head
+
+
+_LATEST: WeakKeyDictionary[ImageModel, tuple[tuple[object, ...], EagleHead]] = WeakKeyDictionary()
+"""Per model the head that drafted for it last, and what it was made from."""
+
+
+def head_for(model: ImageModel, path: str) -> EagleHead:
+    """The head `path` (a folder or hub id), or the model's own one if that is empty, ready to draft for `model`.
+
+    The one asked for last is kept; it is made anew when its files, or the model's device or format, have changed.
+
+    Raises:
+        SpecbenchError: exit code 5 where there is none; the file is not a head, or not one of this model.
+    """
+    own = not path and hasattr(model, "own_head")
+    found = None if own else find_head(path, model.name, None, download=True)
+    made_from = (_identity(found) if found else "own", model.device, model.dtype)
+    kept = _LATEST.get(model)
+    if kept is None or kept[0] != made_from:
+        head = load_head(found) if found else model.own_head()
+        kept = _LATEST[model] = made_from, _adopted(head, model, path)
+    return kept[1]
+
+
+def _identity(found: CheckpointFiles) -> tuple[tuple[Path, int, int], ...]:
+    """What tells these files from others, and from themselves once they are written anew."""
+    states = [(path.resolve(), path.stat()) for path in found.paths]
+    return tuple((path, state.st_size, state.st_mtime_ns) for path, state in states)
+
+
+def _adopted(head: EagleHead, model: ImageModel, path: str) -> EagleHead:
+    """`head` where and as `model` runs, once it is known to fit."""
+    if head.config.hidden_size != model.feature_size:
+        raise SpecbenchError(
+            f"--head {path}: made for features of size {head.config.hidden_size}, those of '{model.name}' "
+            f"have {model.feature_size}",
+            "is it a head of another model?",
+        )
+    largest = int(model.table_ids(torch.arange(model.layout.vocab, device=model.device)).max())
+    if largest >= head.embed_tokens.num_embeddings:
+        raise SpecbenchError(
+            f"--head {path}: knows {head.embed_tokens.num_embeddings} tokens, '{model.name}' has a token {largest}",
+            "is it a head of another model?",
+        )
+    if hasattr(model, "adopt_head"):
+        head = model.adopt_head(head)
+    return head.to(model.device, model.dtype).eval().requires_grad_(False)
+
+
+def load_head(found: CheckpointFiles) -> EagleHead:
+    """The head in these files, float32.
+
+    Raises:
+        SpecbenchError: a damaged file, or no EAGLE-1 head.
+    """
+    config_file, weights = found.paths
+    with _blamed(weights):
+        read = load_file if weights.suffix == ".safetensors" else _load_pickle
+        tensors = {name.removeprefix("model."): tensor.float() for name, tensor in read(weights).items()}
+    with _blamed(config_file):
+        stored = json.loads(config_file.read_text(encoding="utf-8"))
+        settings = {name: stored[name] for name in LlamaConfig().to_dict() if name in stored}
+        settings |= {"num_hidden_layers": 1, "model_type": "llama", "pad_token_id": None}
+        config = LlamaConfig(**settings, attn_implementation="sdpa")
+        _spread_norms(tensors, config)
+        with torch.device("meta"):  # sizes are only as credible as the tensors
+            head = EagleHead(config, _INPUT_NORM in tensors, _QUERY_NORM in tensors)
+        _check_tensors(head, tensors, weights)
+        head.load_state_dict(tensors, assign=True)
+        renew_rotary(head)
+        head.published_as = str(stored.get("input_type", ""))
+    return head
+
+
+@contextmanager
+def _blamed(path: Path) -> Iterator[None]:
+    """Whatever goes wrong in the block is the file's fault."""
+    try:
+        yield
+    except SpecbenchError:
+        raise
+    except Exception as error:
+        reason = one_line(str(error), 120) or type(error).__name__
+        raise SpecbenchError(f"{path} is not of a draft head: {reason}", "'specbench train-head' makes one") from error
+
+
+def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:
+    """Query and key norms that are stored once, for every head; those stored per head stay."""
+    largest = max((len(tensor) for tensor in tensors.values() if tensor.dim()), default=0)
+    for name, count in (("q_norm", config.num_attention_heads), ("k_norm", config.num_key_value_heads)):
+        for norm in (f"layers.0.self_attn.{name}.{part}" for part in ("weight", "bias")):
+            if norm in tensors and count <= largest:
+                tensors[norm] = tensors[norm].repeat_interleave(max(count // len(tensors[norm]), 1), dim=0)
+
+
+def _load_pickle(path: Path) -> Mapping[str, Tensor]:
+    return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _check_tensors(head: EagleHead, tensors: Mapping[str, Tensor], source: Path) -> None:
+    expected = head.state_dict()
+    odd = sorted(expected.keys() ^ tensors.keys())
+    odd += sorted(n for n in expected.keys() & tensors.keys() if expected[n].shape != tensors[n].shape)
+    if odd:
+        raise SpecbenchError(f"{source}: not an EAGLE-1 head, see its tensor {odd[0]}")
+
+
+def save_head(head: EagleHead, folder: Path, extra: Mapping[str, object]) -> None:
+    """Write `head` as float16 safetensors; `extra` entries go into config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().half().contiguous() for name, tensor in head.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    kept = (*_shared(head.config).keys() - {"attn_implementation"}, "head_dim", "rope_parameters")
+    config = {name: getattr(head.config, name) for name in sorted(kept)} | {"num_hidden_layers": 1, **extra}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

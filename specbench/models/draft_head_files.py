@@ -1,0 +1,61 @@
+"""The files of a draft head: a folder, a hub repository, or what a model brings along. No torch here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch, find
+
+CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
+
+
+def find_head(given: str, model: str, own: Path | None, download: bool = False) -> CheckpointFiles:
+    """The files of the head `given`, a folder or hub id, or of `own` if that is empty.
+
+    Args:
+        model: name of the model to draft for, for messages.
+        own: folder of the head that the model brings along, if any.
+        download: whether a hub repository that is not on this disk may be fetched.
+
+    Raises:
+        SpecbenchError: exit code 5 where there is no head.
+    """
+    if not given and own is None:
+        raise SpecbenchError(
+            f"model '{model}' has no draft head of its own",
+            f"--head FOLDER, or make one with 'specbench train-head --model {model}'",
+            MISSING_PREREQUISITE,
+        )
+    if not given or not _is_hub_id(given):
+        return head_in(Path(given).expanduser() if given else own)
+    source = Source("the draft head", given, (CONFIG, "*model.[sb]*"), "see its page on the hub")
+    return head_in((fetch if download else find)(source).named(CONFIG).parent)
+
+
+def require_head(given: str, model: str, own: Path | None) -> None:
+    """Raise what `find_head` raises where nothing can be downloaded instead."""
+    from huggingface_hub import constants
+
+    try:
+        find_head(given, model, own)
+    except SpecbenchError:
+        if constants.HF_HUB_OFFLINE or not _is_hub_id(given):
+            raise
+
+
+def _is_hub_id(given: str) -> bool:
+    return given.count("/") == 1 and not given.startswith((".", "/", "~")) and not Path(given).is_dir()
+
+
+def head_in(folder: Path) -> CheckpointFiles:
+    """The head's configuration and weights in `folder`, or a SpecbenchError with exit code 5."""
+    weights = [folder / name for name in WEIGHTS if (folder / name).is_file()]
+    if not weights or not (folder / CONFIG).is_file():
+        raise SpecbenchError(
+            f"no draft head in {folder}",
+            f"it needs {CONFIG} and {WEIGHTS[0]}; 'specbench train-head' makes both",
+            MISSING_PREREQUISITE,
+        )
+    source = Source("the draft head", folder.name, (), "")
+    return CheckpointFiles(source, (folder / CONFIG, weights[0]))

@@ -1,0 +1,143 @@
+"""What the families with official checkpoints share on top of the transformer core: prompts of token ids, image tokens
+that are words of the language model's own vocabulary, a sliced head, and how a family is loaded.
+
+transformers' classes are the networks. Written by hand, because it has nothing that fits:
+
+- Chameleon: the image head (its class hides image logits), the spread of query and key norms that Lumina-mGPT stores
+  once, and the way from Meta's image decoder into `JanusVQVAE` (its own `ChameleonVQVAE` only encodes);
+- LlamaGen: the way from the published tensors into `LlamaModel` and `JanusVQVAE`, the rotary table over a grid, and the
+  cleaning of captions;
+- SimpleAR: the table of its finite scalar codebook; its image decoder is a TorchScript file;
+- all: prompts, since the processors build none for images or differ from the official scripts; tokenizers are read by
+  the tokenizers library from `tokenizer.json` itself, which no tokenizer class then reinterprets; and loading, so that
+  every tensor is accounted for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
+from torch.nn import functional
+
+from specbench.models.checkpoint_files import CheckpointFiles
+from specbench.models.families import vq_decoder
+from specbench.models.hub_model import HubModel, digest
+from specbench.models.interface import TokenLayout
+from specbench.models.transformer.model import Prefix, TransformerModel
+from specbench.system.plugins import load_object
+
+
+@dataclass(frozen=True)
+class LoadRequest:
+    """How to load a family.
+
+    Attributes:
+        info: the model's facts, with the grid to decode.
+        found: its files, the language model's first; empty for random weights.
+        weights_sha256: digest of the files.
+        device, dtype: where and how the language model runs.
+    """
+
+    info: HubModel
+    found: tuple[CheckpointFiles, ...]
+    weights_sha256: str
+    device: str
+    dtype: torch.dtype
+
+    def layout(self, v_image: int) -> TokenLayout:
+        """The grammar, for a checkpoint with `v_image` image tokens.
+
+        Raises:
+            SpecbenchError: that is not this model's image vocabulary.
+        """
+        if v_image != self.info.v_image and not self.info.tiny:
+            raise self.found[0].refusal(f" has {v_image} image tokens, {self.info.name} has {self.info.v_image}")
+        make = TokenLayout.with_row_ends if self.info.row_ends else TokenLayout.plain
+        return make(*self.info.grid, v_image)
+
+    def sized(self, full: Mapping[str, object], tiny: Mapping[str, object]) -> dict[str, object]:
+        """Settings of an architecture at the size that was asked for."""
+        return {**full, **tiny} if self.info.tiny else dict(full)
+
+
+def load(info: HubModel, device: str, dtype: str, found: tuple[CheckpointFiles, ...]) -> FamilyModel:
+    """The model of these facts, from its files or, without any, with random weights.
+
+    On the device "meta" everything is checked and no weight is read.
+    """
+    weights_sha256 = "" if device == "meta" else digest(found) if found else info.weights_sha256()
+    request = LoadRequest(info, found, weights_sha256, device, getattr(torch, dtype))
+    return load_object(info.target, f"model {info.name}")(request)
+
+
+def stand_in_tokenizer(specials: Mapping[str, int], first_byte: int) -> Tokenizer:
+    """A tokenizer for random weights: the special tokens at their official ids, and one token per byte of text."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: first_byte + index for index, letter in enumerate(letters)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary | specials, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.add_special_tokens(list(specials))
+    return tokenizer
+
+
+class FamilyModel(TransformerModel):
+    """A family whose prompts are token ids and whose image tokens are words of its vocabulary.
+
+    Args:
+        request: what is being loaded.
+        tokenizer: text to vocabulary ids.
+        backbone: transformers' network without head.
+        head: [v_image, d] rows of the output matrix.
+        stream_ids: [layout.vocab] vocabulary id of each stream id: image tokens, then the forced special.
+        decoder: image tokens to pixels.
+    """
+
+    def __init__(
+        self,
+        request: LoadRequest,
+        tokenizer: Tokenizer,
+        backbone: nn.Module,
+        head: Tensor,
+        stream_ids: Sequence[int],
+        decoder: vq_decoder.ImageDecoder,
+    ):
+        self.name = request.info.name
+        self.layout = request.layout(len(head))
+        self.tokenizer = tokenizer
+        self.backbone = backbone
+        self.weights_sha256 = request.weights_sha256
+        self.codebook = decoder.codebook
+        self._head = head
+        self._stream_ids = torch.tensor(stream_ids, device=request.device)
+        self._decoder = decoder
+
+    def words(self, text: str) -> list[int]:
+        """Vocabulary ids of a text in which special tokens are written by name; nothing is added to it."""
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
+        """Vocabulary ids of the conditional and the unconditional prompt, up to the first image token."""
+        raise NotImplementedError
+
+    def encode(self, prompts: Sequence[str]) -> Prefix:
+        pairs = [self.prompt_ids(text) for text in prompts]
+        rows = [conditional for conditional, _ in pairs] + [unconditional for _, unconditional in pairs]
+        rows = [torch.tensor(row, device=self.device) for row in rows]
+        ids = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        return Prefix([self.backbone.embed_tokens(row) for row in rows], ids=ids)
+
+    def table_ids(self, tokens: Tensor) -> Tensor:
+        return self._stream_ids[tokens]
+
+    def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
+        return self.backbone.embed_tokens(self._stream_ids[tokens])
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return functional.linear(hidden, self._head)
+
+    def render(self, image_tokens: Tensor) -> Tensor:
+        return vq_decoder.render(self._decoder, image_tokens.view(-1, self.layout.height, self.layout.width))

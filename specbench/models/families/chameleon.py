@@ -1,0 +1,106 @@
+"""The Chameleon trunk that Lumina-mGPT and Anole share: transformers' `ChameleonForConditionalGeneration`.
+
+Hand-written, and why: the head (the class hides all image logits), the spread of the query and key norms (stored once
+per model-parallel shard, which the class cannot read), and the image decoder (the class has none; see
+`specbench.models.families.vq_decoder`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+from specbench.models.checkpoint_files import CheckpointFiles
+from specbench.models.checkpoint_loading import (
+    build,
+    drop,
+    fill,
+    randomise,
+    read_config,
+    read_tensors,
+    read_tokenizer,
+)
+from specbench.models.families import vq_decoder
+from specbench.models.families.base import LoadRequest, stand_in_tokenizer
+
+START, END_OF_TURN, BEGIN_IMAGE, END_IMAGE = "<s>", "<reserved08706>", "<racm3:break>", "<eoss>"
+FIRST_IMAGE_ID = 4
+
+_SPECIALS = {START: 0, "<pad>": 1, "</s>": 2, END_IMAGE: 8196, BEGIN_IMAGE: 8197}
+_RESERVED = {f"<reserved{number:05d}>": number + 4 for number in range(8706, 8900)}
+_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+_TINY_VQ = {"latent_channels": 32, "embed_dim": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
+
+
+class Trunk(NamedTuple):
+    """Attributes: image_ids: vocabulary id of each image token; image_tensors: stored tensors of the image model."""
+
+    tokenizer: Tokenizer
+    backbone: nn.Module
+    head: Tensor
+    image_ids: range
+    image_tensors: dict[str, Tensor]
+
+
+def load_trunk(request: LoadRequest) -> Trunk:
+    """The language model; its tokenizer is the one of the last source that has one."""
+    if not request.found:
+        return _random_trunk(request)
+    main = request.found[0]
+    config = read_config(main, ChameleonConfig)
+    tensors = read_tensors(main)
+    language = drop(tensors, ["model.vqmodel."])
+    network = _language_model(config, main)
+    heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
+    for name, stored in language.items():
+        if count := heads.get(name.split(".")[-2]):
+            language[name] = stored.repeat_interleave(max(count // len(stored), 1), dim=0)
+    fill(network, language, main, request.device, request.dtype)
+    with_tokenizer = next(
+        found for found in request.found if any(path.name == "tokenizer.json" for path in found.paths)
+    )
+    image_ids = _image_ids(config.vocabulary_map, main)
+    image_tensors = {name: tensors[name] for name in tensors.keys() - language.keys()}
+    return _trunk(network, read_tokenizer(with_tokenizer), image_ids, image_tensors)
+
+
+def _random_trunk(request: LoadRequest) -> Trunk:
+    config = ChameleonConfig(**request.sized({}, _TINY | {"num_key_value_heads": 4}), vocabulary_map={"<image>": 8711})
+    network = randomise(_language_model(config), request.device, request.dtype)
+    ids = range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
+    return _trunk(network, stand_in_tokenizer(_SPECIALS | _RESERVED, first_byte=10_000), ids, {})
+
+
+def _trunk(network: nn.Module, tokenizer: Tokenizer, image_ids: range, image_tensors: dict[str, Tensor]) -> Trunk:
+    head = network.lm_head.weight[image_ids.start : image_ids.stop].clone()
+    return Trunk(tokenizer, network.model, head, image_ids, image_tensors)
+
+
+def _language_model(config: ChameleonConfig, found: CheckpointFiles | None = None) -> nn.Module:
+    network = build(ChameleonForConditionalGeneration, config, found=found)
+    del network.model.vqmodel
+    return network
+
+
+def _image_ids(vocabulary: Mapping[str, int], found: CheckpointFiles) -> range:
+    """Vocabulary ids of the image tokens: their names spell the code with letters, A for 0."""
+    digits = str.maketrans("ABCDEFGHIJ", "0123456789")
+    codes = {
+        int(name.removeprefix("IMGIMG")[:-1].translate(digits)): number
+        for name, number in vocabulary.items()
+        if name.startswith("IMGIMG")
+    }
+    first = codes.get(0, 0)
+    if not codes or any(codes.get(code) != first + code for code in range(len(codes))):
+        problem = ": its vocabulary_map does not list the image tokens in the order of their codes"
+        raise found.refusal(problem, found.named("config.json"))
+    return range(first, first + len(codes))
+
+
+def random_decoder(request: LoadRequest) -> vq_decoder.TamingDecoder:
+    settings = request.sized(vq_decoder.CHAMELEON_VQ, _TINY_VQ)
+    return vq_decoder.random_taming(settings, normalise=False, attention=False, device=request.device)

@@ -1,0 +1,260 @@
+"""LlamaGen XL text-to-image (256 and 512 px), from the official pickles into transformers' `LlamaModel`.
+
+Hand-written, and why: the conversion of the weights (the published layout is the authors' own), and the rotary table
+over rows and columns of the grid (transformers has none like it). The caption is read by FLAN-T5 XL.
+
+Difference from the official code: rotation happens in the model's number format instead of float32.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaModel, T5Config, T5EncoderModel
+
+from specbench.models.checkpoint_files import CheckpointFiles
+from specbench.models.checkpoint_loading import (
+    build,
+    drop,
+    fill,
+    randomise,
+    read_config,
+    read_tensors,
+    read_tokenizer,
+)
+from specbench.models.draft_head import EagleHead
+from specbench.models.families import vq_decoder
+from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.caption_cleaning import clean
+from specbench.models.interface import DraftPrompt
+from specbench.models.transformer.model import Prefix
+
+CAPTION = 120
+"""Positions that the caption takes, padding included."""
+HEAD = 64
+"""Width of an attention head, in every published size."""
+VQ_FILE = "vq_ds16_t2i.pt"
+
+_XL = {"hidden_size": 1280, "intermediate_size": 3584, "num_hidden_layers": 36, "vocab_size": 16_384}
+_TINY = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
+_T5_XL = {
+    "vocab_size": 32_128,
+    "d_model": 2048,
+    "d_kv": 64,
+    "d_ff": 5120,
+    "num_layers": 24,
+    "num_heads": 32,
+    "feed_forward_proj": "gated-gelu",
+}
+_TINY_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4}
+_TINY_VQ = {"latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
+
+
+class GridRotary(nn.Module):
+    """Rotation by row in one half of a head, by column in the other; none at all for the caption.
+
+    At caption positions cosine and sine are both 0, so queries and keys vanish there and captions are read by uniform
+    attention. A table of `caption + height * width` positions; later ones, which only overhanging windows have, take
+    the last.
+    """
+
+    def __init__(self, height: int, width: int, base: float = 10_000.0, caption: int = CAPTION):
+        super().__init__()
+        half = HEAD // 2
+        frequencies = base ** -(torch.arange(0, half, 2) / half)
+        rows = torch.outer(torch.arange(height), frequencies)[:, None].expand(-1, width, -1)
+        columns = torch.outer(torch.arange(width), frequencies)[None].expand(height, -1, -1)
+        angles = torch.cat([rows, columns], dim=-1).reshape(height * width, half).repeat(1, 2)
+        nothing = torch.zeros(caption, HEAD)
+        self.register_buffer("cos", torch.cat([nothing, angles.cos()]), persistent=False)
+        self.register_buffer("sin", torch.cat([nothing, angles.sin()]), persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        index = position_ids.clamp(max=len(self.cos) - 1)
+        return self.cos[index].to(x.dtype), self.sin[index].to(x.dtype)
+
+
+class Network(nn.Module):
+    """The language model with its caption projection and learned unconditional caption [CAPTION, d_text]."""
+
+    def __init__(self, config: LlamaConfig, text_width: int):
+        super().__init__()
+        width = config.hidden_size
+        self.model = LlamaModel(config)
+        self.output = nn.Linear(width, config.vocab_size, bias=False)
+        self.fc1 = nn.Linear(text_width, width, bias=False)
+        self.fc2 = nn.Linear(width, width, bias=False)
+        self.uncond_embedding = nn.Parameter(torch.empty(CAPTION, text_width))
+
+    def project(self, caption: Tensor) -> Tensor:
+        """Caption vectors [..., d_text] to inputs [..., d]."""
+        return self.fc2(functional.gelu(self.fc1(caption), approximate="tanh"))
+
+
+class LlamaGen(FamilyModel):
+    """Args: network: see `Network`; encoder: T5; tokenizer: its, which ends every text with </s>."""
+
+    def __init__(
+        self,
+        request: LoadRequest,
+        network: Network,
+        encoder: nn.Module,
+        tokenizer: Tokenizer,
+        decoder: vq_decoder.ImageDecoder,
+    ):
+        codes = network.output.out_features
+        super().__init__(request, tokenizer, network.model, network.output.weight, range(codes), decoder)
+        network.model.rotary_emb = GridRotary(self.layout.height, self.layout.width).to(request.device)
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(CAPTION)
+        self._network = network
+        self._encoder = encoder
+
+    def encode(self, prompts: Sequence[str]) -> Prefix:
+        """Captions without their padding: it is masked everywhere, so only the positions have to count it.
+
+        The unconditional rows take the learned vectors at the places where the caption's own stand.
+        """
+        captions = [self._caption(text) for text in prompts]
+        lengths = [len(caption) for caption in captions] * 2
+        nothing = [self._network.uncond_embedding[CAPTION - len(caption) :] for caption in captions]
+        shift = CAPTION - torch.tensor(lengths, device=self.device)
+        captioned = torch.arange(len(lengths), device=self.device) < len(captions)
+        return Prefix([self._network.project(vectors) for vectors in captions + nothing], (captioned,), shift=shift)
+
+    def draft_prompt(self, prompt: DraftPrompt, state: tuple[Tensor, ...]) -> DraftPrompt:
+        """All positions, as the published heads were trained: padding counts, and token 0 stands for every caption.
+
+        The padding of a caption is zeros, which the network leaves at zero; that of an unconditional row is its learned
+        vectors, each attending to itself.
+        """
+        rows = []
+        for length, features, captioned in zip(prompt.lengths.tolist(), prompt.features, *state, strict=True):
+            padding = self._lone_features[: CAPTION - length]
+            rows.append(torch.cat([padding * 0 if captioned else padding, features[: length - 1]]))
+        lengths = torch.full_like(prompt.lengths, CAPTION)
+        return DraftPrompt(lengths, torch.stack(rows), lengths.new_zeros(len(rows), CAPTION))
+
+    @cached_property
+    def _lone_features(self) -> Tensor:
+        """[CAPTION, d] features of the learned vectors, none seeing another."""
+        alone = self._network.project(self._network.uncond_embedding)[:, None]
+        return self.backbone(inputs_embeds=alone, use_cache=False).last_hidden_state[:, 0]
+
+    def adopt_head(self, head: EagleHead) -> EagleHead:
+        """A published head (they have an `input_type`) turns adjacent pairs and sees the grid one position early."""
+        if head.published_as:
+            for matrix in (head.layers[0].self_attn.q_proj.weight, head.layers[0].self_attn.k_proj.weight):
+                matrix.data = _halves(matrix.data)
+            head.rotary_emb = GridRotary(self.layout.height, self.layout.width, caption=CAPTION - 1)
+        return head
+
+    def _caption(self, text: str) -> Tensor:
+        """T5's vectors [L, d_text] of one caption."""
+        ids = self.tokenizer.encode(clean(text)).ids
+        output = self._encoder(torch.tensor([ids], device=self.device))
+        return output.last_hidden_state[0].to(self.dtype)
+
+
+def load(request: LoadRequest) -> LlamaGen:
+    if not request.found:
+        return _random(request)
+    files, text_files = request.found
+    language, image = (_only(files, vq_file) for vq_file in (False, True))
+    tensors = convert(read_tensors(language), language)
+    network = build(Network, _config(tensors, language), tensors["uncond_embedding"].shape[-1])
+    fill(network, tensors, language, request.device, request.dtype)
+    encoder = build(T5EncoderModel, read_config(text_files, T5Config), found=text_files)
+    text_tensors = drop(read_tensors(text_files), ["decoder.", "lm_head."])
+    fill(encoder, text_tensors, text_files, request.device, _text_dtype(request))
+    decoder = vq_decoder.load_llamagen_vq(read_tensors(image), image, request.device)
+    return LlamaGen(request, network, encoder, read_tokenizer(text_files), decoder)
+
+
+def _random(request: LoadRequest) -> LlamaGen:
+    config = _llama(request.sized(_XL, _TINY))
+    text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
+    network = randomise(build(Network, config, text_config.d_model), request.device, request.dtype)
+    encoder = randomise(build(T5EncoderModel, text_config), request.device, _text_dtype(request))
+    tokenizer = stand_in_tokenizer({"</s>": 1}, first_byte=3)
+    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    decoder = vq_decoder.random_taming(
+        request.sized(vq_decoder.LLAMAGEN_VQ, _TINY_VQ), normalise=True, attention=True, device=request.device
+    )
+    return LlamaGen(request, network, encoder, tokenizer, decoder)
+
+
+def _text_dtype(request: LoadRequest) -> torch.dtype:
+    """T5 overflows in float16."""
+    return torch.float32 if request.dtype == torch.float16 else request.dtype
+
+
+def _only(files: CheckpointFiles, vq_file: bool) -> CheckpointFiles:
+    """The image tokenizer's file, or the language model's."""
+    return CheckpointFiles(files.source, tuple(path for path in files.paths if (path.name == VQ_FILE) == vq_file))
+
+
+def _llama(sizes: Mapping[str, int]) -> LlamaConfig:
+    heads = sizes["hidden_size"] // HEAD
+    return LlamaConfig(**sizes, num_attention_heads=heads, num_key_value_heads=heads, rms_norm_eps=1e-5)
+
+
+def _config(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> LlamaConfig:
+    """The architecture that converted tensors were made with."""
+    try:
+        vocabulary, width = tensors["output.weight"].shape
+        inner = len(tensors["model.layers.0.mlp.gate_proj.weight"])
+    except KeyError as error:
+        raise found.refusal(f" lacks {error}") from None
+    layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
+    sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": vocabulary}
+    return _llama(sizes)
+
+
+_NAMES = {
+    "tok_embeddings.": "model.embed_tokens.",
+    "norm.": "model.norm.",
+    "cls_embedding.cap_proj.": "",
+    "cls_embedding.": "",
+}
+_LAYER_NAMES = {
+    "attention.wo.": "self_attn.o_proj.",
+    "attention_norm.": "input_layernorm.",
+    "ffn_norm.": "post_attention_layernorm.",
+    "feed_forward.w1.": "mlp.gate_proj.",
+    "feed_forward.w3.": "mlp.up_proj.",
+    "feed_forward.w2.": "mlp.down_proj.",
+}
+
+
+def convert(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> dict[str, Tensor]:
+    """Official tensors under the names and in the order of `Network`."""
+    converted: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        layer, inner = re.fullmatch(r"(layers\.\d+\.)?(.*)", name).groups()
+        if layer and inner == "attention.wqkv.weight":
+            if len(tensor) % (3 * HEAD):
+                raise found.refusal(f": {name} has {len(tensor)} rows, not three times heads of {HEAD}")
+            for part, matrix in zip("qkv", tensor.chunk(3), strict=True):
+                converted[f"model.{layer}self_attn.{part}_proj.weight"] = matrix if part == "v" else _halves(matrix)
+            continue
+        prefix = f"model.{layer}" if layer else ""
+        names = _LAYER_NAMES if layer else _NAMES
+        old = next((old for old in names if inner.startswith(old)), "")
+        converted[prefix + names.get(old, "") + inner.removeprefix(old)] = tensor
+    if "uncond_embedding" not in converted:
+        raise found.refusal(" lacks 'cls_embedding.uncond_embedding'")
+    return converted
+
+
+def _halves(matrix: Tensor) -> Tensor:
+    """Rows of each head from rotated pairs side by side, as published, to pairs half a head apart."""
+    width = matrix.shape[1]
+    return matrix.view(-1, HEAD // 2, 2, width).transpose(1, 2).reshape(-1, width)

@@ -1,0 +1,83 @@
+"""SimpleAR 0.5B (1024 px): transformers' `Qwen2ForCausalLM` whose vocabulary ends with the 64000 Cosmos codes.
+
+The official loop may sample text tokens inside an image and clamps them to codes afterwards; here only codes can be
+sampled.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from specbench.models.checkpoint_files import CheckpointFiles
+from specbench.models.checkpoint_loading import build, fill, randomise, read_config, read_tensors, read_tokenizer
+from specbench.models.families import vq_decoder
+from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+
+BEGIN, BEGIN_IMAGE = "<|t2i|>", "<|soi|>"
+NEGATIVE = (
+    "An image of aerial view, overexposed, low quality, deformation, a poor composition, bad hands, bad teeth, "
+    "bad eyes, bad limbs, distortion"
+)
+
+_WORDS = 151_672
+_SPECIALS = {BEGIN: 151_665, BEGIN_IMAGE: 151_666}
+_QWEN = {
+    "vocab_size": _WORDS + 64_000,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+    "tie_word_embeddings": True,
+}
+_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+class SimpleAR(FamilyModel):
+    def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
+        asked = f"{BEGIN}A highly realistic image of {text}{BEGIN_IMAGE}"
+        return self.words(asked), self.words(BEGIN + NEGATIVE + BEGIN_IMAGE)
+
+
+def load(request: LoadRequest) -> SimpleAR:
+    if not request.found:
+        config = Qwen2Config(**request.sized(_QWEN, _TINY))
+        network = randomise(build(Qwen2ForCausalLM, config), request.device, request.dtype)
+        return _model(
+            request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, _WORDS, vq_decoder.FsqColours(request.device)
+        )
+    files, decoder_files = request.found
+    config = read_config(files, Qwen2Config)
+    if config.use_sliding_window:
+        raise files.refusal(": sliding-window attention is not supported", files.named("config.json"))
+    network = build(Qwen2ForCausalLM, config, found=files)
+    fill(network, read_tensors(files), files, request.device, request.dtype)
+    tokenizer = read_tokenizer(files)
+    decoder = _cosmos(decoder_files, request.device)
+    return _model(request, tokenizer, network, tokenizer.get_vocab_size(with_added_tokens=True), decoder)
+
+
+def _model(
+    request: LoadRequest, tokenizer, network: nn.Module, words: int, decoder: vq_decoder.ImageDecoder
+) -> SimpleAR:
+    """Image tokens follow the tokenizer's own words, as many as the head has rows left."""
+    head = network.lm_head.weight[words:]
+    return SimpleAR(request, tokenizer, network.model, head, range(words, words + len(head)), decoder)
+
+
+def _cosmos(files: CheckpointFiles, device: str) -> vq_decoder.CosmosDecoder:
+    path = files.named("decoder.jit")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return vq_decoder.CosmosDecoder(
+                torch.jit.load(path, map_location="cpu" if device == "meta" else device).eval(), device
+            )
+    except (RuntimeError, ValueError) as error:
+        raise files.source.damaged(path, error) from error

@@ -1,0 +1,194 @@
+"""Image decoders: image tokens to pixels, and the codebook that distance rules measure in.
+
+All decoders give [-1, 1]; pixels are clamp, then round((x + 1) * 127.5). The official scripts differ here by at most
+one grey level, because some truncate instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import JanusVQVAEConfig
+from transformers.models.janus.modeling_janus import JanusVQVAE
+
+from specbench.models.checkpoint_files import CheckpointFiles
+from specbench.models.checkpoint_loading import build, drop, fill, randomise, rename
+
+
+class ImageDecoder(Protocol):
+    """Attributes: codebook: [V, d] float32, as the decoder sees it (normalised where it normalises)."""
+
+    codebook: Tensor
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """[1, h, w] image tokens to [1, 3, H, W] in about [-1, 1]."""
+        ...
+
+
+def to_pixels(image: Tensor) -> Tensor:
+    """[..., 3, H, W] in [-1, 1] to uint8."""
+    return ((image.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+
+
+def render(decoder: ImageDecoder, codes: Tensor) -> Tensor:
+    """[B, h, w] image tokens to uint8 [B, 3, H, W], one image at a time to bound the memory."""
+    return torch.cat([to_pixels(decoder.decode(one[None])) for one in codes])
+
+
+class TamingDecoder:
+    """The VQGAN of taming-transformers, which transformers ships as `JanusVQVAE`: Chameleon, LlamaGen and Janus.
+
+    Args:
+        network: a `JanusVQVAE`; only its codebook, `post_quant_conv` and decoder are used.
+        normalise: whether codes are l2-normalised before decoding (LlamaGen and Janus).
+    """
+
+    def __init__(self, network: JanusVQVAE, normalise: bool):
+        self._network = network
+        table = network.quantize.embedding.weight
+        self._table = functional.normalize(table, dim=-1) if normalise else table
+        self.codebook = self._table.float()
+
+    def decode(self, codes: Tensor) -> Tensor:
+        # `JanusVQVAE.decode` always normalises and takes squares only.
+        latents = self._table[codes].permute(0, 3, 1, 2)
+        return self._network.decoder(self._network.post_quant_conv(latents))
+
+
+CHAMELEON_VQ = {
+    "embed_dim": 256,
+    "num_embeddings": 8192,
+    "latent_channels": 256,
+    "base_channels": 128,
+    "channel_multiplier": [1, 1, 2, 2, 4],
+    "num_res_blocks": 2,
+}
+LLAMAGEN_VQ = CHAMELEON_VQ | {"embed_dim": 8, "num_embeddings": 16384}
+ENCODER_SIDE = ("encoder.", "quant_conv.", "loss.")
+
+
+def taming_network(config: JanusVQVAEConfig, attention: bool = True) -> JanusVQVAE:
+    """The decoding half of a `JanusVQVAE`, without memory; `attention` as in the lowest level of LlamaGen's."""
+    network = build(JanusVQVAE, config)
+    del network.encoder, network.quant_conv
+    if not attention:
+        network.decoder.up[0].attn = nn.ModuleList()
+    return network
+
+
+def taming_config(tensors: Mapping[str, Tensor]) -> JanusVQVAEConfig:
+    """The configuration that stored tensors, under transformers' names, were made with."""
+    codes, width = tensors["quantize.embedding.weight"].shape
+    levels = len({name.split(".")[2] for name in tensors if name.startswith("decoder.up.")})
+    outputs = [tensors[f"decoder.up.{level}.block.0.conv1.weight"].shape[0] for level in range(levels)]
+    blocks = len({name.split(".")[4] for name in tensors if name.startswith("decoder.up.0.block.")})
+    return JanusVQVAEConfig(
+        embed_dim=width,
+        num_embeddings=codes,
+        latent_channels=tensors["post_quant_conv.weight"].shape[0],
+        base_channels=outputs[-1],
+        channel_multiplier=[output // outputs[-1] for output in reversed(outputs)],
+        num_res_blocks=blocks - 1,
+    )
+
+
+def load_chameleon_vq(tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str) -> TamingDecoder:
+    """Chameleon's decoder from Meta's `vqgan.ckpt`, or from the converted repositories, in float32.
+
+    Their levels are numbered from the image down, transformers' from the latent up.
+    """
+    prefix = next((name.removesuffix("decoder.conv_in.weight") for name in tensors if _opens_decoder(name)), "")
+    inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    levels = 1 + max((int(name.split(".")[2]) for name in inner if name.startswith("decoder.up.")), default=0)
+    renamed = rename(inner, lambda name: _reverse_level(name, levels))
+    return _load_taming(renamed, found, device, normalise=False, attention=False)
+
+
+def load_llamagen_vq(tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str) -> TamingDecoder:
+    """LlamaGen's decoder from `vq_ds16_t2i.pt`, in float32."""
+    renamed = rename(drop(tensors, ["quantize.codebook_used"]), _llamagen_name)
+    return _load_taming(renamed, found, device, normalise=True, attention=True)
+
+
+def _load_taming(tensors: dict[str, Tensor], found: CheckpointFiles, device: str, normalise: bool, attention: bool):
+    kept = drop(tensors, ENCODER_SIDE)
+    try:
+        config = taming_config(kept)
+    except (KeyError, ValueError):
+        config = JanusVQVAEConfig(**(LLAMAGEN_VQ if attention else CHAMELEON_VQ))
+    return TamingDecoder(fill(taming_network(config, attention), kept, found, device, torch.float32), normalise)
+
+
+def random_taming(config: Mapping[str, object], normalise: bool, attention: bool, device: str) -> TamingDecoder:
+    network = taming_network(JanusVQVAEConfig(**config), attention)
+    return TamingDecoder(randomise(network, device, torch.float32), normalise)
+
+
+def _opens_decoder(name: str) -> bool:
+    return name.endswith("decoder.conv_in.weight")
+
+
+def _reverse_level(name: str, levels: int) -> str:
+    return re.sub(r"^decoder\.up\.(\d+)", lambda level: f"decoder.up.{levels - 1 - int(level[1])}", name)
+
+
+def _llamagen_name(name: str) -> str:
+    name = re.sub(r"^decoder\.conv_blocks\.(\d+)", r"decoder.up.\1", name)
+    name = re.sub(r"^(decoder\.up\.\d+)\.res\.", r"\1.block.", name)
+    for index, part in enumerate(("block_1", "attn_1", "block_2")):
+        name = name.replace(f"decoder.mid.{index}.", f"decoder.mid.{part}.")
+    return name
+
+
+class Emu3Decoder:
+    """Emu3's video tokenizer used on one frame.
+
+    Args:
+        network: an `Emu3VQVAE`; only its codebook, `post_quant_conv` and decoder are used.
+    """
+
+    def __init__(self, network: nn.Module):
+        self._network = network
+        self.codebook = network.quantize.embedding.weight.float()
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return self._network.decode(codes)
+
+
+FSQ_LEVELS = (8, 8, 8, 5, 5, 5)
+
+
+def fsq_codebook() -> Tensor:
+    """[64000, 6] codes of Cosmos' finite scalar quantisation, each dimension centred and scaled to about [-1, 1]."""
+    levels = torch.tensor(FSQ_LEVELS)
+    basis = torch.cat([torch.ones(1, dtype=torch.long), levels[:-1].cumprod(0)])
+    digits = torch.arange(int(levels.prod()))[:, None] // basis % levels
+    return (digits - levels // 2) / (levels // 2)
+
+
+class CosmosDecoder:
+    """NVIDIA's Cosmos discrete tokenizer as its TorchScript file, called with [1, 1, h, w] int32 codes."""
+
+    def __init__(self, decode: Callable[[Tensor], Tensor], device: str):
+        self._decode = decode
+        self.codebook = fsq_codebook().to(device)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        image = self._decode(codes[:, None].int())
+        return image.squeeze(2) if image.dim() == 5 else image
+
+
+class FsqColours:
+    """Stands in where no decoder can be had: the first three dimensions of a code as its patch's colour."""
+
+    def __init__(self, device: str):
+        self.codebook = fsq_codebook().to(device)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        colours = self.codebook[codes][..., :3].permute(0, 3, 1, 2)
+        return functional.interpolate(colours, scale_factor=16)

@@ -1,0 +1,81 @@
+"""One forward of a target as a function of tensors, from token ids to guided logits: run as it is, or compiled."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from specbench.models.transformer.kv_cache import PositionCache
+
+
+class StepModel(Protocol):
+    """What one forward needs of a model: embedding, transformer and image head."""
+
+    backbone: nn.Module
+    device: torch.device
+
+    def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
+        """Input embeddings [R, T, d] of `tokens` [R, T] consumed by the columns that predict `positions` [R, T]."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Image logits [R, T, v_image] of hidden states [R, T, d]."""
+        ...
+
+
+class ForwardInputs(NamedTuple):
+    """What a forward reads besides the cache. R rows, T columns, S slots that attention reads.
+
+    Attributes:
+        tokens, positions: [R, T] as in `Session.forward`, for all rows.
+        slots: [R, T] cache slots that are written.
+        index: [S] numbers of the slots that are read; None where all of them are seen.
+        mask: [R, T, S] bool, which of them are seen; None for a chain, whose columns see all up to their own.
+        last, shift: [R, 1] slot and rotary offset of the prompts' last elements.
+        start: [R, 1, d] those elements; None where no column predicts slot 0.
+        state: what the model needs to embed tokens.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    index: Tensor | None
+    mask: Tensor | None
+    last: Tensor
+    shift: Tensor
+    start: Tensor | None
+    state: tuple[Tensor, ...]
+
+    def widened(self, width: int) -> ForwardInputs:
+        """The same with its last column repeated up to `width` columns, which changes nothing for the others."""
+        column = torch.arange(width, device=self.tokens.device).clamp(max=self.tokens.shape[1] - 1)
+        columns = {name: getattr(self, name)[:, column] for name in ("tokens", "positions", "slots")}
+        return self._replace(**columns, mask=None if self.mask is None else self.mask[:, column])
+
+
+def run_step(model: StepModel, guidance: float, cache: PositionCache, inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
+    """Last hidden states [R, T, d] and guided logits [B, T, v_image]; the cache's placement is set."""
+    embeds = model.embed(inputs.tokens, inputs.positions, inputs.state)
+    if inputs.start is not None:
+        embeds = torch.where((inputs.positions == 0)[..., None], inputs.start, embeds)
+    mask = inputs.mask
+    if mask is None and inputs.index is not None:
+        mask = inputs.index <= inputs.slots[..., None]
+    features = model.backbone(
+        inputs_embeds=embeds,
+        position_ids=inputs.last + inputs.positions + inputs.shift,
+        attention_mask=None if mask is None else mask[:, None],
+        past_key_values=cache,
+        use_cache=True,
+    ).last_hidden_state
+    return features, guide(model.head(features).float(), guidance)
+
+
+def guide(logits: Tensor, guidance: float) -> Tensor:
+    """u + s (c - u) of logits [R, ...], conditional rows first; float32."""
+    if guidance == 1.0:
+        return logits
+    conditional, unconditional = logits.chunk(2)
+    return torch.lerp(unconditional, conditional, guidance)

@@ -1,0 +1,180 @@
+"""The position-addressed KV cache: keys and values live at explicit slots of one static buffer.
+
+A slot is overwritten before any query may attend to it, so forgetting rejected drafts costs nothing, rows may stand at
+different positions, and prompts of different length need no padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from specbench.models.transformer.host_sync import AsyncHostCopy
+
+BLOCK = 256
+"""Slots of which a cache has whole multiples where few shapes are wanted, whatever the prompts' lengths."""
+PARTS = 4
+"""Parts of such a cache that attention reads more and more of: never all of it while it is nearly empty."""
+
+
+def whole_blocks(slots: int) -> int:
+    """Slots of a cache that has room for `slots`."""
+    return -(-slots // BLOCK) * BLOCK
+
+
+def whole_parts(end: int, capacity: int) -> int:
+    """Slots to read of a cache of whole blocks where those from `end` on are not needed."""
+    part = capacity // PARTS
+    return min(-(-end // part) * part, capacity)
+
+
+class Placement:
+    """Where the next forward writes and how far it reads; one object shared by all layers.
+
+    Attributes:
+        slots: [R, T] cache slots of the tokens being fed.
+        visible: slots handed to attention; the mask decides among them.
+        run: the same slots as one run where all rows agree, else None.
+    """
+
+    def __init__(self) -> None:
+        self.slots: Tensor
+        self.visible: int
+        self.run: slice | None = None
+
+
+class PositionLayer(CacheLayerMixin):
+    """Keys and values of one layer, [R, heads, slots, d]."""
+
+    is_compileable = False
+
+    def __init__(self, capacity: int, placement: Placement, keys: Tensor | None = None, values: Tensor | None = None):
+        """`keys` and `values` are buffers that exist already, if any."""
+        super().__init__()
+        self._capacity = capacity
+        self._placement = placement
+        if keys is not None:
+            self.keys, self.values = keys, values
+            self._rows = torch.arange(len(keys), device=keys.device)[:, None]
+            self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        rows, heads, _, width = key_states.shape
+        self._hold(
+            key_states.new_zeros(rows, heads, self._capacity, width),
+            value_states.new_zeros(rows, heads, self._capacity, value_states.shape[-1]),
+        )
+        self._rows = torch.arange(rows, device=key_states.device)[:, None]
+        self.is_initialized = True
+
+    def _hold(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values = keys, values
+        for buffer in (keys, values):
+            # A captured graph may write into it where it is.
+            torch._dynamo.mark_static_address(buffer, guard=False)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        slots, run = self._placement.slots, self._placement.run
+        if run is not None:
+            self.keys[:, :, run] = key_states
+            self.values[:, :, run] = value_states
+        else:
+            self.keys[self._rows, :, slots] = key_states.transpose(1, 2)
+            self.values[self._rows, :, slots] = value_states.transpose(1, 2)
+        visible = self._placement.visible
+        return self.keys[:, :, :visible], self.values[:, :, :visible]
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy the entries at slots `source` [R, D] to slots `target` [R, D]."""
+        for buffer in (self.keys, self.values):
+            buffer[self._rows, :, target] = buffer[self._rows, :, source]
+
+    def put(self, rows: Tensor, other: PositionLayer) -> None:
+        """Copy all slots of `other`'s rows to the first slots of `rows`."""
+        slots = other.keys.shape[2]
+        self.keys[rows, :, :slots] = other.keys
+        self.values[rows, :, :slots] = other.values
+
+    def grow(self, slots: int) -> None:
+        """Make room for `slots` more, behind the others."""
+        self._capacity += slots
+        self._hold(*(torch.nn.functional.pad(buffer, (0, 0, 0, slots)) for buffer in (self.keys, self.values)))
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._placement.visible, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return self._capacity
+
+
+class CacheExtent:
+    """How far into the cache a forward gets, from what the host knows without making a GPU wait.
+
+    Rows never move further in a forward than it has columns, so old news is an upper bound.
+    """
+
+    def __init__(self) -> None:
+        self._copy = AsyncHostCopy()
+        self._columns = 0
+
+    def of(self, starts: Tensor, columns: int) -> tuple[int, int | None]:
+        """The end of a forward of `columns` columns whose first ones stand at slots `starts` [R], at most.
+
+        Returns:
+            That slot, and the start of all rows where they are known to be alike.
+        """
+        heard, when = self._copy.hear(starts, self._columns)
+        first, last = min(heard), max(heard)
+        since = self._columns - when
+        self._columns += columns
+        return last + since + columns, first if first == last and not since else None
+
+
+class PositionCache(Cache):
+    """A transformers cache of `PositionLayer`s; `place` before every forward.
+
+    Args:
+        buffers: keys and values of every layer, if they exist already.
+    """
+
+    def __init__(self, layers: int, capacity: int, buffers: Sequence[tuple[Tensor, Tensor]] = ()):
+        self.placement = Placement()
+        held = buffers or [(None, None)] * layers
+        super().__init__(layers=[PositionLayer(capacity, self.placement, *pair) for pair in held])
+
+    def place(self, slots: Tensor, visible: int, run: slice | None = None) -> None:
+        """Say where the next forward writes and how far it reads; see `Placement`."""
+        self.placement.slots, self.placement.visible, self.placement.run = slots, visible, run
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its buffers exist: they are made by the first forward, or prefill."""
+        return self.layers[0].is_initialized
+
+    def buffers(self) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values of every layer; they exist after the first forward."""
+        return [(layer.keys, layer.values) for layer in self.layers]
+
+    def move(self, source: Tensor, target: Tensor) -> None:
+        """Copy entries between slots in every layer; see `PositionLayer.move`."""
+        for layer in self.layers:
+            layer.move(source, target)
+
+    def put(self, rows: Tensor, other: PositionCache) -> None:
+        """Copy what `other` holds to `rows` [R'], one for each of its rows; see `PositionLayer.put`."""
+        for layer, source in zip(self.layers, other.layers, strict=True):
+            if source.is_initialized:
+                layer.put(rows, source)
+
+    def grow(self, slots: int) -> None:
+        """Make room for `slots` more per row."""
+        for layer in self.layers:
+            layer.grow(slots)

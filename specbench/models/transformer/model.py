@@ -1,0 +1,303 @@
+"""What every transformers-backed family shares: cache, masks, positions, guidance. Adapters hold only differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from specbench.models.interface import DraftPrompt, TokenLayout, Tree
+from specbench.models.transformer.attention import use_grouped_attention
+from specbench.models.transformer.compilation import CompiledFunctions, call_eager, compiled_functions
+from specbench.models.transformer.compiled_forward import CompiledStep, compiled_step
+from specbench.models.transformer.forward import ForwardInputs, guide, run_step
+from specbench.models.transformer.kv_cache import CacheExtent, PositionCache, whole_blocks, whole_parts
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Encoded prompts: conditional rows, then as many unconditional ones.
+
+    Attributes:
+        embeds: per row its prompt [P, d]; lengths may differ.
+        state: per-row tensors [2B, ...] the adapter needs to embed image tokens.
+        ids: [2B, P'] per row the elements' numbers in the token table of a draft head, rows padded; zeros if None.
+        shift: [2B] rotary position of each row's first element, for networks trained on left-padded prompts whose
+            positions count the padding; zeros if None.
+    """
+
+    embeds: Sequence[Tensor]
+    state: tuple[Tensor, ...] = ()
+    shift: Tensor | None = None
+    ids: Tensor | None = None
+
+    def conditional(self) -> Prefix:
+        """The rows without their unconditional twins."""
+        rows = len(self.embeds) // 2
+        return self.take(range(rows))
+
+    def take(self, rows: Sequence[int]) -> Prefix:
+        """Some of the rows."""
+        rows = list(rows)
+        shift, ids = (None if tensor is None else tensor[rows] for tensor in (self.shift, self.ids))
+        return Prefix([self.embeds[row] for row in rows], tuple(tensor[rows] for tensor in self.state), shift, ids)
+
+
+class TransformerModel:
+    """Base of the adapters; see `specbench.models.interface.ImageModel` for what the attributes mean.
+
+    Attributes:
+        backbone: transformers model that maps `inputs_embeds` to `last_hidden_state`.
+    """
+
+    name: str
+    layout: TokenLayout
+    codebook: Tensor | None
+    weights_sha256: str
+    backbone: nn.Module
+    _compiled_steps: dict[float, CompiledStep] | None = None
+    _compiled_functions: dict[Hashable, CompiledFunctions]
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.backbone.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.backbone.parameters()).dtype
+
+    def encode(self, prompts: Sequence[str]) -> Prefix:
+        raise NotImplementedError
+
+    def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
+        """Inputs [R, T, d] for stream tokens [R, T] whose successors stand at stream slots `positions` [R, T].
+
+        Entries with position 0 are replaced by the prompt's last element; those past the end are never read.
+        """
+        raise NotImplementedError
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R, T, d] to logits [R, T, v_image] over image ids only."""
+        raise NotImplementedError
+
+    def render(self, image_tokens: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    @property
+    def feature_size(self) -> int:
+        """Width of the hidden states that `head` reads."""
+        return self.backbone.config.hidden_size
+
+    def token_table(self) -> Tensor:
+        """[n, d] inputs of tokens: what a new draft head embeds them with."""
+        return self.backbone.get_input_embeddings().weight
+
+    def table_ids(self, tokens: Tensor) -> Tensor:
+        """Stream tokens as numbers in the token table of draft heads."""
+        return tokens
+
+    def draft_prompt(self, prompt: DraftPrompt, state: tuple[Tensor, ...]) -> DraftPrompt:
+        """What a draft head is shown of the prompts, for families whose heads see more than the model is fed."""
+        return prompt
+
+    def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
+        use_grouped_attention(self.backbone)
+        return TransformerSession(self, prefix, guidance, columns)
+
+    def compile(self) -> None:
+        """Let sessions run their steps compiled from now on."""
+        self._compiled_steps, self._compiled_functions = {}, {}
+
+    @property
+    def compiles(self) -> bool:
+        """Whether sessions run compiled."""
+        return self._compiled_steps is not None
+
+    def compiled_step(self, guidance: float) -> CompiledStep | None:
+        """The compiled step under some guidance; None without `compile`."""
+        if not self.compiles:
+            return None
+        if guidance not in self._compiled_steps:
+            self._compiled_steps[guidance] = compiled_step(self, guidance)
+        self._compiled_steps[guidance].follow_model()
+        return self._compiled_steps[guidance]
+
+    def call_for(self, key: Hashable, rows: int) -> CompiledFunctions | Callable:
+        """What calls the functions of a decoder with its sampling, `key`, on batches of `rows` images."""
+        if not self.compiles:
+            return call_eager
+        key = key, rows, self.device, self.dtype
+        if key not in self._compiled_functions:
+            self._compiled_functions[key] = compiled_functions(self.device)
+        return self._compiled_functions[key]
+
+    @property
+    def compiled(self) -> list[CompiledStep | CompiledFunctions]:
+        """What was compiled so far."""
+        if not self.compiles:
+            return []
+        return [*self._compiled_steps.values(), *self._compiled_functions.values()]
+
+
+class TransformerSession:
+    """A batch being decoded. Row r's prompt of P elements holds slots 0 .. P-1, its stream slot i the slot P + i.
+
+    A column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is
+    fed by the first forward and prefill stops before it.
+
+    Attributes:
+        features: [R, T, d] last hidden states of the latest forward, conditional rows first.
+    """
+
+    def __init__(
+        self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int, length: int | None = None
+    ):
+        """`length`: stream slots to make room for, if not all."""
+        self._model = model
+        self._guidance = guidance
+        self._compiled = model.compiled_step(guidance)
+        self._prefix = prefix if guidance != 1.0 else prefix.conditional()
+        lengths = [len(embeds) for embeds in self._prefix.embeds]
+        self._last = torch.tensor(lengths, device=model.device)[:, None] - 1
+        shift = self._prefix.shift
+        self._shift = torch.zeros_like(self._last) if shift is None else shift.to(model.device)[:, None]
+        self._start = torch.stack([embeds[-1] for embeds in self._prefix.embeds])[:, None]
+        # Past the stream's last slot: room for a window that overhangs it, then for columns kept aside.
+        self._scratch = self._room(max(lengths)) + (model.layout.length if length is None else length) + columns
+        self._columns = columns
+        slots = self._capacity()
+        self._cache = PositionCache(model.backbone.config.num_hidden_layers, slots)
+        self._index = torch.arange(slots, device=model.device)
+        self._extent = CacheExtent()
+        self._fed: Tensor | None = None
+        self.features: Tensor | None = None
+        self._prompt_features = self._prefill(max(lengths) - 1)
+
+    def _capacity(self) -> int:
+        """Slots of the cache."""
+        return self._room(self._scratch + self._columns)
+
+    def _room(self, slots: int) -> int:
+        """Slots to have for so many of the cache, or of its prompts: whole blocks on a GPU, for few shapes."""
+        return slots if self._model.device.type == "cpu" else whole_blocks(slots)
+
+    def _prefill(self, longest: int) -> Tensor | None:
+        """Feed every prompt but its last element. Shorter rows write slots that their stream will overwrite."""
+        if not longest:
+            return None
+        rows = [embeds[:-1] for embeds in self._prefix.embeds]
+        embeds = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        slots = self._index[:longest].expand(len(embeds), -1)
+        self._cache.place(slots, longest)
+        return self._model.backbone(
+            inputs_embeds=embeds,
+            position_ids=slots + self._shift,
+            attention_mask=(self._index[:longest] <= slots[..., None])[:, None],
+            past_key_values=self._cache,
+            use_cache=True,
+        ).last_hidden_state
+
+    def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
+        tokens, positions = self._twice(tokens), self._twice(positions)
+        slots = self._last + positions
+        columns = slots.shape[1] if tree is None else 2 * slots.shape[1]
+        end, start = self._extent.of(slots[:, 0], columns)
+        visible = self._readable(end)
+        if tree is not None:
+            return self._step(tokens, positions, *self._place_tree(slots, tree, visible), visible)
+        return self._step(tokens, positions, slots, None, visible, start)
+
+    def _readable(self, end: int) -> int:
+        """Slots to read where those from `end` on are not needed. A GPU reads whole parts, for few shapes."""
+        return end if self._index.device.type == "cpu" else whole_parts(end, len(self._index))
+
+    def _step(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        mask: Tensor | None,
+        visible: int,
+        start: int | None = None,
+    ) -> Tensor:
+        """Logits of columns [R, T] at cache slots [R, T]; of a chain, `start` is where all rows begin, if they agree.
+        Such rows are written as one run, and a lone column of theirs sees all and needs no mask.
+        """
+        first, self._fed = self._fed is None, slots
+        # Only a session's first forward predicts slot 0, whose input is the prompt's last element.
+        opening = self._start if first or self._compiled else None
+        index = self._index[:visible]
+        inputs = ForwardInputs(
+            tokens, positions, slots, index, mask, self._last, self._shift, opening, self._prefix.state
+        )
+        if self._compiled and self._cache.is_ready:
+            self.features, logits = self._compiled(self._cache, inputs)
+            return logits
+        if start is not None and slots.shape[1] == 1:
+            inputs = inputs._replace(index=None)
+        self._cache.place(slots, visible, None if start is None else slice(start, start + slots.shape[1]))
+        self.features, logits = run_step(self._model, self._guidance, self._cache, inputs)
+        return logits
+
+    def _twice(self, columns: Tensor) -> Tensor:
+        """[B, T] to [R, T]: the unconditional rows of guidance are fed what the conditional ones are."""
+        return columns if len(columns) == len(self._last) else torch.cat([columns, columns])
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Guided logits [B, T, v_image] of features [R, T, d], the target's own or a draft head's."""
+        return guide(self._model.head(features).float(), self._guidance)
+
+    def draft_prompt(self) -> DraftPrompt:
+        lengths, ids = self._last[:, 0] + 1, self._prefix.ids
+        if ids is None:
+            ids = lengths.new_zeros(len(lengths), int(lengths.max()))
+        return self._model.draft_prompt(DraftPrompt(lengths, self._prompt_features, ids), self._prefix.state)
+
+    def forward_scattered(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
+        tokens, positions = self._twice(tokens), self._twice(positions)
+        fed, aside = self._twice(fed), self._twice(aside)
+        position_ids = self._last + positions
+        own = self._scratch + self._index[: position_ids.shape[1]]
+        slots = torch.where(aside, own, position_ids)
+        place = self._index - self._last
+        known = (place <= 0) | (fed.gather(1, place.clamp(0, fed.shape[1] - 1)) & (place < fed.shape[1]))
+        mask = known[:, None] & (self._index <= position_ids[..., None])
+        mask.scatter_(2, slots[..., None], True)
+        return self._step(tokens, positions, slots, mask, len(self._index))
+
+    def _place_tree(self, position_ids: Tensor, tree: Tree, visible: int) -> tuple[Tensor, Tensor]:
+        """Cache slots [R, T] and mask [R, T, visible] of a tree: the trunk in place, branches behind all columns."""
+        in_trunk, ancestors = _tree_tables(tree, position_ids.device)
+        columns = self._index[: position_ids.shape[1]]
+        slots = torch.where(in_trunk, position_ids, position_ids[:, :1] + len(columns) + columns)
+        mask = (self._index[:visible] < position_ids[:, :1, None]).expand(-1, len(columns), -1).clone()
+        mask.scatter_(2, slots[:, None].expand(-1, len(columns), -1), ancestors.expand(len(slots), -1, -1))
+        return slots, mask
+
+    def keep(self, columns: Tensor, positions: Tensor) -> None:
+        source = self._fed.gather(1, self._twice(columns))
+        self._cache.move(source, self._last + self._twice(positions))
+
+    def refill(self, rows: Tensor, prefix: Prefix) -> None:
+        fresh = TransformerSession(self._model, prefix, self._guidance, columns=0, length=0)
+        twins = len(self._last) // 2 if len(fresh._last) > len(rows) else 0
+        rows = torch.cat([rows, rows + twins]) if twins else rows
+        longest = int(fresh._last.max()) + 1
+        self._scratch = max(self._scratch, self._room(longest) + self._model.layout.length + self._columns)
+        if (more := self._capacity() - len(self._index)) > 0:
+            self._cache.grow(more)
+            self._index = torch.arange(len(self._index) + more, device=rows.device)
+        self._cache.put(rows, fresh._cache)
+        self._last[rows], self._shift[rows], self._start[rows] = fresh._last, fresh._shift, fresh._start
+        for held, new in zip(self._prefix.state, fresh._prefix.state, strict=True):
+            held[rows] = new
+        self._fed, self._extent = None, CacheExtent()
+
+
+@lru_cache(maxsize=64)
+def _tree_tables(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor]:
+    """[T] which columns are in the trunk, and [T, T] which see which."""
+    return torch.tensor(tree.in_trunk, device=device), tree.ancestors.to(device)

@@ -1,0 +1,249 @@
+"""One cell of a paper's table: the printed value, the measured one with its interval, or why there is none."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scipy.special import stdtrit
+
+from specbench import stats
+from specbench.papers.table import Column, Row
+from specbench.reporting.comparability import differences
+from specbench.reporting.report_rows import Run
+from specbench.stats import Estimate
+from specbench.stats.intervals import LEVEL
+
+RATIOS_TO_AR = ("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead")
+TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "speedup_e2e", "window_cost", "overhead")
+"""Numbers that belong to a machine."""
+NOT_SCORED = "not scored"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row's run as its cells see it.
+
+    Attributes:
+        row: its report row.
+        ar: the AR run it is compared with, or would be.
+        unlike: how the run differs from what the paper ran; with any, no difference is given.
+        same_machine: whether it ran on the paper's hardware; None where the paper names none.
+    """
+
+    run: Run
+    row: Mapping[str, object]
+    ar: Run | None
+    unlike: tuple[str, ...]
+    same_machine: bool | None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in one place of a table, in the printed unit.
+
+    Attributes:
+        paper, spread: what is printed.
+        value, low, high: what was measured, with a 95 % interval where there is one.
+        n: images behind it.
+        difference: measured minus printed.
+        outside: whether the printed value, its rounding allowed for, lies outside the measured interval.
+        why: a few words where nothing was measured.
+        printed_notes, notes: remarks on what is printed and on what was measured.
+    """
+
+    paper: float | None
+    spread: float | None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+    difference: float | None = None
+    outside: bool = False
+    why: str | None = None
+    printed_notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def make_cell(row: Row, column: Column, measured: Measured | None, why: str | None, fingerprint: str | None) -> Cell:
+    """The cell of a row and a column.
+
+    Args:
+        why: why there is no run, where there is none.
+        fingerprint: what the scores of this column were computed with.
+    """
+    remarks = tuple(note for note in (row.notes.get(column.name), _above_steps(row.paper, column)) if note)
+    printed = Cell(row.paper.get(column.name), row.spread.get(column.name), printed_notes=remarks)
+    if not column.measurable:
+        return printed
+    if measured is None:
+        return replace(printed, why=why)
+    estimate, n, why, note = _measure(column, measured, fingerprint)
+    notes = (note,) if note else ()
+    if estimate is None:
+        return replace(printed, why=why, notes=notes)
+    value, low, high = (_scaled(x, column.scale) for x in (estimate.value, estimate.low, estimate.high))
+    difference = None if printed.paper is None or measured.unlike else value - printed.paper
+    elsewhere = column.key in TIMES and measured.same_machine is not True
+    if elsewhere and printed.paper is not None:
+        notes += (_machines(row, measured),)
+    outside = False
+    if difference is not None and low is not None and not elsewhere:
+        half_a_digit = 0.5 * 10.0**-column.precision
+        outside = not low - half_a_digit <= printed.paper <= high + half_a_digit
+    return replace(printed, value=value, low=low, high=high, n=n, difference=difference, outside=outside, notes=notes)
+
+
+def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
+    """What most runs computed a column's scores with, the first one where several are as common."""
+    found = [score["fingerprint"] for one in runs for score in _scores(column, one)]
+    return max(found, key=found.count, default=None)
+
+
+def same_hardware(printed: str | None, run: Run) -> bool | None:
+    """Whether every machine of a run has a processor the paper names; None where it names none."""
+    if printed is None:
+        return None
+    names = [_words(part) for part in re.sub(r"\(.*?\)", "", printed).split(",")]
+    machines = [_words(" ".join(_processors(call))) for call in run.info["invocations"]]
+    return all(any(name and name <= machine for name in names) for machine in machines)
+
+
+def hardware(run: Run) -> str:
+    """The processors of a run, for people."""
+    return " and ".join(dict.fromkeys(", ".join(_processors(call)) for call in run.info["invocations"]))
+
+
+def _measure(
+    column: Column, measured: Measured, fingerprint: str | None
+) -> tuple[Estimate | None, int | None, str | None, str | None]:
+    """A number with the images behind it, or a few words on why not; and a remark."""
+    row = measured.row
+    if column.score:
+        return _score(column, measured, fingerprint)
+    if row[column.key] is None:
+        return None, None, *_missing(column, measured)
+    n = row["pairs"] if column.key in RATIOS_TO_AR else row["n"]
+    low, high = _interval(column.key, measured) if math.isfinite(row[column.key]) else (None, None)
+    above = row["speedup"] and row["step_ratio"] and row["speedup"] > row["step_ratio"]
+    note = None
+    if column.key == "speedup" and above:
+        note = f"Measured latency ratio above the step ratio ({row['step_ratio']:.2f}): {_SUSPICIOUS}"
+    elif column.key in RATIOS_TO_AR and row["speedup_note"]:
+        note = f"Compared {row['speedup_note']}."
+    return Estimate(row[column.key], low, high), n, None, note
+
+
+def _missing(column: Column, measured: Measured) -> tuple[str, str | None]:
+    """Why a run has no such number, in a few words and as a sentence."""
+    if column.key in RATIOS_TO_AR:
+        unlike = differences(measured.run.info, measured.ar.info) if measured.ar else []
+        if unlike:
+            names = ", ".join(field.partition(" (")[0] for field in unlike)
+            return (
+                f"{names} {'differs' if len(unlike) == 1 else 'differ'}",
+                f"Not comparable: {measured.row['speedup_note']}.",
+            )
+        return str(measured.row["speedup_note"]).partition(":")[0], None
+    if column.key in ("draft_tv", "draft_top1"):
+        return "no trace", "Kept by `specbench run --trace`, and by `specbench bench`."
+    batch = measured.row["setting"]["batch"]
+    if column.key in TIMES and batch > 1:
+        return f"batch {batch}", "Latency is measured one image at a time."
+    return "missing", None
+
+
+def _score(
+    column: Column, measured: Measured, fingerprint: str | None
+) -> tuple[Estimate | None, int | None, str | None, str | None]:
+    scores = _scores(column, measured)
+    if not scores:
+        return None, None, NOT_SCORED, None
+    for score in scores:
+        if score["fingerprint"] == fingerprint:
+            some = score["n"] != measured.row["n"] and ":" not in column.score
+            note = f"Scored over {score['n']} of {measured.row['n']} images." if some else None
+            return Estimate(score["value"], score["low"], score["high"]), score["n"], None, note
+    found = scores[0]["fingerprint"]
+    return None, None, "other fingerprint", (
+        f"{column.header} was computed with {found} here and with {fingerprint} in the rest of its column, which does "
+        f"not compare."
+    )  # fmt: skip
+
+
+def _scores(column: Column, measured: Measured) -> list[Mapping]:
+    return [score for score in measured.row["scores"] if score["metric"] == column.score]
+
+
+def _interval(key: str, measured: Measured) -> tuple[float | None, float | None]:
+    """The 95 % interval of a number of a report row, where there is a way to tell."""
+    row, rows = measured.row, measured.run.rows
+    prompts = rows["prompt_id"]
+    if key == "speedup":
+        return row["speedup_low"], row["speedup_high"]
+    if key == "nll_gap":
+        if row["nll_gap_se"] is None:
+            return None, None
+        half = float(stdtrit(row["n"] - 1, LEVEL)) * row["nll_gap_se"]
+        return row[key] - half, row[key] + half
+    if key in _MEANS:
+        timed = rows[rows[_MEANS[key]].notna()]
+        return _bounds(stats.ratio_of_totals(timed[_MEANS[key]], [1] * len(timed), timed["prompt_id"]))
+    if key in _TOTALS:
+        top, bottom = _TOTALS[key]
+        return _bounds(stats.ratio_of_totals(rows[top], rows[bottom], prompts))
+    if key == "perplexity":
+        low, high = _bounds(stats.ratio_of_totals(rows["logp_sum"], rows["free_tokens"], prompts))
+        return (None, None) if low is None else (math.exp(-high), math.exp(-low))
+    if key == "acceptance_length":
+        tokens, rounds = stats.round_totals(rows)
+        return _bounds(stats.ratio_of_totals(tokens, rounds, prompts))
+    if key == "acceptance":
+        return _bounds(stats.ratio_of_totals(rows["accepted"].map(sum), rows["tested"].map(sum), prompts))
+    if key == "step_ratio" and measured.ar is not None:
+        pairs = stats.paired(rows, measured.ar.rows)
+        return _bounds(stats.ratio_of_totals(pairs["nfe_base"], pairs["nfe"], pairs["prompt_id"]))
+    return None, None
+
+
+_MEANS = {"nfe": "nfe", "latency_ms": "ar_ms", "latency_e2e_ms": "e2e_ms"}
+_TOTALS = {
+    "step_compression": ("stream_tokens", "nfe"),
+    "step_ms": ("ar_ms", "nfe"),
+    "logp_mean": ("logp_sum", "free_tokens"),
+    "top1": ("top1_sum", "free_tokens"),
+}
+_SUSPICIOUS = "fewer forwards alone cannot bring that, so something else differs between the two."
+
+
+def _above_steps(paper: Mapping[str, float], column: Column) -> str | None:
+    """A remark on a printed latency ratio above the printed step ratio of its row."""
+    ratios = [paper[name] for name in ("step_ratio", "step_compression", "acceptance_length") if name in paper]
+    if column.key != "speedup" or column.name not in paper or not ratios or paper[column.name] <= ratios[0]:
+        return None
+    return f"Printed latency ratio above the printed step ratio: {_SUSPICIOUS}"
+
+
+def _machines(row: Row, measured: Measured) -> str:
+    printed = f"the paper on {row.hardware}" if row.hardware else "the paper names no hardware"
+    return f"Measured on {hardware(measured.run)}; {printed}."
+
+
+def _processors(call: Mapping) -> list[str]:
+    """The accelerators of an invocation, or its processor where it ran without."""
+    machine = call["hardware"]
+    return [str(name) for name in dict.fromkeys(machine.get("gpus") or [machine.get("cpu")])]
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z0-9]+", text.lower()))
+
+
+def _bounds(estimate: Estimate) -> tuple[float | None, float | None]:
+    return estimate.low, estimate.high
+
+
+def _scaled(value: float | None, scale: float) -> float | None:
+    return None if value is None else value * scale

@@ -1,0 +1,241 @@
+"""Joined tables as text for people (markdown, LaTeX) and as rows for programs (csv, json, parquet).
+
+For people each row has up to three lines: what the paper printed, what was measured, and the difference.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specbench.papers.cells import Cell
+from specbench.papers.join import Line, PaperTable
+from specbench.papers.table import Column
+from specbench.reporting.columns import MISSING, between, number
+from specbench.reporting.text_formats import escape, finite, inert
+from specbench.system.console import one_line
+
+PAPER, HERE, INTERVAL, DIFFERENCE = "paper", "here", "95 %", "diff."
+LEGEND = "A difference with * is one: the paper's value lies outside the measured 95 % interval."
+_ARROWS = {"higher": "\u00a0↑", "lower": "\u00a0↓", "none": ""}
+_NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")
+
+
+class TextLine(NamedTuple):
+    """A printed line: the row's label on its first one, which kind of value, and a text per column."""
+
+    label: str
+    kind: str
+    texts: tuple[str, ...]
+
+
+def markdown(joined: PaperTable) -> str:
+    """Heading, table, footnotes, definitions, remarks."""
+    head = ["", "", *map(heading, joined.table.columns)]
+    lines = [_markdown_line(head), _markdown_line(["---", "---", *["---:"] * len(joined.table.columns)])]
+    for group, members in by_group(joined.lines):
+        if group:
+            lines.append(_markdown_line([f"**{escape(group)}**", *[""] * (len(head) - 1)], escaped=True))
+        lines += [
+            _markdown_line([text.label, text.kind, *text.texts]) for one in members for text in texts(joined, one)
+        ]
+    notes = "\n".join(f"- {escape(text)}" for text in below(joined))
+    return f"### {escape(joined.heading)}\n\n" + "\n".join(lines) + f"\n\n{notes}\n"
+
+
+def latex(joined: PaperTable) -> str:
+    """A booktabs `tabular` in a `table`; footnotes and remarks below it."""
+    columns = joined.table.columns
+    rows = [r"\toprule", " & & " + " & ".join(_tex(heading(column)) for column in columns) + r" \\"]
+    for group, members in by_group(joined.lines):
+        rows.append(r"\midrule")
+        if group:
+            rows.append(rf"\multicolumn{{{len(columns) + 2}}}{{l}}{{\textit{{{_tex(group)}}}}} \\")
+        for one in members:
+            for text in texts(joined, one):
+                rows.append(" & ".join(map(_tex, (text.label, text.kind, *text.texts))) + r" \\")
+    body = "\n".join(rows)
+    notes = "\n\n".join(_tex(text) for text in below(joined))
+    return (
+        "% needs \\usepackage{booktabs}\n"
+        f"\\begin{{table}}\n\\caption{{{_tex(joined.heading)}}}\n\\begin{{tabular}}{{ll{'r' * len(columns)}}}\n{body}\n"
+        f"\\bottomrule\n\\end{{tabular}}\n\n\\footnotesize\n{notes}\n\\end{{table}}\n"
+    )
+
+
+def to_json(tables: Sequence[PaperTable]) -> str:
+    """One JSON array, an object per row of every table; `cells` by column name."""
+    rows = [row for joined in tables for row in records(joined)]
+    return json.dumps(finite(rows), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def to_csv(joined: PaperTable) -> str:
+    """One line per row; the numbers of a column as "NAME paper", "NAME measured" and so on."""
+    rows = [{name: inert(value) for name, value in row.items()} for row in flat(joined)]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def to_parquet(joined: PaperTable) -> bytes:
+    """The same rows and columns; what the table is stands in the file's metadata."""
+    rows = flat(joined)
+    fields = [(name, _arrow(name)) for name in rows[0]]
+    about = {"specbench.table": joined.table.name, "specbench.heading": joined.heading}
+    about["specbench.notes"] = "\n".join(below(joined))
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields, metadata=about)), sink)
+    return sink.getvalue()
+
+
+def records(joined: PaperTable) -> list[dict[str, object]]:
+    """One dict per row: `table, group, label, runs, images, notes`, and `cells`, by column name a dict of `header,
+    paper, spread, measured, low, high, difference, n, why, notes`."""
+    return [
+        {
+            "table": joined.table.name,
+            "group": line.group,
+            "label": line.label,
+            "runs": list(line.runs),
+            "images": line.images,
+            "notes": list(line.notes),
+            "cells": {
+                column.name: {"header": column.header, **_plain(line.cells[column.name])}
+                for column in joined.table.columns
+            },
+        }
+        for line in joined.lines
+    ]
+
+
+def flat(joined: PaperTable) -> list[dict[str, object]]:
+    """The same with the cells spread out: "NAME paper", "NAME measured", ..., "NAME n", "NAME why"."""
+    rows = []
+    for record in records(joined):
+        row = {name: value for name, value in record.items() if name not in ("cells", "runs", "notes")}
+        row |= {"runs": " ".join(record["runs"]), "notes": " ".join(record["notes"])}
+        for name, cell in record["cells"].items():
+            row |= {f"{name} {key}": cell[key] for key in (*_NUMBERS, "n", "why")}
+        rows.append(row)
+    return rows
+
+
+def by_group(lines: Sequence[Line]) -> Iterator[tuple[str | None, list[Line]]]:
+    """Neighbouring lines of one group together."""
+    start = 0
+    for end in range(1, len(lines) + 1):
+        if end == len(lines) or lines[end].group != lines[start].group:
+            yield lines[start].group, list(lines[start:end])
+            start = end
+
+
+def texts(joined: PaperTable, line: Line, intervals_apart: bool = False) -> list[TextLine]:
+    """The printed lines of a row; the measured ones only where there is something to show."""
+    notes, columns = joined.footnotes, joined.table.columns
+    cells = [(column, line.cells[column.name]) for column in columns]
+    kinds = {
+        PAPER: [_printed(column, cell) + _marks(cell.printed_notes, notes) for column, cell in cells],
+        HERE: [_value(column, cell, not intervals_apart) + _marks(cell.notes, notes) for column, cell in cells],
+        INTERVAL: [_bounds(column, cell) if intervals_apart else "" for column, cell in cells],
+        DIFFERENCE: [_difference(column, cell) for column, cell in cells],
+    }
+    if line.images is None:
+        kinds = {PAPER: kinds[PAPER]}
+    shown = {kind: found for kind, found in kinds.items() if kind in (PAPER, HERE) or any(found)}
+    label = line.label + _marks(line.notes, notes)
+    return [TextLine("" if place else label, kind, tuple(found)) for place, (kind, found) in enumerate(shown.items())]
+
+
+def below(joined: PaperTable) -> list[str]:
+    """Everything that is said below the table, a line each."""
+    notes = [f"{_superscript(place)} {text}" for place, text in enumerate(joined.footnotes, 1)]
+    marked = any(cell.outside for line in joined.lines for cell in line.cells.values())
+    return [*notes, *([LEGEND] if marked else []), *joined.definitions, *joined.remarks]
+
+
+def heading(column: Column) -> str:
+    return column.header + _ARROWS[column.better]
+
+
+def _printed(column: Column, cell: Cell) -> str:
+    spread = "" if cell.spread is None else f" ({number(cell.spread, column.precision)})"
+    return number(cell.paper, column.precision) + spread
+
+
+def _value(column: Column, cell: Cell, with_bounds: bool) -> str:
+    if cell.value is None:
+        return cell.why or MISSING
+    bounds = _bounds(column, cell) if with_bounds else ""
+    return number(cell.value, column.precision) + (f" [{bounds}]" if bounds else "")
+
+
+def _bounds(column: Column, cell: Cell) -> str:
+    if cell.low is None or cell.high is None:
+        return ""
+    return between(cell.low, cell.high, column.precision)
+
+
+def _difference(column: Column, cell: Cell) -> str:
+    if cell.difference is None:
+        return ""
+    return f"{cell.difference:+,.{column.precision}f}{'*' if cell.outside else ''}"
+
+
+def _marks(notes: Sequence[str], known: Sequence[str]) -> str:
+    return " " + ",".join(_superscript(known.index(note) + 1) for note in notes) if notes else ""
+
+
+def _superscript(place: int) -> str:
+    return str(place).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def _markdown_line(cells: Sequence[str], escaped: bool = False) -> str:
+    return f"| {' | '.join(cells if escaped else map(escape, cells))} |"
+
+
+_TEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "[": "{[}",
+    "]": "{]}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "–": "--",
+    **{_superscript(digit): rf"\textsuperscript{{{digit}}}" for digit in range(10)},
+}
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(character, character) for character in one_line(text))
+
+
+def _plain(cell: Cell) -> dict[str, object]:
+    return {
+        "paper": cell.paper,
+        "spread": cell.spread,
+        "measured": cell.value,
+        "low": cell.low,
+        "high": cell.high,
+        "difference": cell.difference,
+        "n": cell.n,
+        "why": cell.why,
+        "notes": [*cell.printed_notes, *cell.notes],
+    }
+
+
+def _arrow(name: str) -> pa.DataType:
+    if name.endswith(tuple(f" {key}" for key in _NUMBERS)):
+        return pa.float64()
+    return pa.int64() if name == "images" or name.endswith(" n") else pa.string()

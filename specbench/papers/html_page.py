@@ -1,0 +1,80 @@
+"""Joined tables as one page in one file: each with what is to be said about it, and a figure's plot below its table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from markupsafe import Markup
+
+from specbench.papers.cells import Cell
+from specbench.papers.formats import below, by_group, heading, texts
+from specbench.papers.join import Line, PaperTable
+from specbench.papers.table import Row
+from specbench.reporting import plots
+from specbench.reporting.html import template
+from specbench.stats import Estimate
+
+_WHERE = {"option": "options", "sampling": "sampling"}
+
+
+def page(tables: Sequence[PaperTable]) -> str:
+    """The page of some tables; it loads nothing and has no script."""
+    return template("tables.html.jinja").render(
+        title=", ".join(joined.table.name for joined in tables), tables=[_shown(joined) for joined in tables]
+    )
+
+
+def _shown(joined: PaperTable) -> dict:
+    curves = figure_curves(joined)
+    return {
+        "name": joined.table.name,
+        "heading": joined.heading,
+        "columns": [heading(column) for column in joined.table.columns],
+        "groups": [(group, [texts(joined, line) for line in lines]) for group, lines in by_group(joined.lines)],
+        "notes": below(joined),
+        "plot": Markup(plots.figure_plot(curves, *_labels(joined))) if curves else None,
+    }
+
+
+def figure_curves(joined: PaperTable) -> list[plots.Curve]:
+    """What a figure draws: per group of rows the printed and the measured points; none without two of either."""
+    axes, rows = joined.table.axes, list(zip(joined.table.rows, joined.lines, strict=True))
+    curves = []
+    for group in dict.fromkeys(line.group for line in joined.lines) if axes else ():
+        members = [(row, line) for row, line in rows if line.group == group]
+        for measured in (False, True):
+            points = list(_points(axes, members, measured))
+            if len(points) > 1:
+                curves.append(plots.Curve(group or "", measured, points))
+    return curves
+
+
+def _points(axes: Mapping[str, str], members: Sequence[tuple[Row, Line]], measured: bool) -> Iterator[tuple]:
+    for row, line in members:
+        y = _estimate(line.cells[axes["y"]], measured)
+        x = _place(axes["x"], row, line, measured)
+        if x is not None and y is not None:
+            yield x, y
+
+
+def _place(axis: str, row: Row, line: Line, measured: bool) -> Estimate | str | None:
+    """Where a row stands on the x axis: a number, or the text that tells it apart."""
+    kind, _, name = axis.partition(":")
+    if axis == "model":
+        return line.label
+    if kind not in _WHERE:
+        return _estimate(line.cells[axis], measured)
+    value = row.case[_WHERE[kind]].get(name)
+    return Estimate(float(value), None, None) if isinstance(value, int | float) else value
+
+
+def _estimate(cell: Cell, measured: bool) -> Estimate | None:
+    if measured:
+        return None if cell.value is None else Estimate(cell.value, cell.low, cell.high)
+    return None if cell.paper is None else Estimate(cell.paper, None, None)
+
+
+def _labels(joined: PaperTable) -> tuple[str, str]:
+    headers = {column.name: column.header for column in joined.table.columns}
+    x, y = (joined.table.axes[axis] for axis in ("x", "y"))
+    return headers.get(x, x.partition(":")[2].replace("_", "-")), headers[y]

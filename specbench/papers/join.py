@@ -1,0 +1,199 @@
+"""A paper's table joined with measured runs: each printed value beside the measured one, and what to say below."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench import stats
+from specbench.errors import SpecbenchError
+from specbench.metrics import catalog as metric_catalog
+from specbench.papers.cells import NOT_SCORED, Cell, Measured, column_fingerprint, make_cell, same_hardware
+from specbench.papers.table import Case, Column, Row, Table
+from specbench.papers.table_files import papers
+from specbench.reporting.comparability import is_ar
+from specbench.reporting.report_rows import Run, nearest_ar, report_row
+from specbench.store.run_folders import runs_in
+
+NOT_RUN = "not run"
+_BESIDE = {"speedup_e2e": "End-to-end speed-up: the same ratio as speed-up, of end-to-end latencies."}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the joined table.
+
+    Attributes:
+        cells: by column name.
+        runs: ids of the runs behind it.
+        images: how many of a run's images stand behind it; the fewest where there are several runs.
+        notes: remarks on the whole row.
+    """
+
+    label: str
+    group: str | None
+    cells: Mapping[str, Cell]
+    runs: tuple[str, ...]
+    images: int | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A joined table, ready to be written down.
+
+    Attributes:
+        heading: what it is and where it was printed.
+        remarks: about the whole table.
+        definitions: what each column is, a line each.
+    """
+
+    table: Table
+    heading: str
+    lines: tuple[Line, ...]
+    remarks: tuple[str, ...]
+    definitions: tuple[str, ...]
+
+    @property
+    def footnotes(self) -> list[str]:
+        """Remarks on rows and cells, numbered from 1 in the order in which they are met."""
+        found: dict[str, None] = {}
+        for line in self.lines:
+            found |= dict.fromkeys(line.notes)
+            for cell in line.cells.values():
+                found |= dict.fromkeys((*cell.printed_notes, *cell.notes))
+        return list(found)
+
+
+def join(table: Table, found: Mapping[Case, Path | str]) -> PaperTable:
+    """A table with what was measured for it.
+
+    Args:
+        found: the run folder of each case, or a few words on why there is none.
+
+    Raises:
+        SpecbenchError: a damaged run folder.
+    """
+    runs = _runs(found)
+
+    def measure(row: Row, column: Column) -> Measured | None:
+        case = table.case(row, column)
+        return _measured(row, case, runs[found[case]]) if case and isinstance(found.get(case), Path) else None
+
+    rows = [{column.name: measure(row, column) for column in table.columns} for row in table.rows]
+    used = [one for row in rows for one in row.values() if one is not None]
+    fingerprints = {
+        column.name: column_fingerprint(column, [row[column.name] for row in rows if row[column.name]])
+        for column in table.columns
+    }
+    lines = [_line(table, row, cells, found, fingerprints) for row, cells in zip(table.rows, rows, strict=True)]
+    printed_on = [f"The paper's values were measured on {table.hardware}."] if table.hardware else []
+    remarks = (*printed_on, *_remarks(used, lines), *table.notes)
+    return PaperTable(table, _heading(table), tuple(lines), remarks, tuple(map(_definition, table.columns)))
+
+
+def _runs(found: Mapping[Case, Path | str]) -> dict[Path, tuple[Run, Mapping, Run | None]]:
+    """Each run folder with its report row and the AR run nearest to it."""
+    folders = list(dict.fromkeys(folder for folder in found.values() if isinstance(folder, Path)))
+    known = {folder: Run(folder) for folder in folders}
+    pools: dict[Path, list[Run]] = {}
+    for folder in folders:
+        if folder.parent not in pools:
+            beside = [known.setdefault(path, Run(path)) for path in runs_in(folder.parent)]
+            pools[folder.parent] = [run for run in beside if is_ar(run.info)]
+    joined = {}
+    for folder in folders:
+        run, pool = known[folder], pools[folder.parent]
+        nearest = nearest_ar(run, pool)
+        joined[folder] = run, report_row(run, pool), nearest and nearest[1]
+    return joined
+
+
+def _measured(row: Row, case: Case, joined: tuple[Run, Mapping, Run | None]) -> Measured:
+    run, report, ar = joined
+    return Measured(run, report, ar, _unlike(case, run.info["spec"]), same_hardware(row.hardware, run))
+
+
+def _unlike(case: Case, spec: Mapping) -> tuple[str, ...]:
+    """How a run differs from what the table asks for, each as "model shapes instead of lumina"."""
+    asked = {name: getattr(case, name) for name in ("model", "prompts", "dtype")}
+    asked |= {name.replace("_", "-"): value for name, value in case.sampling}
+    there = {**spec, **{name.replace("_", "-"): value for name, value in spec["sampling"].items()}}
+    return tuple(
+        f"{name} {there[name]} instead of {value}"
+        for name, value in asked.items()
+        if value is not None and there[name] != value
+    )
+
+
+def _line(
+    table: Table,
+    row: Row,
+    measured: Mapping[str, Measured | None],
+    found: Mapping[Case, Path | str],
+    fingerprints: Mapping[str, str | None],
+) -> Line:
+    cells, missing = {}, {}
+    for column in table.columns:
+        case = table.case(row, column)
+        reason = found.get(case, NOT_RUN)
+        why = row.why or (None if isinstance(reason, Path) else reason)
+        if why and column.measurable:
+            missing[why] = None
+        short = NOT_RUN if why else None
+        cells[column.name] = make_cell(row, column, measured[column.name], short, fingerprints[column.name])
+    there = [one for one in measured.values() if one is not None]
+    notes = [f"Not run: {why}." for why in missing if why != NOT_RUN]
+    notes += [row.notes["row"]] if "row" in row.notes else []
+    return Line(
+        row.label, row.group, cells,
+        tuple(dict.fromkeys(one.row["run_id"] for one in there)),
+        min((one.row["n"] for one in there), default=None), tuple(notes),
+    )  # fmt: skip
+
+
+def _heading(table: Table) -> str:
+    paper = papers()[table.paper]
+    parts = [paper["title"], " ".join(str(paper[key]) for key in ("venue", "year") if key in paper)]
+    return f"{table.title} ({', '.join(part for part in parts if part)}, {table.source})"
+
+
+def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
+    environments = dict.fromkeys(text for one in used for text in one.row["environment"])
+    remarks = [f"Measured here on {text}." for text in environments]
+    images = sorted({one.row["n"] for one in used})
+    if images:
+        remarks.append(
+            f"Images per row measured here: {' to '.join(str(n) for n in dict.fromkeys((images[0], images[-1])))}."
+        )
+    unlike = dict.fromkeys(text for one in used for text in one.unlike)
+    if unlike:
+        remarks.append(f"Run with {', '.join(unlike)}: such rows show no difference from the paper.")
+    if any(cell.why == NOT_SCORED for line in lines for cell in line.cells.values()):
+        remarks.append("What is not scored can be, where its metric is ready: specbench score --metric NAME.")
+    if any(one.row["failed"] for one in used):
+        remarks.append("Failed images are left out; `specbench show` tells of them.")
+    return remarks
+
+
+def _definition(column: Column) -> str:
+    """What a column is, after its heading unless that is the definition's own name."""
+    text = _meaning(column) + ("" if column.scale == 1 else f" Shown times {column.scale:g}.")
+    return text if text.lower().startswith(f"{column.header.lower()}:") else f"{column.header}: {text}"
+
+
+def _meaning(column: Column) -> str:
+    if not column.measurable:
+        return "as printed; specbench does not measure it."
+    if column.score:
+        try:
+            summary = metric_catalog.metric_summary(column.metric)
+        except SpecbenchError:  # scored by a plug-in that is not installed here
+            summary = "a score"
+        part = f", the part {column.score.partition(':')[2]}" if ":" in column.score else ""
+        return f"{column.metric}: {summary}{part}."
+    if column.key in _BESIDE:
+        return _BESIDE[column.key]
+    return " ".join(inspect.getdoc(getattr(stats, column.key)).split("\n\n")[0].split())

@@ -1,0 +1,219 @@
+"""The papers' tables and figures as files: `benchmarks/<name>.toml`, described in `benchmarks/README.md`. No torch.
+
+What is unknown, missing, of another type or without meaning in a file is refused by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from specbench.errors import SpecbenchError, unknown_name
+from specbench.metrics import catalog as metric_catalog
+from specbench.metrics.protocols import find_protocol
+from specbench.papers.table import BETTER, NUMBERS, PRINTED, SCORE, Column, Row, Table, merge_case
+from specbench.system.package_data import data_folder
+
+_SAMPLING = {"guidance": float, "temperature": float, "top_k": int, "top_p": float}
+_CASE = {"model": str, "decoder": str, "options": dict, "prompts": str, "dtype": str, "sampling": dict}
+_CASE |= dict.fromkeys(("limit", "samples", "seed", "batch"), int)
+_COLUMN = {"key": str, "name": str, "header": str, "precision": int, "better": str, "scale": float} | _CASE
+_ROW = dict.fromkeys(("label", "group", "why", "hardware"), str)
+_ROW |= {"paper": dict, "spread": dict, "notes": dict, "runnable": bool} | _CASE
+_TABLE = dict.fromkeys(("name", "paper", "source", "title", "hardware"), str)
+_TABLE |= {"notes": list, "axes": dict, "defaults": dict, "columns": list, "rows": list}
+_PAPER = {"title": str, "authors": str, "venue": str, "year": int, "arxiv": str, "url": str}
+_PAPERS, _CONVENTIONS = "papers.toml", "conventions"
+
+
+def table_names() -> list[str]:
+    """The tables that come with specbench, in the order of the papers' own numbering."""
+    names = (path.stem for path in data_folder("benchmarks").glob("*.toml") if path.name != _PAPERS)
+    return sorted(names, key=_natural)
+
+
+def load_table(name: str) -> Table:
+    """A table by name.
+
+    Raises:
+        SpecbenchError: no such table, or a file that `read_table` refuses.
+    """
+    if name not in table_names():
+        raise unknown_name("table", name, table_names())
+    return read_table(data_folder("benchmarks") / f"{name}.toml")
+
+
+def load_tables() -> list[Table]:
+    """All of them, in the order of their names."""
+    folder = data_folder("benchmarks")
+    return [read_table(folder / f"{name}.toml") for name in table_names()]
+
+
+@functools.cache
+def papers() -> Mapping[str, Mapping[str, object]]:
+    """What is known of each paper, by its short name: `title`, and where known `authors, venue, year, arxiv, url`."""
+    path = data_folder("benchmarks") / _PAPERS
+    content = {name: entry for name, entry in _read_toml(path).items() if name != _CONVENTIONS}
+    for name, entry in content.items():
+        _check(entry, _PAPER, ("title",), path.name, name)
+    return content
+
+
+@functools.cache
+def conventions() -> Mapping[str, object]:
+    """Default `options` of all tables, and the `notes` below those that have a row with such an option."""
+    path = data_folder("benchmarks") / _PAPERS
+    content = _read_toml(path)[_CONVENTIONS]
+    _check(content, {"options": dict, "notes": list}, ("options", "notes"), path.name, _CONVENTIONS)
+    return content
+
+
+def read_table(path: Path) -> Table:
+    """A table from its file.
+
+    Raises:
+        SpecbenchError: not TOML, or a field that is unknown, missing, of another type or without meaning; the message
+            names the file and the field.
+    """
+    content, file = _read_toml(path), path.name
+    _check(content, _TABLE, ("name", "paper", "source", "title", "columns", "rows"), file)
+    if content["name"] != path.stem:
+        raise _wrong(file, "name", f"'{content['name']}' is not the file's name")
+    if content["paper"] not in papers():
+        raise _wrong(file, "paper", str(unknown_name("paper", content["paper"], papers())))
+    defaults = dict(content.get("defaults", {}))
+    _check(defaults, _CASE | {"protocol": str}, (), file, "defaults")
+    protocol = defaults.pop("protocol", None)
+    defaults["options"] = conventions()["options"] | defaults.get("options", {})
+    columns = tuple(_column(entry, protocol, file, f"columns[{i}]") for i, entry in enumerate(content["columns"]))
+    names = [column.name for column in columns]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise _wrong(file, "columns", f"two are called '{repeated[0]}'; give one another `name`")
+    rows = tuple(_row(entry, names, defaults, content, file, f"rows[{i}]") for i, entry in enumerate(content["rows"]))
+    for field, empty in (("columns", not columns), ("rows", not rows)):
+        if empty:
+            raise _wrong(file, field, "empty")
+    notes, axes = content.get("notes", []), content.get("axes", {})
+    if not all(isinstance(note, str) for note in notes):
+        raise _wrong(file, "notes", "not text")
+    _check_axes(axes, names, file)
+    if any(conventions()["options"].keys() & row.case["options"].keys() for row in rows):
+        notes = [*notes, *conventions()["notes"]]
+    return Table(
+        content["name"], content["paper"], content["source"], content["title"], content.get("hardware"),
+        tuple(notes), axes, columns, rows,
+    )  # fmt: skip
+
+
+def _check_axes(axes: Mapping[str, object], columns: Sequence[str], file: str) -> None:
+    if axes and set(axes) != {"x", "y"}:
+        raise _wrong(file, "axes", "x and y are needed, and nothing else")
+    for axis, value in axes.items():
+        kind, colon, _ = str(value).partition(":")
+        if axis == "x" and (value == "model" or (colon and kind in ("option", "sampling"))):
+            continue
+        if value not in columns:
+            known = [*columns, *(("model", "option:NAME", "sampling:NAME") if axis == "x" else ())]
+            raise _wrong(
+                file, f"axes.{axis}", str(unknown_name("axis" if axis == "x" else "column", str(value), known))
+            )
+
+
+def _column(entry: object, protocol: str | None, file: str, place: str) -> Column:
+    _check(entry, _COLUMN, ("key", "header"), file, place)
+    key = entry["key"]
+    if key not in NUMBERS and not key.startswith((SCORE, PRINTED)):
+        raise _wrong(file, f"{place}.key", str(unknown_name("key", key, [*NUMBERS, "score:METRIC"])))
+    better = entry.get("better", "none")
+    if better not in BETTER:
+        raise _wrong(file, f"{place}.better", str(unknown_name("value", better, BETTER)))
+    score = _score(key.removeprefix(SCORE), protocol, file, place) if key.startswith(SCORE) else None
+    return Column(
+        entry.get("name", key), key, entry["header"], score, entry.get("precision", 2), better, entry.get("scale", 1.0),
+        {name: entry[name] for name in _CASE if name in entry},
+    )  # fmt: skip
+
+
+def _score(text: str, protocol: str | None, file: str, place: str) -> str:
+    """ "fid" by the protocol's variant, "geneval[hf-m2f]/counting" as the stored "geneval[hf-m2f]:counting"."""
+    metric, _, part = text.partition("/")
+    try:
+        variants = [name for name in find_protocol(protocol) if name.partition("[")[0] == metric] if protocol else []
+        name = variants[0] if variants else metric
+        metric_catalog.metric_summary(name)
+    except SpecbenchError as error:
+        raise _wrong(file, f"{place}.key", str(error)) from None
+    return f"{name}:{part}" if part else name
+
+
+def _row(entry: object, columns: Sequence[str], defaults: Mapping, content: Mapping, file: str, place: str) -> Row:
+    _check(entry, _ROW, ("label",), file, place)
+    runnable = entry.get("runnable", True)
+    if runnable == ("why" in entry):
+        raise _wrong(file, f"{place}.why", "goes with `runnable = false`, which needs it")
+    own = {name: entry[name] for name in _CASE if name in entry}
+    for needed in ("model", "decoder") if runnable else ():
+        if needed not in own and needed not in defaults:
+            raise _wrong(file, f"{place}.{needed}", "missing here and in [defaults]")
+    for field, kind, known in (
+        ("paper", float, columns),
+        ("spread", float, columns),
+        ("notes", str, [*columns, "row"]),
+    ):
+        for name, value in entry.get(field, {}).items():
+            if name not in known:
+                raise _wrong(file, f"{place}.{field}", str(unknown_name("column", name, known)))
+            if not _is(value, kind):
+                raise _wrong(file, f"{place}.{field}.{name}", f"{value!r} is no {_NOUNS[kind]}")
+    return Row(
+        entry["label"], entry.get("group"), merge_case(defaults, own), entry.get("paper", {}), entry.get("spread", {}),
+        entry.get("notes", {}), entry.get("why"), entry.get("hardware", content.get("hardware")),
+    )  # fmt: skip
+
+
+def _read_toml(path: Path) -> dict:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecbenchError(f"{path}: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SpecbenchError(f"{path.name}: not a TOML file ({error})") from None
+
+
+def _check(entry: object, fields: Mapping[str, type], needed: Sequence[str], file: str, place: str = "") -> None:
+    """Refuse an entry with an unknown field, without a needed one, or with one of another type."""
+    if not isinstance(entry, Mapping):
+        raise _wrong(file, place, "is no table of fields")
+    dotted = f"{place}." if place else ""
+    for name, value in entry.items():
+        if name not in fields:
+            raise _wrong(file, place or name, str(unknown_name("field", name, fields)))
+        if not _is(value, fields[name]):
+            raise _wrong(file, dotted + name, f"{value!r} is no {_NOUNS[fields[name]]}")
+    for name in needed:
+        if name not in entry:
+            raise _wrong(file, dotted + name, "missing")
+    if "sampling" in entry:
+        _check(entry["sampling"], _SAMPLING, (), file, f"{dotted}sampling")
+
+
+_NOUNS = {str: "text", int: "whole number", float: "number", bool: "true or false", dict: "table", list: "array"}
+
+
+def _is(value: object, kind: type) -> bool:
+    if isinstance(value, bool) or kind is bool:
+        return isinstance(value, bool) and kind is bool
+    return isinstance(value, int | float if kind is float else kind)
+
+
+def _wrong(file: str, field: str, problem: str) -> SpecbenchError:
+    return SpecbenchError(f"{file}: {field}: {problem}")
+
+
+def _natural(name: str) -> tuple:
+    """Numbers in a name count as numbers: sjd-2 before sjd-10, figures after tables."""
+    head, _, tail = name.rpartition("-")
+    digits = "".join(filter(str.isdigit, tail))
+    return head, not tail.isdigit(), int(digits or 0), tail

@@ -1,0 +1,110 @@
+"""Prompts, checked sets of them, and their stable ids. No torch here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specbench.errors import SpecbenchError, unknown_name
+
+MAX_PROMPT_CHARS = 10_000
+
+
+MAX_ID_CHARS = 200
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One caption.
+
+    Attributes:
+        id: stable name within its set; never a position.
+        text: the caption, without surrounding white space unless a public set publishes it with some.
+        category: what it tests, where the set says so.
+        meta: whatever else the set knows about it, for example the scene a caption was made from.
+    """
+
+    id: str
+    text: str
+    category: str | None = None
+    meta: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts in file order. `sha256` is of their content, whatever their order."""
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    sha256: str
+
+
+def build(name: str, prompts: Sequence[Prompt]) -> PromptSet:
+    """A checked set of prompts.
+
+    Raises:
+        SpecbenchError: no prompts, an unusable id or text, or two prompts of one id.
+    """
+    if not prompts:
+        raise SpecbenchError(f"prompts '{name}': no prompts in it")
+    seen: set[str] = set()
+    for prompt in prompts:
+        _check(name, prompt)
+        if prompt.id in seen:
+            raise SpecbenchError(
+                f"prompts '{name}': two prompts have the id '{prompt.id}'",
+                "ids must be unique; a plain text line's id is the hash of its text, so remove the repeated line",
+            )
+        seen.add(prompt.id)
+    return PromptSet(name, tuple(prompts), content_sha256(prompts))
+
+
+def text_id(text: str) -> str:
+    """The id of a prompt whose set gives none: a hash of its text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def content_sha256(prompts: Sequence[Prompt]) -> str:
+    """Digest of ids, texts, categories and metadata in order of id, so that shuffling a file changes nothing."""
+    rows = sorted([prompt.id, prompt.text, prompt.category, prompt.meta] for prompt in prompts)
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, separators=(",", ":"), default=str).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def select(prompts: PromptSet, limit: int | None = None, ids: Sequence[str] = ()) -> list[Prompt]:
+    """The prompts with these ids (all if none are named), at most `limit` of them, in file order.
+
+    Raises:
+        SpecbenchError: an id that is not in the set.
+    """
+    known = {prompt.id for prompt in prompts.prompts}
+    for wanted in ids:
+        if wanted not in known:
+            raise _unknown_id(prompts.name, wanted, known)
+    chosen = [prompt for prompt in prompts.prompts if not ids or prompt.id in ids]
+    return chosen[:limit]
+
+
+def _unknown_id(name: str, wanted: str, known: set[str]) -> SpecbenchError:
+    if len(known) <= 20:
+        return unknown_name(f"prompt id in '{name}':", wanted, known)
+    return SpecbenchError(f"prompts '{name}' have no id '{wanted}'", f"ids look like '{min(known)}'")
+
+
+def _check(name: str, prompt: Prompt) -> None:
+    shown = prompt.id[:40]
+    if not prompt.text.strip():
+        raise SpecbenchError(f"prompts '{name}': prompt '{shown}' has no text")
+    if len(prompt.text) > MAX_PROMPT_CHARS:
+        raise SpecbenchError(
+            f"prompts '{name}': prompt '{shown}' has {len(prompt.text):,} characters, more than {MAX_PROMPT_CHARS:,}",
+            "one prompt a line",
+        )
+    if not prompt.id or len(prompt.id) > MAX_ID_CHARS or not prompt.id.isprintable():
+        raise SpecbenchError(
+            f"prompts '{name}': {shown!r} cannot be an id", f"use 1 to {MAX_ID_CHARS} printable characters"
+        )

@@ -1,0 +1,171 @@
+"""Two runs side by side, over the images both have: what differs, how sure that is, and gates for scripts.
+
+Run A is the baseline: a speed-up above 1 means that B is the faster one, a difference is B's score minus A's.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench import stats
+from specbench.errors import GATE, SpecbenchError, unknown_name
+from specbench.metrics import catalog as metric_catalog
+from specbench.metrics.base import Settings, fingerprint
+from specbench.metrics.score_store import difference, read_scores
+from specbench.reporting.comparability import differences
+from specbench.reporting.report_rows import Run
+
+FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
+CHANGE = 0.02
+"""The relative change that `prompts_needed` is about."""
+_BOUNDS = {"": "value", ".low": "low", ".high": "high"}
+_SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+
+
+def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dict[str, object]]:
+    """Speed and then every score that A or B has, one dict of `FIELDS` each.
+
+    `speedup` is B over A and `speedup_reverse` A over B, followed by the factors of `speedup`; every other name is a
+    metric's. `p` is two-sided, of no difference; `p_holm` is corrected for the number of them. `prompts_needed` says
+    how many prompts would show a change of 2 % (of the speed-up, or of A's score). What cannot be compared is None, and
+    `note` says why.
+
+    Raises:
+        SpecbenchError: a damaged run folder.
+    """
+    return corrected([*speed_rows(Run(a), Run(b)), *quality_rows(a, b, settings)])
+
+
+def corrected(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """The rows with `p_holm`, their p-values corrected for how many they are."""
+    return [dict(row) | {"p_holm": p} for row, p in zip(rows, stats.holm([row["p"] for row in rows]), strict=True)]
+
+
+def speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
+    """The speed-up both ways, and its factors."""
+    names = ("speedup", "speedup_reverse", "step_ratio", "window_cost", "overhead")
+    differing = differences(b.info, a.info, other="A")
+    result = None if differing else stats.speed_up(b.rows, a.rows)
+    if result is None:
+        return [_row(name, note=_why(differing, a, b)) for name in names]
+    pairs = stats.paired(b.rows, a.rows).dropna(subset=["ar_ms", "ar_ms_base"])
+    saved = stats.speed_difference(pairs)
+    needed = stats.prompts_needed(saved.spread, CHANGE)
+    back = stats.ratio_of_totals(pairs["ar_ms"], pairs["ar_ms_base"], pairs["prompt_id"])
+    partial = None if result.pairs == len(a.rows) == len(b.rows) else "over the images both have"
+    factors = zip(names[2:], (result.steps, result.window_cost, result.overhead), strict=True)
+    return [
+        _row(names[0], result.total, result.pairs, p=saved.p, prompts_needed=needed, note=partial),
+        _row(names[1], back, result.pairs, note=partial),
+        *(_row(name, stats.Estimate(value, None, None), result.pairs) for name, value in factors),
+    ]
+
+
+def quality_rows(
+    a: Path, b: Path, settings: Settings | None = None, wanted: Callable[[str], bool] = lambda name: True
+) -> list[dict[str, object]]:
+    """B's overall scores minus A's, paired, of the metrics that are wanted."""
+    scores = [{(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b)]
+    whole = [key for key in (scores[0] | scores[1]) if ":" not in key[0] and wanted(key[0])]
+    rows = [_quality_row(a, b, scores[0][key], settings) for key in whole if key in scores[0] and key in scores[1]]
+    compared = {row["name"] for row in rows}
+    for name in dict.fromkeys(name for name, _ in whole if name not in compared):
+        mine, theirs = ([row for key, row in found.items() if key[0] == name] for found in scores)
+        rows.append(_row(name, note=_unlike(mine, theirs)))
+    return rows
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A condition on a compared number under which a script should stop, written `speedup<0.98`; `NAME.low` and
+    `NAME.high` are the ends of its interval."""
+
+    text: str
+    name: str
+    field: str
+    sign: str
+    bound: float
+
+    @classmethod
+    def parse(cls, text: str) -> Gate:
+        """Raise a SpecbenchError unless `text` is NAME SIGN NUMBER."""
+        match = re.fullmatch(r"\s*(.+?)(\.low|\.high)?\s*(<=|>=|<|>)\s*(\S+)\s*", text)
+        try:
+            bound = float(match[4]) if match else math.nan
+        except ValueError:
+            bound = math.nan
+        if math.isnan(bound):  # nothing is below or above it: such a gate would let everything pass
+            raise SpecbenchError(
+                f"'{text}' is not a condition", "write a name, one of < <= > >=, and a number: speedup<0.98"
+            )
+        return cls(text, match[1], _BOUNDS[match[2] or ""], match[3], bound)
+
+    def check(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Raise a SpecbenchError if the condition holds (exit code `GATE`), or cannot be judged."""
+        named = [row for row in rows if row["name"] == self.name]
+        if not named:
+            raise unknown_name("number", self.name, {str(row["name"]) for row in rows})
+        for row in named:
+            value = row[self.field]
+            if value is None:
+                raise SpecbenchError(f"'{self.text}' cannot be judged: {row['note'] or f'no {self.field} is known'}")
+            if _SIGNS[self.sign](value, self.bound):
+                raise SpecbenchError(f"'{self.text}' is so: {self.name} is {value:.4g}", exit_code=GATE)
+
+
+def _row(
+    name: str,
+    estimate: stats.Estimate | None = None,
+    n: int | None = None,
+    p: float | None = None,
+    prompts_needed: int | None = None,
+    note: str | None = None,
+) -> dict[str, object]:
+    bounds = {key: getattr(estimate, key, None) for key in ("value", "low", "high")}
+    return {"name": name} | bounds | {"p": p, "p_holm": None, "n": n, "prompts_needed": prompts_needed, "note": note}
+
+
+def _why(differing: Sequence[str], a: Run, b: Run) -> str:
+    if differing:
+        return f"differs in {', '.join(differing)}"
+    if a.info["spec"]["batch"] > 1:
+        return "latency is measured at batch 1 only"
+    return "no timed images in common"
+
+
+def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) -> dict[str, object]:
+    name = str(score["metric"])
+    if name not in metric_catalog.metric_names():
+        return _row(name, note="no paired difference is known for it")
+    try:
+        metric = metric_catalog.metric(name)(settings)
+        if fingerprint(metric) != score["fingerprint"]:
+            return _row(name, note=f"scored with another {_fields_that_differ(score['identity'], metric.identity())}")
+        found = difference(b, a, metric)
+    except SpecbenchError as error:
+        return _row(name, note=error.what)
+    if found is None:
+        return _row(name, note="no images in common, or no paired difference is known for it")
+    needed = stats.prompts_needed(found["spread"], CHANGE * score["value"])
+    estimate = stats.Estimate(found["difference"], found["low"], found["high"])
+    note = None if estimate.low is not None else "too few images for an interval"
+    return _row(name, estimate, found["n"], found["p"], needed, note)
+
+
+def _unlike(mine: Sequence[Mapping], theirs: Sequence[Mapping]) -> str:
+    """Why a metric that at least one run has cannot be compared."""
+    if not mine or not theirs:
+        return f"only {'A' if mine else 'B'} is scored"
+    fields = _fields_that_differ(mine[0]["identity"], json.loads(theirs[0]["identity"]))
+    return f"computed differently: another {fields}"
+
+
+def _fields_that_differ(identity: str, other: Mapping[str, object]) -> str:
+    mine = json.loads(identity)
+    return ", ".join(key for key in sorted(mine.keys() | other.keys()) if mine.get(key) != other.get(key))

@@ -1,0 +1,88 @@
+"""A contact sheet: one row per prompt, one column per decoder, the same seed everywhere, steps under each image."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from specbench.errors import SpecbenchError
+from specbench.metrics.scoring import read_image
+from specbench.reporting.report_rows import label
+from specbench.store.run_store import RunStore
+from specbench.system.console import printable
+from specbench.system.files import write_atomically
+
+TILE = 128
+TEXT_WIDTH = 190
+GAP = 10
+FONT_SIZE = 13
+LINE = 17
+_INK, _PALE, _PAPER = "#1a1a1a", "#6a6a6a", "#ffffff"
+
+
+def gallery(folders: Sequence[Path], path: Path, limit: int = 8, sample: int = 0) -> Path:
+    """Draw the images of several runs side by side into a PNG.
+
+    Args:
+        folders: run folders, in the order of the columns.
+        limit: prompts at most, in the order of the first run.
+        sample: which image of each prompt.
+
+    Raises:
+        SpecbenchError: no images at all, a damaged one, or a file that cannot be written.
+    """
+    columns = [_column(Path(folder), sample) for folder in folders]
+    prompts = list(dict.fromkeys(key for _, rows in columns for key in rows))[:limit]
+    if not prompts:
+        raise SpecbenchError("these runs have no images to show", "make some with `specbench run`")
+    head = LINE * max(len(lines) for lines, _ in columns) + GAP
+    size = (TEXT_WIDTH + len(columns) * (TILE + GAP) + GAP, head + len(prompts) * (TILE + LINE + GAP) + GAP)
+    sheet = Image.new("RGB", size, _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for number, (lines, rows) in enumerate(columns):
+        left = TEXT_WIDTH + number * (TILE + GAP)
+        _write(draw, (left, GAP // 2), lines, _INK)
+        for place, prompt in enumerate(prompts):
+            _tile(sheet, draw, (left, head + place * (TILE + LINE + GAP)), rows.get(prompt))
+    for place, (_, text) in enumerate(prompts):
+        lines = textwrap.wrap(printable(text), 24)[: TILE // LINE]
+        _write(draw, (GAP, head + place * (TILE + LINE + GAP)), lines, _INK)
+    png = io.BytesIO()
+    sheet.save(png, format="png", optimize=True)
+    write_atomically(Path(path), png.getvalue())
+    return Path(path)
+
+
+def _column(folder: Path, sample: int) -> tuple[list[str], dict[tuple[str, str], dict]]:
+    """Heading lines of a run, and its rows by (prompt id, prompt)."""
+    store = RunStore(folder)
+    decoder = store.info()["spec"]["decoder"]
+    window = decoder["options"].get("window")
+    heading = label(decoder) + (f" W={window}" if window else "")
+    rows = store.samples(["prompt", "status", "nfe", "image"])
+    rows = rows[rows["sample"] == sample]
+    found = {(row.prompt_id, row.prompt): {**row._asdict(), "folder": folder} for row in rows.itertuples(index=False)}
+    return textwrap.wrap(printable(heading), 17), found
+
+
+def _tile(sheet: Image.Image, draw: ImageDraw.ImageDraw, corner: tuple[int, int], row: dict | None) -> None:
+    left, top = corner
+    if row is None or row["status"] != "ok" or not isinstance(row["image"], str):
+        draw.rectangle((left, top, left + TILE - 1, top + TILE - 1), outline=_PALE)
+        _write(draw, (left + GAP, top + TILE // 2), ["not decoded" if row is None else "failed"], _PALE)
+        return
+    image = Image.fromarray(read_image(row["folder"] / row["image"]))
+    scale = TILE / max(image.size)
+    size = tuple(max(1, round(side * scale)) for side in image.size)
+    sheet.paste(image.resize(size, Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS), corner)
+    _write(draw, (left, top + TILE), [f"{int(row['nfe'])} steps"], _PALE)
+
+
+def _write(draw: ImageDraw.ImageDraw, corner: tuple[int, int], lines: Sequence[str], colour: str) -> None:
+    font = ImageFont.load_default(FONT_SIZE)
+    for number, line in enumerate(lines):
+        draw.text((corner[0], corner[1] + number * LINE), line, fill=colour, font=font)

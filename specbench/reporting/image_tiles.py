@@ -1,0 +1,108 @@
+"""The images of a gallery: the same prompts and sample of several runs, with what is known of each image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from specbench.errors import SpecbenchError
+from specbench.metrics import catalog as metric_catalog
+from specbench.metrics.score_store import image_values, read_scores
+from specbench.metrics.scoring import read_image
+from specbench.reporting.token_maps import commit_steps, grid_of, origins
+from specbench.store.run_store import RunStore
+from specbench.store.schema import KEY
+
+_COLUMNS = ("prompt", "status", "error", "nfe", "ar_ms", "image", "forced", "committed_step", "accepted")
+
+
+@dataclass
+class Tile:
+    """One image of a run, or why there is none.
+
+    Attributes:
+        pixels: uint8 [H, W, 3].
+        steps, origins: see `specbench.reporting.token_maps`; None where the token grid is not known.
+        scores: by metric.
+    """
+
+    problem: str | None = None
+    pixels: np.ndarray | None = None
+    nfe: int | None = None
+    step_compression: float | None = None
+    latency_ms: float | None = None
+    steps: np.ndarray | None = None
+    origins: np.ndarray | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+
+def first_prompts(folder: Path, limit: int, sample: int = 0) -> dict[str, str]:
+    """Text by prompt id of the first images of a run."""
+    found: dict[str, str] = {}
+    for piece in RunStore(folder).batches(["prompt"]):
+        rows = piece.filter(pc.equal(piece["sample"], sample)).slice(0, limit - len(found))
+        found |= zip(rows["prompt_id"].to_pylist(), rows["prompt"].to_pylist(), strict=True)
+        if len(found) >= limit:
+            break
+    return found
+
+
+def tiles(folder: Path, prompts: Sequence[str], sample: int = 0) -> dict[str, Tile]:
+    """The run's tiles by prompt id; prompts it has no row of are absent."""
+    rows = _rows(folder, prompts, sample)
+    scores = _scores(folder, prompts, sample)
+    return {row.prompt_id: _tile(folder, row, scores.get(row.prompt_id, {})) for row in rows.itertuples(index=False)}
+
+
+def _rows(folder: Path, prompts: Sequence[str], sample: int) -> pd.DataFrame:
+    found, missing = [], set(prompts)
+    for piece in RunStore(folder).batches(_COLUMNS):
+        here = pc.and_(pc.is_in(piece["prompt_id"], pa.array(prompts, pa.string())), pc.equal(piece["sample"], sample))
+        rows = piece.filter(here).to_pandas()
+        found.append(rows)
+        missing -= set(rows["prompt_id"])
+        if not missing:
+            break
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=[*KEY, *_COLUMNS])
+
+
+def _scores(folder: Path, prompts: Sequence[str], sample: int) -> dict[str, dict[str, float]]:
+    """Scores by metric of each prompt's image, of metrics that judge images one by one."""
+    found: dict[str, dict[str, float]] = {}
+    for name in dict.fromkeys(row["metric"] for row in read_scores(folder) if ":" not in str(row["metric"])):
+        try:
+            values = (
+                image_values(folder, metric_catalog.metric(name)()) if name in metric_catalog.metric_names() else None
+            )
+        except SpecbenchError:  # a metric that this machine cannot make has no values to show
+            continue
+        if values is None:
+            continue
+        shown = values[values["prompt_id"].isin(prompts) & (values["sample"] == sample)].dropna(subset=["value"])
+        for row in shown.itertuples(index=False):
+            found.setdefault(row.prompt_id, {})[name] = float(row.value)
+    return found
+
+
+def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
+    if row.status != "ok":
+        return Tile(problem=f"failed: {row.error}")
+    if not isinstance(row.image, str) or not (folder / row.image).exists():
+        return Tile(problem="no picture was kept")
+    pixels = read_image(folder / row.image)
+    grid = grid_of(row.forced, pixels.shape[:2])
+    return Tile(
+        pixels=pixels,
+        nfe=int(row.nfe),
+        step_compression=len(row.forced) / row.nfe if row.nfe else None,
+        latency_ms=None if pd.isna(row.ar_ms) else float(row.ar_ms),
+        steps=commit_steps(row.committed_step, row.forced, grid) if grid else None,
+        origins=origins(row.committed_step, row.forced, row.accepted, grid) if grid else None,
+        scores=scores,
+    )

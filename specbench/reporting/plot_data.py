@@ -1,0 +1,76 @@
+"""What plots need of a run beyond its report row, gathered in one pass over its rows, a piece at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from specbench.metrics.scoring import read_image
+from specbench.reporting.token_maps import grid_of, origins
+from specbench.store.run_store import RunStore
+
+STEP_SPANS = ("target", "draft", "verify", "host")
+"""The spans of a decoding step, as in `specbench.decoding.generation.SPANS`."""
+LOGP_EDGES = np.arange(-12.0, 0.001, 0.5)
+"""Bins of log p, in nats; what is smaller counts in the first."""
+_COLUMNS = ("status", "nfe", "forced", "logp", "committed_step", "accepted", "image", *(f"{s}_ms" for s in STEP_SPANS))
+
+
+@dataclass
+class Evidence:
+    """Totals over a run's decoded images.
+
+    Attributes:
+        step_ms: milliseconds per target forward by span, a ratio of totals; None where batches blur them.
+        logp: share of the free tokens in each bin of `LOGP_EDGES`.
+        accepted: per place of the token grid, the share of images in which its token is an accepted draft; None where
+            the grid is not known or nothing was drafted.
+    """
+
+    step_ms: dict[str, float] | None
+    logp: np.ndarray | None
+    accepted: np.ndarray | None
+
+
+def gather(folder: Path) -> Evidence:
+    """Read a run's rows once."""
+    spans, nfe, batched = dict.fromkeys(STEP_SPANS, 0.0), 0, RunStore(folder).info()["spec"]["batch"] > 1
+    counts, kept, images, grid = np.zeros(len(LOGP_EDGES) - 1), 0, 0, None
+    for piece in RunStore(folder).batches(_COLUMNS):
+        rows = piece.filter(pc.equal(piece["status"], "ok"))
+        if not rows.num_rows:
+            continue
+        grid = grid or _grid(folder, rows)
+        spans = {span: total + (pc.sum(rows[f"{span}_ms"]).as_py() or 0.0) for span, total in spans.items()}
+        nfe += pc.sum(rows["nfe"]).as_py()
+        counts += _histogram(rows)
+        if grid is not None:
+            found = _accepted(rows, grid)
+            kept, images = kept + found.sum(axis=0), images + len(found)
+    step = {span: total / nfe for span, total in spans.items()} if nfe and not batched else None
+    shares = kept / images if images and np.any(kept) else None
+    return Evidence(step, counts / counts.sum() if counts.sum() else None, shares)
+
+
+def _grid(folder: Path, rows: pa.Table) -> tuple[int, int] | None:
+    """From the first picture that is there; every image of a run has the same shape."""
+    names = [name for name in rows["image"].slice(0, 1).to_pylist() if name and (folder / name).exists()]
+    if not names:
+        return None
+    return grid_of(rows["forced"][0].as_py(), read_image(folder / names[0]).shape[:2])
+
+
+def _histogram(rows: pa.Table) -> np.ndarray:
+    forced, logp = (rows[name].combine_chunks().flatten().to_numpy(zero_copy_only=False) for name in ("forced", "logp"))
+    inside = np.clip(logp[~forced.astype(bool)], LOGP_EDGES[0], LOGP_EDGES[-1])
+    return np.histogram(inside, LOGP_EDGES)[0]
+
+
+def _accepted(rows: pa.Table, grid: tuple[int, int]) -> np.ndarray:
+    """[n, height, width], 1 where the token is an accepted draft."""
+    columns = (rows[name].to_pandas() for name in ("committed_step", "forced", "accepted"))
+    return np.stack([origins(step, forced, accepted, grid) for step, forced, accepted in zip(*columns, strict=True)])

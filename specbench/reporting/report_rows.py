@@ -1,0 +1,230 @@
+"""One report row per run: a flat dict of everything a table can show. Missing is None; infinite stays
+infinite.
+
+Keys: `run_id, folder, model, decoder, label, lossless, options` (every option in force), `setting` (dtype, device,
+threads, batch, seed, prompts, weights and sampling), `n, failed`, the numbers named after functions of
+`specbench.stats` (`nfe, step_compression, latency_ms, latency_e2e_ms, step_ms, throughput, images_per_hour,
+over_floor, acceptance, acceptance_by_offset, rounds, acceptance_length, draft_ms, acceptance_by_sibling,
+draft_tv_by_depth, theorem2_bound, top1, logp_mean, logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`; of
+traced images `draft_tv, draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low,
+speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR
+configuration (`speedup_fastest, speedup_fastest_low, speedup_fastest_high, fastest_ar`), `scores` (a list of dicts
+`metric, value, low, high, n, fingerprint`), `floor` (see `specbench.runs.roofline_facts.floor_facts`), `environment` (machine and
+versions, a line each) and `load` (load average at the start of each invocation).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from specbench import stats
+from specbench.decoding.generation import SPANS
+from specbench.metrics.score_store import read_scores
+from specbench.reporting.comparability import configuration, differences, is_ar
+from specbench.specs.components import CHOICES
+from specbench.specs.options import plain
+from specbench.specs.presets import PRESETS, resolve
+from specbench.specs.tree_paths import node_paths
+from specbench.store.run_folders import runs_in
+from specbench.store.run_store import RunStore
+from specbench.store.schema import KEY, SAMPLES
+from specbench.system.environment import describe
+
+_COLUMNS = (
+    *("status", "nfe", "batch", "tested", "accepted", "facts", *stats.LISTS),
+    *(f"{span}_ms" for span in (*SPANS, "ar", "e2e")),
+)
+
+
+DRAFTED = (
+    *("rounds", "acceptance_length", "draft_ms", "acceptance_by_sibling", "draft_tv_by_depth", "theorem2_bound"),
+)
+"""Numbers of `specbench.stats` about drafting."""
+
+TRACED = ("draft_tv", "draft_tv_by_offset", "draft_top1")
+"""Numbers of `specbench.stats` that need traces."""
+
+
+@dataclass(eq=False)
+class Run:
+    """A run folder as the report sees it: `run.json` now, rows when needed."""
+
+    folder: Path
+
+    @cached_property
+    def info(self) -> dict:
+        return RunStore(self.folder).info()
+
+    @cached_property
+    def stored(self) -> pd.DataFrame:
+        """A condensed row per stored image, failed ones too."""
+        pieces = [stats.condense(piece) for piece in RunStore(self.folder).batches(_COLUMNS)]
+        return pd.concat(pieces, ignore_index=True) if pieces else stats.condense(SAMPLES.empty_table())
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """Rows of images that were decoded, with what their decoder noted."""
+        return stats.with_facts(self.stored[self.stored["status"] == "ok"])
+
+    @cached_property
+    def traced(self) -> pd.DataFrame:
+        """The traces of those that have one, with the step that committed each slot."""
+        store = RunStore(self.folder)
+        traces = store.traces()
+        return traces.merge(store.samples(["committed_step"]), on=KEY) if len(traces) else traces
+
+
+def report_rows(folders: Sequence[Path]) -> list[dict]:
+    """Rows for the runs in `folders`, AR first, then in the order of the presets. Baselines are looked for
+    beside them.
+
+    Raises:
+        SpecbenchError: a damaged run folder.
+    """
+    runs = {folder.resolve(): Run(folder) for folder in folders}
+    pools: dict[Path, list[Run]] = {}
+    for folder in runs:
+        if folder.parent not in pools:
+            beside = [runs.get(path.resolve(), Run(path)) for path in runs_in(folder.parent)]
+            pools[folder.parent] = [run for run in beside if is_ar(run.info)]
+    rows = [report_row(run, pools[folder.parent]) for folder, run in runs.items()]
+    return sorted(rows, key=_order)
+
+
+def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
+    """The row of one run, compared with the AR runs it may be compared with."""
+    info, rows = run.info, run.rows
+    spec = info["spec"]
+    tokens, over = stats.token_stats(rows), cache(lambda ar: stats.speed_up(rows, ar.rows))
+    return {
+        "run_id": info["run_id"],
+        "folder": str(run.folder),
+        "model": spec["model"],
+        "decoder": spec["decoder"]["name"],
+        "label": label(spec["decoder"]),
+        "lossless": spec["decoder"]["lossless"],
+        "options": spec["decoder"]["options"],
+        "setting": setting(spec),
+        "n": len(rows),
+        "failed": int((run.stored["status"] == "failed").sum()),
+        "nfe": stats.nfe(rows),
+        "step_compression": stats.step_compression(rows),
+        "latency_ms": stats.latency_ms(rows),
+        "latency_e2e_ms": stats.latency_e2e_ms(rows),
+        "step_ms": stats.step_ms(rows),
+        "throughput": stats.throughput(rows) if spec["batch"] > 1 else None,
+        "images_per_hour": stats.images_per_hour(rows) if spec["batch"] > 1 else None,
+        "over_floor": stats.over_floor(rows, info.get("floor")),
+        "floor": info.get("floor"),
+        **_against_ar(run, ar_runs, over),
+        **_against_fastest(run, ar_runs, over),
+        "acceptance": stats.acceptance(rows),
+        "acceptance_by_offset": stats.acceptance_by_offset(rows),
+        **{name: getattr(stats, name)(rows) for name in DRAFTED},
+        "top1": stats.top1(rows),
+        **{name: getattr(stats, name)(run.traced) if len(run.traced) else None for name in TRACED},
+        **{name: getattr(tokens, name, None) for name in stats.TokenStats.__dataclass_fields__},
+        "scores": read_scores(run.folder),
+        "load": [call.get("load") for call in info["invocations"]],
+        "environment": list(dict.fromkeys(describe(call) for call in info["invocations"])),
+    }
+
+
+def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None:
+    """The AR run of the same model that differs least, after the fields that must agree and do not."""
+    model = run.info["spec"]["model"]
+    candidates = [(differences(run.info, ar.info), ar) for ar in ar_runs if ar.info["spec"]["model"] == model]
+    return min(candidates, key=lambda pair: (len(pair[0]), pair[1].folder.name), default=None)
+
+
+def setting(spec: dict) -> dict:
+    """What the rows of one table share: everything of the spec but the decoder with its draft head."""
+    return {name: value for name, value in spec.items() if name not in ("decoder", "head_sha256", "model")}
+
+
+def label(decoder: dict) -> str:
+    """The decoder's name with the choices and options that differ from its preset's own; the window has its
+    column."""
+    name, options = decoder["name"], decoder["options"]
+    usual = resolve(name) if name in PRESETS else None
+    choices = {kind: decoder[kind] for kind in CHOICES if usual is None or decoder[kind] != getattr(usual, kind)}
+    defaults = dict(usual.options) if usual else {}
+    changed = {key: value for key, value in options.items() if key != "window" and str(value) != str(defaults.get(key))}
+    return " ".join([name, *(f"{key}={plain(value)}" for key, value in (choices | changed).items())])
+
+
+def window_of(options: Mapping[str, object]) -> int | None:
+    """Tokens that each target forward is fed, or None if that varies."""
+    if "tree" in options:
+        return 1 + len(node_paths(str(options["tree"])))
+    return None if "rows-window" in options else options.get("window", 1)
+
+
+def _order(row: dict) -> tuple:
+    names = list(PRESETS)
+    place = names.index(row["decoder"]) if row["decoder"] in names else len(names)
+    window = row["options"].get("window", 1)
+    return row["model"], str(row["setting"]), place, _natural(row["label"]), window, row["run_id"]
+
+
+def _natural(text: str) -> list[str | float]:
+    """A key by which "G=3" stands before "G=25": text and number by turns."""
+    pieces = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
+
+
+_Over = Callable[[Run], stats.SpeedUp | None]
+"""The speed-up over an AR run."""
+
+
+def _against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
+    interval = ("speedup", "speedup_low", "speedup_high")
+    factors = ("step_ratio", "window_cost", "overhead", "speedup_e2e", "pairs", "baseline")
+    empty = dict.fromkeys((*interval, *factors))
+    nearest = nearest_ar(run, ar_runs)
+    if nearest is None:
+        return empty | {"speedup_note": "no AR run"}
+    differing, ar = nearest
+    if differing:
+        return empty | {"speedup_note": f"differs from AR in {', '.join(differing)}"}
+    result = over(ar)
+    if result is None:
+        batch = run.info["spec"]["batch"]
+        note = f"batch {batch}: latency is not measured" if batch > 1 else "no images in common with AR"
+        return empty | {"speedup_note": note}
+    shared = f"{result.pairs} images" if result.pairs > 1 else "one image"
+    partial = f"over the {shared} in common with AR" if result.pairs < len(run.rows) else None
+    return {
+        "speedup": result.total.value,
+        "speedup_low": result.total.low,
+        "speedup_high": result.total.high,
+        "step_ratio": result.steps,
+        "window_cost": result.window_cost,
+        "overhead": result.overhead,
+        "speedup_e2e": result.end_to_end,
+        "pairs": result.pairs,
+        "baseline": ar.info["run_id"],
+        "speedup_note": partial,
+    }
+
+
+def _against_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
+    """Against the AR configuration (dtype, threads) that leaves the smallest speed-up."""
+    comparable = [ar for ar in ar_runs if not differences(run.info, ar.info, any_configuration=True)]
+    results = [(over(ar), ar) for ar in comparable]
+    known = [(result, ar) for result, ar in results if result is not None]
+    if not known:
+        return dict.fromkeys(("speedup_fastest", "speedup_fastest_low", "speedup_fastest_high", "fastest_ar"))
+    result, ar = min(known, key=lambda pair: pair[0].total.value)
+    return {
+        "speedup_fastest": result.total.value,
+        "speedup_fastest_low": result.total.low,
+        "speedup_fastest_high": result.total.high,
+        "fastest_ar": configuration(ar.info),
+    }

@@ -1,0 +1,107 @@
+"""From what names decoders on the command line to checked `DecoderSpec`s. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from specbench.errors import SpecbenchError, unknown_name
+from specbench.runs.settings import Value, decoder_settings
+from specbench.specs import plugin_decoders
+from specbench.specs.components import CHOICES, DRAFTERS
+from specbench.specs.presets import PRESETS, DecoderSpec, Preset, options_of, resolve
+
+
+@dataclass(frozen=True)
+class PlannedDecoder:
+    """A decoder of a plan.
+
+    Attributes:
+        spec: what runs; with `auto_window`, its window is still the default.
+        auto_window: the window is to be chosen by measuring, once the model is loaded.
+        origins: option or choice name to where its value came from.
+    """
+
+    spec: DecoderSpec
+    auto_window: bool
+    origins: Mapping[str, str]
+
+
+def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[PlannedDecoder]:
+    """Decoders named as "gsd:G=50", "window=16", "ar", with the plain options that apply to them.
+
+    A plain option goes to every decoder that knows it; `ar`, which drafts nothing, ignores what is about
+    drafts as long as another decoder takes it.
+
+    Raises:
+        SpecbenchError: unknown decoder or option, a value out of range, or a plain option no decoder takes.
+    """
+    names = {setting.name for setting in decoder_settings()}
+    plain = {name: value for name, value in values.items() if name in names and value.given}
+    requests = parse_decoders(pieces)
+    if not requests:
+        raise SpecbenchError("no decoder given", f"--decoder takes: {', '.join(sorted(PRESETS))}")
+    planned: dict[tuple, PlannedDecoder] = {}
+    for reference, inline in requests:
+        decoder = _plan_decoder(reference, inline, plain)
+        planned.setdefault((decoder.spec, decoder.auto_window), decoder)
+    used = {name for decoder in planned.values() for name, origin in decoder.origins.items() if origin != "inline"}
+    for name in plain:
+        if name not in used and not any(name in inline for _, inline in requests):
+            raise _unused(name, [decoder.spec.name for decoder in planned.values()])
+    return list(planned.values())
+
+
+def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+    """["ar", "gsd:G=50", "window=16"] to [("ar", {}), ("gsd", {"G": "50", "window": "16"})]."""
+    requests: list[tuple[str, dict[str, str]]] = []
+    for piece in pieces:
+        head, equals, value = piece.partition("=")
+        name, colon, option = head.rpartition(":")
+        if not equals and name in PRESETS and option in options_of(PRESETS[name]):
+            raise SpecbenchError(f"--decoder {piece}: an option without a value", "write it as gsd:G=50,window=16")
+        if not equals or colon:
+            requests.append((name if equals else piece, {}))
+        elif not requests:
+            raise SpecbenchError(f"--decoder {piece}: an option without a decoder", "write it as gsd:G=50,window=16")
+        if equals:
+            decoder, given = requests[-1]
+            if option in given:
+                raise SpecbenchError(f"--decoder {piece}: '{decoder}' has two values of {option}", "give it once")
+            given[option] = value
+    return requests
+
+
+def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str, Value]) -> PlannedDecoder:
+    name = plugin_decoders.decoder_name(reference)
+    if name not in PRESETS:
+        raise unknown_name("decoder", name, PRESETS)
+    preset = PRESETS[name]
+    given = {kind: plain[kind].value for kind in _open_choices(preset, inline, plain)} | dict(inline)
+    auto_window = given.get("window") == "auto" and bool(given.pop("window"))
+    spec = resolve(name, given)
+    known = options_of(preset, {kind: getattr(spec, kind) for kind in CHOICES})
+    plain_options = {option: plain[option] for option in known if option in plain and option not in inline}
+    if "window" in plain_options and plain_options["window"].value == "auto":
+        auto_window = True
+    options = {option: held.value for option, held in plain_options.items() if held.value != "auto"}
+    origins = {option: plain[option].origin for option in [*given, *plain_options] if option in plain}
+    origins |= dict.fromkeys(inline, "inline")
+    return PlannedDecoder(resolve(name, given | options), auto_window, origins)
+
+
+def _open_choices(preset: Preset, inline: Mapping[str, str], plain: Mapping[str, Value]) -> list[str]:
+    """The choices that plain flags make for this decoder: none for AR, and only those its drafter leaves an effect."""
+    if preset.choices["drafter"] == "none":
+        return []
+    drafter = inline.get("drafter") or (plain["drafter"].value if "drafter" in plain else preset.choices["drafter"])
+    ignored = DRAFTERS[drafter].ignores if drafter in DRAFTERS else ()
+    return [kind for kind in CHOICES if kind in plain and kind not in ignored]
+
+
+def _unused(option: str, decoders: Sequence[str]) -> SpecbenchError:
+    valid = sorted({known for name in decoders for known in options_of(PRESETS[name])})
+    takes = f"they take: {', '.join(f'--{name}' for name in valid)}" if valid else "they take no options"
+    owners = sorted(name for name, preset in PRESETS.items() if option in options_of(preset))
+    hint = f"; --{option} belongs to {', '.join(owners)}" if owners else ""
+    return SpecbenchError(f"--{option}: none of the chosen decoders ({', '.join(decoders)}) takes it", takes + hint)

@@ -1,0 +1,143 @@
+"""Carry plans out: load the model or start workers, tune windows, and run the decoders."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from specbench.errors import SpecbenchError
+from specbench.models.catalog import Model, load_model
+from specbench.runs.plan import Plan, available_threads, together
+from specbench.specs import plugin_decoders
+from specbench.store.run_folders import read_info, runs_in
+
+if TYPE_CHECKING:
+    from specbench.models.interface import ImageModel
+    from specbench.runs.executors.local import Executor
+    from specbench.runs.runner import Reporter, RunSummary
+    from specbench.specs.presets import DecoderSpec
+
+
+def execute(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) -> RunSummary:
+    """Carry plans out. Those that share their work (`specbench.runs.plan.Plan.work`) take turns on one set of weights."""
+    from specbench.runs.runner import RunSummary
+
+    summary = RunSummary([], total=0, resumed=0)
+    for group in together([plans] if isinstance(plans, Plan) else plans):
+        summary.add(_execute_together(group, reporter))
+        if summary.interrupted:
+            break
+    return summary
+
+
+def _execute_together(plans: Sequence[Plan], reporter: Reporter | None) -> RunSummary:
+    from specbench.runs import runner
+
+    first = plans[0]
+    for note in dict.fromkeys(note for plan in plans for note in plan.notes if reporter):
+        reporter.note(note)
+    with _executor(first, reporter) as (executor, model):
+        weights_sha256 = model.weights_sha256 if model else first.model.weights_sha256()
+        specs, extras = [], {}
+        for plan in plans:
+            for planned in plan.decoders:
+                decoder, curve = planned.spec, None
+                plan.head(decoder, download=True)
+                if planned.auto_window:
+                    decoder, curve = _choose_window(model, plan, decoder, reporter)
+                spec = plan.spec(decoder, weights_sha256)
+                specs.append(spec)
+                extras[spec.run_id] = {"origins": plan.origins(planned)} | ({"window_curve": curve} if curve else {})
+                extras[spec.run_id] |= _floor(plan) | ({"memory": dict(plan.memory)} if plan.memory else {})
+        return runner.run(executor, specs, first.units, first.out, reporter, extras, first.trace)
+
+
+@contextmanager
+def _executor(plan: Plan, reporter: Reporter | None) -> Iterator[tuple[Executor, ImageModel | None]]:
+    """Who decodes the plan, until the end of the block, and the model where that is this process."""
+    from specbench.runs.executors.local import InProcess
+
+    load = functools.partial(
+        _load_worker, plan.model, plan.device, plan.dtype, plan.threads, plan.compiled, plan.workers.references
+    )
+    where = f"{plan.model.name} ({plan.dtype}, {plan.device})"
+    if not plan.workers.elsewhere:
+        if reporter:
+            reporter.note(f"loading {where}")
+        model = load()
+        yield InProcess(model), model
+        return
+    from specbench.runs.executors.ray_workers import RayCrew
+    from specbench.runs.executors.worker_pool import Pool
+
+    plan.model.require_weights()
+    with closing(RayCrew(load, plan.workers.count, plan.workers.address, plan.device == "cuda")) as crew:
+        if reporter:
+            reporter.note(f"{crew.size} workers load {where}")
+        yield Pool(crew), None
+
+
+def _floor(plan: Plan) -> dict[str, object]:
+    """The floor of this machine, where it is the one that decodes."""
+    from specbench.runs.roofline_facts import floor_facts
+
+    if plan.workers.elsewhere:
+        return {}
+    return {"floor": floor_facts(plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads)}
+
+
+def load_for_run(model: Model, device: str, dtype: str | None, threads: int, compiled: bool) -> ImageModel:
+    import torch
+
+    torch.set_num_threads(threads or available_threads())
+    loaded = load_model(model, device, dtype)
+    if compiled:
+        if not hasattr(loaded, "compile"):
+            raise SpecbenchError(f"--compile: model '{model.name}' cannot be compiled", "--compile off")
+        loaded.compile()
+    return loaded
+
+
+def _load_worker(
+    model: Model, device: str, dtype: str | None, threads: int, compiled: bool, references: Sequence[str]
+) -> ImageModel:
+    """The model in a process that may not know the plan's own decoders yet."""
+    plugin_decoders.add_plugin_decoders()
+    for reference in references:
+        plugin_decoders.decoder_name(reference)
+    return load_for_run(model, device, dtype, threads, compiled)
+
+
+def _choose_window(
+    model: ImageModel | None, plan: Plan, decoder: DecoderSpec, reporter: Reporter | None
+) -> tuple[DecoderSpec, list[dict] | None]:
+    """The decoder with the window measured to be the fastest, or with the one chosen by an earlier call."""
+    from specbench.runs.window_tuning import choose_window, describe_point, with_window
+
+    if earlier := _earlier_choice(plan, decoder, model.weights_sha256 if model else plan.model.weights_sha256()):
+        return with_window(decoder, earlier), None
+    if model is None:
+        raise SpecbenchError(
+            "--window auto: measured in this process only", "leave --workers and --ray away, or give N"
+        )
+    window, curve = choose_window(model, plan.chosen, decoder, plan.sampling, plan.seed)
+    if reporter:
+        for point in curve:
+            reporter.note(f"{decoder.name}, window {point['window']}: {describe_point(point)}")
+        reporter.note(f"{decoder.name}: window {window} is the fastest here")
+    return with_window(decoder, window), curve
+
+
+def _earlier_choice(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int | None:
+    """The window that `--window auto` chose for the same run before, so that repeating a command resumes it."""
+    for folder in runs_in(plan.out):
+        info = read_info(folder)
+        window = info["spec"].get("decoder", {}).get("options", {}).get("window")
+        if window and "window_curve" in info:
+            options = tuple(sorted((dict(decoder.options) | {"window": window}).items()))
+            if plan.spec(replace(decoder, options=options), weights_sha256).run_id == folder.name:
+                return window
+    return None

@@ -1,0 +1,307 @@
+"""From settings to a checked plan: which model, decoders, prompts and folder. No torch here.
+
+Whatever a user can get wrong is refused while the plan is made, before a model is loaded or a file written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specbench.errors import SpecbenchError
+from specbench.models.catalog import Model, find_model
+from specbench.models.checkpoint_files import CheckpointFiles
+from specbench.models.draft_head_files import find_head, require_head
+from specbench.prompts import Prompt, PromptSet, load_prompts, select
+from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders
+from specbench.runs.memory_estimate import settle_batch
+from specbench.runs.settings import Value
+from specbench.specs.presets import DecoderSpec
+from specbench.specs.run_spec import RunSpec, Sampling
+from specbench.store.run_folders import read_info, runs_in
+from specbench.system import compiler
+
+RUN_ORIGINS = (
+    "model",
+    "weights",
+    "revision",
+    "random-weights",
+    "scale",
+    "prompts",
+    "seed",
+    "batch",
+    "dtype",
+    "device",
+    "threads",
+    "compile",
+    "cfg",
+    "temperature",
+    "top-k",
+    "top-p",
+)
+SAMPLING_SETTINGS = {"guidance": "cfg", "temperature": "temperature", "top_k": "top-k", "top_p": "top-p"}
+_DEVICE = re.compile(r"(cpu|mps|cuda(:\d{1,3})?)")
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Who decodes: this process, unless there is a `count` above 1 or an `address` of a Ray cluster.
+
+    `count` None leaves it to the cluster; `references` are the decoders ("package.module:NAME") workers must import.
+    """
+
+    count: int | None = 1
+    address: str | None = None
+    references: tuple[str, ...] = ()
+
+    @property
+    def elsewhere(self) -> bool:
+        return self.address is not None or self.count != 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything `specbench.runs.execute.execute` needs.
+
+    `chosen` are the prompts of `prompts` that will be generated; `settings` is what the plan was made from; `memory` is
+    how the batch was reckoned, see `specbench.runs.memory_estimate.settle_batch`; `notes` say what was asked for and cannot be had.
+    """
+
+    model: Model
+    decoders: tuple[PlannedDecoder, ...]
+    sampling: Sampling
+    prompts: PromptSet
+    chosen: tuple[Prompt, ...]
+    samples: int
+    seed: int
+    batch: int
+    dtype: str
+    device: str
+    threads: int
+    compiled: bool
+    out: Path
+    trace: bool
+    settings: Mapping[str, Value]
+    notes: tuple[str, ...] = ()
+    workers: Workers = Workers()
+    mode: str = "latency"
+    shard: tuple[int, int] = (1, 1)
+    memory: Mapping[str, object] | None = None
+
+    @property
+    def work(self) -> tuple:
+        """What plans have to share for their decoders to take turns on one set of weights."""
+        images = (self.chosen, self.samples, self.shard, self.trace, self.out)
+        return self.model, self.device, self.dtype, self.threads, self.compiled, self.workers, images
+
+    @property
+    def units(self) -> list[tuple[Prompt, int]]:
+        """The images to make: every n-th one, of a shard."""
+        number, shards = self.shard
+        every = [(prompt, sample) for prompt in self.chosen for sample in range(self.samples)]
+        return every[number - 1 :: shards]
+
+    def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
+        """Where each value of one decoder's run came from, by setting name."""
+        shared = {name: held.origin for name, held in self.settings.items() if name in RUN_ORIGINS}
+        options = {name: f"default of {decoder.spec.name}" for name, _ in decoder.spec.options}
+        return shared | options | dict(decoder.origins)
+
+    def spec(self, decoder: DecoderSpec, weights_sha256: str) -> RunSpec:
+        """The run of one decoder; its draft head must be on this disk."""
+        head = self.head(decoder)
+        return RunSpec(
+            model=self.model.name,
+            weights_sha256=weights_sha256,
+            decoder=decoder,
+            sampling=self.sampling,
+            prompts=self.prompts.name,
+            prompts_sha256=self.prompts.sha256,
+            seed=self.seed,
+            batch=self.batch,
+            dtype=self.dtype,
+            device=self.device,
+            threads=self.threads,
+            compiled=self.compiled or None,
+            head_sha256=head.sha256() if head else None,
+            mode=self.mode if self.mode == "throughput" and self.batch == 1 else None,
+        )
+
+    def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
+        """The files of the decoder's draft head; None where it has none."""
+        given = dict(decoder.options).get("head")
+        return None if given is None else find_head(given, self.model.name, self.model.head, download)
+
+
+def make_plan(values: Mapping[str, Value]) -> Plan:
+    """The plan of a `run`, from its merged settings.
+
+    Raises:
+        SpecbenchError: anything unknown, out of range or unusable; exit code 5 where something must be
+            installed first.
+    """
+    value = {name: held.value for name, held in values.items()}
+    model = plan_model(values)
+    decoders = plan_decoders(value["decoder"], values)
+    prompts = load_prompts(value["prompts"])
+    chosen = select(prompts, value["limit"], value["ids"])
+    model.require_weights()
+    model.check_prompts(chosen)
+    for decoder in decoders:
+        if (head := dict(decoder.spec.options).get("head")) is not None:
+            require_head(head, model.name, model.head)
+    workers, shard = plan_workers(values), plan_shard(value["shard"])
+    if workers.elsewhere and value["batch"] == "auto":
+        raise SpecbenchError(
+            "--batch auto: reckoned for this process only", "leave --workers and --ray away, or give N"
+        )
+    sampling, dtype, device = plan_sampling(model, values), value["dtype"] or model.dtype, _device(value["device"])
+    compiled, refusal = compiler.should_compile(value["compile"], device)
+    plan = Plan(
+        model=model,
+        decoders=tuple(decoders),
+        sampling=sampling,
+        prompts=prompts,
+        chosen=tuple(chosen),
+        samples=value["samples"],
+        seed=value["seed"],
+        batch=value["batch"],
+        dtype=dtype,
+        device=device,
+        threads=value["threads"] or max(1, available_threads() // (workers.count or 1)),
+        compiled=compiled,
+        out=Path(value["out"]) / shard_folder(*shard),
+        trace=value["trace"],
+        settings=values,
+        notes=(refusal,) if refusal else (),
+        workers=workers,
+        mode=_mode(value["mode"], value["batch"], workers, value["device"]),
+        shard=shard,
+    )
+    check_writable(plan.out)
+    return plan if workers.elsewhere else _settle_batch(plan)
+
+
+def _settle_batch(plan: Plan) -> Plan:
+    """The plan with a batch that fits into memory; "auto" takes what it took for the same run before."""
+    specs = [planned.spec for planned in plan.decoders]
+    earlier = _earlier_batch(plan) if plan.batch == "auto" else None
+    batch, reckoning = settle_batch(earlier or plan.batch, plan.model, specs, plan.sampling, plan.dtype, plan.device)
+    images = max(1, len(plan.units))
+    if plan.batch == "auto" and not earlier:
+        batch = min(batch, images)
+        reckoning = dict(reckoning or {}) | {"batch": batch, "images": images}
+    return replace(plan, batch=batch, memory=reckoning)
+
+
+def _earlier_batch(plan: Plan) -> int | None:
+    weights = plan.model.weights_sha256() if plan.model.ready else ""
+    for folder in runs_in(plan.out) if weights else ():
+        info = read_info(folder)
+        batch = info["spec"].get("batch")
+        if "images" in (info.get("memory") or {}) and folder.name in {
+            replace(plan, batch=batch).spec(planned.spec, weights).run_id for planned in plan.decoders
+        }:
+            return batch
+    return None
+
+
+def together(plans: Iterable[Plan]) -> list[list[Plan]]:
+    """The plans in groups that share their `work`, in order of first appearance."""
+    groups: list[list[Plan]] = []
+    for plan in plans:
+        group = next((group for group in groups if group[0].work == plan.work), None)
+        if group is None:
+            groups.append([plan])
+        else:
+            group.append(plan)
+    return groups
+
+
+def plan_workers(values: Mapping[str, Value]) -> Workers:
+    """The workers that the settings ask for; refuses what cannot go with several."""
+    value = {name: held.value for name, held in values.items()}
+    references = tuple(name for name, _ in parse_decoders(value["decoder"]) if ":" in name)
+    workers = Workers(value["workers"] or (None if value["ray"] else 1), value["ray"] or None, references)
+    if workers.elsewhere and ":" in value["device"]:
+        raise SpecbenchError(f"--device {value['device']}: each worker gets a GPU of its own", "write --device cuda")
+    return workers
+
+
+def plan_shard(text: str | None) -> tuple[int, int]:
+    """ "2/8" to (2, 8)."""
+    if not text:
+        return 1, 1
+    number, slash, shards = text.partition("/")
+    if not (slash and number.isdecimal() and shards.isdecimal() and 1 <= int(number) <= int(shards) <= 100_000):
+        raise SpecbenchError(f"--shard {text}: expected I/N with 1 <= I <= N", "the second of eight is 2/8")
+    return int(number), int(shards)
+
+
+def shard_folder(number: int, shards: int) -> str:
+    """Where a shard's runs are, inside --out: shards of one run never write to one folder."""
+    return f"shard-{number}-of-{shards}" if shards > 1 else ""
+
+
+def _mode(given: str | None, batch: int | str, workers: Workers, device: str) -> str:
+    """Latency, unless images share a device with others: then their times say nothing."""
+    alone = not workers.elsewhere or (device == "cuda" and given == "latency")
+    if given == "latency" and (batch != 1 or not alone):
+        raise SpecbenchError(
+            "--mode latency: needs one image at a time on a device of its own",
+            "--batch 1, and one worker, or a GPU for each",
+        )
+    return given or ("latency" if batch == 1 and alone else "throughput")
+
+
+def plan_model(values: Mapping[str, Value]) -> Model:
+    """The model with the weights and at the size that the settings ask for."""
+    value = {name: held.value for name, held in values.items()}
+    return find_model(value["model"]).configured(
+        value["weights"], value["revision"], value["random-weights"], value["scale"] == "tiny"
+    )
+
+
+def plan_sampling(model: Model, values: Mapping[str, Value]) -> Sampling:
+    """The model's sampling with what was set changed; refuses a top-k beyond the image vocabulary."""
+    given = {field: values[name].value for field, name in SAMPLING_SETTINGS.items()}
+    sampling = replace(model.sampling(), **{name: held for name, held in given.items() if held is not None})
+    if sampling.top_k > model.v_image:
+        raise SpecbenchError(
+            f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens", "0 keeps all of them"
+        )
+    return sampling
+
+
+def _device(name: str) -> str:
+    if not _DEVICE.fullmatch(name):
+        raise SpecbenchError(f"--device {name}: not a device", "valid: cpu, cuda, cuda:0, cuda:1, ..., mps")
+    return name
+
+
+def available_threads() -> int:
+    """CPU cores this process may use, or fewer where OMP_NUM_THREADS says so."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(asked)) if asked.isdigit() and int(asked) else cores
+
+
+def check_writable(out: Path) -> None:
+    """Refuse a results folder in which nothing can be written, by trying with a file that never gets a name.
+
+    Raises:
+        SpecbenchError: it is a file, or the disk or its permissions refuse.
+    """
+    try:
+        existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+        if not existing.is_dir():
+            raise SpecbenchError(f"--out {out}: {existing} is a file", "name a folder")
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SpecbenchError(f"--out {out}: cannot write there ({reason})", "name a folder you may write to") from None

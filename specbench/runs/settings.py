@@ -1,0 +1,364 @@
+"""Settings of `specbench run`, and their resolution: flag, then environment, then config file, then default.
+
+A setting has one name everywhere: `--top-k` on the command line, `SPECBENCH_TOP_K` in the environment and `top-k` in a
+config file. Every resolved value remembers where it came from. No torch here.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from specbench.errors import SpecbenchError, unknown_name
+from specbench.specs.components import CHOICES
+from specbench.specs.options import Option
+from specbench.specs.presets import PRESETS, options_of
+from specbench.system import compiler
+
+PREFIX = "SPECBENCH_"
+MAX_SEED = 2**63 - 1
+# Read at start-up by other parts of the tool, so allowed in the environment beside the settings.
+OTHER_VARIABLES = ("SPECBENCH_DEBUG", "SPECBENCH_CONFIG", "SPECBENCH_CACHE", "SPECBENCH_OFFLINE")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a command and its presentation in help.
+
+    Attributes:
+        option: name, default, help and accepted values.
+        panel: the help panel it belongs to.
+        metavar: placeholder of its value in help screens; empty for switches.
+        unset: source of the value when it is not set, for example "the model"; empty when `option.default` applies.
+        many: may be repeated, and accepts lists separated by commas.
+        words: extra words accepted beside `option`'s type, for example "auto" for a number.
+        others: options with the same name of other decoders; the value stays text until a decoder parses it.
+    """
+
+    option: Option
+    panel: str
+    metavar: str
+    unset: str = ""
+    many: bool = False
+    words: tuple[str, ...] = ()
+    others: tuple[Option, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.option.name
+
+    @property
+    def env(self) -> str:
+        return PREFIX + self.name.replace("-", "_").upper()
+
+    @property
+    def default(self) -> object:
+        if self.many:
+            return [self.option.default] if self.option.default else []
+        return None if self.unset else self.option.default
+
+    def parse(self, value: object) -> object:
+        """Parse `value`, from any origin, into this setting's type.
+
+        Raises:
+            SpecbenchError: wrong type or out of range.
+        """
+        if self.many:
+            items = value if isinstance(value, list | tuple) else [value]
+            return [part for item in items for part in split_list(str(item))]
+        if isinstance(value, list | tuple | dict):
+            raise SpecbenchError(f"--{self.name} {value!r}: expected one value", self.option.help)
+        if value in self.words:
+            return value
+        if any(_reads(option, value) for option in self.others):
+            return value
+        parsed = self.option.parse(value)
+        return value if self.others else parsed
+
+
+@dataclass(frozen=True)
+class Value:
+    """A resolved value and its origin: flag, environment variable, file, default, or the part that supplies it."""
+
+    value: object
+    origin: str
+
+    @property
+    def given(self) -> bool:
+        """Whether the user set it, as opposed to a default."""
+        return not self.origin.startswith(("default", "left to"))
+
+
+def _reads(option: Option, value: object) -> bool:
+    try:
+        option.parse(value)
+    except SpecbenchError:
+        return False
+    return True
+
+
+def split_list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+_DTYPES = ("float32", "bfloat16", "float16")
+MODES = ("latency", "throughput")
+_RUN, _WORKER_PANEL, _MODEL_PANEL = "What to run", "Where to run", "Model"
+
+_WORK = (
+    Setting(
+        Option("decoder", "sjd", "decoders, each with optional inline options, for example ar,gsd:G=50,window=16"),
+        _RUN,
+        "NAME[:OPTION=VALUE,...]",
+        many=True,
+    ),
+    Setting(Option("prompts", "shapes", "name of a prompt set, or a file with prompts"), _RUN, "SET|FILE"),
+    Setting(Option("limit", 1, "use only the first N prompts", minimum=1), _RUN, "N", unset="all prompts"),
+    Setting(Option("ids", "", "use only the prompts with these ids"), _RUN, "ID,...", many=True),
+    Setting(Option("samples", 1, "images per prompt", minimum=1, maximum=10**6), _RUN, "N"),
+    Setting(Option("seed", 0, "random seed", minimum=0, maximum=MAX_SEED), _RUN, "N"),
+    Setting(
+        Option(
+            "batch",
+            1,
+            "images decoded together, or auto: as many as fit in memory (always 1 in latency mode)",
+            minimum=1,
+            maximum=4096,
+        ),
+        _RUN,
+        "N|auto",
+        words=("auto",),
+    ),
+)
+_WORKERS = (
+    Setting(
+        Option("workers", 1, "worker processes, each with its own copy of the model", minimum=1, maximum=4096),
+        _WORKER_PANEL,
+        "N",
+        unset="one, or with --ray one per GPU or node",
+    ),
+    Setting(
+        Option("ray", "", "address of a running Ray cluster, or auto"),
+        _WORKER_PANEL,
+        "ADDRESS",
+        unset="this machine",
+    ),
+    Setting(
+        Option("shard", "", "decode only part I of N equal parts of the images"), _WORKER_PANEL, "I/N", unset="all"
+    ),
+    Setting(
+        Option(
+            "mode",
+            "",
+            "purpose of the run; latency: one image at a time, exclusive device; throughput: no latency is reported",
+            choices=MODES,
+        ),
+        _WORKER_PANEL,
+        "MODE",
+        unset="latency for one worker and batch 1",
+    ),
+)
+_MODEL = (
+    Setting(Option("model", "shapes", "model, one of 'specbench list models'"), _MODEL_PANEL, "NAME"),
+    Setting(
+        Option("weights", "", "checkpoint to load instead of the official one"),
+        _MODEL_PANEL,
+        "DIR|OWNER/NAME",
+        unset="the model",
+    ),
+    Setting(
+        Option("revision", "", "revision of the checkpoint's Hugging Face repository"),
+        _MODEL_PANEL,
+        "REF",
+        unset="the hub",
+    ),
+    Setting(
+        Option("random-weights", False, "use random weights in the true architecture; measures speed only"),
+        _MODEL_PANEL,
+        "",
+    ),
+    Setting(
+        Option(
+            "scale",
+            "full",
+            "size of the model; tiny: random weights and a grid of 4 x 4 tokens",
+            choices=("full", "tiny"),
+        ),
+        _MODEL_PANEL,
+        "SIZE",
+    ),
+    Setting(
+        Option("dtype", "float32", f"number format of the weights: {', '.join(_DTYPES)}", choices=_DTYPES),
+        _MODEL_PANEL,
+        "TYPE",
+        unset="the model",
+    ),
+    Setting(Option("device", "cpu", "torch device, for example cpu, cuda or cuda:1"), _MODEL_PANEL, "DEVICE"),
+    Setting(
+        Option("threads", 0, "CPU threads; 0 uses all that are available to this process", minimum=0, maximum=1024),
+        _MODEL_PANEL,
+        "N",
+    ),
+    Setting(
+        Option(
+            "compile",
+            "auto",
+            "compile the decode step before timing; auto: on CUDA only (the first compilation takes minutes on CPU)",
+            choices=compiler.MODES,
+        ),
+        _MODEL_PANEL,
+        "WHEN",
+    ),
+)
+_SAMPLING = tuple(
+    Setting(option, "Sampling", metavar, unset="the model")
+    for metavar, option in (
+        ("X", Option("cfg", 1.0, "classifier-free guidance scale; 1 disables guidance", minimum=0.0, maximum=1e4)),
+        ("X", Option("temperature", 1.0, "sampling temperature, applied after guidance", above=0.0, maximum=1e4)),
+        ("K", Option("top-k", 0, "sample from the K most probable tokens; 0 disables the filter", minimum=0)),
+        (
+            "P",
+            Option(
+                "top-p",
+                1.0,
+                "sample from the smallest set of tokens with total probability P; 1 disables the filter",
+                above=0.0,
+                maximum=1.0,
+            ),
+        ),
+    )
+)
+OUT = Setting(Option("out", "results", "results folder"), "Output", "DIR")
+QUIET = Setting(Option("quiet", False, "print only errors"), "Output", "")
+TRACE = Setting(
+    Option(
+        "trace",
+        False,
+        "record per-token total variation between draft and target distributions, and the draft's top-1 probability",
+    ),
+    "Output",
+    "",
+)
+JSON = Setting(Option("json", False, "print one JSON array on stdout"), "Output", "")
+OPEN_IN_TABLES = {
+    *("model", "weights", "revision", "random-weights", "scale", "prompts", "limit", "ids", "samples", "seed"),
+    *("batch", "dtype", "device", "threads", "compile", "cfg", "temperature", "top-k", "top-p"),
+    *("out", "quiet", "json"),
+}
+"""Settings of `specbench run` that a paper's table does not fix, or whose values may override the table's."""
+
+
+def decoder_settings() -> tuple[Setting, ...]:
+    """List one setting per component kind (drafter, init, ...) and per option of any decoder, in help order."""
+    choices = (
+        Setting(
+            Option(kind, "", f"{kind}: {', '.join(values)}", choices=tuple(values)),
+            "Decoder choices",
+            "NAME",
+            unset="the decoder",
+        )
+        for kind, values in CHOICES.items()
+    )
+    variants: dict[str, dict[tuple, Option]] = {}
+    components = (part for values in CHOICES.values() for part in values.values())
+    presets = (options_of(preset).values() for preset in PRESETS.values())
+    for option in chain(*(part.options for part in components), *presets):
+        variants.setdefault(option.name, {}).setdefault((option.type, option.help), option)
+    knobs = (
+        Setting(
+            first,
+            "Decoder options",
+            "N|auto" if name == "window" else _metavar(first),
+            unset="the decoder",
+            words=("auto",) if name == "window" else (),
+            others=tuple(others),
+        )
+        for name, (first, *others) in ((name, found.values()) for name, found in variants.items())
+    )
+    return (*choices, *knobs)
+
+
+def _metavar(option: Option) -> str:
+    if option.choices:
+        return "NAME"
+    return {int: "N", float: "X", bool: "", str: "TEXT"}[option.type]
+
+
+def run_settings() -> tuple[Setting, ...]:
+    """List every setting of `specbench run`."""
+    return (*_WORK, *_WORKERS, *_MODEL, *_SAMPLING, *decoder_settings(), OUT, TRACE, QUIET, JSON)
+
+
+def read_config(path: str | Path, known: Iterable[str]) -> dict[str, object]:
+    """Read settings from a TOML file, by name.
+
+    Raises:
+        SpecbenchError: not a readable TOML file, or a key that is not a setting.
+    """
+    try:
+        text = Path(path).read_bytes().decode("utf-8")
+        values = tomllib.loads(text)
+    except OSError as error:
+        raise SpecbenchError(f"--config {path}: {error.strerror or error}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SpecbenchError(f"--config {path}: not a TOML file ({error})") from None
+    known = list(known)
+    for key in values:
+        if key not in known:
+            raise unknown_name(f"setting in {path}:", key, known)
+    return values
+
+
+def merge(
+    settings: Sequence[Setting],
+    flags: Mapping[str, object],
+    env: Mapping[str, str] | None = None,
+    config: Mapping[str, object] | None = None,
+    config_name: str = "config file",
+) -> dict[str, Value]:
+    """Resolve every setting to a value and its origin; precedence: flag, environment, config file, default.
+
+    Args:
+        flags: by setting name; None means not given.
+        env: environment variables; those of the process if None.
+        config: as `read_config` returns it.
+
+    Raises:
+        SpecbenchError: an unknown flag name or `SPECBENCH_` variable, or a value that does not parse.
+    """
+    env = os.environ if env is None else env
+    config = config or {}
+    names = {setting.name for setting in settings}
+    for flag in flags:
+        if flag not in names:
+            raise unknown_name("setting", flag, names)
+    return {setting.name: _pick(setting, flags, env, config, config_name) for setting in settings}
+
+
+def check_environment(env: Mapping[str, str] | None = None) -> None:
+    """Reject `SPECBENCH_` variables that no command reads; a mistyped name would otherwise be ignored."""
+    valid = [setting.env for setting in run_settings()] + list(OTHER_VARIABLES)
+    for variable in os.environ if env is None else env:
+        if variable.startswith(PREFIX) and variable not in valid:
+            raise unknown_name("environment variable", variable, valid)
+
+
+def _pick(setting: Setting, flags: Mapping, env: Mapping, config: Mapping, config_name: str) -> Value:
+    sources = (
+        (flags.get(setting.name), f"flag --{setting.name}"),
+        (env.get(setting.env) or None, f"environment {setting.env}"),
+        (config.get(setting.name), f"file {config_name}"),
+    )
+    for raw, origin in sources:
+        if raw is not None:
+            try:
+                return Value(setting.parse(raw), origin)
+            except SpecbenchError as error:
+                if origin.startswith("flag"):
+                    raise
+                raise SpecbenchError(f"{error.what} ({origin})", error.try_this, error.exit_code) from None
+    return Value(setting.default, f"left to {setting.unset}" if setting.unset else "default")

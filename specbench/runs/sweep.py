@@ -1,0 +1,71 @@
+"""Sweeps: one `run` with every combination of several values of some settings. No torch here."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from specbench.errors import SpecbenchError, unknown_name
+from specbench.runs.plan import RUN_ORIGINS, Plan, make_plan
+from specbench.runs.settings import Setting, Value, decoder_settings, run_settings, split_list
+
+
+def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
+    """["G=3,10", "window=8,16"] to {"G": ["3", "10"], "window": ["8", "16"]}.
+
+    Raises:
+        SpecbenchError: no "=" or no values, or a name given twice.
+    """
+    axes: dict[str, list[str]] = {}
+    for text in texts:
+        name, _, values = text.partition("=")
+        if not split_list(values):
+            raise SpecbenchError(f"--sweep {text}: no values", "write it as --sweep G=3,10,25")
+        if name.strip() in axes:
+            raise SpecbenchError(f"--sweep {text}: {name.strip()} is swept twice", "name all its values at once")
+        axes[name.strip()] = split_list(values)
+    return axes
+
+
+def sweep_plans(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]]) -> list[Plan]:
+    """The plan of every combination of the axes' values over the settings; one plan without axes.
+
+    Raises:
+        SpecbenchError: an axis that is no setting, does not tell runs apart or changes nothing here, a value out of
+            range, and what `make_plan` refuses.
+    """
+    settings = {setting.name: setting for setting in run_settings()}
+    known = {name: _parsed(settings, name, texts) for name, texts in axes.items()}
+    combinations = [dict(zip(known, chosen, strict=True)) for chosen in itertools.product(*known.values())]
+    plans = [make_plan({**values, **{name: Value(v, "sweep") for name, v in one.items()}}) for one in combinations]
+    for name, choices in known.items():
+        _check_effect(name, choices, combinations, plans)
+    return plans
+
+
+def _parsed(settings: Mapping[str, Setting], name: str, values: Sequence[object]) -> list[object]:
+    swept = [*RUN_ORIGINS, *(setting.name for setting in decoder_settings())]
+    if name not in swept:
+        if name in settings:
+            raise SpecbenchError(f"--sweep {name}: not what tells one run from another", f"give it once, with --{name}")
+        raise unknown_name("setting to sweep", name, swept)
+    return list(dict.fromkeys(settings[name].parse(value) for value in values))
+
+
+def _check_effect(name: str, choices: Sequence[object], combinations: Sequence[Mapping], plans: Sequence[Plan]) -> None:
+    """Refuse an axis whose values all make the same runs, as a decoder's inline option wins over it."""
+    if len(choices) < 2:
+        return
+    first, second = ({**combinations[0], name: choice} for choice in choices[:2])
+    one, other = (plans[combinations.index(combination)] for combination in (first, second))
+    if _runs(one) == _runs(other):
+        raise SpecbenchError(
+            f"--sweep {name}: changes nothing here", f"--decoder sets {name} itself; leave it away there"
+        )
+
+
+def _runs(plan: Plan) -> tuple:
+    machine = (plan.dtype, plan.device, plan.threads, plan.compiled)
+    setting = (plan.sampling, plan.prompts.sha256, plan.seed, plan.batch, *machine)
+    decoders = [(decoder.spec, decoder.auto_window) for decoder in plan.decoders]
+    return plan.model, decoders, setting

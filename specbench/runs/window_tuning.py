@@ -1,0 +1,110 @@
+"""`--window auto`: try a few windows on pilot prompts and take the one that is fastest on this machine.
+
+A wider window saves steps and makes each step dearer; where the two cross depends on the model, the decoder and the
+device, so it is measured. The pilots have noise of their own and are thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from specbench.decoding.generation import Generation
+from specbench.decoding.loop import Request, decode
+from specbench.errors import FAILURE, SpecbenchError
+from specbench.models.interface import ImageModel
+from specbench.prompts import Prompt
+from specbench.specs.presets import DecoderSpec, resolve
+from specbench.specs.run_spec import Sampling
+from specbench.store.schema import AR_SPANS
+
+CANDIDATES = (2, 4, 8, 16, 32, 64, 96, 128)
+PILOTS = 2
+PILOT_ID = "(pilot)"
+
+
+def choose_window(
+    model: ImageModel, prompts: Sequence[Prompt], decoder: DecoderSpec, sampling: Sampling, seed: int
+) -> tuple[int, list[dict[str, float]]]:
+    """The window with the lowest latency on the pilots, and the curve it was chosen from.
+
+    The curve has one dict per window tried, beginning with AR as window 1: `window`, `step_compression` (tokens per
+    target forward), `acceptance` (drafts accepted over tested ones, None without any), `window_cost` (milliseconds
+    per target forward over AR's), `overhead` (latency over target-forward time, over AR's), `latency_ms` per image
+    and `speed_up` over AR, which is step compression over window cost and overhead. Windows are tried in growing
+    order until two in a row are slower than the best.
+
+    Raises:
+        SpecbenchError: the decoder has no window, or a pilot failed.
+    """
+    if "window" not in dict(decoder.options):
+        raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "leave --window away")
+    requests = [Request(prompts[number % len(prompts)].text, PILOT_ID, number) for number in range(PILOTS)]
+    decode(model, requests[:1], with_window(decoder, 2), sampling, seed)
+    compiles = getattr(model, "compiles", False)
+    ar = _measure(model, requests, resolve("ar"), sampling, seed, compiles)
+    curve, best = [_point(1, ar, ar)], None
+    for window in (w for w in CANDIDATES if w <= max(2, model.layout.length)):
+        point = _point(window, _measure(model, requests, with_window(decoder, window), sampling, seed, compiles), ar)
+        curve.append(point)
+        if best is None or point["latency_ms"] < best["latency_ms"]:
+            best = point
+        if all(tried["latency_ms"] > best["latency_ms"] for tried in curve[-2:]):
+            break
+    return int(best["window"]), curve
+
+
+def with_window(decoder: DecoderSpec, window: int) -> DecoderSpec:
+    """The same decoder with another window."""
+    return replace(decoder, options=tuple(sorted((dict(decoder.options) | {"window": window}).items())))
+
+
+def _measure(
+    model: ImageModel,
+    requests: Sequence[Request],
+    decoder: DecoderSpec,
+    sampling: Sampling,
+    seed: int,
+    compiles: bool,
+) -> list[Generation]:
+    """The pilots one by one, as latency is measured: after what they need was compiled."""
+    if compiles:
+        decode(model, requests[:1], decoder, sampling, seed, render=False)
+    images = [decode(model, [request], decoder, sampling, seed, render=False)[0] for request in requests]
+    for image in images:
+        if isinstance(image, SpecbenchError):
+            raise SpecbenchError(f"--window auto: a pilot failed: {image.what}", "give a window", FAILURE)
+    return images
+
+
+def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation]) -> dict[str, float]:
+    forward_ms, overhead, latency_ms = _costs(images)
+    ar_forward_ms, ar_overhead, ar_latency_ms = _costs(ar)
+    tested = sum(int(image.tested.sum()) for image in images)
+    return {
+        "window": window,
+        "step_compression": sum(image.committed for image in images) / sum(image.nfe for image in images),
+        "acceptance": sum(int(image.accepted.sum()) for image in images) / tested if tested else None,
+        "window_cost": forward_ms / ar_forward_ms,
+        "overhead": overhead / ar_overhead,
+        "latency_ms": latency_ms,
+        "speed_up": ar_latency_ms / latency_ms,
+    }
+
+
+def _costs(images: Sequence[Generation]) -> tuple[float, float, float]:
+    """Milliseconds per target forward, latency over target-forward time, milliseconds per image."""
+    target = sum(image.spans_ms["target"] for image in images)
+    latency = sum(image.spans_ms.get(span, 0.0) for image in images for span in AR_SPANS)
+    return target / sum(image.nfe for image in images), latency / target, latency / len(images)
+
+
+def describe_point(point: Mapping[str, float | None]) -> str:
+    """One point of the curve of `--window auto` in words."""
+    rate = point.get("acceptance")
+    accepted = "" if rate is None else f", {rate:.2f} of the drafts accepted"
+    speed = f", {point['speed_up']:.2f} times AR's speed" if "speed_up" in point else ""
+    return (
+        f"{point['step_compression']:.2f} tokens per forward, which costs {point['window_cost']:.2f} times one "
+        f"token's{accepted}: {point['latency_ms']:,.0f} ms per image{speed}"
+    )

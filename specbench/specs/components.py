@@ -1,0 +1,266 @@
+"""Components of a decoder, as data: drafters, token initialisations, verifiers, residuals, refinements.
+
+A component names the code that implements it, the options it adds to the command line, and whether it is lossless (the
+joint distribution of the image tokens equals AR sampling). Importing this module never imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbench.specs.options import Option
+from specbench.specs.tree_paths import node_paths
+
+
+@dataclass(frozen=True)
+class Component:
+    """One implementation of a component kind (drafter, init, verifier, residual or refine).
+
+    Attributes:
+        target: "module:attribute" of its implementation, imported only when a decoder is built.
+        summary: one line for `specbench list`.
+        options: options it adds to the decoder.
+        lossless: whether the joint distribution of the image tokens equals AR sampling.
+        ignores: component kinds that have no effect with it.
+        only_with: components of other kinds it requires; empty if it combines with all.
+    """
+
+    target: str
+    summary: str
+    options: tuple[Option, ...] = ()
+    lossless: bool = True
+    only_with: tuple[str, ...] = ()
+    ignores: tuple[str, ...] = ()
+
+
+WINDOW = Option(
+    "window", 16, "tokens per target forward: the last committed token and window - 1 drafts", minimum=1, maximum=65536
+)
+FRESH_Q = Option(
+    "fresh-q",
+    "uniform",
+    "draft distribution q of a uniformly drawn token: uniform (correct), or onehot as in the released SJD code",
+    choices=("uniform", "onehot"),
+)
+
+_CLUSTER = (
+    Option("G", 10, "cluster size", minimum=1, maximum=65536),
+    Option(
+        "d",
+        0.5,
+        "max. squared codebook distance to the draft token within a cluster; inf disables the filter",
+        above=0.0,
+    ),
+    Option("delta", 0.15, "max. probability difference to the draft token within a cluster", above=0.0),
+    Option(
+        "cluster",
+        "target",
+        "ranking of the tokens before clustering: probability under target or draft, or embedding distance",
+        choices=("target", "draft", "embedding"),
+    ),
+    Option(
+        "order",
+        "ascending",
+        "rank order in which the cluster of G tokens is cut out",
+        choices=("ascending", "descending"),
+    ),
+    Option(
+        "bounds", "half-open", "bounds of the cluster around the draft token's rank", choices=("half-open", "inclusive")
+    ),
+)
+
+_CODES = Option(
+    "neighbours",
+    "normalised",
+    "codebook vectors for distances: normalised to length 1, or raw as in the released LANTERN code",
+    choices=("normalised", "raw"),
+)
+_OMEGA = (
+    Option("schedule", "uniform", "decay of the weight with draft depth", choices=("uniform", "exponential", "linear")),
+    Option("delta", 1.1, "mean weight over the draft depths (relaxation budget)", above=0.0),
+    Option("nu", 0.7, "decay rate per depth of the exponential schedule", minimum=0.0),
+    Option(
+        "slope",
+        0.5,
+        "linear schedule: weights fall from (1 + slope) delta to (1 - slope) delta",
+        minimum=0.0,
+        maximum=1.0,
+    ),
+    Option("floor", 0.0, "lower bound on the weights; 1 never rejects more often than the exact rule", minimum=0.0),
+)
+
+DRAFTERS = {
+    "none": Component(
+        "specbench.decoding.drafters.jacobi:NoDraft",
+        "no drafts: one token per target forward (AR)",
+        ignores=("init", "verifier", "residual", "refine"),
+    ),
+    "jacobi": Component(
+        "specbench.decoding.drafters.jacobi:Jacobi",
+        "unverified tokens of the previous iteration, then fresh tokens",
+        (WINDOW,),
+    ),
+    "jacobi-tree": Component(
+        "specbench.decoding.drafters.jacobi:JacobiTree",
+        "jacobi window plus sibling branches at its first draft token",
+        (
+            WINDOW,
+            Option("siblings", 3, "candidates for the first draft token", minimum=1, maximum=16),
+            Option("depth", 4, "length of each sibling branch, in tokens", minimum=1),
+        ),
+    ),
+    "eagle": Component(
+        "specbench.decoding.drafters.eagle:Eagle",
+        "trained draft head that extrapolates the target's features along a static draft tree",
+        (
+            Option(
+                "tree",
+                "mc_sim_7b_63",
+                "draft tree: chain, mc_sim_7b_63, naive_extend_57, or node paths such as '0 1 00 01 10'",
+                check=node_paths,
+            ),
+            Option("head", "", "folder of a draft head; empty for the head that comes with the model"),
+        ),
+        ignores=("init",),
+    ),
+    "zipar": Component(
+        "specbench.decoding.zipar:ZipAR",
+        "no drafts: decodes several image rows in parallel",
+        (
+            Option("rows-window", 8, "start a row once the row above has this many tokens", minimum=1),
+            Option(
+                "adaptive",
+                False,
+                "start a row only after its first token is re-verified with one more token of the row above",
+            ),
+        ),
+        lossless=False,
+        ignores=("init", "verifier", "residual", "refine"),
+    ),
+}
+
+INITS = {
+    "uniform": Component("specbench.decoding.drafters.token_init:Uniform", "uniformly random image token", (FRESH_Q,)),
+    "left-repeat": Component(
+        "specbench.decoding.drafters.token_init:left_repeat", "copy of the left neighbour, q one-hot"
+    ),
+    "left-sample": Component(
+        "specbench.decoding.drafters.token_init:left_sample", "sample from the left neighbour's distribution"
+    ),
+    "above-repeat": Component(
+        "specbench.decoding.drafters.token_init:above_repeat", "copy of the neighbour above, q one-hot"
+    ),
+    "above-sample": Component(
+        "specbench.decoding.drafters.token_init:above_sample", "sample from the distribution of the neighbour above"
+    ),
+}
+
+VERIFIERS = {
+    "exact": Component("specbench.decoding.verification.ratio_tests:Exact", "accept with min(1, p/q)"),
+    "match": Component(
+        "specbench.decoding.verification.ratio_tests:Match", "accept if a fresh sample from p equals the draft token"
+    ),
+    "grouped": Component(
+        "specbench.decoding.verification.grouped:Grouped",
+        "accept with min(1, p(C)/q(C)) over a cluster C",
+        _CLUSTER,
+        False,
+    ),
+    "amplify": Component(
+        "specbench.decoding.verification.ratio_tests:Amplify",
+        "accept with min(1, k p/q)",
+        (Option("k", 2.0, "factor on the acceptance ratio", minimum=1.0),),
+        False,
+    ),
+    "add": Component(
+        "specbench.decoding.verification.ratio_tests:Add",
+        "accept with min(1, (p + eps)/q)",
+        (Option("eps", 0.1, "probability added to p before the ratio", minimum=0.0, maximum=1.0),),
+        False,
+    ),
+    "omega": Component(
+        "specbench.decoding.verification.cool_sd:DepthWeighted",
+        "accept with min(1, w p/q), w by draft depth",
+        _OMEGA,
+        False,
+    ),
+    "lantern": Component(
+        "specbench.decoding.verification.lantern:Lantern",
+        "accept with min(1, p(A)/q), A the nearest neighbours with total probability <= delta",
+        (
+            Option("k", 1000, "nearest codebook neighbours considered", minimum=1, maximum=1000),
+            Option(
+                "delta",
+                0.1,
+                "upper bound on the neighbours' total probability added to the acceptance numerator",
+                minimum=0.0,
+                maximum=1.0,
+            ),
+            _CODES,
+        ),
+        False,
+    ),
+    "lantern++": Component(
+        "specbench.decoding.verification.lantern:LanternPlusPlus",
+        "accept with min(1, p(A)/q), A the nearest neighbours with p(A) <= lambda p",
+        (
+            Option("k", 10, "nearest codebook neighbours considered", minimum=1, maximum=1000),
+            Option("lambda", 2.0, "upper bound on p(A)/p, the factor on the acceptance probability", minimum=1.0),
+            _CODES,
+        ),
+        False,
+    ),
+}
+
+_LANTERN = ("lantern", "lantern++")
+
+RESIDUALS = {
+    "standard": Component("specbench.decoding.verification.residuals:standard", "[p - q]+ normalised"),
+    "optimal": Component(
+        "specbench.decoding.verification.residuals:optimal", "[p - a q]+ normalised, for any acceptance a"
+    ),
+    "lantern": Component(
+        "specbench.decoding.verification.lantern:paper",
+        "as in the LANTERN papers: p - q, with the probability of A moved to the draft token in p",
+        only_with=_LANTERN,
+    ),
+    "lantern-release-q": Component(
+        "specbench.decoding.verification.lantern:release_q",
+        "as in the released LlamaGen and Anole code: p - q, with q = 0 on the neighbours",
+        only_with=_LANTERN,
+    ),
+    "lantern-release-p": Component(
+        "specbench.decoding.verification.lantern:release_p",
+        "as in the released Lumina code: p - q, with p = 0 on the neighbours",
+        only_with=_LANTERN,
+    ),
+}
+
+REFINES = {
+    "resample": Component(
+        "specbench.decoding.verification.refinement:Resample", "resample every unverified token from p"
+    ),
+    "reuse": Component(
+        "specbench.decoding.verification.refinement:Reuse",
+        "keep the draft token where p/q > tau, otherwise resample",
+        (
+            Option(
+                "tau", 0.5, "threshold on p/q above which an unverified draft token is kept; inf is SJD", minimum=0.0
+            ),
+        ),
+        False,
+    ),
+    "restart": Component(
+        "specbench.decoding.verification.refinement:Restart", "discard the unverified tokens and initialise new ones"
+    ),
+    "couple": Component(
+        "specbench.decoding.verification.refinement:Couple",
+        "maximal coupling of each new token with its previous draft",
+    ),
+    "gumbel": Component(
+        "specbench.decoding.verification.refinement:Gumbel",
+        "Gumbel-max sampling with noise fixed per absolute position",
+    ),
+}
+
+CHOICES = {"drafter": DRAFTERS, "init": INITS, "verifier": VERIFIERS, "residual": RESIDUALS, "refine": REFINES}

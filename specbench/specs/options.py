@@ -1,0 +1,89 @@
+"""Options: typed, validated values with a default and a help text. Importing this never imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specbench.errors import SpecbenchError
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a decoder component or of a command: its flag `--name`, default value and accepted values.
+
+    Attributes:
+        default: its type is the option's type.
+        help: one line, without a full stop.
+        minimum, maximum: inclusive bounds of a number.
+        above: exclusive lower bound of a number.
+        choices: the accepted values; empty if there is no list.
+        check: raises a SpecbenchError for a value it does not accept.
+    """
+
+    name: str
+    default: int | float | str | bool
+    help: str
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+    check: Callable[[str], object] | None = None
+
+    @property
+    def type(self) -> type:
+        return type(self.default)
+
+    def parse(self, value: object) -> int | float | str | bool:
+        """Parse `value`, text from the command line or already typed, into this option's type.
+
+        Raises:
+            SpecbenchError: a value of another type, out of range or not among the choices.
+        """
+        wanted = self.type
+        try:
+            parsed = _read(wanted, value)
+        except (TypeError, ValueError, KeyError, OverflowError):
+            raise SpecbenchError(f"--{self.name} {value!s}: expected {_NOUN[wanted]}", self.help) from None
+        if self.choices and parsed not in self.choices:
+            raise SpecbenchError(f"--{self.name} {value!s}: not a valid choice", f"valid: {', '.join(self.choices)}")
+        if self.check:
+            self.check(parsed)
+        if wanted in (int, float):
+            self._check_range(parsed)
+        return parsed
+
+    def _check_range(self, number: float) -> None:
+        low = self.minimum is not None and number < self.minimum
+        low = low or (self.above is not None and number <= self.above)
+        not_a_number = number != number  # math.isnan cannot take a huge int
+        if not_a_number or low or (self.maximum is not None and number > self.maximum):
+            raise SpecbenchError(f"--{self.name} {number}: must be {self._range()}", self.help)
+
+    def _range(self) -> str:
+        parts = []
+        if self.minimum is not None:
+            parts.append(f"at least {plain(self.minimum)}")
+        if self.above is not None:
+            parts.append(f"above {plain(self.above)}")
+        if self.maximum is not None:
+            parts.append(f"at most {plain(self.maximum)}")
+        return " and ".join(parts) or "a number"
+
+
+def plain(value: object) -> str:
+    """Format an option's value as it is typed on the command line: 2, not 2.0."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+_NOUN = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
+
+
+def _read(wanted: type, value: object) -> int | float | str | bool:
+    if wanted is bool:
+        if isinstance(value, bool):
+            return value
+        return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
+    if wanted is int and isinstance(value, float) and not value.is_integer():
+        raise ValueError(value)
+    return wanted(value)

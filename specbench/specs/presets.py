@@ -1,0 +1,257 @@
+"""The papers' methods as data: each preset names one value per choice, its paper, and its own defaults.
+
+`resolve("gsd", {"G": 50})` merges a preset with the caller's options into a frozen `DecoderSpec`, refusing by name
+whatever does not belong to it. Importing this never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from specbench.errors import SpecbenchError, unknown_name
+from specbench.specs.components import CHOICES, DRAFTERS, Component
+from specbench.specs.options import Option
+
+SJD = "Teng et al., Speculative Jacobi Decoding, ICLR 2025 (arXiv 2410.01699)"
+SJDPP = "Teng et al., SJD++: Improved Speculative Jacobi Decoding"
+GSD = "So et al., Grouped Speculative Decoding, ICCV 2025"
+SCD = "So et al., Speculative Coupled Decoding, ICML 2026 (arXiv 2510.24211)"
+
+EAGLE = "Li et al., EAGLE, ICML 2024 (arXiv 2401.15077)"
+LANTERN = "Jang et al., LANTERN, ICLR 2025 (arXiv 2410.03355)"
+LANTERNPP = "Park et al., LANTERN++ (arXiv 2502.06352)"
+ZIPAR = "He et al., ZipAR, ICML 2025 (arXiv 2412.04062)"
+COOLSD = "Annealed Relaxation of Speculative Decoding (Cool-SD), AAAI 2026 (arXiv 2601.09212)"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A named combination of choices.
+
+    Attributes:
+        choices: value of each choice (drafter, init, verifier, residual, refine).
+        defaults: option defaults that differ from the components' own.
+        paper, equation: where the rule is stated.
+    """
+
+    name: str
+    summary: str
+    paper: str
+    equation: str
+    choices: Mapping[str, str]
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+
+def _jacobi(**changed: str) -> dict[str, str]:
+    base = {"drafter": "jacobi", "init": "uniform", "verifier": "exact", "residual": "standard", "refine": "resample"}
+    return base | changed
+
+
+def _eagle(**changed: str) -> dict[str, str]:
+    return _jacobi(drafter="eagle", refine="restart") | changed
+
+
+_PRESETS = (
+    Preset("ar", "plain autoregressive sampling, one token per forward", "-", "-", _jacobi(drafter="none")),
+    Preset(
+        "jacobi",
+        "Jacobi decoding: accept a draft that a fresh sample repeats",
+        SJD,
+        "sec. 3.2",
+        _jacobi(verifier="match"),
+    ),
+    Preset("sjd", "speculative Jacobi decoding, random initialisation", SJD, "eqs. 1-3", _jacobi()),
+    Preset(
+        "sjd-isp",
+        "SJD with spatial-prior token initialisation",
+        SJD,
+        "sec. 4.2",
+        _jacobi(init="above-repeat"),
+    ),
+    Preset(
+        "sjd-norefine",
+        "SJD without refinement: the unverified tail is thrown away",
+        SJD,
+        "fig. 14",
+        _jacobi(refine="restart"),
+    ),
+    Preset(
+        "sjd++",
+        "SJD that keeps unverified drafts of high confidence",
+        SJDPP,
+        "eqs. 4-5",
+        _jacobi(refine="reuse"),
+        {"window": 32},
+    ),
+    Preset("gsd", "SJD that accepts a cluster of similar tokens", GSD, "algorithm 3", _jacobi(verifier="grouped")),
+    Preset("amplify", "lossy baseline: acceptance ratio times k", GSD, "table 1", _jacobi(verifier="amplify")),
+    Preset("add", "lossy baseline: eps added to the target probability", GSD, "table 1", _jacobi(verifier="add")),
+    Preset(
+        "scd-mc",
+        "maximal coupling on the whole window",
+        SCD,
+        "maximal coupling",
+        _jacobi(refine="couple"),
+        {"window": 64},
+    ),
+    Preset(
+        "scd-gs",
+        "Gumbel noise frozen per position, ratio test",
+        SCD,
+        "Gumbel sharing",
+        _jacobi(refine="gumbel"),
+        {"window": 64},
+    ),
+    Preset(
+        "predictive",
+        "Gumbel noise frozen per position, exact match: AR's own image of the same seed",
+        "Wiggers and Hoogeboom, Predictive Sampling, ICML 2020 (arXiv 2002.09928)",
+        "alg. 1",
+        _jacobi(verifier="match", refine="gumbel"),
+        {"window": 64},
+    ),
+    Preset(
+        "sjd-pac",
+        "maximal coupling plus corrected siblings at the first slot",
+        "SJD-PAC, CVPR 2026 (arXiv 2603.18599), with siblings drawn so that the result stays exact",
+        "PD and AC",
+        _jacobi(drafter="jacobi-tree", refine="couple"),
+        {"window": 64},
+    ),
+    Preset("eagle", "speculative decoding with an EAGLE-1 head on a static tree", EAGLE, "sec. 4", _eagle()),
+    Preset(
+        "lantern",
+        "accepts a draft for its codebook neighbours' mass, up to delta",
+        LANTERN,
+        "eqs. 3-5, on EAGLE-1's static tree",
+        _eagle(verifier="lantern", residual="lantern"),
+    ),
+    Preset(
+        "lantern++",
+        "accepts a draft for its codebook neighbours' mass, up to lambda p",
+        LANTERNPP,
+        "eqs. 3-6 of Cool-SD",
+        _eagle(verifier="lantern++", residual="lantern"),
+    ),
+    Preset(
+        "lantern++-optimal",
+        "LANTERN++ with the residual that minimises the bound",
+        COOLSD,
+        "sec. 5.2",
+        _eagle(verifier="lantern++", residual="optimal"),
+    ),
+    Preset(
+        "uniform-rsd",
+        "acceptance ratio times the same weight at every depth",
+        COOLSD,
+        "eqs. 10, 12-13",
+        _eagle(verifier="omega", residual="optimal"),
+    ),
+    Preset(
+        "cool-sd",
+        "acceptance ratio times a weight that decays exponentially with depth",
+        COOLSD,
+        "eqs. 10, 12, 16",
+        _eagle(verifier="omega", residual="optimal"),
+        {"schedule": "exponential"},
+    ),
+    Preset(
+        "cool-sd-linear",
+        "acceptance ratio times a weight that falls linearly with depth",
+        COOLSD,
+        "eqs. 10, 12, 17",
+        _eagle(verifier="omega", residual="optimal"),
+        {"schedule": "linear"},
+    ),
+    Preset(
+        "zipar",
+        "image rows decoded side by side, without verification",
+        ZIPAR,
+        "sec. 3",
+        _jacobi(drafter="zipar"),
+    ),
+)
+
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """A decoder fully resolved: what runs, with every option explicit.
+
+    `options` maps option name to value, sorted by name; `lossless` holds when every chosen component is lossless.
+    """
+
+    name: str
+    drafter: str
+    init: str
+    verifier: str
+    residual: str
+    refine: str
+    options: tuple[tuple[str, object], ...]
+    lossless: bool
+
+
+def _kinds(choices: Mapping[str, str]) -> list[str]:
+    """Choices that take part: some drafters leave others without effect."""
+    return [kind for kind in CHOICES if kind not in DRAFTERS[choices["drafter"]].ignores]
+
+
+def _components(choices: Mapping[str, str]) -> list[Component]:
+    return [CHOICES[kind][choices[kind]] for kind in _kinds(choices)]
+
+
+def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict[str, Option]:
+    """Every option the preset (or the preset with other `choices`) understands, with its default in force."""
+    options = {option.name: option for part in _components(choices or preset.choices) for option in part.options}
+    return {
+        name: Option(**{**vars(option), "default": preset.defaults.get(name, option.default)})
+        for name, option in options.items()
+    }
+
+
+def _check_fit(name: str, choices: Mapping[str, str]) -> None:
+    """Refuse a value without the one it depends on."""
+    for kind in _kinds(choices):
+        needed = CHOICES[kind][choices[kind]].only_with
+        others = {value for other, value in choices.items() if other != kind}
+        if needed and not others & set(needed):
+            raise SpecbenchError(
+                f"decoder '{name}': --{kind} {choices[kind]} does not go with {_named(choices)}",
+                f"it needs {' or '.join(needed)}",
+            )
+
+
+def _named(choices: Mapping[str, str]) -> str:
+    return ", ".join(f"{kind} {value}" for kind, value in choices.items() if kind in ("drafter", "verifier"))
+
+
+def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec:
+    """The preset `name` with the caller's choices and options applied.
+
+    Raises:
+        SpecbenchError: unknown preset, choice value or option, or a value out of range.
+    """
+    if name not in PRESETS:
+        raise unknown_name("decoder", name, PRESETS)
+    preset = PRESETS[name]
+    given = dict(given or {})
+    choices = dict(preset.choices)
+    for kind in CHOICES.keys() & given.keys():
+        if given[kind] not in CHOICES[kind]:
+            raise unknown_name(kind, str(given[kind]), CHOICES[kind])
+        choices[kind] = given[kind]
+    if preset.choices["drafter"] == "none" != choices["drafter"]:
+        raise SpecbenchError(
+            f"decoder '{name}' drafts nothing: --drafter {choices['drafter']} contradicts it",
+            "start from a preset that drafts, such as sjd",
+        )
+    _check_fit(name, choices)
+    known = options_of(preset, choices)
+    for option in given:
+        if option not in known and option not in _kinds(choices):
+            raise unknown_name(f"option of decoder '{name}'", option, [*known, *_kinds(choices)])
+    values = {option: known[option].parse(given.get(option, known[option].default)) for option in known}
+    lossless = all(part.lossless for part in _components(choices))
+    return DecoderSpec(name, **choices, options=tuple(sorted(values.items())), lossless=lossless)

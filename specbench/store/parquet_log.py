@@ -1,0 +1,234 @@
+"""An append-only parquet log: a folder of parts that holds every row once, whatever is killed and whenever.
+
+A part is named after the range of appends it covers and the digest of its bytes (`00000003-00000003-<digest>.parquet`,
+or `00000000-00000063-<digest>.parquet` once merged): parquet checks its pages, not its headers and footer. A part is
+written aside, synced and renamed, so one under its name is whole; and a part inside another's range is a leftover of
+a merge, which no reader counts. One writer at a time (the caller holds the lock), any number of readers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specbench.errors import FAILURE, SpecbenchError
+from specbench.store.run_folders import SCHEMA_VERSION, check_version
+from specbench.system.files import write_atomically
+
+_VERSION_KEY = b"specbench.schema"
+_NAME = re.compile(r"(\d{8,})-(\d{8,})(?:-([0-9a-f]{16}))?\.parquet")  # the first stores had no digest in it
+_FAN_IN = 64
+_LEVELS = (_FAN_IN, _FAN_IN**2)
+_REREADS = 20
+
+
+class Parts:
+    """The log in `folder`; rows have the columns of `schema` and are identified by the columns `key`.
+
+    A row appended later replaces the earlier row of the same key.
+    """
+
+    def __init__(self, folder: Path, schema: pa.Schema, key: Sequence[str]):
+        self.folder = folder
+        self.schema = schema.with_metadata({_VERSION_KEY: str(SCHEMA_VERSION)})
+        self.key = tuple(key)
+
+    def append(self, rows: Iterable[Mapping[str, object]]) -> None:
+        """Put `rows` on disk as one part, all or none, before returning.
+
+        Raises:
+            SpecbenchError: the disk refused.
+        """
+        live = self._live()
+        number = live[-1][1] + 1 if live else 0
+        self._write(number, number, pa.Table.from_pylist(list(rows), schema=self.schema))
+        for width in _LEVELS:
+            self._merge_tail(width, at_least=_FAN_IN)
+
+    def compact(self) -> None:
+        """Merge the small parts at the end of the log, and drop rows that a later one replaced."""
+        self._merge_tail(_LEVELS[-1], at_least=2)
+        if self._replaced_rows():
+            self._merge(self._live())
+
+    def upgrade(self) -> None:
+        """Rewrite the parts of older schema versions."""
+        for first, last, path in self._live():
+            with _Part(path) as part:
+                table = part.read(self.schema) if part.version < SCHEMA_VERSION else None
+            if table is not None and self._write(first, last, table) != path:
+                path.unlink()
+
+    def clean(self) -> None:
+        """Remove what an interrupted write or merge left behind."""
+        live = {path for _, _, path in self._live()}
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            stray_part = _NAME.fullmatch(path.name) and path not in live
+            if stray_part or (path.name.startswith(".") and path.name.endswith(".tmp")):
+                path.unlink()
+
+    def read(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """The log as one table in order of writing, one row per key, the last one written.
+
+        Raises:
+            SpecbenchError: a part is damaged or of another schema version; the message names the file.
+        """
+        wanted = self._with_key(self.schema.names if columns is None else columns)
+        return pa.concat_tables([wanted.empty_table(), *self.batches(wanted.names)])
+
+    def batches(self, columns: Sequence[str], size: int = 65_536) -> Iterator[pa.Table]:
+        """The same a piece of at most `size` rows at a time; merges meanwhile change nothing."""
+        wanted = self._with_key(columns)
+        with ExitStack() as stack:
+            parts = self._open_all(stack)
+            kept = _last_of_each([part.read(self._with_key(())) for part in parts])
+            first = 0
+            for table in chain.from_iterable(part.batches(wanted, size) for part in parts):
+                mask = kept[first : first + len(table)]
+                first += len(table)
+                yield table if mask.all() else table.filter(pa.array(mask))
+
+    def _with_key(self, columns: Sequence[str]) -> pa.Schema:
+        return pa.schema([self.schema.field(name) for name in dict.fromkeys([*self.key, *columns])])
+
+    def _open_all(self, stack: ExitStack) -> list[_Part]:
+        """The parts that count; open ones stay readable when a writer merges them away."""
+        for _ in range(_REREADS):
+            try:
+                return [stack.enter_context(_Part(path)) for _, _, path in self._settled()]
+            except FileNotFoundError:
+                continue  # a writer merged this part away between listing and opening
+        raise SpecbenchError(f"{self.folder} changes faster than it can be read", "try again", FAILURE)
+
+    def _settled(self) -> list[tuple[int, int, Path]]:
+        """`_live` as two listings in a row agree on it: one alone may miss files that a merge renames meanwhile."""
+        live = self._live()
+        while (again := self._live()) != live:
+            live = again
+        return live
+
+    def _live(self) -> list[tuple[int, int, Path]]:
+        """(first, last, path) of the parts that count, in order."""
+        if not self.folder.is_dir():
+            return []
+        named = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
+        ranges = sorted(
+            ((int(name[1]), int(name[2]), path) for name, path in named if name),
+            key=lambda part: (part[0], -part[1]),
+        )
+        live: list[tuple[int, int, Path]] = []
+        for part in ranges:
+            if not live or part[0] > live[-1][1]:
+                live.append(part)
+        return live
+
+    def _merge_tail(self, width: int, at_least: int) -> None:
+        live = self._live()
+        tail = []
+        while live and live[-1][1] - live[-1][0] + 1 < width:
+            tail.insert(0, live.pop())
+        if len(tail) >= at_least:
+            self._merge(tail)
+
+    def _merge(self, parts: list[tuple[int, int, Path]]) -> None:
+        tables = []
+        for _, _, path in parts:
+            with _Part(path) as part:
+                tables.append(part.read(self.schema))
+        kept = _last_of_each([table.select(list(self.key)) for table in tables])
+        target = self._write(parts[0][0], parts[-1][1], pa.concat_tables(tables).filter(pa.array(kept)))
+        for _, _, path in parts:
+            if path != target:
+                path.unlink()
+
+    def _write(self, first: int, last: int, table: pa.Table) -> Path:
+        sink = pa.BufferOutputStream()
+        floats = [f"{field.name}.list.element" for field in self.schema if field.type == pa.list_(pa.float32())]
+        pq.write_table(
+            table.replace_schema_metadata(self.schema.metadata),
+            sink,
+            compression="zstd",
+            use_dictionary=False,  # one of probabilities would be longer than they are
+            use_byte_stream_split=floats,
+        )
+        data = sink.getvalue()
+        path = self.folder / f"{first:08d}-{last:08d}-{_digest(data)}.parquet"
+        write_atomically(path, data.to_pybytes())
+        return path
+
+    def _replaced_rows(self) -> bool:
+        live = self._live()
+        total = sum(pq.read_metadata(path).num_rows for _, _, path in live)
+        return total > self.read(columns=[]).num_rows
+
+
+class _Part:
+    """One open part; what is wrong with it is a SpecbenchError that names the file."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        with self._blamed():
+            data = pa.memory_map(str(path)).read_buffer()
+            name = _NAME.fullmatch(path.name)
+            if name[3] and name[3] != _digest(data):
+                raise ValueError("not the bytes its name speaks of")
+            self._file = pq.ParquetFile(pa.BufferReader(data))
+            version = (self._file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"unknown").decode()
+        self.version = int(version) if version.isdecimal() else version
+        check_version(path, self.version)
+
+    def __enter__(self) -> _Part:
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._file.close()
+
+    def read(self, wanted: pa.Schema) -> pa.Table:
+        with self._blamed():
+            return self._current(self._file.read(columns=wanted.names), wanted)
+
+    def batches(self, wanted: pa.Schema, size: int) -> Iterator[pa.Table]:
+        with self._blamed():
+            for batch in self._file.iter_batches(size, columns=wanted.names):
+                yield self._current(pa.Table.from_batches([batch]), wanted)
+
+    def _current(self, table: pa.Table, wanted: pa.Schema) -> pa.Table:
+        """The table in today's columns; what an older version did not have is null."""
+        if self.version < SCHEMA_VERSION:
+            for field in (field for field in wanted if field.name not in table.column_names):
+                table = table.append_column(field, pa.nulls(len(table), field.type))
+        table = table.select(wanted.names).cast(wanted)
+        for column in table.columns:
+            if pa.types.is_string(column.type):  # else whoever first looks at it finds that it is not UTF-8
+                column.validate(full=True)
+        return table
+
+    @contextmanager
+    def _blamed(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            raise SpecbenchError(
+                f"{self._path} is damaged: not a readable parquet part",
+                "specbench puts only whole parts in place, so something changed it later; "
+                "delete it and run again: only its rows are redone",
+            ) from error
+
+
+def _digest(data: pa.Buffer) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _last_of_each(keys: Sequence[pa.Table]) -> np.ndarray:
+    """Which rows no later one of the same key replaced."""
+    return ~pa.concat_tables(keys).to_pandas().duplicated(keep="last").to_numpy() if keys else np.empty(0, bool)

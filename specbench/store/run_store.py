@@ -1,0 +1,287 @@
+"""Results folders: `<out>/<run id>/` with `run.json`, `samples/*.parquet`, `images/*.png` and `scores/`.
+
+The store is the only truth about what was done. A row is on disk before the next image starts, a rerun
+continues from the rows that are there, and one process writes at a time. No torch here.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from PIL import Image
+
+from specbench.errors import SpecbenchError
+from specbench.specs.run_spec import RunSpec
+from specbench.store.parquet_log import Parts
+from specbench.store.run_folders import (
+    RUN_JSON,
+    SCHEMA_VERSION,
+    check_same_run,
+    check_same_spec,
+    finite,
+    read_info,
+    spec_dict,
+)
+from specbench.store.schema import KEY, SAMPLES, TRACES, Key, read_facts
+from specbench.system.environment import now
+from specbench.system.files import sync_folder, take_lock, write_atomically
+
+_PICTURE = r"^images/[^./\\\x00][^/\\\x00]*$"
+_ALWAYS = (*KEY, "prompt", "status")
+_DECODED = ("nfe", "prefills", "batch", "tokens", "forced", "logp", "committed_step", "drafted", "tested", "accepted")
+"""Columns that no row, and no row of a decoded image, lacks a value in."""
+
+
+class RunStore:
+    """One run folder. Reading needs no preparation; writing goes through `create` and ends with `close`."""
+
+    def __init__(self, folder: Path | str):
+        self.folder = Path(folder)
+        self._samples = Parts(self.folder / "samples", SAMPLES, KEY)
+        self._traces = Parts(self.folder / "traces", TRACES, KEY)
+        self._lock: int | None = None
+        self._made: list[Path] = []
+        self._began = False
+
+    def create(
+        self, spec: RunSpec, provenance: Mapping[str, object], extra: Mapping[str, object] | None = None
+    ) -> RunStore:
+        """`lock`, then `begin`."""
+        with self.lock(spec).undone_on_error():
+            return self.begin(spec, provenance, extra)
+
+    def lock(self, spec: RunSpec) -> RunStore:
+        """Keep other writers out of the folder until `close`; unless `begin` follows, nothing of it is left then.
+
+        Raises:
+            SpecbenchError: the folder cannot be written, is being written, or holds another run.
+        """
+        self.check(spec)
+        self._take_lock()
+        with self.undone_on_error():
+            self.check(spec)
+            self._clean()
+        return self
+
+    def _take_lock(self) -> None:
+        samples = self.folder / "samples"
+        try:
+            self._made = [folder for folder in (samples, *samples.parents) if not folder.exists()]
+            samples.mkdir(parents=True, exist_ok=True)
+            self._lock = take_lock(self.folder / ".lock", f"{self.folder} is being written by another process")
+            sync_folder(self.folder)
+        except OSError as error:
+            raise SpecbenchError(
+                f"cannot write to {self.folder}: {error.strerror}", "choose another folder with --out"
+            ) from error
+
+    def begin(
+        self, spec: RunSpec, provenance: Mapping[str, object], extra: Mapping[str, object] | None = None
+    ) -> RunStore:
+        """Put `run.json` into the locked folder, or join the same run that is already there.
+
+        Args:
+            provenance: of this invocation, see `specbench.system.environment.collect`.
+            extra: further entries of `run.json`, for example the origin of each setting.
+        """
+        info = self.info() if (self.folder / RUN_JSON).exists() else self._new_info(spec)
+        self._upgrade(info)
+        info.update(extra or {})
+        info["invocations"].append(dict(provenance) | {"finished_at": None})
+        self._write_info(info)
+        self._made, self._began = [], True
+        return self
+
+    def adopt(self, infos: Sequence[Mapping]) -> RunStore:
+        """Lock the folder to receive rows of other folders of one run, described by their `run.json`s.
+
+        Raises:
+            SpecbenchError: what `lock` raises, or the descriptions are not of one run.
+        """
+        self._take_lock()
+        with self.undone_on_error():
+            self._clean()
+            info = self.info() if (self.folder / RUN_JSON).exists() else dict(infos[0]) | {"invocations": []}
+            for other in infos:
+                check_same_spec(self.folder, info["spec"], other["spec"])
+            self._upgrade(info)
+            calls = [call for other in infos for call in other["invocations"] if call not in info["invocations"]]
+            info["invocations"] = sorted([*info["invocations"], *calls], key=lambda call: str(call.get("started_at")))
+            self._write_info(info)
+            self._made = []
+        return self
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Close without having finished if the block fails."""
+        try:
+            yield
+        except BaseException:
+            self.close(finished=False)
+            raise
+
+    def check(self, spec: RunSpec) -> None:
+        """Refuse a folder that holds another run than `spec`, or rows that nothing explains."""
+        if (self.folder / RUN_JSON).exists():
+            check_same_run(self.folder, spec)
+        elif self._samples.read(columns=[]).num_rows:
+            raise SpecbenchError(
+                f"{self.folder} holds images but its run.json is missing",
+                "move the folder away and run again, or put its run.json back",
+            )
+
+    @property
+    def locked(self) -> bool:
+        """Whether this object holds the folder."""
+        return self._lock is not None
+
+    def info(self) -> dict:
+        """The content of `run.json`."""
+        return read_info(self.folder)
+
+    def unfinished(self) -> bool:
+        """Whether the last one who wrote here was killed, so that there may be something to tidy up."""
+        return (self.folder / RUN_JSON).exists() and self.info()["invocations"][-1].get("finished_at") is None
+
+    def completed(self, traced: bool = False) -> set[Key]:
+        """Keys of the images that are done, with `traced` those that have a trace. A rerun tries again what failed or
+        whose picture is gone.
+
+        A folder without any pictures counts as one that was kept for its numbers.
+        """
+        rows = self.samples(["status", "image"])
+        done = rows[rows["status"] == "ok"]
+        if (self.folder / "images").is_dir():
+            there = {f"images/{name}" for name in os.listdir(self.folder / "images")}
+            done = done[done["image"].isna() | done["image"].isin(there)]
+        if traced:
+            done = done.merge(self.traces([]), on=KEY)
+        return set(zip(done["prompt_id"], done["sample"].astype(int), strict=True))
+
+    def append(
+        self,
+        rows: Sequence[Mapping[str, object]],
+        images: Mapping[str, np.ndarray] | None = None,
+        traces: Sequence[Mapping[str, object]] = (),
+    ) -> None:
+        """Put images and traces and then their rows on disk before returning; all rows appear together or not at all.
+
+        Args:
+            rows, traces: see `specbench.store.schema`.
+            images: uint8 [3, H, W] by path inside the run folder.
+        """
+        for path, pixels in (images or {}).items():
+            write_atomically(self.folder / path, _png(pixels))
+        if traces:
+            self._traces.append(traces)
+        self._samples.append(rows)
+
+    def samples(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """The stored rows, one per (prompt id, sample); the key is always among the columns."""
+        return self._checked(self._samples.read(columns)).to_pandas()
+
+    def batches(self, columns: Sequence[str] | None, size: int = 65_536) -> Iterator[pa.Table]:
+        """The same a piece of at most `size` rows at a time, for runs of any size."""
+        return map(self._checked, self._samples.batches(SAMPLES.names if columns is None else columns, size))
+
+    def _checked(self, rows: pa.Table) -> pa.Table:
+        """The rows, unless they cannot be specbench's: a folder may come from strangers."""
+        wrong = [name for name in _ALWAYS if name in rows.column_names and rows[name].null_count]
+        if "status" in rows.column_names:
+            gaps = [name for name in _DECODED if name in rows.column_names and rows[name].null_count]
+            decoded = rows.select(gaps).filter(pc.equal(rows["status"], "ok"))
+            wrong += [name for name in gaps if decoded[name].null_count]
+        if "image" in rows.column_names:
+            inside = pc.match_substring_regex(pc.drop_null(rows["image"]), _PICTURE)
+            wrong += ["image"] * (not pc.all(inside, min_count=0).as_py())
+        if "facts" in rows.column_names:
+            try:
+                read_facts(rows["facts"])
+            except ValueError:
+                wrong.append("facts")
+        if wrong:
+            raise SpecbenchError(
+                f"{self._samples.folder}: rows that specbench did not write, see their column '{wrong[0]}'",
+                "move the run's folder away and run again",
+            )
+        return rows
+
+    def trace_rows(self) -> list[dict[str, object]]:
+        """The traces as `append` takes them."""
+        return self._traces.read().to_pylist()
+
+    def traces(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """The traces of the stored images, one row per (prompt id, sample); none where `run --trace` kept none."""
+        names = [*KEY, "started_at"]
+        kept = self._traces.read(None if columns is None else [*names, *columns]).to_pandas()
+        if kept.empty:
+            return kept.drop(columns="started_at")
+        return kept.merge(self.samples(["started_at"]), on=names).drop(columns="started_at")
+
+    def close(self, finished: bool = True) -> None:
+        """End writing. With `finished`, tidy the parts up and note the time in `run.json`."""
+        if self._lock is None:
+            return
+        try:
+            if finished and (self.folder / RUN_JSON).exists():
+                self._samples.compact()
+                self._traces.compact()
+                if self._began:
+                    info = self.info()
+                    info["invocations"][-1]["finished_at"] = now()
+                    self._write_info(info)
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Unlock, and take away a folder that was made for a run that never began."""
+        if self._made:
+            (self.folder / ".lock").unlink(missing_ok=True)
+            with suppress(OSError):  # somebody else's files are in it
+                for folder in self._made:
+                    folder.rmdir()
+            self._made = []
+        os.close(self._lock)
+        self._lock = None
+
+    def __enter__(self) -> RunStore:
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        self.close(finished=kind is None)
+
+    def _upgrade(self, info: dict) -> None:
+        """Bring the files of an older schema version up to date; `info` is changed, and written by the caller."""
+        if info["schema"] < SCHEMA_VERSION:
+            self._samples.upgrade()
+            self._traces.upgrade()
+            info["schema"] = SCHEMA_VERSION
+
+    def _clean(self) -> None:
+        self._samples.clean()
+        self._traces.clean()
+        for folder in (self.folder, self.folder / "images"):
+            for leftover in folder.glob(".*.tmp"):
+                leftover.unlink()
+
+    def _new_info(self, spec: RunSpec) -> dict:
+        return {"schema": SCHEMA_VERSION, "run_id": spec.run_id, "spec": spec_dict(spec), "invocations": []}
+
+    def _write_info(self, info: Mapping[str, object]) -> None:
+        text = json.dumps(finite(info), indent=2, allow_nan=False, ensure_ascii=False)
+        write_atomically(self.folder / RUN_JSON, text.encode("utf-8", "backslashreplace"))
+
+
+def _png(pixels: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(np.moveaxis(pixels, 0, -1))).save(buffer, format="png")
+    return buffer.getvalue()

@@ -1,0 +1,159 @@
+"""One stored image: the columns of a sample row, and how a Generation or a failure becomes one. Raw facts
+only."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from specbench.decoding.generation import SPANS, Generation
+from specbench.store.run_folders import SCHEMA_VERSION
+
+Key = tuple[str, int]
+KEY = ("prompt_id", "sample")
+AR_SPANS = ("prefill", "target", "draft", "verify", "host")
+"""Spans of the `ar` latency; `e2e` is all of them."""
+
+_FACT = r'"(?:[^"\\]|\\.)*": (?:null|-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)'
+_FACTS = rf"^\{{(?:{_FACT}(?:, {_FACT})*)?\}}$"
+
+_ARRAYS = {
+    "tokens": pa.int32(),
+    "forced": pa.bool_(),
+    "logp": pa.float32(),
+    "entropy": pa.float32(),
+    "top1": pa.float32(),
+    "committed_step": pa.int32(),
+    "drafted": pa.int64(),
+    "tested": pa.int64(),
+    "accepted": pa.int64(),
+}
+
+SAMPLES = pa.schema(
+    [
+        ("schema", pa.int16()),
+        ("prompt_id", pa.string()),
+        ("sample", pa.int64()),
+        ("prompt", pa.string()),
+        ("category", pa.string()),
+        ("meta", pa.string()),
+        ("seed", pa.int64()),
+        ("status", pa.string()),
+        ("error", pa.string()),
+        ("started_at", pa.string()),
+        ("image", pa.string()),
+        ("nfe", pa.int64()),
+        ("prefills", pa.int64()),
+        ("batch", pa.int64()),
+        *((f"{span}_ms", pa.float64()) for span in SPANS),
+        ("ar_ms", pa.float64()),
+        ("e2e_ms", pa.float64()),
+        ("facts", pa.string()),
+        *((name, pa.list_(kind)) for name, kind in _ARRAYS.items()),
+        ("attempts", pa.int64()),
+        ("machine", pa.string()),
+    ]
+)
+"""Columns of `samples/*.parquet`; every one but `schema`, the key, `prompt`, `seed`, `status` and
+`started_at` may be null.
+
+`meta`, `facts` and `machine` (see `specbench.system.monitor.Watch.read`) are JSON objects; `image` is a path inside the run
+folder; a `batch`-th of a span's `*_ms` is the image's share of the time; `ar_ms` and `e2e_ms` are null unless the run
+decodes one image at a time on a device of its own; `attempts` counts how often the call that wrote the row tried the
+image. Rows of schema version 1 lack `attempts` and `machine`. The arrays are those of Generation.
+"""
+
+TRACES = pa.schema(
+    [
+        ("prompt_id", pa.string()),
+        ("sample", pa.int64()),
+        ("started_at", pa.string()),
+        ("draft_tv", pa.list_(pa.float32())),
+        ("draft_top1", pa.list_(pa.float32())),
+    ]
+)
+"""Columns of `traces/*.parquet`, which `run --trace` keeps; an image's row is the one with the `started_at` of its
+sample row."""
+
+
+def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) -> dict[str, object]:
+    """The row of a decoded image. `timed`: the run's batch is 1, so its spans are latencies."""
+    spans = generation.spans_ms
+    arrays = {name: np.asarray(getattr(generation, name)).tolist() for name in _ARRAYS}
+    return {
+        **base,
+        "status": "ok",
+        "image": f"images/{image_name(base['prompt_id'], base['sample'])}" if generation.image is not None else None,
+        "nfe": generation.nfe,
+        "prefills": generation.prefills,
+        "batch": generation.batch,
+        **{f"{span}_ms": spans.get(span) for span in SPANS},
+        "ar_ms": sum(spans.get(span, 0.0) for span in AR_SPANS) if timed else None,
+        "e2e_ms": sum(spans.values()) if timed else None,
+        "facts": json.dumps(
+            {name: float(value) if math.isfinite(value) else None for name, value in generation.facts.items()}
+        ),
+        **arrays,
+    }
+
+
+def trace_row(base: Mapping[str, object], generation: Generation) -> dict[str, object]:
+    """What a traced image has beside its row."""
+    arrays = {name: getattr(generation, name).tolist() for name in ("draft_tv", "draft_top1")}
+    return {name: base[name] for name in (*KEY, "started_at")} | arrays
+
+
+def failed_row(base: Mapping[str, object], error: str) -> dict[str, object]:
+    """The row of an image that could not be decoded: its error, and no numbers."""
+    return {**base, "status": "failed", "error": error}
+
+
+def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """The numbers in the column `facts`, a float64 column each, null where an image has none.
+
+    Raises:
+        ValueError: a text is not a JSON object of numbers.
+    """
+    if not len(texts):
+        return pa.table({})
+    texts = pc.fill_null(texts, "{}")
+    if not pc.all(pc.match_substring_regex(texts, _FACTS)).as_py():  # others may kill Arrow's reader, "null" does
+        raise ValueError("not a JSON object of numbers")
+    found = pa.json.read_json(io.BytesIO("\n".join(texts.to_pylist()).encode()))
+    return found.cast(pa.schema([(name, pa.float64()) for name in found.column_names]))
+
+
+def base_row(
+    prompt, sample: int, seed: int, started_at: str, machine: Mapping[str, object] | None = None
+) -> dict[str, object]:
+    """The columns that do not depend on what came out. `prompt` is a `specbench.prompts.prompt_set.Prompt`."""
+    return {
+        "schema": SCHEMA_VERSION,
+        "prompt_id": prompt.id,
+        "sample": sample,
+        "prompt": prompt.text,
+        "category": prompt.category,
+        "meta": json.dumps(prompt.meta),
+        "seed": seed,
+        "started_at": started_at,
+        "attempts": 1,
+        "machine": None if machine is None else json.dumps(machine),
+    }
+
+
+def image_name(prompt_id: str, sample: int) -> str:
+    """File name of an image: the id itself where it is short and plain, else a slug and a hash of it."""
+    if re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,59}", prompt_id):
+        return f"{prompt_id}-{sample}.png"
+    slug = re.sub(r"[^a-z0-9]+", "-", prompt_id.lower())[:40].strip("-")
+    digest = hashlib.sha256(prompt_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{slug}~{digest}-{sample}.png"

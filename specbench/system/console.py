@@ -1,0 +1,118 @@
+"""Talk goes to stderr through here: progress, notes and errors. Stdout is for data alone.
+
+On a terminal progress is a bar; elsewhere one plain line every few images. Colour follows the terminal and
+the usual variables (NO_COLOR, FORCE_COLOR, TERM=dumb).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from specbench.errors import SpecbenchError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+LINE_EVERY_S = 10.0
+
+
+def stderr() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def say(text: str) -> None:
+    """One line for the user."""
+    stderr().print(Text(one_line(text)))
+
+
+def warn(text: str) -> None:
+    stderr().print(Text.assemble(("warning: ", "yellow"), one_line(text)))
+
+
+def show_error(error: SpecbenchError) -> None:
+    """The whole error as one line."""
+    hint = f" ({one_line(error.try_this)})" if error.try_this else ""
+    stderr().print(Text.assemble(("error: ", "bold red"), one_line(error.what) + hint))
+
+
+def printable(text: str) -> str:
+    """`text` with a blank in the place of each control character."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def one_line(text: str, limit: int = 2000) -> str:
+    """`text` without line ends or control characters, cut where it is longer than anyone would read."""
+    clean = " ".join(printable(text).split())
+    return clean if len(clean) <= limit else clean[: limit - 3] + "..."
+
+
+class ProgressReporter:
+    """Tells a runner's progress (`specbench.runs.runner.Reporter`) as a bar on a terminal, else as plain lines."""
+
+    def __init__(self, what: str = "images"):
+        self.what = what
+        self._console = stderr()
+        self._bar: Progress | None = None
+        self._failed = 0
+
+    def start(self, total: int, done: int) -> None:
+        self._total, self._done, self._resumed = total, done, done
+        self._started = self._told = time.monotonic()
+        if done:
+            self.note(f"{done} of {total} {self.what} are there already")
+        if self._console.is_terminal and not self._console.is_dumb_terminal and total > done:
+            self._bar = _bar(self._console)
+            self._task = self._bar.add_task(self.what, total=total, completed=done)
+            self._bar.start()
+
+    def row(self, run_id: str, row: Mapping[str, object]) -> None:
+        self._done += 1
+        self._failed += row.get("status") == "failed"
+        if self._bar is not None:
+            failed = f" ({self._failed} failed)" if self._failed else ""
+            self._bar.update(self._task, completed=self._done, description=run_id.rpartition("-")[0] + failed)
+        elif time.monotonic() - self._told > LINE_EVERY_S:
+            self._told = time.monotonic()
+            self.note(self._plain())
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(one_line(text)))
+
+    def finish(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        if self._done > self._resumed:
+            seconds = time.monotonic() - self._started
+            self.note(f"{self._done - self._resumed} {self.what} in {seconds:.0f} s")
+
+    def _plain(self) -> str:
+        seconds = time.monotonic() - self._started
+        rate = (self._done - self._resumed) / seconds
+        failed = f", {self._failed} failed" if self._failed else ""
+        left = (self._total - self._done) / rate
+        return f"{self._done}/{self._total} {self.what}{failed}, {rate:.1f} a second, {left:.0f} s left"
+
+
+def _bar(console: Console) -> Progress:
+    from rich import progress
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("left"),
+    )
+    return progress.Progress(*columns, console=console, transient=True)
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()

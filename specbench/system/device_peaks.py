@@ -1,0 +1,139 @@
+"""How fast a device can read memory and multiply matrices at best: by its data sheet, or as measured here.
+
+A measurement is kept in the cache folder under the device, its number format and its threads.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from specbench.system.downloads import cache_folder
+from specbench.system.environment import hardware, now
+from specbench.system.files import write_atomically
+
+_AMPERE = "NVIDIA A100 Tensor Core GPU data sheet"
+_HOPPER = "NVIDIA H100 Tensor Core GPU data sheet"
+_RTX = "NVIDIA Ada GPU architecture whitepaper, appendix A"
+
+# By name as the driver reports it: GB/s; TFLOP/s in half precision without sparsity, in float32 without TF32; source.
+KNOWN: dict[str, tuple[float, float, float, str]] = {
+    "NVIDIA H200": (4800, 989, 67, "NVIDIA H200 Tensor Core GPU data sheet"),
+    "NVIDIA H100 80GB HBM3": (3350, 989, 67, _HOPPER),
+    "NVIDIA H100 PCIe": (2000, 756, 51, _HOPPER),
+    "NVIDIA H100 NVL": (3900, 835, 60, _HOPPER),
+    "NVIDIA A100-SXM4-80GB": (2039, 312, 19.5, _AMPERE),
+    "NVIDIA A100 80GB PCIe": (1935, 312, 19.5, _AMPERE),
+    "NVIDIA A100-SXM4-40GB": (1555, 312, 19.5, _AMPERE),
+    "NVIDIA A100-PCIE-40GB": (1555, 312, 19.5, _AMPERE),
+    "NVIDIA L40S": (864, 362, 91.6, "NVIDIA L40S data sheet"),
+    "NVIDIA L4": (300, 121, 30.3, "NVIDIA L4 data sheet"),
+    "NVIDIA A10": (600, 125, 31.2, "NVIDIA A10 data sheet"),
+    "NVIDIA GeForce RTX 4090": (1008, 165.2, 82.6, _RTX),
+    "NVIDIA GeForce RTX 3090": (936, 71, 35.6, "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A"),
+}
+COPIES_MIB = (1, 4, 16, 64, 256)
+_SECONDS, _CALLS = 0.4, 8
+"""Every measurement takes at least this long and this many calls."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The best a device can do in one number format.
+
+    Attributes:
+        bytes_per_s: reading and writing memory, by size of what is read in bytes; small things may lie in a cache.
+        flops: operations per second of a matrix product.
+        source: the data sheet, or when it was measured.
+    """
+
+    name: str
+    bytes_per_s: dict[int, float]
+    flops: float
+    source: str
+
+    def bandwidth(self, size: int) -> float:
+        """Bytes per second for reading `size` bytes again and again: that of the largest copy not above it."""
+        fitting = [copied for copied in self.bytes_per_s if copied <= size]
+        return self.bytes_per_s[max(fitting, default=min(self.bytes_per_s))]
+
+
+def find_peak(device: str, dtype: str, threads: int) -> Peak | None:
+    """The peak of "cpu", "cuda:0" and so on; None for a device that is neither known nor measured."""
+    name = device_name(device)
+    if name in KNOWN:
+        bandwidth, half, single, source = KNOWN[name]
+        flops = single if dtype == "float32" else half
+        return Peak(name, {0: bandwidth * 1e9}, flops * 1e12, source)
+    kept = _kept().get(_key(name, dtype, threads if device == "cpu" else 0))
+    return kept and Peak(name, {int(size): speed for size, speed in kept["bytes_per_s"].items()}, *_rest(kept))
+
+
+def measure(device: str, dtype: str, threads: int) -> Peak:
+    """Time copies of several sizes and a matrix product, keep the best of each, and remember them."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = _measure(device, getattr(torch, dtype))
+    finally:
+        torch.set_num_threads(before)
+    peak = Peak(device_name(device), *found, f"measured {now()[:10]}")
+    key = _key(peak.name, dtype, threads if device == "cpu" else 0)
+    path = cache_folder() / "devices.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(_kept() | {key: asdict(peak)}, indent=1).encode())
+    return peak
+
+
+def device_name(device: str) -> str:
+    """What the device calls itself."""
+    if device == "cpu":
+        return str(hardware()["cpu"])
+    import torch
+
+    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else device
+
+
+def _measure(device: str, dtype) -> tuple[dict[int, float], float]:
+    import torch
+
+    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    speeds = {}
+    for mib in COPIES_MIB:
+        source = torch.ones(mib * 2**20, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        speeds[mib * 2**20] = 2 * len(source) / _best(lambda s=source, t=target: t.copy_(s), wait)
+    side = 8192 if device.startswith("cuda") else 1024
+    matrix = torch.ones(side, side, dtype=dtype, device=device)
+    product = torch.empty_like(matrix)
+    return speeds, 2 * side**3 / _best(lambda: torch.mm(matrix, matrix, out=product), wait)
+
+
+def _best(call: Callable[[], object], wait: Callable[[], None]) -> float:
+    """Seconds of the fastest call."""
+    best, calls, end = float("inf"), 0, time.perf_counter() + _SECONDS
+    while calls < _CALLS or time.perf_counter() < end:
+        start = time.perf_counter()
+        call()
+        wait()
+        best, calls = min(best, time.perf_counter() - start), calls + 1
+    return best
+
+
+def _kept() -> dict[str, dict]:
+    try:
+        return json.loads((cache_folder() / "devices.json").read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def _key(name: str, dtype: str, threads: int) -> str:
+    return ", ".join([name, dtype, *([f"{threads} threads"] if threads else [])])
+
+
+def _rest(kept: dict) -> tuple[float, str]:
+    return kept["flops"], kept["source"]

@@ -1,0 +1,237 @@
+"""Files from the network: resumable, checked by digest before anything may use them, never while offline.
+
+A download comes over TLS, grows in `<target>.part`, ends where it becomes larger than it may be, and gets its name only
+when its digest is right, so a file under its name is the right one. No torch here.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import http.client
+import os
+import shutil
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.system.version import __version__
+
+Progress = Callable[[int, int | None], None]
+"""Told (bytes there, bytes in all or None) now and then."""
+
+TIMEOUT_S = 30.0
+ATTEMPTS = 4
+PAUSE_S = 1.0
+CHUNK = 1 << 20
+MAX_BYTES = 32 * 2**30
+"""Largest file taken where its size is not known beforehand."""
+_HERE = ("127.0.0.1", "::1", "localhost")
+OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A published file.
+
+    Attributes:
+        url: where it is published.
+        digest: "sha256:..." or "md5:...", as the publisher or this project recorded it; empty where nobody did.
+        size: bytes, where known.
+    """
+
+    url: str
+    digest: str
+    size: int | None = None
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: SPECBENCH_CACHE, else `specbench` in the user's cache folder."""
+    if own := os.environ.get("SPECBENCH_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
+
+
+def offline(env: Mapping[str, str] | None = None) -> bool:
+    """Whether the user has forbidden the network by one of `OFFLINE_VARIABLES`."""
+    env = os.environ if env is None else env
+    return any(env.get(name, "").lower() not in ("", "0", "false", "no", "off") for name in OFFLINE_VARIABLES)
+
+
+def digest_of(path: Path, kind: str = "sha256") -> str:
+    """The digest of a file as "kind:hex"."""
+    with path.open("rb") as file:
+        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
+
+
+def matches(path: Path, remote: Remote) -> bool:
+    """Whether a local file is the published one."""
+    if remote.size is not None and path.stat().st_size != remote.size:
+        return False
+    return not remote.digest or digest_of(path, remote.digest.partition(":")[0]) == remote.digest
+
+
+def fetch(remote: Remote, target: Path, progress: Progress | None = None, forbidden: bool = False) -> Path:
+    """Download to `target` unless the right file is there, continuing what an earlier try left behind.
+
+    Args:
+        forbidden: stay off the network, as `offline()` does.
+
+    Raises:
+        SpecbenchError: offline, not found, unreachable, a wrong digest, or the disk refused.
+    """
+    if target.is_file() and matches(target, remote):
+        return target
+    if forbidden or offline():
+        raise SpecbenchError(
+            f"{target.name} is not on this disk and downloads are switched off",
+            f"get {remote.url} elsewhere and hand it over with --from, or go online",
+            MISSING_PREREQUISITE,
+        )
+    from specbench.system.files import take_lock
+
+    part = target.with_name(target.name + ".part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(target.with_name(f".{target.name}.lock"), f"{target} is being downloaded by another process")
+        try:
+            _complete(remote, part, progress)
+            os.replace(part, target)
+        finally:
+            os.close(lock)
+    except OSError as error:
+        raise _disk_error(target, error) from error
+    return target
+
+
+def adopt(remote: Remote, source: Path, target: Path) -> Path:
+    """Take a local copy of a published file through the same check.
+
+    Raises:
+        SpecbenchError: not readable, or not the published file.
+    """
+    try:
+        if not matches(source, remote):
+            raise SpecbenchError(f"{source} is not the file published at {remote.url}: {_difference(source, remote)}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(target.name + ".part")
+        shutil.copyfile(source, part)
+        os.replace(part, target)
+    except FileNotFoundError:
+        raise SpecbenchError(f"{source} does not exist") from None
+    except OSError as error:
+        raise _disk_error(target, error) from error
+    return target
+
+
+def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
+    """Bring `part` to its full and right content."""
+    resumed = part.exists()
+    _download(remote, part, progress)
+    if matches(part, remote):
+        return
+    problem = _difference(part, remote)
+    part.unlink()
+    if resumed:  # what lay there may have been of another file
+        _complete(remote, part, progress)
+        return
+    raise SpecbenchError(
+        f"{remote.url} is not the expected file: {problem}",
+        "the publisher changed it or something stands in between; nothing was kept",
+        FAILURE,
+    )
+
+
+def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
+    for attempt in range(1, ATTEMPTS + 1):
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            _stream(remote, part, progress)
+            return
+        except urllib.error.HTTPError as error:
+            if error.code < 500 and error.code not in (408, 429):
+                raise SpecbenchError(f"{remote.url}: the server answers {error.code} {error.reason}",
+                                     "hand over a copy with --from", FAILURE) from None  # fmt: skip
+            reason = f"the server answers {error.code} {error.reason}"
+        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+            reason = str(getattr(error, "reason", "") or error) or type(error).__name__
+        except _TooLarge:
+            part.unlink()
+            raise SpecbenchError(f"{remote.url} is larger than the {remote.size or MAX_BYTES:,} bytes it may have",
+                                 "the publisher changed it or something stands in between; nothing was kept",
+                                 FAILURE) from None  # fmt: skip
+        if attempt == ATTEMPTS:
+            raise SpecbenchError(f"{remote.url}: {reason}", "the same command continues what is there", FAILURE)
+        gained = part.exists() and part.stat().st_size > before
+        time.sleep(PAUSE_S * (1 if gained else attempt))
+
+
+class _TooLarge(Exception):
+    """More comes than there should be."""
+
+
+def _require_tls(url: str) -> None:
+    """Refuse what others on the way could read or change; this machine's own servers may speak plainly."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _HERE):
+        raise SpecbenchError(f"{url}: not an https address", "hand over a copy with --from")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        _require_tls(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_OPENER = urllib.request.build_opener(_Redirects)
+
+
+def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
+    """One request, from where `part` ends."""
+    start = part.stat().st_size if part.exists() else 0
+    if remote.size is not None and start >= remote.size:
+        return
+    _require_tls(remote.url)
+    headers = {"User-Agent": f"specbench/{__version__}"} | ({"Range": f"bytes={start}-"} if start else {})
+    try:
+        response = _OPENER.open(urllib.request.Request(remote.url, headers=headers), timeout=TIMEOUT_S)
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and start:  # nothing is left to send: the digest decides
+            return
+        raise
+    with response:
+        if response.status != 206:
+            start = 0
+        length = response.headers.get("Content-Length")
+        total = remote.size or (start + int(length) if length else None)
+        with part.open("ab" if start else "wb") as file:
+            done = start
+            while chunk := response.read1(CHUNK):
+                done += len(chunk)
+                if done > (remote.size or MAX_BYTES):
+                    raise _TooLarge
+                file.write(chunk)
+                if progress:
+                    progress(done, total)
+        if length and done < start + int(length):
+            raise ConnectionError(f"cut off after {done:,} bytes")
+
+
+def _difference(path: Path, remote: Remote) -> str:
+    size = path.stat().st_size
+    if remote.size is not None and size != remote.size:
+        return f"{size:,} bytes instead of {remote.size:,}"
+    kind, _, wanted = remote.digest.partition(":")
+    found = digest_of(path, kind).partition(":")[2]
+    return f"its {kind} is {found[:16]}..., not {wanted[:16]}..."
+
+
+def _disk_error(target: Path, error: OSError) -> SpecbenchError:
+    hint = "make room and run the same command again: it continues" if error.errno == errno.ENOSPC else ""
+    code = FAILURE if error.errno == errno.ENOSPC else BAD_INPUT
+    return SpecbenchError(f"cannot write {target}: {error.strerror or error}", hint, code)

@@ -1,0 +1,13 @@
+"""Where the data files are that live outside the package in a checkout and inside it once installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_PACKAGE = Path(__file__).parents[1]
+
+
+def data_folder(name: str) -> Path:
+    """The folder `name` ("prompts", ...) of the checkout, or its copy in the installed package."""
+    installed = _PACKAGE / "_data" / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name

@@ -1,0 +1,77 @@
+"""Names to code, without importing the code: the built-in tables, and what installed plug-ins add.
+
+A plug-in is any installed package with an entry point in `specbench.decoders`, `specbench.models`,
+`specbench.metrics` or `specbench.prompts`. A decoder entry point is a `Preset`, a model's a `ModelInfo`, a
+metric's its class (a `specbench.metrics.base.Metric`), and a prompt set's the path of its file or a function returning
+it. A broken plug-in is named in a warning and left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+
+from specbench.errors import SpecbenchError
+
+KINDS = ("decoders", "models", "metrics", "prompts")
+
+
+class PluginWarning(UserWarning):
+    """A plug-in could not be used; the tool goes on without it."""
+
+
+def load_object(target: str, kind: str = "object") -> object:
+    """Import "package.module:name".
+
+    Raises:
+        SpecbenchError: the module or the name does not exist, or importing it fails.
+    """
+    module_name, _, attribute = target.partition(":")
+    try:
+        return functools.reduce(getattr, attribute.split("."), importlib.import_module(module_name))
+    except SpecbenchError:
+        raise
+    except AttributeError:
+        raise SpecbenchError(f"{kind} '{target}': module '{module_name}' has no '{attribute}'") from None
+    except Exception as error:  # importing runs a stranger's code, which may fail in any way
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            what = f"{kind} '{target}': no module named '{error.name}'"
+            raise SpecbenchError(what, "is it installed in this environment?") from None
+        what = f"{kind} '{target}' cannot be imported: {type(error).__name__}: {error}"
+        raise SpecbenchError(what, "'specbench doctor' looks for the cause") from error
+
+
+def plugins(kind: str) -> dict[str, EntryPoint]:
+    """Entry points of installed plug-ins of one kind, by name; nothing is imported."""
+    return {point.name: point for point in _entry_points(kind)}
+
+
+@functools.cache
+def _entry_points(kind: str) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=f"specbench.{kind}"))
+
+
+def load_plugin(kind: str, name: str, check: Callable[[object], bool], wanted: str) -> object | None:
+    """The object behind one entry point, or None with a `PluginWarning` when it is broken or not a `wanted`."""
+    point = plugins(kind)[name]
+    try:
+        found = load_object(point.value, f"plug-in {name}")
+    except SpecbenchError as error:
+        warnings.warn(f"{error.what}; left out", PluginWarning, stacklevel=2)
+        return None
+    if not check(found):
+        warnings.warn(f"plug-in {name} ({point.value}) is not {wanted}; left out", PluginWarning, stacklevel=2)
+        return None
+    return found
+
+
+def load_user_object(reference: str, kind: str) -> object:
+    """Like `load_object`, for a reference typed by a user: modules in the current folder are found too."""
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return load_object(reference, kind)

@@ -1,0 +1,82 @@
+"""`python -m specbench.training.shapes`: the tokenizer, the network, the shipped weights, and then the scorers.
+
+Everything goes into one folder and is taken up from there after an interruption. The sizes and lengths that are the
+defaults are those of the shipped weights; what else happened to them is in the model card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+
+from specbench.errors import INTERRUPTED
+from specbench.models.shapes.network import WEIGHTS, load_tokenizer, save
+from specbench.training.shapes.train_ar import Plan, Trainer
+from specbench.training.shapes.train_clip import train_clip
+from specbench.training.shapes.train_features import train_features
+from specbench.training.shapes.train_tokenizer import STEPS, train_tokenizer
+
+SAMPLING = {"guidance": 3.0, "top_k": 256, "temperature": 1.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m specbench.training.shapes", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("shapes-training"), help="checkpoints, shards and logs")
+    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="where the trained weights are written")
+    parser.add_argument("--samples", type=int, default=Plan.samples, help="training samples of the network")
+    parser.add_argument("--decay", type=float, default=Plan.decay, help="share of them over which the rate falls to 0")
+    parser.add_argument(
+        "--resume-from", type=Path, help="continue the network's run of this folder; see --export-state"
+    )
+    parser.add_argument("--export-state", type=Path, help="write the state of the run here, and stop")
+    parser.add_argument("--tokenizer-steps", type=int, default=STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads, 0 for torch's choice")
+    parser.add_argument("--no-compile", action="store_true", help="train without torch.compile")
+    parser.add_argument("--export-only", action="store_true", help="write the weights of the checkpoint as it is")
+    parser.add_argument("--scorers-only", action="store_true", help="train what scores, not what is scored")
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    done = train_scorers(args) if args.scorers_only else train_model(args) and (args.export_only or train_scorers(args))
+    if not done:
+        print("stopped, with everything saved: the same command goes on", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+
+
+def train_model(args: argparse.Namespace) -> bool:
+    """Train the tokenizer and the network, and write the weights once both are done. Whether they are.
+
+    A run that continues another one keeps the tokenizer of the written weights, which its tokens come from.
+    """
+    if args.resume_from:
+        tokenizer = load_tokenizer(args.device, folder=args.weights)
+    else:
+        tokenizer = train_tokenizer(args.out, args.tokenizer_steps, seed=args.seed, device=args.device)
+    if tokenizer is None:
+        return False
+    plan = Plan(samples=args.samples, decay=args.decay, seed=args.seed)
+    args.out.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(args.out, tokenizer.eval(), plan, args.device, not args.no_compile, args.resume_from)
+    if args.export_state:
+        trainer.export_state(args.export_state)
+        sys.exit()
+    done = args.export_only or trainer.run()
+    if done:
+        extra = {"sampling": SAMPLING, "trained_samples": trainer.samples}
+        save(trainer.averaged, trainer.tokenizer, extra, args.weights)
+    return done
+
+
+def train_scorers(args: argparse.Namespace) -> bool:
+    """The feature network, then the small CLIP. Whether both are done."""
+    features = train_features(args.out, args.weights / "features.safetensors", seed=args.seed)
+    return bool(features) and train_clip(args.out, args.weights / "clip", seed=args.seed)
+
+
+if __name__ == "__main__":
+    main()

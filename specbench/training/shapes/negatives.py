@@ -1,0 +1,101 @@
+"""What is true of a scene, and captions that come close to being so: one attribute away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from specbench.models.shapes.detector import Detection, judge
+from specbench.models.shapes.scene import COLORS, MAX_COUNT, OPPOSITE, SHAPES, TEXTURES, Clause, Request, Scene
+
+TRIES = 20
+
+
+def seen(scene: Scene) -> list[Detection]:
+    """What a perfect detector finds in a picture of a scene."""
+    return [
+        Detection(i.shape, i.color, i.x, i.y, (i.x - i.radius, i.y - i.radius, i.x + i.radius, i.y + i.radius), 1.0)
+        for i in scene.items
+    ]
+
+
+def is_true(request: Request, scene: Scene, found: list[Detection] | None = None) -> bool:
+    """Whether a picture of `scene` is what `request` asks for; `found` is `seen(scene)`, where it is known."""
+    if request.texture not in (None, scene.texture):
+        return False
+    return judge(request, seen(scene) if found is None else found).correct
+
+
+def near_misses(request: Request, scene: Scene, count: int, rng: np.random.Generator) -> list[Request]:
+    """Up to `count` different requests that differ from a true one in one attribute and are false of the scene; none
+    has a held-out meaning."""
+    found, objects = [], seen(scene)
+    for _ in range(TRIES):
+        if len(found) == count:
+            break
+        other = altered(request, rng)
+        if other not in found and not other.held_out() and not is_true(other, scene, objects):
+            found.append(other)
+    return found
+
+
+def altered(request: Request, rng: np.random.Generator) -> Request:
+    """A request with another color, shape, count, relation or texture, or with the colors of two objects exchanged."""
+    clauses, single = request.clauses, len(request.clauses) == 1
+    changes = [_reshape]
+    if any(clause.color for clause in clauses):
+        changes.append(_recolor)
+    if single:
+        changes.append(_recount)
+    if len({clause.color for clause in clauses}) > 1:
+        changes.append(_swap)
+    if request.relations:
+        changes += [_turn, _turn]
+    if request.texture:
+        changes.append(_retexture)
+    return changes[rng.integers(len(changes))](request, rng)
+
+
+def _other(names, current, rng: np.random.Generator):
+    rest = [name for name in names if name != current]
+    return rest[rng.integers(len(rest))]
+
+
+def _with(request: Request, index: int, clause: Clause) -> Request:
+    return replace(request, clauses=(*request.clauses[:index], clause, *request.clauses[index + 1 :]))
+
+
+def _reshape(request: Request, rng: np.random.Generator) -> Request:
+    index = int(rng.integers(len(request.clauses)))
+    clause = request.clauses[index]
+    return _with(request, index, replace(clause, shape=_other(SHAPES, clause.shape, rng)))
+
+
+def _recolor(request: Request, rng: np.random.Generator) -> Request:
+    index = _other([i for i, clause in enumerate(request.clauses) if clause.color], None, rng)
+    clause = request.clauses[index]
+    return _with(request, index, replace(clause, color=_other(COLORS, clause.color, rng)))
+
+
+def _recount(request: Request, rng: np.random.Generator) -> Request:
+    clause = request.clauses[0]
+    return _with(request, 0, replace(clause, count=_other(range(1, MAX_COUNT + 1), clause.count, rng)))
+
+
+def _swap(request: Request, rng: np.random.Generator) -> Request:
+    first, second = rng.permutation(len(request.clauses))[:2]
+    a, b = request.clauses[first], request.clauses[second]
+    return _with(_with(request, first, replace(a, color=b.color)), second, replace(b, color=a.color))
+
+
+def _turn(request: Request, rng: np.random.Generator) -> Request:
+    index = int(rng.integers(len(request.relations)))
+    name, i, j = request.relations[index]
+    relations = list(request.relations)
+    relations[index] = (OPPOSITE[name], i, j)
+    return replace(request, relations=tuple(relations))
+
+
+def _retexture(request: Request, rng: np.random.Generator) -> Request:
+    return replace(request, texture=_other(TEXTURES, request.texture, rng))

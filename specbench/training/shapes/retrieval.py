@@ -1,0 +1,67 @@
+"""How well the small CLIP tells captions apart, on fresh renders and meanings that training never saw."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specbench.metrics.openclip import (
+    folder_tokenizer,
+    image_embeddings,
+    load_folder_model,
+    normalised,
+    text_embeddings,
+)
+from specbench.metrics.shapes_clip import FOLDER
+from specbench.models.shapes import captions
+from specbench.models.shapes.render import render
+from specbench.models.shapes.scene import Request
+from specbench.training.shapes.negatives import near_misses
+from specbench.training.shapes.train_clip import scenes_with_captions, told, true_pairs
+
+GALLERY = 64
+MISSES = 4
+
+
+def retrieval(folder: Path = FOLDER, batches: int = 8, seed: int = 1) -> dict[str, object]:
+    """Shares of right choices by cosine, over batches of 64 renders with held-out captions.
+
+    Returns:
+        `caption_of_64` and `image_of_64`: the right one is nearest among 64, those left out that are right by chance;
+        `near_misses`: the caption beats one that differs in a single attribute and is false, by category of the
+        caption, where a guess scores 0.5.
+    """
+    rng = np.random.default_rng([14, seed])
+    model, words = load_folder_model(folder, "cpu"), folder_tokenizer(folder)
+    hits: dict[str, list[bool]] = {"caption": [], "image": []}
+    beaten: dict[str, list[bool]] = {}
+    for _ in range(batches):
+        scenes = scenes_with_captions(GALLERY, rng, held_out=True)
+        requests = [request for scene in scenes if (request := told(scene, rng, held_out=True))]
+        images = image_embeddings(model, [normalised(render(scene)) for scene in scenes], "cpu")
+
+        def embed(asked: list[Request]) -> Tensor:
+            return text_embeddings(model, [captions.caption(request) for request in asked], "cpu", words)
+
+        cosines = images @ embed(requests).T
+        others = true_pairs(requests, scenes) & ~torch.eye(GALLERY, dtype=torch.bool)
+        target = torch.arange(GALLERY)
+        hits["caption"] += (cosines.masked_fill(others, -2).argmax(1) == target).tolist()
+        hits["image"] += (cosines.masked_fill(others, -2).argmax(0) == target).tolist()
+        for row, (request, scene) in enumerate(zip(requests, scenes, strict=True)):
+            wrong = near_misses(request, scene, MISSES, rng)
+            below = (embed(wrong) @ images[row] < cosines[row, row]).tolist() if wrong else []
+            beaten.setdefault(request.category, []).extend(below)
+    pairs = [hit for rows in beaten.values() for hit in rows]
+    return {
+        "caption_of_64": _share(hits["caption"]),
+        "image_of_64": _share(hits["image"]),
+        "near_misses": {"all": _share(pairs)} | {name: _share(rows) for name, rows in sorted(beaten.items())},
+    }
+
+
+def _share(hits: list[bool]) -> float:
+    return round(float(np.mean(hits)), 4)

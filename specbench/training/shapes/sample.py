@@ -1,0 +1,86 @@
+"""Plain autoregressive sampling with a KV cache, and the detector's score of what comes out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from specbench.models.shapes import captions
+from specbench.models.shapes.detector import detect, judge
+from specbench.models.shapes.network import ShapesNetwork
+from specbench.models.shapes.scene import CATEGORIES, Request, describe, realize, sample_request
+from specbench.models.shapes.tokenizer import TOKENS, ShapesTokenizer
+
+
+@torch.inference_mode()
+def sample(
+    network: ShapesNetwork,
+    ids: Tensor,
+    generator: torch.Generator,
+    guidance: float = 3.0,
+    top_k: int = 256,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Image tokens [R, 256] for captions [R, 16], drawn one by one under classifier-free guidance."""
+    rows = len(ids)
+    both = torch.cat([ids, network.null_ids(rows)])
+    slot_embeds = network.slot_embeds(both)
+    cache = DynamicCache()
+    embeds = network.prefix_embeds(both)
+    tokens = torch.empty(rows, TOKENS, dtype=torch.long, device=ids.device)
+    for position in range(TOKENS):
+        hidden = network.llama(inputs_embeds=embeds, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+        with_caption, without = network.head(hidden).float().chunk(2)
+        logits = (without + guidance * (with_caption - without)) / temperature
+        best = logits.topk(min(top_k, logits.shape[1]))
+        chosen = torch.multinomial(best.values.softmax(-1), 1, generator=generator)
+        tokens[:, position : position + 1] = best.indices.gather(1, chosen)
+        last = tokens[:, position : position + 1].repeat(2, 1)
+        embeds = network.token_embeds(last, torch.full_like(last, position + 1), slot_embeds)
+    return tokens
+
+
+def held_out_requests(count: int, seed: int) -> list[Request]:
+    """Held-out requests, as many of each GenEval category as the count allows."""
+    rng = np.random.default_rng(seed)
+    wanted = {name: count // len(CATEGORIES) for name in CATEGORIES}
+    found = []
+    while sum(wanted.values()):
+        request = describe(realize(sample_request(rng), rng), rng)
+        if request.held_out() and wanted.get(request.category, 0):
+            wanted[request.category] -= 1
+            found.append(request)
+    return found
+
+
+def score(requests: list[Request], images: Tensor) -> dict[str, float]:
+    """Shares of correct images (uint8 [N, 3, 64, 64]): overall (mean of the categories), per category, per tag,
+    and overall against the captions shifted by a third of the list (`shuffled`)."""
+    seen = [detect(image.permute(1, 2, 0).numpy()) for image in images.cpu()]
+    shares, shuffled = defaultdict(list), defaultdict(list)
+    for index, request in enumerate(requests):
+        verdict = judge(request, seen[index])
+        shares[request.category].append(verdict.correct)
+        for tag in ("shape", "color", "bound", "position"):
+            if getattr(verdict, tag) is not None:
+                shares[f"tag_{tag}"].append(getattr(verdict, tag))
+        other = seen[(index + len(seen) // 3) % len(seen)]
+        shuffled[request.category].append(judge(request, other).correct)
+    means = {name: round(float(np.mean(values)), 4) for name, values in sorted(shares.items())}
+    overall = float(np.mean([m for name, m in means.items() if not name.startswith("tag_")]))
+    chance = float(np.mean([np.mean(v) for v in shuffled.values()]))
+    return {"overall": round(overall, 4), **means, "shuffled": round(chance, 4)}
+
+
+def sample_images(
+    network: ShapesNetwork, tokenizer: ShapesTokenizer, texts: list[str], seed: int = 0, batch: int = 64, **sampling
+) -> tuple[Tensor, Tensor]:
+    """Tokens [N, 256] and images uint8 [N, 3, 64, 64] for captions; the draws depend on seed, batch and order."""
+    generator = torch.Generator(network.device).manual_seed(seed)
+    ids = torch.tensor([captions.encode(t) for t in texts], device=network.device)
+    tokens = torch.cat([sample(network, part, generator, **sampling) for part in ids.split(batch)])
+    return tokens, torch.cat([tokenizer.decode(part) for part in tokens.split(batch)])

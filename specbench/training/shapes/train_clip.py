@@ -1,0 +1,191 @@
+"""Trains the small CLIP on rendered scenes.
+
+The loss is CLIP's, image to caption and caption to image within a batch, with two changes that a world of known truth
+allows: captions that happen to be true of another image of the batch are left out, and beside the others' captions
+every image has near misses of its own to be told apart from. Held-out meanings are never seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast
+
+from specbench.metrics.openclip import MEAN, STD, empty_folder_model
+from specbench.models.shapes import captions
+from specbench.models.shapes.scene import Request, Scene, describe, realize, sample_request
+from specbench.training.shapes.data import pixels
+from specbench.training.shapes.negatives import is_true, near_misses, seen
+from specbench.training.shapes.resumable import save_half, train
+from specbench.training.shapes.train_tokenizer import learning_rate
+
+IMAGES = 12_288
+BATCH = 64
+STEPS = 400
+PEAK = 1.5e-3
+NEAR_MISSES = 3
+TRIES = 1000
+MAX_SCALE = 50.0
+UNKNOWN, START, END = "<unknown>", "<start>", "<end>"
+CONTEXT = captions.PREFIX + 1
+MODEL = {
+    "embed_dim": 64,
+    "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 16, "head_width": 64},
+    "text_cfg": {
+        "context_length": CONTEXT,
+        "vocab_size": len(captions.VOCABULARY) + 2,
+        "hf_tokenizer_name": "shapes",
+        "width": 64,
+        "heads": 2,
+        "layers": 2,
+    },
+}
+
+
+def write_definition(folder: Path) -> None:
+    """The model's configuration and vocabulary as open_clip reads them from a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"model_cfg": MODEL, "preprocess_cfg": {"mean": MEAN, "std": STD}}
+    (folder / "open_clip_config.json").write_text(json.dumps(config, indent=1) + "\n")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=word_tokenizer(),
+        model_max_length=CONTEXT,
+        pad_token=captions.PAD,
+        unk_token=UNKNOWN,
+        bos_token=START,
+        eos_token=END,
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def word_tokenizer() -> Tokenizer:
+    """The meaningful words of a caption as `captions.words` reads it, between start and end; the end has the highest
+    id, where open_clip's text tower reads."""
+    known = [word for word in captions.VOCABULARY if not word.startswith("<")]
+    vocabulary = {word: index for index, word in enumerate((captions.PAD, UNKNOWN, START, *known, END))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, UNKNOWN))
+    aliases = [(rf"\b{raw}\b" if raw.isalnum() else raw, f" {word} ") for raw, word in captions.ALIASES.items()]
+    fillers = rf"\b({'|'.join(sorted(captions.FILLERS))})\b|[.;]"
+    rewrites = [*aliases, (fillers, " "), (r"\band(\s+and)+\b", "and")]
+    steps = [normalizers.Replace(Regex(pattern), word) for pattern, word in rewrites]
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    ends = [(START, vocabulary[START]), (END, vocabulary[END])]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{START} $A {END}", special_tokens=ends)
+    return tokenizer
+
+
+def scenes_with_captions(count: int, rng: np.random.Generator, held_out: bool = False) -> list[Scene]:
+    """Scenes of which something can be said that is, or is not, held out."""
+    scenes: list[Scene] = []
+    while len(scenes) < count:
+        scene = realize(sample_request(rng), rng)
+        if told(scene, rng, held_out) is not None:
+            scenes.append(scene)
+    return scenes
+
+
+def network_input(images: Tensor) -> Tensor:
+    """uint8 [B, 3, 64, 64] to CLIP's normalised floats."""
+    return (images.float() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+
+
+def told(scene: Scene, rng: np.random.Generator, held_out: bool = False) -> Request | None:
+    """A true request that is, or is not, held out; None where many tries found none."""
+    tries = (describe(scene, rng) for _ in range(TRIES))
+    return next((request for request in tries if request.held_out() == held_out), None)
+
+
+def true_pairs(requests: Sequence[Request], scenes: Sequence[Scene]) -> Tensor:
+    """bool [scenes, requests]: what is true of what."""
+    wanted = [{(clause.shape, clause.color) for clause in request.clauses} for request in requests]
+    rows = []
+    for scene in scenes:
+        found = seen(scene)
+        there = {(shape, color) for item in found for shape, color in ((item.shape, item.color), (item.shape, None))}
+        rows.append([w <= there and is_true(r, scene, found) for r, w in zip(requests, wanted, strict=True)])
+    return torch.tensor(rows)
+
+
+def contrastive_loss(images: Tensor, texts: Tensor, misses: Tensor, true: Tensor, scale: Tensor) -> Tensor:
+    """CLIP's loss with near misses.
+
+    Args:
+        images, texts: unit vectors [B, d], row i of both belonging together.
+        misses: unit vectors [B, M, d], zeros where an image has fewer than M near misses.
+        true: bool [B, B], which captions (columns) are true of which images.
+        scale: of the cosines.
+    """
+    others = true & ~torch.eye(len(true), dtype=torch.bool)
+    logits = (scale * images @ texts.T).masked_fill(others, -torch.inf)
+    near = (scale * torch.einsum("bd,bmd->bm", images, misses)).masked_fill(~misses.any(-1), -torch.inf)
+    target = torch.arange(len(images))
+    to_text = F.cross_entropy(torch.cat([logits, near], 1), target)
+    return (to_text + F.cross_entropy(logits.T, target)) / 2
+
+
+class ClipTrainer:
+    """One step on a batch that depends only on seed and step number."""
+
+    def __init__(self, folder: Path, steps: int, seed: int):
+        torch.manual_seed(seed)
+        self.seed = seed
+        self.model = empty_folder_model(folder)
+        self.words = word_tokenizer()
+        self.words.enable_padding(length=CONTEXT)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PEAK, betas=(0.9, 0.98), weight_decay=0.05)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda s: learning_rate(s, steps))
+
+    @cached_property
+    def scenes(self) -> list[Scene]:
+        return scenes_with_captions(IMAGES, np.random.default_rng([9, self.seed]))
+
+    @cached_property
+    def images(self) -> Tensor:
+        return pixels(self.scenes)
+
+    def step(self, number: int) -> dict[str, float]:
+        rng = np.random.default_rng([10, self.seed, number])
+        rows = rng.choice(len(self.scenes), BATCH, replace=False)
+        scenes = [self.scenes[row] for row in rows]
+        requests = [request for scene in scenes if (request := told(scene, rng))]
+        assert len(requests) == BATCH, "every scene had a caption before"
+        near = [near_misses(r, s, NEAR_MISSES, rng) for r, s in zip(requests, scenes, strict=True)]
+        there = torch.tensor([[m < len(found) for m in range(NEAR_MISSES)] for found in near])
+        texts = [captions.caption(request) for request in [*requests, *(miss for found in near for miss in found)]]
+        self.model.train()
+        images = self.model.encode_image(network_input(self.images[torch.from_numpy(rows)]), normalize=True)
+        ids = torch.tensor([encoding.ids for encoding in self.words.encode_batch(texts)])
+        embedded = self.model.encode_text(ids, normalize=True)
+        misses = images.new_zeros(BATCH, NEAR_MISSES, images.shape[1]).masked_scatter(
+            there[..., None], embedded[BATCH:]
+        )
+        scale = self.model.logit_scale.exp().clamp(max=MAX_SCALE)
+        loss = contrastive_loss(images, embedded[:BATCH], misses, true_pairs(requests, scenes), scale)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.schedule.step()
+        return {"loss": loss.item(), "scale": scale.item()}
+
+
+def train_clip(out: Path, folder: Path, steps: int = STEPS, seed: int = 0) -> bool:
+    """Train, or take up the checkpoint in `out`, and once all steps are done write the weights to `folder`, in
+    float16."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_definition(folder)
+    trainer = ClipTrainer(folder, steps, seed)
+    parts = {"model": trainer.model, "optimizer": trainer.optimizer, "schedule": trainer.schedule}
+    done = train(out, "clip", parts, steps, trainer.step)
+    if done:
+        save_half(trainer.model, folder / "open_clip_model.safetensors")
+    return done

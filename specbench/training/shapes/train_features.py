@@ -1,0 +1,115 @@
+"""Trains the feature network to read scenes off their pictures: background, kinds of objects, and how many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specbench.models.shapes.features import FEATURES, FeatureNetwork
+from specbench.models.shapes.scene import COLORS, MAX_COUNT, SHAPES, TEXTURES, Scene, realize, sample_request
+from specbench.training.shapes.data import pixels
+from specbench.training.shapes.resumable import save_half, train
+from specbench.training.shapes.train_tokenizer import learning_rate
+
+IMAGES = 12_288
+BATCH = 64
+STEPS = 500
+PEAK = 5e-3
+KINDS = [(shape, color) for shape in SHAPES for color in COLORS]
+
+
+class Reader(nn.Module):
+    """The feature network, and the linear read-outs that only training needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = FeatureNetwork()
+        self.texture = nn.Linear(FEATURES, len(TEXTURES))
+        self.kinds = nn.Linear(FEATURES, len(KINDS))
+        self.count = nn.Linear(FEATURES, MAX_COUNT)
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits of the background, of each kind of object being there, and of the number of objects."""
+        features = self.features(images)
+        return self.texture(features), self.kinds(features), self.count(features)
+
+
+def scenes_of(count: int, seed: int) -> list[Scene]:
+    rng = np.random.default_rng([11, seed])
+    return [realize(sample_request(rng), rng) for _ in range(count)]
+
+
+def labels(scenes: Sequence[Scene]) -> tuple[Tensor, Tensor, Tensor]:
+    """What `Reader` should say: background [N], kinds 0 or 1 [N, 24], number of objects less one [N]."""
+    kinds = torch.zeros(len(scenes), len(KINDS))
+    for row, scene in enumerate(scenes):
+        kinds[row, [KINDS.index((item.shape, item.color)) for item in scene.items]] = 1
+    texture = torch.tensor([TEXTURES.index(scene.texture) for scene in scenes])
+    return texture, kinds, torch.tensor([len(scene.items) - 1 for scene in scenes])
+
+
+@torch.inference_mode()
+def accuracies(reader: Reader, count: int = 1024, seed: int = 1) -> dict[str, float]:
+    """Share of fresh pictures whose background, kinds of objects (all of them) and number of objects are read right."""
+    scenes = scenes_of(count, seed)
+    texture, kinds, number = reader.eval()(pixels(scenes))
+    wanted = labels(scenes)
+    right = {
+        "texture": texture.argmax(1) == wanted[0],
+        "kinds": ((kinds > 0) == wanted[1]).all(1),
+        "count": number.argmax(1) == wanted[2],
+    }
+    return {name: round(float(hits.float().mean()), 4) for name, hits in right.items()}
+
+
+class FeatureTrainer:
+    """One step on a batch that depends only on seed and step number."""
+
+    def __init__(self, steps: int, seed: int):
+        torch.manual_seed(seed)
+        self.seed = seed
+        self.reader = Reader()
+        self.optimizer = torch.optim.AdamW(self.reader.parameters(), lr=PEAK, weight_decay=0.01)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda s: learning_rate(s, steps))
+
+    @cached_property
+    def data(self) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        """Pictures and labels."""
+        scenes = scenes_of(IMAGES, seed=2 * self.seed)
+        return pixels(scenes), labels(scenes)
+
+    def step(self, number: int) -> dict[str, float]:
+        images, known = self.data
+        rng = np.random.default_rng([12, self.seed, number])
+        rows = torch.from_numpy(rng.choice(len(images), BATCH, replace=False))
+        texture, kinds, count = self.reader(images[rows])
+        wanted = [label[rows] for label in known]
+        losses = {
+            "texture": F.cross_entropy(texture, wanted[0]),
+            "kinds": F.binary_cross_entropy_with_logits(kinds, wanted[1], reduction="none").sum(1).mean(),
+            "count": F.cross_entropy(count, wanted[2]),
+        }
+        self.optimizer.zero_grad(set_to_none=True)
+        sum(losses.values()).backward()
+        nn.utils.clip_grad_norm_(self.reader.parameters(), 1.0)
+        self.optimizer.step()
+        self.schedule.step()
+        return {name: loss.item() for name, loss in losses.items()}
+
+
+def train_features(out: Path, file: Path, steps: int = STEPS, seed: int = 0) -> dict[str, float] | None:
+    """Train, or take up the checkpoint in `out`. Once all steps are done, write the network to `file` in float16 and
+    return its accuracies on fresh pictures."""
+    out.mkdir(parents=True, exist_ok=True)
+    trainer = FeatureTrainer(steps, seed)
+    parts = {"reader": trainer.reader, "optimizer": trainer.optimizer, "schedule": trainer.schedule}
+    if not train(out, "features", parts, steps, trainer.step):
+        return None
+    save_half(trainer.reader.features, file)
+    return accuracies(trainer.reader, seed=2 * seed + 1)

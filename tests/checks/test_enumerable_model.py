@@ -1,0 +1,152 @@
+"""The instrument itself: enumerable models answer for the right prefix, and the statistics neither cry wolf
+nor sleep."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.checks.divergence import LEVEL, POWER, Counts, chi_square, chi_square_tail, detectable_tv, p_value
+from specbench.checks.divergence import total_variation as tv
+from specbench.checks.enumerable_model import EnumerableModel, image_index, joint
+from specbench.models.interface import TokenLayout, Tree
+from specbench.specs.run_spec import Sampling
+
+LAYOUT = TokenLayout.with_row_ends(2, 2, 3)
+
+
+def session(rows: int, model: EnumerableModel | None = None, guidance: float = 1.0):
+    model = model or EnumerableModel(LAYOUT, ("a", "b"))
+    return model.begin(model.encode(["a", "b"] * (rows // 2)), guidance, columns=8)
+
+
+def random_tokens(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 4, shape, generator=torch.Generator().manual_seed(0))
+
+
+def row_of(model: EnumerableModel, prefix: list[int]) -> int:
+    return model.offsets[len(prefix)] + sum(token * 4**slot for slot, token in enumerate(prefix))
+
+
+def test_every_column_sees_exactly_its_row_s_prefix():
+    model = EnumerableModel(LAYOUT, ("a", "b"))
+    tokens = random_tokens(6, LAYOUT.length)
+    state = session(6, model)
+    fed = torch.nn.functional.pad(tokens[:, :-1], (1, 0))
+    seen = state.forward(fed, torch.arange(LAYOUT.length).expand(6, -1))
+    for row in range(6):
+        for slot in range(LAYOUT.length):
+            expected = model.conditional[row % 2, row_of(model, tokens[row, :slot].tolist())]
+            assert torch.equal(seen[row, slot], expected)
+
+
+def test_ragged_rows_overwrite_rejected_slots():
+    model = EnumerableModel(LAYOUT, ("a", "b"))
+    state = session(2, model)
+    state.forward(torch.tensor([[0, 1, 2], [0, 2, 2]]), torch.arange(3).expand(2, 3))
+    seen = state.forward(torch.tensor([[0, 1], [1, 3]]), torch.tensor([[2, 3], [1, 2]]))
+    assert torch.equal(seen[0, 1], model.conditional[0, row_of(model, [1, 0, 1])])
+    assert torch.equal(seen[1, 1], model.conditional[1, row_of(model, [1, 3])])
+
+
+def test_slots_past_the_end_are_tolerated():
+    state = session(2)
+    assert state.forward(random_tokens(2, 8), torch.arange(8).expand(2, 8) + 3).shape == (2, 8, 3)
+
+
+def test_a_tree_forward_is_each_of_its_branches_as_a_chain():
+    tree, depth_one = Tree((-1, 0, 1, 0, 3)), random_tokens(4, 3)
+    tokens = random_tokens(4, 5)
+    positions = torch.tensor([[3], [2], [3], [1]]) + torch.tensor(tree.depth)
+    branches = {0: [0], 1: [0, 1], 2: [0, 1, 2], 3: [0, 3], 4: [0, 3, 4]}
+
+    def prefilled():
+        state = session(4)
+        state.forward(depth_one, torch.arange(3).expand(4, 3))
+        return state
+
+    state = prefilled()
+    seen = state.forward(tokens, positions, tree)
+    for column, path in branches.items():
+        alone = prefilled().forward(tokens[:, path], positions[:, path])
+        assert torch.equal(seen[:, column], alone[:, -1])
+    state.keep(torch.tensor([[3, 4]]).expand(4, 2), positions[:, [3, 4]])
+    again = state.forward(tokens[:, 4:], positions[:, 4:])
+    assert torch.equal(again[:, 0], seen[:, 4])
+
+
+def test_guidance_mixes_the_two_tables():
+    model = EnumerableModel(LAYOUT, ("a", "b"))
+    seen = session(2, model, guidance=2.5).forward(torch.zeros(2, 1), torch.zeros(2, 1))
+    torch.testing.assert_close(seen, (2.5 * model.conditional - 1.5 * model.unconditional)[:, :1])
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(2.0, 0.7, 2), Sampling(1.0, 1.0, 0, 0.8)])
+def test_the_joint_is_the_product_of_conditionals(sampling):
+    model = EnumerableModel(LAYOUT, ("a", "b"), seed=5)
+    truth = joint(model, sampling, "b")
+    assert math.isclose(truth.sum(), 1.0, rel_tol=1e-12)
+    if sampling == Sampling(1.0):
+        image, stream = [2, 0, 1, 1], [2, 0, 3, 1, 1, 3]
+        chance = 1.0
+        for slot, token in enumerate(stream):
+            if token < 3:
+                chance *= model.conditional[1, row_of(model, stream[:slot])].double().softmax(0)[token].item()
+        assert math.isclose(truth[image_index(np.array(image), 3)], chance, rel_tol=1e-12)
+
+
+def experiment(shift: float, images: int, seed: int, tables: int = 6, cells: int = 81):
+    """Multinomial counts whose law is `shift` in total variation from each table's exact joint."""
+    rng = np.random.default_rng(seed)
+    counts, distance = [], 0.0
+    for _ in range(tables):
+        exact = rng.dirichlet(np.full(cells, 0.8))
+        tilt = exact * rng.choice([-1.0, 1.0], cells)
+        tilt -= exact * tilt.sum()
+        law = np.clip(exact + tilt * shift / (np.abs(tilt).sum() / 2), 0, None)
+        law /= law.sum()
+        distance += np.abs(law - exact).sum() / 2 / tables
+        half = images // tables // 2
+        counts.append(Counts(np.stack([rng.multinomial(half, law), rng.multinomial(half, law)]), exact))
+    return counts, distance
+
+
+def test_chi_square_tail_matches_tabulated_values():
+    assert math.isclose(chi_square_tail(3.841458820694124, 1), 0.05, rel_tol=1e-9)
+    assert math.isclose(chi_square_tail(124.3421134, 100), 0.05, rel_tol=1e-6)
+
+
+def test_an_exact_sampler_is_called_lossless_with_p_values_spread_evenly():
+    runs = [experiment(0.0, 60_000, seed)[0] for seed in range(300)]
+    p = np.array([p_value(run) for run in runs])
+    assert p.min() > LEVEL
+    assert (p < 0.1).mean() < 0.16
+    distances = np.array([tv(run) for run in runs])
+    assert distances[:, 0].mean() < 0.002
+    assert (distances[:, 1] > 0).mean() < 0.06
+
+
+def test_a_distance_of_detectable_size_is_found_with_the_declared_power():
+    sizes = [experiment(0.0, 60_000, seed)[0] for seed in range(3)]
+    threshold = max(detectable_tv(sum(chi_square(c)[1] for c in run), 60_000) for run in sizes)
+    found = [p_value(experiment(threshold, 60_000, seed)[0]) < LEVEL for seed in range(200)]
+    assert np.mean(found) > POWER - 0.04
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.01, 0.03, 0.1, 0.4])
+def test_the_interval_covers_the_true_distance(shift):
+    covered = []
+    for seed in range(200):
+        counts, distance = experiment(shift, 60_000, seed)
+        estimate, low, high = tv(counts)
+        covered.append(low <= distance <= high)
+        assert low <= estimate <= high
+    assert np.mean(covered) > 0.95
+
+
+def test_one_impossible_image_is_enough():
+    exact = np.array([0.5, 0.5, 0.0])
+    counts = Counts(np.array([[500, 500, 0], [500, 499, 1]]), exact)
+    assert p_value([counts]) == 0
+    assert tv([counts])[2] <= 1

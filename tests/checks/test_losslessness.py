@@ -1,0 +1,242 @@
+"""Decoders that claim to keep the joint distribution of the image keep it; the others, and planted bugs, are
+caught."""
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.checks.divergence import LEVEL, p_value
+from specbench.checks.enumerable_model import EnumerableModel
+from specbench.checks.losslessness import CASES, audit, observe, with_window
+from specbench.decoding.drafters import jacobi
+from specbench.decoding.loop import Request, decode
+from specbench.decoding.noise import Noise, Stream
+from specbench.decoding.sampling import draw
+from specbench.decoding.verification.ratio_tests import RatioTest
+from specbench.decoding.verification.residuals import standard
+from specbench.errors import SpecbenchError
+from specbench.specs.presets import PRESETS, resolve
+from specbench.specs.run_spec import Sampling
+
+IMAGES = 40_000
+SPATIAL = ("left-repeat", "left-sample", "above-repeat", "above-sample")
+
+LOSSLESS = [
+    ("ar", {}),
+    ("jacobi", {}),
+    ("sjd", {"fresh-q": "uniform"}),
+    ("sjd", {"fresh-q": "onehot"}),
+    *(("sjd", {"init": init}) for init in SPATIAL),
+    ("sjd", {"residual": "optimal"}),
+    ("sjd-norefine", {}),
+    ("scd-mc", {}),
+    ("scd-mc", {"init": "above-sample"}),
+    ("scd-gs", {}),
+    ("predictive", {}),
+    ("sjd-pac", {}),
+    ("sjd-pac", {"siblings": 2, "depth": 1}),
+    ("sjd-pac", {"siblings": 5, "depth": 3, "fresh-q": "onehot"}),
+    ("sjd-pac", {"refine": "gumbel", "depth": 2}),
+    ("sjd-pac", {"refine": "resample", "init": "left-sample"}),
+    ("eagle", {}),
+    ("eagle", {"tree": "chain"}),
+    ("eagle", {"tree": "0 1 2 3 10 11 12 20 100", "verifier": "match", "refine": "resample"}),
+]
+
+LOSSY = [
+    ("sjd++", {"tau": 0.5}),
+    ("gsd", {}),
+    ("amplify", {}),
+    ("add", {}),
+    ("lantern", {"delta": 0.3}),
+    ("lantern++", {}),
+    ("lantern++-optimal", {}),
+    ("uniform-rsd", {}),
+    ("cool-sd", {"delta": 2.0}),
+    ("cool-sd-linear", {}),
+    ("zipar", {"rows-window": 1}),
+]
+
+
+def label(choice) -> str:
+    return " ".join([choice[0], *map(str, choice[1].values())]) if isinstance(choice, tuple) else str(choice)
+
+
+@pytest.mark.parametrize("choice", LOSSLESS, ids=label)
+def test_a_lossless_decoder_passes(choice):
+    spec = resolve(*choice)
+    assert spec.lossless
+    [result] = audit([spec], samples=IMAGES)
+    assert result["verdict"] == "lossless", result
+    assert result["tv_low"] < 0.005
+    assert result["detectable_tv"] < 0.035
+
+
+@pytest.mark.parametrize("choice", LOSSY, ids=label)
+def test_a_lossy_decoder_is_shown_to_differ(choice):
+    spec = resolve(*choice)
+    assert not spec.lossless
+    [result] = audit([spec], samples=IMAGES)
+    assert result["verdict"] == "lossy", result
+    assert 0.005 < result["tv_low"] < result["tv"] < result["tv_high"] <= 1
+
+
+def test_every_preset_is_audited_above():
+    assert {name for name, _ in LOSSLESS + LOSSY} >= set(PRESETS) - {"sjd-isp"}
+
+
+@pytest.mark.parametrize("name", [*PRESETS])
+def test_an_image_does_not_depend_on_the_batch_it_is_decoded_in(name):
+    for case in CASES[:2]:
+        model = EnumerableModel(case.layout, ("a", "b", "c"))
+        requests = [Request("abc"[index % 3], "prompt", index) for index in range(96)]
+        spec = with_window(resolve(name), case.window or 8)
+
+        def tokens(batch, model=model, requests=requests, spec=spec):
+            parts = [requests[start : start + batch] for start in range(0, len(requests), batch)]
+            rows = [row for part in parts for row in decode(model, part, spec, Sampling(1.0), 7, render=False)]
+            return np.stack([row.tokens for row in rows])
+
+        assert np.array_equal(tokens(96), tokens(4))
+        assert np.array_equal(tokens(96)[:24], tokens(1)[:24])
+
+
+def test_rows_of_a_batch_commit_at_their_own_pace():
+    case = CASES[1]
+    requests = [Request("", "prompt", index) for index in range(4)]
+    rows = decode(EnumerableModel(case.layout), requests, resolve("sjd"), case.sampling, 1, render=False)
+    assert len({tuple(row.committed_step) for row in rows}) > 1
+
+
+@pytest.mark.parametrize("name", ["sjd", "scd-mc", "sjd-pac"])
+def test_ragged_batches_of_four_keep_the_joint(name):
+    tables = [counts for case in CASES for counts in observe(case, resolve(name), 240, seed=3, batch=4)]
+    assert p_value(tables) > LEVEL
+
+
+def caught(name: str) -> bool:
+    [result] = audit([resolve(name)], samples=2 * IMAGES)
+    return result["verdict"] == "lossy"
+
+
+def test_stale_q_of_a_kept_draft_is_caught(monkeypatch):
+    honest = jacobi.Jacobi.observe
+
+    def keep_old_q(self, verification, positions, shift, keep_tail):
+        honest(self, verification, positions, shift, keep_tail)
+        kept = self._proposed == verification.tokens
+        kept &= torch.arange(kept.shape[1]) < kept.shape[1] - 1
+        self._q = torch.where(kept[..., None], self._proposed_q, self._q)
+
+    def remember(self, trunk, committed, step):
+        self._proposed = torch.nn.functional.pad(trunk.tokens[:, 1:], (0, 1))
+        self._proposed_q = trunk.q
+        return trunk
+
+    monkeypatch.setattr(jacobi.Jacobi, "observe", keep_old_q)
+    monkeypatch.setattr(jacobi.Jacobi, "_expand", remember)
+    assert caught("scd-mc")
+
+
+def test_a_slot_s_redraw_noise_reused_for_another_slot_is_caught(monkeypatch):
+    honest = Noise.uniform
+
+    def by_window(self, positions, stream, draw=0):
+        return honest(self, positions * (stream != Stream.REDRAW), stream, draw)
+
+    monkeypatch.setattr(Noise, "uniform", by_window)
+    assert caught("sjd")
+
+
+def test_frozen_noise_shared_by_two_slots_is_caught(monkeypatch):
+    honest = Noise.run_race
+
+    def by_pair(self, weights, positions, *rest):
+        return honest(self, weights, positions - positions % 2, *rest)
+
+    monkeypatch.setattr(Noise, "run_race", by_pair)
+    assert caught("predictive")
+
+
+def test_a_coin_tossed_once_and_used_every_step_is_caught(monkeypatch):
+    honest = Noise.uniform
+
+    def frozen_coin(self, positions, stream, draw=0):
+        return honest(self, positions, stream, draw * (stream != Stream.COIN))
+
+    monkeypatch.setattr(Noise, "uniform", frozen_coin)
+    assert caught("scd-mc")
+
+
+def test_a_rejected_token_redrawn_from_p_is_caught(monkeypatch):
+    monkeypatch.setattr(RatioTest, "residual_weights", lambda self, window: window.p)
+    assert caught("sjd")
+
+
+def test_siblings_drawn_from_the_residual_are_caught(monkeypatch):
+    def from_residual(q, uniform):
+        return draw(standard(q, torch.full_like(q, 1 / q.shape[-1])), uniform)
+
+    monkeypatch.setattr(jacobi, "draw", from_residual)
+    assert caught("sjd-pac")
+
+
+USER_MODULE = """
+import numpy as np
+import torch
+from specbench.specs.presets import resolve
+
+mine = resolve("scd-mc", {"window": 5})
+nonsense = 3
+
+def sample(model, requests, sampling, seed, blur=0.0):
+    rng = np.random.default_rng([seed, requests[0].sample])
+    layout = model.layout
+    state = model.begin(model.encode([request.text for request in requests]), sampling.guidance, 1)
+    tokens = np.zeros((len(requests), layout.length + 1), dtype=int)
+    for slot, forced in enumerate(layout.forced):
+        fed = torch.from_numpy(tokens[:, slot - 1 : slot] if slot else tokens[:, :1])
+        logits = state.forward(fed, torch.full_like(fed, slot))[:, 0].double().numpy()
+        p = np.exp(logits / (1 + blur))
+        p /= p.sum(1, keepdims=True)
+        tokens[:, slot] = (p.cumsum(1) < rng.random((len(p), 1))).sum(1) if forced < 0 else forced
+    return tokens[:, :-1]
+
+def blurred(model, requests, sampling, seed):
+    return sample(model, requests, sampling, seed, blur=0.1)
+"""
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    (tmp_path / "mydecoders.py").write_text(USER_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("specbench.checks.losslessness.CASES", CASES[:2])
+
+
+def test_a_user_s_decoder_is_judged_by_its_images(user_module):
+    good, bad, spec = audit([f"mydecoders:{name}" for name in ("sample", "blurred", "mine")], samples=40_000)
+    assert (good["verdict"], good["declared"]) == ("lossless", None)
+    assert bad["verdict"] == "lossy"
+    assert spec["declared"] == "lossless"
+    assert spec["decoder"] == "mydecoders:mine"
+
+
+@pytest.mark.parametrize(
+    ("decoder", "named"),
+    [
+        ("mydecoders:missing", "missing"),
+        ("nowhere.at.all:Name", "nowhere"),
+        ("mydecoders:nonsense", "int"),
+        ("sjdd", "sjdd"),
+    ],
+)
+def test_a_decoder_that_cannot_be_had_is_named(user_module, decoder, named):
+    with pytest.raises(SpecbenchError, match=named) as caught:
+        audit([decoder])
+    assert caught.value.exit_code == 2
+
+
+def test_too_few_samples_are_refused():
+    with pytest.raises(SpecbenchError, match="10"):
+        audit(["ar"], samples=10)

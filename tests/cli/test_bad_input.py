@@ -1,0 +1,173 @@
+"""Whatever a user gets wrong: exit code 2, one line on stderr that names it, nothing on stdout, nothing written."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from specbench.runs.settings import run_settings
+
+FILES = {
+    "empty.txt": b"",
+    "binary.txt": b"\x00\x01",
+    "latin.txt": b"caf\xe9",
+    "line.txt": b"x" * 50_000_000,
+    "twice.jsonl": b'{"id": "a", "text": "a red circle"}\n{"id": "a", "text": "a blue circle"}\n',
+    "cats.txt": b"three cats\n",
+    "bad.toml": b"sede = 3\n",
+    "broken.toml": b"seed =",
+    "file": b"",
+}
+
+BAD = [
+    ("score --metric fdi", "unknown metric 'fdi'", "did you mean 'fid["),
+    ("show nothing", "unknown run 'nothing'", "valid: none"),
+    ("run --model shaps", "unknown model 'shaps'", "did you mean 'shapes'"),
+    ("run --decoder gsdd", "unknown decoder 'gsdd'", "did you mean 'gsd'"),
+    ("run --decoder gsd --GG 5", "unknown option '--GG'", "did you mean '--G'"),
+    ("run --decoder gsd --g 5", "unknown option '--g'", "--G"),
+    ("run --decoder gsd:GG=5", "unknown option of decoder 'gsd' 'GG'", "did you mean 'G'"),
+    ("run --decoder sjd --G 5", "--G: none of the chosen decoders", "belongs to gsd"),
+    ("run --decoder gsd --G 0", "--G 0: must be at least 1", ""),
+    ("run --decoder gsd --G many", "--G many: expected a whole number", ""),
+    ("run --decoder gsd --cluster red", "--cluster red: not a valid choice", "target"),
+    ("run --decoder sjd++ --tau -0.5", "--tau -0.5: must be at least 0", ""),
+    ("run --decoder sjd --window 0", "--window 0: must be at least 1", ""),
+    ("run --decoder sjd --window some", "--window some: expected a whole number", ""),
+    ("run --verifier grupped", "--verifier grupped", "grouped"),
+    ("run --top-k 100000", "--top-k 100000", "image tokens"),
+    ("run --top-p 0", "--top-p 0", ""),
+    ("run --temperature 0", "--temperature 0", ""),
+    ("run --temperature nan", "--temperature nan", ""),
+    ("run --seed -1", "--seed -1: must be at least 0", ""),
+    ("run --seed 9223372036854775808", "--seed 9223372036854775808", ""),
+    ("run --limit 0", "--limit 0", ""),
+    ("run --samples 0", "--samples 0", ""),
+    ("run --batch 0", "--batch 0", ""),
+    ("run --dtype float31", "--dtype float31", "float32"),
+    ("run --device tpu", "--device tpu", "cuda"),
+    ("run --ids no-such-id", "no-such-id", ""),
+    ("run --prompts shaps", "unknown prompt set 'shaps'", "did you mean 'shapes'"),
+    ("run --prompts absent.txt", "prompt file 'absent.txt' does not exist", "shapes"),
+    ("run --prompts empty.txt", "no prompts", ""),
+    ("run --prompts binary.txt", "binary", ""),
+    ("run --prompts latin.txt", "not UTF-8", ""),
+    ("run --prompts line.txt", "line 1 is longer", ""),
+    ("run --prompts twice.jsonl", "two prompts have the id 'a'", ""),
+    ("run --prompts cats.txt", "cats", ""),
+    ("run --out file", "--out file", "name a folder"),
+    ("run --out file/inside", "--out file/inside", ""),
+    ("run --out /proc/specbench", "--out /proc/specbench: cannot write there", ""),
+    ("run --config absent.toml", "absent.toml", ""),
+    ("run --config bad.toml", "'sede'", "did you mean 'seed'"),
+    ("run --config broken.toml", "not a TOML file", ""),
+    ("run extra", "extra", ""),
+    ("run --seed", "--seed", ""),
+    ("list modls", "unknown thing to list 'modls'", "did you mean 'models'"),
+    ("list", "WHAT", ""),
+    ("rnu", "rnu", "run"),
+    ("score --metric fidd", "unknown metric 'fidd'", "valid"),
+    ("score", "no runs in results", "specbench run"),
+    ("report", "no runs in results", "specbench run"),
+    ("report --format exel", "unknown format 'exel'", "markdown"),
+    ("show absent", "absent", ""),
+    ("audit nothing", "unknown decoder 'nothing'", "valid"),
+    ("audit ar --samples 5", "--samples 5", ""),
+    ("audit no.such.module:Thing", "no.such.module:Thing", ""),
+    ("doctor --model shaps", "unknown model 'shaps'", "did you mean 'shapes'"),
+    ("shapes render cats", "cats", ""),
+    ("demo --limit 0", "--limit 0", ""),
+]
+
+
+@pytest.mark.parametrize(("line", "what", "hint"), BAD, ids=[line for line, _, _ in BAD])
+def test_refused_in_one_line(line, what, hint, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        (tmp_path / name).write_bytes(content)
+    outcome = cli(*line.split())
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1, outcome.err
+    assert what in outcome.err and hint in outcome.err, outcome.err
+    assert sorted(os.listdir(tmp_path)) == sorted(FILES)
+
+
+@pytest.mark.parametrize("line", ["run --top-k 100000", "run --prompts empty.txt", "run --out file", "run --decoder x"])
+def test_refused_before_anything_heavy_is_imported(line, tmp_path):
+    for name in ("empty.txt", "file"):
+        (tmp_path / name).touch()
+    script = f"""
+import sys
+from specbench.cli import main
+try:
+    main({line.split()!r})
+except SystemExit as stopped:
+    print(stopped.code, [name for name in ("torch", "pandas", "transformers") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.stdout == "2 []\n", done
+
+
+def test_a_bad_variable_is_named(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECBENCH_SEDE", "1")
+    assert "SPECBENCH_SEDE" in cli("run", "--dry-run").err
+    monkeypatch.delenv("SPECBENCH_SEDE")
+    monkeypatch.setenv("SPECBENCH_G", "0")
+    outcome = cli("run", "--dry-run", "--decoder", "gsd")
+    assert outcome.code == 2 and "environment SPECBENCH_G" in outcome.err
+
+
+def test_missing_weights_are_a_missing_prerequisite(cli, tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    from specbench.models import catalog
+
+    monkeypatch.chdir(tmp_path)
+    absent = replace(catalog.find_model("shapes"), weights=(tmp_path / "absent.safetensors",))
+    monkeypatch.setattr(catalog, "models", lambda: {"shapes": absent})
+    outcome = cli("run")
+    assert outcome.code == 5 and "absent.safetensors" in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_an_unforeseen_error_is_one_line_unless_debugging(cli, monkeypatch):
+    from specbench.models import catalog
+
+    def broken():
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(catalog, "models", broken)
+    outcome = cli("list", "models")
+    expected = r"error: RuntimeError: two lines \(a bug at test_bad_input\.py:\d+; --debug shows all\)\n"
+    assert outcome.code == 1 and re.fullmatch(expected, outcome.err)
+    assert "Traceback" in cli("list", "models", "--debug").err
+
+
+names = [f"--{setting.name}" for setting in run_settings()]
+flags = st.sampled_from([*names, "--config", "--show-config", "-q", "--"])
+words = st.sampled_from(["0", "1", "-1", "nan", "inf", "1e999", "9" * 400, "auto", "ar", "gsd:G=3", "shapes", ":=,"])
+tokens = flags | words | st.text(max_size=12).filter(lambda text: "\0" not in text)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(arguments=st.lists(tokens, max_size=7))
+def test_any_command_line_is_planned_or_refused(arguments, tmp_path, monkeypatch):
+    from specbench.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.raises(SystemExit) as stopped, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        main(["run", "--dry-run", *arguments])
+    code = stopped.value.code or 0
+    assert code in (0, 2, 5), err.getvalue()
+    assert code == 0 or err.getvalue().count("\n") == 1, err.getvalue()
+    assert os.listdir(tmp_path) == []

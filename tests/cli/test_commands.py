@@ -1,0 +1,190 @@
+"""run, score, report, show and list on the embedded model: data on stdout, talk on stderr, the promised keys and exit
+codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import specbench
+from specbench.errors import SpecbenchError
+
+RUN = ("run", "--decoder", "ar,sjd", "--limit", "2", "--threads", "1")
+REPORT_KEYS = (
+    *("run_id", "model", "decoder", "options", "n", "nfe", "step_compression", "latency_ms"),
+    *("speedup", "speedup_low", "speedup_high", "window_cost", "overhead", "scores"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the runs of `RUN`, made by the command line."""
+    path = tmp_path_factory.mktemp("runs")
+    done = shell(path, *RUN, "--json")
+    assert done.returncode == 0, done.stderr
+    assert [row["run_id"].rpartition("-")[0] for row in json.loads(done.stdout)] == ["shapes-ar", "shapes-sjd"]
+    return path
+
+
+def shell(path, *arguments, **variables) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "specbench", *arguments]
+    env = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    return subprocess.run(command, capture_output=True, text=True, cwd=path, env=env, timeout=600)
+
+
+@pytest.fixture
+def there(folder, cli, monkeypatch):
+    monkeypatch.chdir(folder)
+    return cli
+
+
+def test_the_same_command_again_decodes_nothing(there):
+    outcome = there(*RUN)
+    assert outcome.code == 0 and "4 of 4 images are there already" in outcome.err
+    assert len(outcome.out.splitlines()) == 2
+
+
+def test_quiet_says_nothing(there):
+    assert there(*RUN, "--quiet").err == ""
+
+
+def test_a_dry_run_counts_what_is_there(there):
+    rows = json.loads(there("run", "--decoder", "ar,sjd", "--limit", "3", "--threads", "1", "--dry-run", "--json").out)
+    assert [(row["images"], row["done"]) for row in rows] == [(3, 2), (3, 2)]
+
+
+def test_report_has_the_documented_keys(there):
+    assert there("score").code == 0
+    rows = json.loads(there("report", "--json").out)
+    assert [row["decoder"] for row in rows] == ["ar", "sjd"]
+    for row in rows:
+        assert set(REPORT_KEYS) <= set(row)
+        assert row["n"] == 2 and row["latency_ms"] > 0
+        assert "shapes-detector" in [score["metric"] for score in row["scores"]]
+    assert rows[0]["step_compression"] == 1 and rows[1]["step_compression"] > 1.2
+
+
+def test_report_prints_markdown_with_definitions(there):
+    text = there("report").out
+    assert "| decoder |" in text and "- NFE: " in text
+    assert there("report", "--format", "csv").out.startswith("run_id,")
+
+
+def test_every_json_is_one_array_with_names_first(there):
+    for what in ("models", "decoders", "metrics", "prompts", "runs"):
+        rows = json.loads(there("list", what, "--json").out)
+        assert rows and all(next(iter(row)) == "name" for row in rows)
+    for command in (("show", "shapes-ar"), ("score",), ("doctor",)):
+        assert isinstance(json.loads(there(*command, "--json").out), list)
+
+
+def test_python_reads_what_the_command_line_wrote(folder):
+    samples = specbench.load("shapes-sjd", out=folder / "results")
+    assert list(samples["status"]) == ["ok", "ok"]
+    assert len(specbench.report(out=folder / "results")) == 2
+
+
+def test_generate_is_the_stored_image_of_the_same_seed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").write_text("a red circle\n")
+    settings = {"decoder": "sjd", "window": 8, "seed": 5, "threads": 1}
+    summary = specbench.run(prompts="mine.txt", **settings)
+    stored = specbench.load(summary.folders[0].name)
+    generation = specbench.generate("a red circle", **settings)
+    assert np.array_equal(stored["tokens"][0], generation.tokens)
+    assert generation.image.shape == (3, 64, 64)
+
+
+def test_python_refuses_what_the_command_line_refuses():
+    with pytest.raises(SpecbenchError, match="GG"):
+        specbench.generate("a red circle", decoder="gsd", GG=3)
+    with pytest.raises(SpecbenchError, match="cats"):
+        specbench.generate("three cats")
+    for settings in ({"decoder": "ar,sjd"}, {"decoder": "sjd", "window": "auto"}):
+        with pytest.raises(SpecbenchError, match="one decoder"):
+            specbench.generate("a red circle", **settings)
+
+
+def test_failed_images_exit_with_3_and_are_rows(cli, tmp_path, monkeypatch):
+    from specbench.runs.executors import local
+
+    monkeypatch.chdir(tmp_path)
+    real = local.decode
+
+    def broken(model, requests, *rest, **options):
+        return (
+            [SpecbenchError("NaN logits", exit_code=1)]
+            if "circle" in requests[0].text
+            else real(model, requests, *rest, **options)
+        )
+
+    monkeypatch.setattr(local, "decode", broken)
+    (tmp_path / "mine.txt").write_text("a red square\na red circle\n")
+    outcome = cli("run", "--prompts", "mine.txt", "--decoder", "sjd", "--threads", "1")
+    assert outcome.code == 3 and "1 of 2 images failed" in outcome.err and "NaN logits" in outcome.err
+    rows = specbench.load(outcome.out.strip(), out="results")
+    assert sorted(rows["status"]) == ["failed", "ok"]
+
+
+def test_interrupting_says_how_to_resume(tmp_path):
+    command = [sys.executable, "-m", "specbench", "run", "--decoder", "ar", "--limit", "200", "--threads", "1"]
+    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob("results/*/samples/*.parquet")):
+        assert running.poll() is None, running.stderr.read()
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    _, err = running.communicate(timeout=300)
+    assert running.returncode == 130
+    assert "interrupted" in err and "run the same command again to resume" in err and "Traceback" not in err
+
+
+def test_a_window_chosen_by_measuring_is_kept(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ("run", "--decoder", "sjd", "--window", "auto", "--limit", "1", "--threads", "1")
+    first = cli(*command)
+    assert first.code == 0 and "is the fastest here" in first.err
+    second = cli(*command)
+    assert second.out == first.out and "1 of 1 images are there already" in second.err
+    assert json.loads(cli("show", "shapes-sjd", "--json").out)[0]["window_curve"]
+
+
+def test_show_config_names_every_origin(there):
+    rows = json.loads(
+        there("run", "--decoder", "ar,gsd:G=5", "--window", "8", "--seed", "3", "--show-config", "--json").out
+    )
+    origins = {row["name"]: (row["value"], row["origin"]) for row in rows}
+    assert origins["seed"] == (3, "flag --seed")
+    assert origins["gsd:G"] == (5, "inline")
+    assert origins["gsd:window"] == (8, "flag --window")
+    assert origins["gsd:delta"][1] == "default of gsd"
+    assert origins["top-k"][1] == "left to the model" and origins["top-k"][0] is not None
+
+
+def test_a_config_file_holds_the_same_settings(there, tmp_path):
+    (tmp_path / "c.toml").write_text('decoder = ["ar", "gsd:G=5"]\nseed = 3\ntop-k = 7\n')
+    rows = json.loads(there("run", "--config", tmp_path / "c.toml", "--show-config", "--json").out)
+    origins = {row["name"]: (row["value"], row["origin"]) for row in rows}
+    assert origins["top-k"] == (7, f"file {tmp_path / 'c.toml'}") and origins["gsd:G"][0] == 5
+
+
+def test_doctor_says_ready(there):
+    outcome = there("doctor", "--model", "shapes", "--json")
+    assert outcome.code == 0
+    assert {row["status"] for row in json.loads(outcome.out)} <= {"ok", "warning"}
+
+
+def test_the_demo_leaves_a_table_and_a_picture(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = cli("demo", "--limit", "1")
+    assert outcome.code == 0, outcome.err
+    lines = outcome.out.splitlines()
+    assert lines[0].startswith("| decoder") and "shapes detector" in lines[0]
+    assert [line.split()[1] for line in lines[2:6]] == ["ar", "jacobi", "sjd", "sjd++"]
+    assert (tmp_path / lines[-1]).read_bytes().startswith(b"\x89PNG")

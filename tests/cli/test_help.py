@@ -1,0 +1,76 @@
+"""`--help` and `list` answer without importing anything heavy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from specbench.cli import build_app
+
+# huggingface_hub itself is a few constants; its `file_download` brings the HTTP client.
+HUB = ("huggingface_hub.file_download", "httpx", "httpx2")
+HEAVY = ("torch", "pandas", "transformers", "pyarrow", "matplotlib", "scipy", "safetensors", "PIL", "click", *HUB)
+SCRIPT = """
+import sys
+from specbench.cli import main
+try:
+    main({arguments!r})
+except SystemExit as stopped:
+    assert not stopped.code, stopped.code
+print("HEAVY", [name for name in {heavy!r} if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["run", "--help"],
+        *(["list", what] for what in ("models", "decoders", "metrics", "prompts", "tables", "runs")),
+        ["list", "decoders", "--json"],
+    ],
+    ids=" ".join,
+)
+def test_nothing_heavy_is_imported(arguments, tmp_path):
+    script = SCRIPT.format(arguments=arguments, heavy=HEAVY)
+    # Only a checkpoint in the hub's cache takes the hub's library to judge.
+    env = os.environ | {"HF_HOME": str(tmp_path)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, env=env)
+    assert done.stderr.splitlines()[-1] == "HEAVY []", done.stderr
+
+
+@pytest.mark.parametrize("wanted", [group.name for group in typer.main.get_command(build_app()).commands.values()])
+def test_a_command_is_the_same_whichever_others_are_loaded(wanted):
+    every, alone = (typer.main.get_command(build_app(named)).commands for named in (None, wanted))
+    assert wanted in alone and set(alone) <= set(every)
+    assert [parameter.opts for parameter in alone[wanted].params] == [
+        parameter.opts for parameter in every[wanted].params
+    ]
+
+
+def test_importing_the_package_imports_its_version_only(tmp_path):
+    script = "import sys, specbench; print([name for name in sys.modules if name.startswith('specbench.')])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.stdout == "['specbench.system', 'specbench.system.version']\n"
+
+
+def test_help_costs_a_few_times_what_typer_and_rich_cost(tmp_path):
+    def seconds(*arguments: str) -> float:
+        measured = "import resource, sys; {}; print(resource.getrusage(resource.RUSAGE_SELF).ru_utime, file=sys.stderr)"
+        code = measured.format(*arguments)
+        runs = [
+            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+            for _ in range(3)
+        ]
+        return min(float(run.stderr.splitlines()[-1]) for run in runs)
+
+    floor = seconds("import typer, rich.console, rich.table, rich.panel, rich.markdown")
+    call = "from specbench.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nimport resource, sys"
+    script = f"exec({call!r})"
+    assert seconds(script) < 4 * floor

@@ -1,0 +1,42 @@
+"""On a terminal progress is a bar; elsewhere plain lines; colour obeys NO_COLOR; no text can smuggle control codes."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbench.errors import SpecbenchError
+from specbench.system import console
+
+
+def test_off_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
+    monkeypatch.setattr(console, "LINE_EVERY_S", -1)
+    reporter = console.ProgressReporter()
+    reporter.start(total=3, done=1)
+    reporter.row("shapes-ar-00000000", {"status": "ok"})
+    reporter.row("shapes-ar-00000000", {"status": "failed"})
+    reporter.finish()
+    first, *lines, last = capsys.readouterr().err.splitlines()
+    assert first == "1 of 3 images are there already"
+    assert lines[0].startswith("2/3 images, ") and lines[1].startswith("3/3 images, 1 failed, ")
+    assert last.startswith("2 images in ")
+
+
+@pytest.mark.parametrize(
+    ("variables", "coloured"), [({"FORCE_COLOR": "1"}, True), ({"NO_COLOR": "1"}, False), ({}, False)]
+)
+def test_colour_follows_the_usual_variables(capsys, monkeypatch, variables, coloured):
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    console.show_error(SpecbenchError("wrong", "try this"))
+    assert ("\x1b[" in capsys.readouterr().err) == coloured
+
+
+@pytest.mark.parametrize("text", ["a\nb", "\x1b[31mred", "[red]not markup[/red]", "x" * 10_000, "\u202eback"])
+def test_an_error_is_one_harmless_line(capsys, text):
+    console.show_error(SpecbenchError(text))
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "\x1b" not in err and "\u202e" not in err and len(err) < 3000
+    if text.startswith("["):
+        assert "[red]not markup[/red]" in err

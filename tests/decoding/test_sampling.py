@@ -1,0 +1,51 @@
+"""On a CPU a step passes only over the tokens of a wide vocabulary that p keeps; the tokens it makes are the same."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_llama import Tiny
+
+from specbench.decoding import sampling
+from specbench.decoding.loop import Request, decode
+from specbench.decoding.noise import Noise, Stream
+from specbench.decoding.sampling import kept, run_race
+from specbench.errors import SpecbenchError
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
+
+REQUESTS = [Request("four", "p"), Request("five!", "q", 1)]
+
+
+def images(name: str, wide: int, monkeypatch) -> list:
+    monkeypatch.setattr(sampling, "WIDE", wide)
+    return decode(Tiny(), REQUESTS, resolve(name), Sampling(guidance=2.0, top_k=3), 5, render=False)
+
+
+@pytest.mark.parametrize("name", ["ar", "sjd", "gsd", "scd-mc", "scd-gs", "sjd-pac", "predictive", "zipar"])
+def test_every_decoder_makes_the_same_image_either_way(name, monkeypatch):
+    for narrow, wide in zip(images(name, 99, monkeypatch), images(name, 0, monkeypatch), strict=True):
+        assert np.array_equal(narrow.tokens, wide.tokens) and narrow.nfe == wide.nfe
+        assert np.allclose(narrow.entropy, wide.entropy, atol=1e-6) and np.array_equal(narrow.top1, wide.top1)
+
+
+def test_only_what_a_law_holds_runs_the_race():
+    draws = torch.Generator().manual_seed(0)
+    law = torch.rand(2, 8, 5000, generator=draws) * (torch.rand(2, 8, 5000, generator=draws) < 0.02)
+    law[0, 0] = 0
+    law[0, 0, 4321] = 0.5
+    noise, positions = Noise([1, -2], 5000), torch.arange(8).repeat(2, 1)
+    held = kept(law)
+    assert held.ids.shape[-1] == (law > 0).sum(-1).max() < 200
+    assert torch.equal(torch.zeros_like(law).scatter_add_(-1, held.ids, held.mass), law)
+    everyone = run_race(law, noise.race(positions, Stream.TOKEN))
+    assert torch.equal(noise.run_race(law, positions, Stream.TOKEN), everyone)
+
+
+def test_a_law_that_is_no_number_still_fails_its_image(monkeypatch):
+    class Broken(Tiny):
+        def head(self, hidden):
+            return super().head(hidden) * torch.nan
+
+    monkeypatch.setattr(sampling, "WIDE", 0)
+    made = decode(Broken(), REQUESTS[:1], resolve("scd-gs"), Sampling(top_k=3), 0, render=False)
+    assert isinstance(made[0], SpecbenchError) and "NaN" in made[0].what

@@ -1,0 +1,192 @@
+"""T2I-CompBench++: BLIP-VQA against a forward written out, and the way to the official scripts and back."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import authors_formats as formats
+import calibrated
+import numpy as np
+import pandas as pd
+import published
+import pytest
+import synthetic
+import torch
+
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.metrics import compbench, official_exchange
+from specbench.metrics.base import Sample, Settings
+from specbench.metrics.blip import part_of
+from specbench.metrics.compbench import NO, YES, BlipVqa, questions
+from specbench.metrics.openclip import normalised
+from specbench.prompts import Prompt, t2i_compbench
+from specbench.store.run_store import RunStore
+from specbench.store.schema import base_row, sample_row
+
+
+def sample(prompt: str, pixels: np.ndarray, number: int = 0, category: str = "color") -> Sample:
+    return Sample(f"p{number}", 0, prompt, category, {"line": number}, pixels)
+
+
+@pytest.fixture
+def metric(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    torch.set_num_threads(1)
+    formats.stand_in(monkeypatch, "blip-vqa", formats.save_vqa(tmp_path / "vqa.pth"))
+    formats.stand_in(monkeypatch, "bert-vocabulary", formats.save_vocabulary(tmp_path / "vocab.txt"))
+    found = BlipVqa(Settings(offline=True))
+    found.phrases = lambda prompt: prompt.split(" and ")
+    return found
+
+
+def written_out(weights: dict, pixels: np.ndarray, ids: list[int]) -> float:
+    seen = formats.vision_forward(part_of(weights, "visual_encoder."), normalised(compbench._squashed(pixels, 32)))
+    states = formats.text_forward(part_of(weights, "text_encoder."), ids, seen)
+    decoder = part_of(weights, "text_decoder.")
+    out = formats.text_forward(part_of(decoder, "bert."), [30522], states)
+    logits = formats.head_forward(decoder, out)[0]
+    return logits[[YES, NO]].softmax(0)[0].item()
+
+
+def test_an_answer_is_the_product_over_phrases_of_a_forward_written_out(metric, tmp_path):
+    weights = torch.load(tmp_path / "vqa.pth", weights_only=True)["model"]
+    pixels = calibrated.images(1, 60, 90)[0]
+    (row,) = metric.features([sample("a red cat and a blue dog photo", pixels)])
+    answers = []
+    for phrase in ("a red cat", "a blue dog photo"):
+        ids = metric.tokenizer.ids(phrase + "?")
+        assert ids[0] == 3, "[CLS], which [ENC] replaces"
+        answers.append(written_out(weights, pixels, [30523, *ids[1:]]))
+    assert row["value"] == pytest.approx(math.prod(answers), abs=1.1e-4)
+    assert abs(answers[0] - answers[1]) > 0.01 and 0 < row["value"] < 1
+
+
+def test_answers_do_not_depend_on_what_is_asked_beside_them(metric):
+    asked = [
+        sample(prompt, pixels, number)
+        for number, (prompt, pixels) in enumerate(
+            zip(
+                ("a cat", "a red cat and a dog", "a blue blue photo dogs and cat and dog"),
+                calibrated.images(3),
+                strict=True,
+            )
+        )
+    ]
+    together = [row["value"] for row in metric.features(asked)]
+    alone = [metric.features([one])[0]["value"] for one in asked]
+    assert together == pytest.approx(alone, abs=1.1e-4) and len(set(alone)) == 3
+
+
+def test_questions_are_the_official_ones():
+    assert questions(["A red cup", "the left", "the top", "top", 'a "big" dog.']) == [
+        "a red cup?",
+        "the top?",
+        "a big dog?",
+    ]
+    assert len(questions(["a cup"] * 12)) == 8
+
+
+def test_a_prompt_without_phrases_scores_one(metric):
+    metric.phrases = lambda prompt: []
+    assert metric.features([sample("running", calibrated.images(1)[0])]) == [{"value": 1}]
+
+
+def test_categories_stand_beside_each_other_and_are_not_averaged():
+    rows = pd.DataFrame({"category": ["color", "color", "shape"], "prompt_id": list("abc"), "value": [0.2, 0.4, 0.9]})
+    scores = BlipVqa().scores(rows)
+    assert {score.name: score.estimate.value for score in scores} == pytest.approx(
+        {"compbench[blip-vqa]:color": 0.3, "compbench[blip-vqa]:shape": 0.9}
+    )
+    assert BlipVqa().accepts("texture", {"line": 0}) and not BlipVqa().accepts("complex", {"line": 0})
+
+
+def test_without_spacy_the_metric_says_so_before_anything_is_downloaded(monkeypatch):
+    monkeypatch.setattr(BlipVqa, "packages", {"no_such_model": "python -m spacy download no_such_model"})
+    assert any("is not installed" in what for what, _ in BlipVqa().missing())
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("the network was used"))
+    with pytest.raises(SpecbenchError, match="no_such_model") as caught:
+        BlipVqa().prepare()
+    assert caught.value.exit_code == MISSING_PREREQUISITE
+
+
+def run_of(out: Path, prompts: list[Prompt], samples: int) -> Path:
+    with RunStore(out / synthetic.SJD.run_id).create(synthetic.SJD, synthetic.INVOCATION) as store:
+        for number, (prompt, index) in enumerate(itertools.product(prompts, range(samples))):
+            item = synthetic.generation(4, 40.0)
+            item.image = np.full((3, 8, 8), number, dtype=np.uint8)
+            row = sample_row(base_row(prompt, index, 0, synthetic.INVOCATION["started_at"]), item, True)
+            store.append([row], {row["image"]: item.image})
+    return store.folder
+
+
+def prompts(tmp_path: Path, *categories: str) -> list[Prompt]:
+    found = t2i_compbench.read(published.write("t2i-compbench", tmp_path / "set"))
+    return [prompt for prompt in found if prompt.category in categories]
+
+
+def test_export_numbers_images_contiguously_by_prompt_and_sample(tmp_path):
+    run = run_of(tmp_path, prompts(tmp_path, "color", "3d_spatial"), 2)
+    assert official_exchange.export_compbench(run, tmp_path / "out") == 8
+    files = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.png"))
+    assert files == [
+        f"{category}/samples/{name}.png"
+        for category in ("3d_spatial", "color")
+        for name in (f"a {category} cup_000000", f"a {category} cup_000001", "two cups_000002", "two cups_000003")
+    ]
+
+
+def test_export_refuses_gaps(tmp_path):
+    gap = run_of(tmp_path / "gap", prompts(tmp_path, "color")[1:], 1)
+    with pytest.raises(SpecbenchError, match="1 images of 2 x 1"):
+        official_exchange.export_compbench(gap, tmp_path / "out")
+
+
+def test_official_answers_come_back_to_their_images(tmp_path):
+    for category, file in official_exchange.RESULTS.items():
+        path = tmp_path / "out" / category / file
+        path.parent.mkdir(parents=True)
+        answers = [
+            {"question_id": number, "answer": str(0.1 * number) if category == "color" else 0.5}
+            for number in (3, 2, 1, 0)
+        ]
+        path.write_text(json.dumps(answers))
+    metric = official_exchange.OfficialCompBench(tmp_path / "out", samples=2)
+    asked = [
+        Sample(prompt.id, index, prompt.text, prompt.category, prompt.meta, np.zeros((2, 2, 3), np.uint8))
+        for prompt in prompts(tmp_path, "color", "complex")
+        for index in (0, 1)
+    ]
+    assert [row["value"] for row in metric.features(asked)] == pytest.approx([0, 0.1, 0.2, 0.3] + [0.5] * 4)
+    assert len(metric.identity()) == 8 and metric.accepts("numeracy", {"line": 0})
+    with pytest.raises(SpecbenchError, match="no answer 4"):
+        official_exchange.OfficialCompBench(tmp_path / "out", samples=4).features(asked[2:])
+
+
+def test_three_in_one_is_combined_from_official_answers_where_the_official_program_cannot(tmp_path):
+    answers = {"blip": [0.6, 0.2, 0.8], "clip": [0.3, 0.25, 0.35], "spatial": [0.9, 0.0, 0.5]}
+    for part, file in official_exchange.PARTS.items():
+        path = tmp_path / "complex" / file
+        path.parent.mkdir(parents=True)
+        rows = [{"question_id": number, "answer": str(answer)} for number, answer in enumerate(answers[part])]
+        path.write_text(json.dumps(rows))
+    metric = official_exchange.OfficialCompBench(tmp_path, samples=1)
+    pixels = np.zeros((2, 2, 3), np.uint8)
+    asked = [
+        Sample(f"p{line}", 0, "", "complex", {"line": line, "kind": kind}, pixels)
+        for line, kind in enumerate(("spatial", "action", "spatialaction"))
+    ]
+    assert [row["value"] for row in metric.features(asked)] == pytest.approx([0.75, 0.225, 0.55])
+    assert metric.accepts("complex", asked[0].meta) and not metric.accepts("complex", {"line": 0})
+    target = tmp_path / "complex" / official_exchange.RESULTS["complex"]
+    target.parent.mkdir()
+    target.write_text(json.dumps([{"question_id": number, "answer": 0.1} for number in range(3)]))
+    again = official_exchange.OfficialCompBench(tmp_path, samples=1)
+    assert [row["value"] for row in again.features(asked)] == [0.1] * 3 and again.identity() != metric.identity()
+
+
+def test_a_folder_without_results_is_refused(tmp_path):
+    with pytest.raises(SpecbenchError, match="no official results"):
+        official_exchange.OfficialCompBench(tmp_path, samples=1)

@@ -1,0 +1,234 @@
+"""Pictures of every kind become their colours or are refused by name, and none is scored that nobody asked about."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import authors_formats as formats
+import numpy as np
+import pytest
+from PIL import Image
+
+from specbench.errors import SpecbenchError
+from specbench.metrics import catalog as metric_catalog
+from specbench.metrics import scoring
+from specbench.metrics.base import Metric, Score, Settings
+from specbench.metrics.external_images import foreign_images
+from specbench.metrics.protocols import PROTOCOLS
+from specbench.prompts import load_prompts
+from specbench.stats import mean_interval
+from specbench.system.images import read_picture
+
+COLOR = np.zeros((4, 6, 3), dtype=np.uint8)
+COLOR[:, 2:] = (200, 100, 50)
+
+
+def saved(path: Path, image: Image.Image, **options) -> Path:
+    image.save(path, **options)
+    return path
+
+
+def test_grey_sixteen_bits_and_palettes_become_their_colours(tmp_path):
+    grey = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
+    as_grey = read_picture(saved(tmp_path / "l.png", Image.fromarray(grey)))
+    assert (as_grey == grey[..., None]).all() and as_grey.shape == (4, 6, 3)
+    deep = read_picture(saved(tmp_path / "i16.png", Image.fromarray(grey.astype(np.uint16) * 257)))
+    assert (deep == grey[..., None]).all(), "a plain conversion would cut everything above 255 to white"
+    palette = Image.fromarray(COLOR).convert("P", palette=Image.Palette.ADAPTIVE)
+    assert (read_picture(saved(tmp_path / "p.png", palette)) == COLOR).all()
+    assert (read_picture(saved(tmp_path / "1.png", Image.fromarray(grey > 100))) == (grey > 100)[..., None] * 255).all()
+
+
+def test_an_opaque_alpha_channel_goes_and_a_transparent_one_is_refused(tmp_path):
+    opaque = Image.fromarray(COLOR).convert("RGBA")
+    assert (read_picture(saved(tmp_path / "rgba.png", opaque)) == COLOR).all()
+    opaque.putpixel((1, 1), (0, 0, 0, 254))
+    with pytest.raises(SpecbenchError, match=r"clear\.png has transparent pixels"):
+        read_picture(saved(tmp_path / "clear.png", opaque))
+    palette = Image.fromarray(COLOR).convert("P", palette=Image.Palette.ADAPTIVE)
+    with pytest.raises(SpecbenchError, match="transparent"):
+        read_picture(saved(tmp_path / "clear-p.png", palette, transparency=0))
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "text"])
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_damaged_files_are_named(tmp_path, damage, suffix):
+    path = tmp_path / f"x.{suffix}"
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    whole = saved(path, Image.fromarray(noise)).read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes({"empty": b"", "truncated": whole[: len(whole) // 2], "text": b"hello"}[damage])
+    with pytest.raises(SpecbenchError, match=rf"x\.{suffix} is missing or damaged"):
+        read_picture(path)
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    rows = [{"id": "cat", "text": "a cat"}, {"id": "dog-1", "text": "a dog"}, {"id": "x/y", "text": "a bird"}]
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+@pytest.fixture
+def drawn(tmp_path):
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for name in ("cat-0.png", "cat-1.png", "dog-1-0.png", "dog-1_1.png"):
+        saved(folder / name, Image.fromarray(COLOR))
+    from specbench.store.schema import image_name
+
+    for sample in (0, 1):
+        saved(folder / image_name("x/y", sample), Image.fromarray(COLOR))
+    return folder
+
+
+def pair(drawn: Path, prompts: Path):
+    return foreign_images(drawn, load_prompts(prompts), drawn.parent / "out")
+
+
+def test_pictures_find_their_prompts_by_name(drawn, prompts):
+    rows = pair(drawn, prompts).rows
+    found = {(row.prompt_id, row.sample): row.path.name for row in rows.itertuples()}
+    assert len(found) == 6 and found["dog-1", 1] == "dog-1_1.png" and found["cat", 1] == "cat-1.png"
+    assert set(rows["prompt"]) == {"a cat", "a dog", "a bird"}
+
+
+def test_a_bare_id_is_the_first_sample(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"id": "cat", "text": "a cat"}')
+    (tmp_path / "one").mkdir()
+    saved(tmp_path / "one" / "cat.png", Image.fromarray(COLOR))
+    assert pair(tmp_path / "one", tmp_path / "p.jsonl").rows["sample"].tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("grid.png", r"grid\.png belongs to no prompt"),
+        ("cat.png", "are both image 0 of prompt 'cat'"),
+        ("notes.txt", r"notes\.txt is not a picture"),
+        ("cat-2.png", "has no image 2 of prompt 'dog-1'"),
+    ],
+)
+def test_a_stray_file_is_refused_by_name(drawn, prompts, name, problem):
+    saved(drawn / "tmp.png", Image.fromarray(COLOR)).rename(drawn / name)
+    with pytest.raises(SpecbenchError, match=problem):
+        pair(drawn, prompts)
+
+
+def test_a_missing_picture_is_named(drawn, prompts):
+    (drawn / "dog-1-0.png").unlink()
+    with pytest.raises(SpecbenchError, match="no image 0 of prompt 'dog-1'") as caught:
+        pair(drawn, prompts)
+    assert "dog-1-0.png" in caught.value.try_this
+
+
+def test_a_name_that_fits_two_prompts_is_refused(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"id": "a", "text": "x"}\n{"id": "a-1", "text": "y"}')
+    (tmp_path / "one").mkdir()
+    saved(tmp_path / "one" / "a-1.png", Image.fromarray(COLOR))
+    with pytest.raises(SpecbenchError, match="may belong to prompts 'a' and 'a-1'"):
+        pair(tmp_path / "one", tmp_path / "p.jsonl")
+
+
+class Redness(Metric):
+    name, summary, batch = "redness", "mean red", 4
+
+    @property
+    def columns(self):
+        import pyarrow as pa
+
+        return {"red": pa.float64()}
+
+    def identity(self):
+        return {"variant": "a"}
+
+    def features(self, samples):
+        return [{"red": float(sample.pixels[..., 0].mean())} for sample in samples]
+
+    def scores(self, statistics):
+        return [Score(self.name, mean_interval(statistics["red"], statistics["prompt_id"]), len(statistics))]
+
+
+@pytest.fixture
+def redness(monkeypatch):
+    monkeypatch.setitem(metric_catalog.METRICS, "redness", metric_catalog.MetricEntry("ignored:x", "mean red"))
+    honest = metric_catalog.metric
+    monkeypatch.setattr(metric_catalog, "metric", lambda name: Redness if name == "redness" else honest(name))
+
+
+def test_a_folder_is_scored_from_the_command_line_and_only_changes_again(drawn, prompts, redness, cli, tmp_path):
+    call = (
+        "score",
+        "--images",
+        drawn,
+        "--prompts",
+        prompts,
+        "--metric",
+        "redness",
+        "--out",
+        tmp_path / "out",
+        "--json",
+    )
+    outcome = cli(*call)
+    (row,) = json.loads(outcome.out)
+    assert outcome.code == 0 and row["value"] == pytest.approx(COLOR[..., 0].mean()) and row["n"] == 6
+    saved(drawn / "cat-0.png", Image.fromarray(COLOR[:, :1]))
+    images = pair(drawn, prompts)
+    again = scoring.score_with(scoring.Images(images.name, tmp_path / "out" / images.name, images.rows), Redness())
+    assert (again.computed, again.reused) == (1, 5)
+    assert json.loads(cli(*call).out)[0]["value"] < row["value"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("--images", "x"), "go together"),
+        (("--prompts", "shapes"), "go together"),
+        (("a-run", "--images", "x", "--prompts", "shapes"), "no RUN"),
+        (("--protocol", "sdj"), "did you mean 'sjd'"),
+        (("--metric", "clip[b61]"), "did you mean 'clip[b16]'"),
+        (("--device", "tpu9"), "--device tpu9"),
+        (("--reference", "/nowhere"), "/nowhere does not exist"),
+        (("--batch", "0"), "--batch"),
+    ],
+)
+def test_score_refuses_what_makes_no_sense(arguments, problem, cli):
+    outcome = cli("score", *arguments)
+    assert outcome.code == 2 and problem in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_every_metric_of_a_protocol_exists_and_the_two_share_little():
+    for names in PROTOCOLS.values():
+        assert set(names) <= set(metric_catalog.metric_names())
+    assert set(PROTOCOLS["sjd"]) & set(PROTOCOLS["cool-sd"]) == {"hpsv2[v2.1]"}
+
+
+def test_every_metric_can_be_made_and_says_what_it_needs():
+    for name, entry in metric_catalog.METRICS.items():
+        metric = metric_catalog.metric(name)(Settings(batch=3))
+        assert metric.name == name and metric.batch == 3 and entry.summary
+        assert not (entry.bundled and metric.checkpoints), name
+
+
+def test_a_protocol_scores_what_fits_and_names_what_lacks(drawn, prompts, cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    outcome = cli("score", "--images", drawn, "--prompts", prompts, "--protocol", "sjd", "--offline", "--out", tmp_path)
+    assert outcome.code == 5 and "ViT-B-16.pt is not on this disk" in outcome.err and "sha256" in outcome.err
+
+
+def test_doctor_says_what_a_metric_lacks_and_where_to_get_it(cli, monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    outcome = cli("doctor", "--metric", "imagereward", "--json")
+    rows = [row for row in json.loads(outcome.out) if row["name"] == "metric imagereward"]
+    assert outcome.code == 5 and len(rows) == 2 and all("https://" in row["fix"] for row in rows)
+    (tmp_path / "weights").mkdir()
+    formats.stand_in(monkeypatch, "bert-vocabulary", formats.save_vocabulary(tmp_path / "vocab.txt"))
+    rows = [
+        row for row in json.loads(cli("doctor", "--metric", "imagereward", "--json").out) if "reward" in row["name"]
+    ]
+    assert len(rows) == 1
+    assert cli("doctor", "--metric", "shapes-detector").code == 0
+    assert "did you mean 'imagereward'" in cli("doctor", "--metric", "imagerewart").err

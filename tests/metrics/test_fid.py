@@ -1,0 +1,252 @@
+"""FID, KID and their errors against independent computations, and the four front ends against their tools."""
+
+from __future__ import annotations
+
+import calibrated
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from PIL import Image
+from scipy import linalg
+
+from specbench.metrics import frechet, published_weights
+from specbench.metrics.base import Sample, Settings, feature_fingerprint, fingerprint
+from specbench.metrics.fid import Fid, fid_difference, fid_estimate
+from specbench.metrics.frechet import Gaussian, frechet_distance, frechet_influence
+from specbench.metrics.inception import load_inception
+from specbench.metrics.inception_preprocessing import CROPS, FRONT_ENDS
+from specbench.stats import Estimate
+
+
+def cloud(n: int, d: int, seed: int, shift: float = 0.3) -> np.ndarray:
+    draw = np.random.default_rng(seed)
+    return draw.normal(size=(n, d)) @ (np.eye(d) + 0.4 * draw.normal(size=(d, d)) / np.sqrt(d)) + shift
+
+
+def by_scipy(x: np.ndarray, y: np.ndarray) -> float:
+    root = linalg.sqrtm(np.cov(x.T) @ np.cov(y.T)).real
+    gap = x.mean(0) - y.mean(0)
+    return float(gap @ gap + np.trace(np.cov(x.T) + np.cov(y.T) - 2 * root))
+
+
+@pytest.fixture(scope="session")
+def weights(tmp_path_factory):
+    torch.set_num_threads(1)
+    return calibrated.save_inception(tmp_path_factory.mktemp("inception") / "inception.pth")
+
+
+@pytest.fixture
+def published(weights, monkeypatch, tmp_path):
+    """The calibrated file stands in for the published one, digest and all."""
+    from specbench.system.downloads import Remote, digest_of
+
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    entry = published_weights.Checkpoint("inception.pth", Remote("http://127.0.0.1:9/", digest_of(weights)), "test")
+    entry.path.parent.mkdir(parents=True)
+    entry.path.symlink_to(weights)
+    monkeypatch.setitem(published_weights.CHECKPOINTS, "inception", entry)
+    return entry
+
+
+@pytest.mark.parametrize("sizes", [(400, 300), (30, 400), (30, 20), (400, 20)])
+def test_distance_equals_scipy_with_more_and_with_fewer_images_than_dimensions(sizes):
+    x, y = cloud(sizes[0], 40, 1), cloud(sizes[1], 40, 2, 0.0)
+    assert frechet_distance(Gaussian(x), Gaussian(y)) == pytest.approx(by_scipy(x, y), rel=1e-6)
+
+
+def test_few_images_and_many_take_different_paths_to_one_number(monkeypatch):
+    x, y = cloud(30, 40, 1), cloud(300, 40, 2)
+    few = frechet_distance(Gaussian(x), Gaussian(y))
+    monkeypatch.setattr(Gaussian, "d", 0)
+    assert frechet_distance(Gaussian(x), Gaussian(y)) == pytest.approx(few, rel=1e-6)
+
+
+def test_distance_to_itself_is_zero_and_a_shift_is_its_square():
+    x = Gaussian(cloud(500, 16, 1))
+    assert frechet_distance(x, x) == pytest.approx(0, abs=1e-9)
+    assert frechet_distance(Gaussian(x.features + 2.0), x) == pytest.approx(4.0 * 16)
+
+
+def test_a_large_mean_loses_no_digits():
+    x, y = cloud(400, 20, 1), cloud(400, 20, 2)
+    near = frechet_distance(Gaussian(x), Gaussian(y))
+    far = frechet_distance(Gaussian((x + 1e3).astype(np.float32)), Gaussian((y + 1e3).astype(np.float32)))
+    assert far == pytest.approx(near, rel=1e-3)
+
+
+def test_standard_error_covers_and_is_not_idle():
+    reference = Gaussian(cloud(4000, 12, 3))
+    values, errors, paired, paired_errors = [], [], [], []
+    for seed in range(150):
+        x, y = (np.random.default_rng([seed, k]).normal(0.3, 1 + 0.1 * k, (600, 12)) for k in (0, 1))
+        y = 0.8 * x + 0.2 * y
+        one, two = frechet_influence(Gaussian(x), reference), frechet_influence(Gaussian(y), reference)
+        values.append(frechet_distance(Gaussian(x), reference))
+        paired.append(values[-1] - frechet_distance(Gaussian(y), reference))
+        errors.append(one.std() / np.sqrt(600))
+        paired_errors.append((one - two).std() / np.sqrt(600))
+    assert np.mean(errors) == pytest.approx(np.std(values), rel=0.25)
+    assert np.mean(paired_errors) == pytest.approx(np.std(paired), rel=0.25)
+    assert np.mean(paired_errors) < 0.8 * np.mean(errors)
+
+
+def test_images_of_one_prompt_count_as_one_witness():
+    x = np.repeat(cloud(200, 8, 1), 4, axis=0)
+    reference = Gaussian(cloud(900, 8, 2))
+    alone = fid_estimate(Gaussian(x), reference, [str(i) for i in range(800)])
+    together = fid_estimate(Gaussian(x), reference, [str(i // 4) for i in range(800)])
+    assert (together.high - together.low) == pytest.approx(2 * (alone.high - alone.low), rel=0.01)
+
+
+def test_no_error_is_claimed_where_it_is_undefined():
+    x, y = Gaussian(cloud(12, 16, 1)), Gaussian(cloud(900, 16, 2))
+    assert fid_estimate(x, y, range(12)) == Estimate(frechet_distance(x, y), None, None)
+
+
+def test_difference_of_two_runs_uses_the_images_both_have():
+    reference = Gaussian(cloud(500, 8, 9))
+    rows = pd.DataFrame({"prompt_id": [f"p{i}" for i in range(60)], "sample": 0, "feature": list(cloud(60, 8, 1))})
+    other = rows.assign(feature=list(cloud(60, 8, 2, 0.0)))
+    difference, n = fid_difference(rows.iloc[10:], other.iloc[:50], reference)
+    mine, theirs = (np.stack(table["feature"].iloc[10:50].to_list()) for table in (rows, other))
+    wanted = frechet_distance(Gaussian(mine), reference) - frechet_distance(Gaussian(theirs), reference)
+    assert n == 40 and difference.value == pytest.approx(wanted) and difference.low < wanted < difference.high
+
+
+def test_kid_is_the_unbiased_estimate_and_equals_slow_sums():
+    x, y = cloud(60, 5, 1), cloud(50, 5, 2)
+
+    def k(a, b):
+        return (a @ b / 5 + 1) ** 3
+
+    own = np.mean([k(a, b) for i, a in enumerate(x) for j, b in enumerate(x) if i != j])
+    theirs = np.mean([k(a, b) for i, a in enumerate(y) for j, b in enumerate(y) if i != j])
+    wanted = own + theirs - 2 * np.mean([k(a, b) for a in x for b in y])
+    assert frechet.kid(x, y)[0] == pytest.approx(wanted)
+    draws = [frechet.kid(cloud(40, 5, 2 * s, 0), cloud(40, 5, 2 * s, 0))[0] for s in range(3)]
+    assert all(value < 0 for value in draws), "equal sets: the unbiased estimate lies below zero"
+
+
+def test_kid_error_is_its_spread():
+    reference, values, errors = cloud(300, 6, 0), [], []
+    for seed in range(60):
+        value, influence = frechet.kid(np.random.default_rng(seed).normal(0.5, 1, (150, 6)), reference)
+        values.append(value)
+        errors.append(influence.std() / np.sqrt(150))
+    assert np.mean(errors) == pytest.approx(np.std(values), rel=0.3)
+
+
+def test_rows_in_blocks_or_at_once_are_one_number(monkeypatch):
+    x, y = cloud(50, 5, 1), cloud(40, 5, 2)
+    at_once = frechet.gaussian_mmd(x, y, 3.0)
+    monkeypatch.setattr(frechet, "ROWS", 7)
+    in_blocks = frechet.gaussian_mmd(x, y, 3.0)
+    assert in_blocks[0] == pytest.approx(at_once[0]) and np.allclose(in_blocks[1], at_once[1])
+
+
+def test_front_ends_differ_measurably_on_one_picture():
+    pixels = calibrated.images(1, 480, 640)[0]
+    seen = {name: prepare(pixels) for name, prepare in FRONT_ENDS.items()}
+    for name, x_CHW in seen.items():
+        assert x_CHW.shape == (3, 299, 299) and x_CHW.dtype == torch.float32 and x_CHW.abs().max() < 1.4
+        for other in seen.keys() - {name}:
+            assert (x_CHW - seen[other]).std() > 0.005, (name, other)
+
+
+def test_clean_is_pillows_bicubic_and_not_rounded():
+    pixels = calibrated.images(1, 40, 60)[0]
+    red = Image.fromarray(pixels[..., 0].astype(np.float32)).resize((299, 299), Image.Resampling.BICUBIC)
+    x_CHW = FRONT_ENDS["clean"](pixels)
+    assert np.allclose(x_CHW[0].numpy() * 128 + 128, np.asarray(red), atol=1e-4) and (x_CHW * 128 % 1 != 0).any()
+
+
+@pytest.mark.parametrize("shape", [(20, 50), (50, 20), (31, 30)])
+def test_center256_takes_the_middle_square(shape):
+    pixels = np.zeros((*shape, 3), dtype=np.uint8)
+    middle = (shape[0] // 2, shape[1] // 2)
+    pixels[middle[0] - 5 : middle[0] + 5, middle[1] - 5 : middle[1] + 5] = 255
+    cropped = CROPS["center256"](pixels)
+    ys, xs = np.nonzero(cropped[..., 0] > 127)
+    assert cropped.shape == (256, 256, 3) and abs(ys.mean() - 128) < 5 and abs(xs.mean() - 128) < 5
+
+
+def test_features_equal_torch_fidelity_and_torchmetrics(weights):
+    from specbench.metrics.torchvision_stub import torchvision_if_it_loads
+
+    try:
+        with torchvision_if_it_loads():
+            import torch_fidelity  # noqa: F401
+        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+        from torchmetrics.image.fid import NoTrainInceptionV3
+    except ImportError as error:
+        pytest.skip(f"{error.name} is not installed")
+    network = load_inception(weights)
+    pixels = torch.from_numpy(np.stack(calibrated.images(2, 64, 96))).permute(0, 3, 1, 2)
+    theirs = FeatureExtractorInceptionV3("inception", ["2048"], feature_extractor_weights_path=str(weights))
+    metrics = NoTrainInceptionV3("inception", ["2048"], feature_extractor_weights_path=str(weights))
+    with torch.no_grad():
+        for name, oracle in (("tf1", theirs), ("tm-aa", metrics)):
+            images = [image.permute(1, 2, 0).numpy() for image in pixels]
+            mine = network(torch.stack([FRONT_ENDS[name](image) for image in images]))
+            wanted = oracle(pixels)
+            wanted = wanted[0] if isinstance(wanted, tuple) else wanted
+            assert torch.allclose(mine, wanted, rtol=1e-4, atol=1e-5), name
+            assert (mine - wanted.flip(0)).abs().max() > 0.01, "another picture has other features"
+
+
+def samples(pictures: list[np.ndarray]) -> list[Sample]:
+    return [Sample(f"p{i}", 0, "", None, {}, pixels) for i, pixels in enumerate(pictures)]
+
+
+def save(pictures: list[np.ndarray], folder):
+    folder.mkdir(parents=True)
+    for number, pixels in enumerate(pictures):
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return folder
+
+
+def test_metric_from_images_to_scores_with_a_reference_folder(published, tmp_path, monkeypatch):
+    folder = save(calibrated.images(3, 30, 50, seed=5), tmp_path / "real")
+    metric = Fid("tm-aa+center256", Settings(reference=folder, batch=2))
+    rows = metric.features(samples(calibrated.images(3, 40, 40)))
+    frame = pd.DataFrame([{"prompt_id": f"p{i}", "sample": 0} | row for i, row in enumerate(rows)])
+    fid, kid = metric.scores(metric.statistics(frame))
+    assert (fid.name, kid.name, fid.n) == ("fid[tm-aa+center256]", "kid[tm-aa+center256]", 3)
+    mine, real = np.stack(frame["feature"].to_list()), metric.reference_features
+    assert fid.estimate.value == pytest.approx(frechet_distance(Gaussian(mine), Gaussian(real)))
+    monkeypatch.setattr("specbench.metrics.fid.Fid.extract", lambda *_: pytest.fail("extracted twice"))
+    again = Fid("tm-aa+center256", Settings(reference=folder))
+    assert np.array_equal(again.reference_features, real)
+
+
+def test_another_reference_is_another_score_of_the_same_features(published, tmp_path):
+    one = Fid("clean", Settings(reference=save(calibrated.images(2), tmp_path / "one")))
+    two = Fid("clean", Settings(reference=save(calibrated.images(3), tmp_path / "two")))
+    assert fingerprint(one) != fingerprint(two) and feature_fingerprint(one) == feature_fingerprint(two)
+    assert one.identity()["reference_n"] == "2"
+
+
+def test_variants_share_no_fingerprint(published, tmp_path):
+    folder = save(calibrated.images(2), tmp_path / "real")
+    variants = [front + crop for front in FRONT_ENDS for crop in ("", "+center256")]
+    prints = {feature_fingerprint(Fid(variant, Settings(reference=folder))) for variant in variants}
+    assert len(prints) == 8
+
+
+def test_coco_is_the_reference_of_coco_prompts_only(published):
+    metric = Fid("clean")
+    assert metric.accepts(None, {"image": "000000000139.jpg"}) and not metric.accepts("counting", {"include": []})
+    assert "specbench prompts fetch coco --images" in metric.missing()[0][1]
+
+
+def test_weights_with_another_digest_are_never_opened(published, monkeypatch):
+    published.path.unlink()
+    published.path.write_bytes(b"not the weights")
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("opened"))
+    from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+
+    with pytest.raises(SpecbenchError) as caught:
+        Fid("clean", Settings(offline=True)).extract(calibrated.images(1))
+    assert caught.value.exit_code == MISSING_PREREQUISITE and "sha256" in caught.value.try_this
+    assert "is not the published file" in Fid("clean").missing()[0][0]

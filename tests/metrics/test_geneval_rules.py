@@ -1,0 +1,278 @@
+"""GenEval: the rules on boxes exhaustively, the detector adapter, and the way to the official program and back."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import authors_formats as formats
+import calibrated
+import numpy as np
+import pandas as pd
+import published
+import pytest
+import synthetic
+import torch
+from PIL import Image
+
+from specbench.errors import SpecbenchError
+from specbench.metrics import geneval, official_exchange
+from specbench.metrics.base import Sample, Settings
+from specbench.metrics.geneval import GenEval
+from specbench.metrics.geneval_rules import Found, confident, judge, relations
+from specbench.metrics.mask2former import Instance, Mask2Former, instances, network_input
+from specbench.prompts import Prompt
+from specbench.store.run_store import RunStore
+from specbench.store.schema import base_row, sample_row
+
+
+def at(x: float, y: float, width: float = 10, height: float = 10, score: float = 1.0, color: str = "red") -> Found:
+    """A box around a centre."""
+    return Found((x - width / 2, y - height / 2, x + width / 2, y + height / 2), score, lambda: color)
+
+
+@pytest.mark.parametrize(("tag", "threshold"), [("counting", 0.9), ("colors", 0.3), ("single_object", 0.3)])
+def test_a_score_counts_only_above_its_threshold(tag, threshold):
+    found = {"cow": [at(0, 0, score=threshold), at(1, 0, score=threshold + 1e-6)], "dog": [at(0, 0, score=0.1)]}
+    assert {name: len(kept) for name, kept in confident(found, tag).items()} == {"cow": 1}
+
+
+def test_at_most_sixteen_objects_best_first():
+    kept = confident({"cow": [at(i, 0, score=0.5 + i / 100) for i in range(30)]}, "colors")["cow"]
+    assert len(kept) == 16 and kept[0].score == pytest.approx(0.79) and kept[-1].score == pytest.approx(0.64)
+
+
+@pytest.mark.parametrize("wanted", range(1, 6))
+def test_counting_is_exact(wanted):
+    meta = {"include": [{"class": "cow", "count": wanted}], "exclude": [{"class": "cow", "count": wanted + 1}]}
+    for there in range(8):
+        assert judge(meta, {"cow": [at(i, 0) for i in range(there)]}).correct == (wanted == there)
+
+
+def test_relations_are_the_rule_written_out():
+    """Boxes of 10 x 10: two units beyond the centres' distance do not count, then half of the distance is needed."""
+    for dx, dy in itertools.product(range(-30, 31, 3), repeat=2):
+        distance = (dx**2 + dy**2) ** 0.5
+        across, down = (max(abs(d) - 2, 0) * np.sign(d) / distance if distance else 0 for d in (dx, dy))
+        wanted = {"left of"} if across < -0.5 else {"right of"} if across > 0.5 else set()
+        wanted |= {"above"} if down < -0.5 else {"below"} if down > 0.5 else set()
+        assert relations(at(dx, dy), at(0, 0)) == wanted, (dx, dy)
+
+
+def test_equal_boxes_are_left_of_each_other_beyond_four_tenths_of_their_width():
+    assert relations(at(-4.1, 0), at(0, 0)) == {"left of"} and relations(at(-3.9, 0), at(0, 0)) == set()
+    assert relations(at(9, -9), at(0, 0)) == {"right of", "above"}
+
+
+@pytest.mark.parametrize(
+    ("relation", "dx", "dy"), [("left of", -1, 0), ("right of", 1, 0), ("above", 0, -1), ("below", 0, 1)]
+)
+def test_position_looks_from_the_target(relation, dx, dy):
+    meta = {"include": [{"class": "cat", "count": 1}, {"class": "dog", "count": 1, "position": [relation, 0]}]}
+    assert judge(meta, {"cat": [at(0, 0)], "dog": [at(40 * dx, 40 * dy)]}).correct
+    wrong = judge(meta, {"cat": [at(0, 0)], "dog": [at(-40 * dx, -40 * dy)]})
+    assert not wrong.correct and wrong.reasons == (f"expected dog {relation} target",)
+    assert "no target" in judge(meta, {"dog": [at(40 * dx, 40 * dy)]}).reasons[1]
+
+
+def test_only_the_best_boxes_are_looked_at_for_position():
+    meta = {"include": [{"class": "cat", "count": 1}, {"class": "dog", "count": 1, "position": ["left of", 0]}]}
+    assert judge(meta, {"cat": [at(0, 0)], "dog": [at(-40, 0, score=0.9), at(40, 0, score=0.8)]}).correct
+    assert not judge(meta, {"cat": [at(0, 0)], "dog": [at(40, 0, score=0.9), at(-40, 0, score=0.8)]}).correct
+
+
+@pytest.mark.parametrize("colors", list(itertools.product(("red", "blue"), repeat=2)))
+def test_colour_must_hold_for_every_counted_object(colors):
+    meta = {"include": [{"class": "cup", "count": 2, "color": "red"}]}
+    assert judge(meta, {"cup": [at(i, 0, color=color) for i, color in enumerate(colors)]}).correct == (
+        colors == ("red", "red")
+    )
+
+
+def test_every_clause_must_hold_and_colours_are_not_asked_for_in_vain():
+    def unasked():
+        raise AssertionError("a colour was classified that no clause asks for")
+
+    meta = {"include": [{"class": "cup", "count": 1}, {"class": "dog", "count": 1}]}
+    plain = Found((0, 0, 1, 1), 1.0, unasked)
+    assert judge(meta, {"cup": [plain], "dog": [plain]}).correct
+    assert judge(meta, {"cup": [plain]}).reasons == ("expected dog>=1, found 0",)
+
+
+def test_overall_is_the_plain_mean_of_the_tags():
+    rows = pd.DataFrame(
+        {
+            "category": ["colors"] * 4 + ["counting"],
+            "prompt_id": list("abcde"),
+            "correct": [True, False, False, False, True],
+        }
+    )
+    overall, colors, counting = GenEval().scores(rows)
+    assert (overall.name, overall.n, overall.estimate.value) == ("geneval[hf-m2f]", 5, pytest.approx(0.625))
+    assert (colors.name, colors.estimate.value) == ("geneval[hf-m2f]:colors", 0.25) and counting.estimate.value == 1
+
+
+@pytest.mark.parametrize(("shape", "size", "padded"), [
+    ((100, 100), (800, 800), (800, 800)), ((480, 640), (800, 1067), (800, 1088)),
+    ((100, 400), (333, 1333), (352, 1344)),
+])  # fmt: skip
+def test_pictures_go_in_with_their_shape_kept(shape, size, padded):
+    x_CHW, inner = network_input(calibrated.images(1, *shape)[0])
+    assert inner == size and tuple(x_CHW.shape[1:]) == padded
+    assert (x_CHW[:, size[0] :] == 0).all() and (x_CHW[:, :, size[1] :] == 0).all() and x_CHW.std() > 0.1
+
+
+def test_instances_have_the_extent_and_the_score_of_their_mask():
+    masks = torch.full((2, 20, 24), -8.0)
+    masks[0, 4:12, 6:16] = 8.0
+    classes = torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 12.0]])
+    found = instances(classes, masks, {0: "cat", 1: "dog"}, (80, 96), (72, 80), (72, 80))
+    best = found[0]
+    assert best.label == "dog" and np.allclose(best.box, (24, 16, 64, 48), atol=1)
+    inside = torch.nn.functional.interpolate(masks[None, :1], (80, 96), mode="bilinear")[0, 0, :72, :80]
+    wanted = classes[0].softmax(0)[1] * inside.sigmoid()[inside > 0].mean()
+    assert best.score == pytest.approx(wanted.item(), rel=1e-4)
+    assert len(found) == 2, "each query stands for every class; a query without a mask for none"
+
+
+@pytest.fixture
+def tiny_detector(tmp_path):
+    from transformers import Mask2FormerConfig, Mask2FormerForUniversalSegmentation, SwinConfig
+
+    torch.manual_seed(0)
+    swin = SwinConfig(image_size=64, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 2, 2], window_size=4,
+                      out_features=["stage1", "stage2", "stage3", "stage4"])  # fmt: skip
+    config = Mask2FormerConfig(
+        backbone_config=swin, num_queries=7, hidden_dim=32, feature_size=32, mask_feature_size=32, encoder_layers=1,
+        decoder_layers=2, num_attention_heads=2, dim_feedforward=16, encoder_feedforward_dim=16, num_labels=80,
+    )  # fmt: skip
+    Mask2FormerForUniversalSegmentation(config).save_pretrained(tmp_path / "detector")
+    return tmp_path / "detector"
+
+
+def test_detector_runs_from_a_checkpoint_folder(tiny_detector, monkeypatch):
+    monkeypatch.setattr("specbench.metrics.mask2former.SHORT", 96)
+    labels = {number: f"class {number}" for number in range(80)} | geneval.RENAMED
+    (found,) = Mask2Former(tiny_detector, "cpu", labels)(calibrated.images(1, 60, 90))
+    assert 0 < len(found) <= 100 and all(one.mask.shape == (60, 90) for one in found)
+    for one in found:
+        x1, y1, x2, y2 = one.box
+        assert one.mask[y1:y2, x1:x2].sum() == one.mask.sum() > 0 and 0 < one.score < 1
+
+
+def test_what_is_detected_does_not_depend_on_the_batch(tiny_detector, monkeypatch):
+    monkeypatch.setattr("specbench.metrics.mask2former.SHORT", 96)
+    detector = Mask2Former(tiny_detector, "cpu", dict(enumerate(map(str, range(80)))))
+    images = [*calibrated.images(2, 60, 90), *calibrated.images(1, 90, 60), *calibrated.images(1, 60, 90, seed=5)]
+    together = detector(images)
+    for pixels, beside in zip(images, together, strict=True):
+        (alone,) = detector([pixels])
+        assert [one.label for one in beside] == [one.label for one in alone]
+        assert [one.score for one in beside] == pytest.approx([one.score for one in alone], rel=1e-5)
+        assert np.abs(np.array([one.box for one in beside]) - np.array([one.box for one in alone])).max() <= 1
+    assert len({round(found[0].score, 6) for found in together}) == 4
+
+
+def test_metric_joins_detector_colours_and_rules(monkeypatch, tmp_path):
+    metric = GenEval(Settings(offline=True))
+    mask = np.zeros((40, 60), dtype=bool)
+    mask[10:30, 5:25] = True
+    instances = [Instance("cup", 0.8, (5, 10, 25, 30), mask), Instance("cup", 0.04, (0, 0, 9, 9), mask)]
+    metric.detector = lambda images: [instances for _ in images]
+    monkeypatch.setattr(GenEval, "color", lambda self, pixels, instance: "green")
+    asked = {"include": [{"class": "cup", "count": 1, "color": "green"}]}
+    (row,) = metric.features([Sample("p", 0, "", "colors", asked, calibrated.images(1, 40, 60)[0])])
+    assert row["correct"] and json.loads(row["details"]) == {"cup": [[5, 10, 25, 30, 0.8]]}
+
+
+def test_colours_see_the_object_alone_on_grey(monkeypatch, tmp_path):
+    try:
+        monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+        formats.stand_in(monkeypatch, "clip-l14", formats.save_openai_clip(tmp_path / "ViT-L-14.pt"))
+    except ImportError as error:
+        pytest.skip(f"{error.name} is not installed")
+    seen = []
+    honest = geneval.short_side_centre
+    monkeypatch.setattr(geneval, "short_side_centre", lambda pixels, size: seen.append(pixels) or honest(pixels, size))
+    pixels = np.full((40, 60, 3), 255, dtype=np.uint8)
+    mask = np.zeros((40, 60), dtype=bool)
+    mask[10:30, 5:15] = True
+    color = GenEval(Settings(offline=True)).color(pixels, Instance("cup", 1.0, (5, 10, 25, 30), mask))
+    assert color in geneval.COLORS
+    assert seen[0].shape == (20, 20, 3) and (seen[0][:, :10] == 255).all() and (seen[0][:, 10:] == 0x99).all()
+
+
+def test_the_detector_is_named_when_it_is_missing(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nonexistent")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    problems = dict(GenEval().missing())
+    assert any(geneval.REPOSITORY in what and "hf download" in hint for what, hint in problems.items())
+
+
+def run_of(out: Path, prompts: list[Prompt], samples: int) -> Path:
+    with RunStore(out / synthetic.SJD.run_id).create(synthetic.SJD, synthetic.INVOCATION) as store:
+        for number, (prompt, sample) in enumerate(itertools.product(prompts, range(samples))):
+            item = synthetic.generation(4, 40.0)
+            item.image = np.full((3, 8, 8), number, dtype=np.uint8)
+            row = sample_row(base_row(prompt, sample, 0, synthetic.INVOCATION["started_at"]), item, True)
+            store.append([row], {row["image"]: item.image})
+    return store.folder
+
+
+def geneval_prompts(tmp_path: Path) -> list[Prompt]:
+    from specbench.prompts import geneval as reader
+
+    return reader.read(published.write("geneval", tmp_path / "set"))
+
+
+def test_geneval_export_is_the_official_layout_file_by_file(tmp_path):
+    run = run_of(tmp_path, geneval_prompts(tmp_path), 2)
+    assert official_exchange.export_geneval(run, tmp_path / "out") == 4
+    files = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert files == [
+        f"0000{n}/{name}" for n in (0, 1) for name in ("metadata.jsonl", "samples/0000.png", "samples/0001.png")
+    ]
+    for line, wanted in enumerate(published.GENEVAL):
+        assert json.loads((tmp_path / f"out/0000{line}/metadata.jsonl").read_text()) == wanted
+    assert np.asarray(Image.open(tmp_path / "out/00001/samples/0000.png")).max() == 2
+    with pytest.raises(SpecbenchError, match="not an empty folder"):
+        official_exchange.export_geneval(run, tmp_path / "out")
+
+
+def official_lines(correct: dict[tuple[int, int], bool]) -> str:
+    return "\n".join(
+        json.dumps({"filename": f"/x/{line:05d}/samples/{sample:04d}.png", "tag": published.GENEVAL[line]["tag"],
+                    "prompt": published.GENEVAL[line]["prompt"], "correct": right, "reason": "", "metadata": "{}",
+                    "details": "{}"})
+        for (line, sample), right in correct.items()
+    )  # fmt: skip
+
+
+def test_official_geneval_results_come_back_whatever_their_order(tmp_path):
+    results = tmp_path / "results.jsonl"
+    results.write_text(official_lines({(1, 1): True, (0, 0): True, (1, 0): False, (0, 1): True}))
+    metric = official_exchange.OfficialGenEval(results)
+    prompts = geneval_prompts(tmp_path)
+    asked = [
+        Sample(p.id, s, p.text, p.category, p.meta, np.zeros((2, 2, 3), np.uint8)) for p in prompts for s in (0, 1)
+    ]
+    rows = pd.DataFrame(metric.features(asked)).assign(
+        category=[sample.category for sample in asked], prompt_id=[sample.prompt_id for sample in asked]
+    )
+    assert {score.name: score.estimate.value for score in metric.scores(rows)} == {
+        "geneval[official]": 0.75, "geneval[official]:counting": 0.5, "geneval[official]:single_object": 1.0,
+    }  # fmt: skip
+
+
+def test_official_results_of_other_images_are_refused(tmp_path):
+    results = tmp_path / "results.jsonl"
+    results.write_text(official_lines({(0, 0): True}))
+    prompt = geneval_prompts(tmp_path)[1]
+    asked = Sample(prompt.id, 0, prompt.text, prompt.category, prompt.meta, np.zeros((2, 2, 3), np.uint8))
+    with pytest.raises(SpecbenchError, match="no result for 00001/samples/0000"):
+        official_exchange.OfficialGenEval(results).features([asked])
+    results.write_text("not json")
+    with pytest.raises(SpecbenchError, match="not a result"):
+        official_exchange.OfficialGenEval(results)

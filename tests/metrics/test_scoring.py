@@ -1,0 +1,217 @@
+"""`score`: images -> features -> statistics -> scores, only what is missing, and nothing that was not looked at."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import synthetic
+import tiny
+from drawn import drawn_run
+from PIL import Image
+
+from specbench.errors import BAD_INPUT, SpecbenchError
+from specbench.metrics import catalog as metric_catalog
+from specbench.metrics import scoring
+from specbench.metrics.base import Metric, Score, fingerprint
+from specbench.metrics.score_store import feature_parts, read_scores, writing
+from specbench.metrics.shapes_detector import ShapesDetector
+from specbench.models.shapes import render, scene
+from specbench.prompts import Prompt
+from specbench.reporting import render as render_tables
+from specbench.reporting import report_rows
+from specbench.reporting.contact_sheet import gallery
+from specbench.stats import mean_interval
+from specbench.store.run_folders import find_runs
+from specbench.store.run_store import RunStore
+from specbench.store.schema import base_row, sample_row
+
+DETECTOR = ["shapes-detector"]
+
+
+def values(folder: Path) -> dict[str, float]:
+    return {row["metric"]: row["value"] for row in read_scores(folder)}
+
+
+def test_renders_score_one_and_blanks_score_zero(tmp_path):
+    folder = drawn_run(tmp_path, wrong=(0,))
+    (outcome,) = scoring.score([folder], DETECTOR)
+    assert (outcome.computed, outcome.reused, outcome.skipped) == (6, 0, None)
+    assert values(folder) == pytest.approx(
+        {"shapes-detector": 5 / 6, "shapes-detector:colors": 2 / 3, "shapes-detector:counting": 1.0}
+    )
+    for row in read_scores(folder):
+        assert row["low"] < row["value"] <= row["high"] <= 1 and row["images"] == 6
+        assert row["fingerprint"] == fingerprint(ShapesDetector()) and "detector" in row["identity"]
+
+
+def test_the_overall_score_is_the_mean_of_its_parts(tmp_path):
+    folder = drawn_run(tmp_path, n=7, wrong=(1, 2))
+    scoring.score([folder], DETECTOR)
+    found = values(folder)
+    overall = found.pop("shapes-detector")
+    assert overall == pytest.approx(np.mean(list(found.values())))
+
+
+def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
+    folder = drawn_run(tmp_path, n=3)
+    scoring.score([folder], DETECTOR)
+    drawn_run(tmp_path, n=5)
+    looked = []
+    honest = scoring.read_image
+    monkeypatch.setattr(scoring, "read_image", lambda path: looked.append(path.name) or honest(path))
+    (outcome,) = scoring.score([folder], DETECTOR)
+    assert (outcome.computed, outcome.reused) == (2, 3)
+    assert looked == ["s3-0.png", "s4-0.png"]
+    assert {row["n"] for row in read_scores(folder) if row["metric"] == "shapes-detector"} == {5}
+    assert len(pd.read_parquet(folder / "scores" / f"shapes-detector-{fingerprint(ShapesDetector())}")) == 5
+
+
+def test_a_redone_image_is_scored_again(tmp_path):
+    folder = drawn_run(tmp_path, n=2)
+    scoring.score([folder], DETECTOR)
+    row = RunStore(folder).samples().iloc[0].to_dict()
+    again = {name: value for name, value in row.items() if name in ("prompt_id", "sample", "prompt", "category")}
+    blank = np.moveaxis(render.render(scene.Scene((), "smooth")), -1, 0)
+    item = synthetic.generation(4, 40.0)
+    item.image = blank
+    prompt = Prompt(again["prompt_id"], again["prompt"], again["category"], {"scene": {"objects": [
+        {"shape": "circle", "color": "red", "count": 1}]}})  # fmt: skip
+    later = sample_row(base_row(prompt, 0, 0, "2027-01-01T00:00:00.000+00:00"), item, True)
+    with RunStore(folder).create(synthetic.SJD, synthetic.INVOCATION) as store:
+        store.append([later], {later["image"]: blank})
+    (outcome,) = scoring.score([folder], DETECTOR)
+    assert (outcome.computed, outcome.reused) == (1, 1)
+    assert values(folder)["shapes-detector:colors"] == 0.0
+
+
+def test_a_scorer_killed_half_way_goes_on_where_it_was(tmp_path):
+    folder = drawn_run(tmp_path, n=40)
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom specbench import scoring\n"
+        "seen = []\n"
+        "class Stop(scoring.Reporter):\n    def image(self, *_):\n        seen.append(1)\n"
+        "        if len(seen) == 20: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "scoring.score([Path(sys.argv[1])], ['shapes-detector'], reporter=Stop())"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(folder)]).returncode == -signal.SIGKILL
+    (outcome,) = scoring.score([folder], DETECTOR)
+    assert outcome.reused == 32 and outcome.computed == 8, "images are kept sixteen at a time"
+    assert values(folder)["shapes-detector"] == 1.0
+
+
+def test_two_scorers_do_not_mix(tmp_path):
+    folder = drawn_run(tmp_path, n=2)
+    metric = ShapesDetector()
+    with writing(folder, feature_parts(folder, metric)), pytest.raises(SpecbenchError, match="being scored"):
+        scoring.score([folder], DETECTOR)
+
+
+def test_prompts_without_a_scene_are_left_out_or_refused_by_name(tmp_path):
+    folder = synthetic.folder(tmp_path, synthetic.SJD, synthetic.sjd())
+    outcomes = scoring.score([folder])
+    assert all(outcome.computed == 0 and "lack" in outcome.skipped for outcome in outcomes)
+    assert not (folder / "scores").exists()
+    with pytest.raises(SpecbenchError, match="'shapes-detector' cannot score") as caught:
+        scoring.score([folder], DETECTOR)
+    assert caught.value.exit_code == BAD_INPUT
+
+
+def test_an_unknown_metric_is_refused(tmp_path):
+    with pytest.raises(SpecbenchError, match="unknown metric 'fud'"):
+        scoring.score([drawn_run(tmp_path, n=1)], ["fud"])
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "text"])
+def test_a_damaged_image_is_named_and_not_scored(tmp_path, damage):
+    folder = drawn_run(tmp_path, n=2)
+    path = folder / "images" / "s1-0.png"
+    whole = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes({"empty": b"", "truncated": whole[:-40], "text": b"hello"}[damage])
+    with pytest.raises(SpecbenchError, match=r"s1-0\.png is missing or damaged"):
+        scoring.score([folder], DETECTOR)
+
+
+def test_damaged_scores_are_named(tmp_path):
+    folder = drawn_run(tmp_path, n=2)
+    scoring.score([folder], DETECTOR)
+    path = next((folder / "scores").glob("*.parquet"))
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(SpecbenchError, match="damaged") as caught:
+        report_rows([folder])
+    assert path.name in caught.value.what
+
+
+class Brightness(Metric):
+    """A metric of a user's own: mean pixel value."""
+
+    name, summary, batch = "brightness", "mean pixel value", 2
+    columns = {"mean": pa.float64()}  # noqa: RUF012
+    variant = "a"
+
+    def identity(self):
+        return {"variant": self.variant}
+
+    def features(self, samples):
+        return [{"mean": float(sample.pixels.mean())} for sample in samples]
+
+    def scores(self, features):
+        return [Score(self.name, mean_interval(features["mean"], features["prompt_id"]), len(features))]
+
+
+class Brighter(Brightness):
+    variant = "b"
+
+
+def test_a_metric_is_one_class_and_fingerprints_never_share_a_column(tmp_path, monkeypatch):
+    first, second = drawn_run(tmp_path), drawn_run(tmp_path, spec=tiny.spec("gsd"))
+    for metric, folder in ((Brightness, first), (Brighter, second)):
+        monkeypatch.setattr(metric_catalog, "metric", lambda name, metric=metric: metric)
+        scoring.score([folder], ["brightness"])
+    text = render_tables(report_rows(find_runs(tmp_path)))
+    for metric in (Brightness, Brighter):
+        assert f"| brightness ({fingerprint(metric())}) |" in text
+    monkeypatch.setattr(metric_catalog, "metric", lambda name: Brightness)
+    scoring.score([second], ["brightness"])
+    assert "| brightness |" in render_tables(report_rows([first]))
+
+
+def test_scores_reach_the_tables_with_their_definition(tmp_path):
+    folder = drawn_run(tmp_path, wrong=(0,))
+    scoring.score([folder], DETECTOR)
+    text = render_tables(report_rows([folder]))
+    assert "| shapes-detector |" in text and "0.833 [" in text
+    assert "shapes-detector by part:" in text and "| colors |" in text and "- shapes-detector: share of images" in text
+
+
+def test_scores_of_a_part_of_the_images_say_so(tmp_path):
+    folder = drawn_run(tmp_path, n=4)
+    scoring.score([folder], DETECTOR)
+    assert "(n=4)" not in render_tables(report_rows([folder]))
+    drawn_run(tmp_path, n=6)
+    assert "(n=4)" in render_tables(report_rows([folder]))
+
+
+def test_a_gallery_has_a_row_per_prompt_and_a_column_per_run(tmp_path):
+    folders = [drawn_run(tmp_path, n=4), drawn_run(tmp_path, n=3, spec=tiny.spec("gsd", G=50))]
+    wide = Image.open(gallery(folders, tmp_path / "made" / "wide.png", limit=4))
+    narrow = Image.open(gallery(folders[:1], tmp_path / "narrow.png", limit=2))
+    assert wide.width > narrow.width and wide.height > narrow.height
+    with pytest.raises(SpecbenchError, match="no images"):
+        gallery([folders[0]], tmp_path / "none.png", sample=9)
+
+
+def test_reading_while_a_scorer_works_needs_no_lock(tmp_path):
+    folder = drawn_run(tmp_path, n=2)
+    with writing(folder, feature_parts(folder, ShapesDetector())):
+        assert report_rows([folder])[0]["scores"] == []
+    assert os.path.exists(folder / "scores")

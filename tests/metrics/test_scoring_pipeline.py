@@ -1,0 +1,185 @@
+"""Named metrics on a stored run, from the command line to the report: once per image, and never two in one column."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import authors_formats as formats
+import calibrated
+import numpy as np
+import published
+import pytest
+import synthetic
+import tiny
+import torch
+from PIL import Image
+
+from specbench import api
+from specbench.errors import SpecbenchError
+from specbench.metrics import scoring
+from specbench.metrics.base import Settings
+from specbench.metrics.imagereward import ImageReward
+from specbench.metrics.score_store import image_features, read_scores
+from specbench.prompts import Prompt, geneval
+from specbench.store.run_store import RunStore
+from specbench.store.schema import base_row, sample_row
+
+
+def stored_run(out: Path, prompts: list[Prompt], samples: int = 2, spec=synthetic.SJD, seed: int = 0) -> Path:
+    pictures = calibrated.images(len(prompts) * samples, 40, 56, seed)
+    with RunStore(out / spec.run_id).create(spec, synthetic.INVOCATION) as store:
+        for pixels, (prompt, sample) in zip(pictures, itertools.product(prompts, range(samples)), strict=True):
+            item = synthetic.generation(4, 40.0)
+            item.image = np.moveaxis(pixels, -1, 0)
+            row = sample_row(base_row(prompt, sample, 0, synthetic.INVOCATION["started_at"]), item, True)
+            store.append([row], {row["image"]: item.image})
+    return store.folder
+
+
+PROMPTS = [Prompt(f"p{number}", text, None, {}) for number, text in enumerate(("a red cat", "a blue dog", "a photo"))]
+
+
+@pytest.fixture
+def checkpoints(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    torch.set_num_threads(1)
+    formats.stand_in(monkeypatch, "imagereward", formats.save_imagereward(tmp_path / "ImageReward.pt"))
+    formats.stand_in(monkeypatch, "bert-vocabulary", formats.save_vocabulary(tmp_path / "vocab.txt"))
+
+
+def test_a_named_metric_reaches_the_table(checkpoints, tmp_path, cli):
+    folder = stored_run(tmp_path / "out", PROMPTS)
+    scored = cli("score", "--metric", "imagereward", "--offline", "--batch", "4", "--out", tmp_path / "out", "--json")
+    (row,) = json.loads(scored.out)
+    assert scored.code == 0 and row["n"] == row["images"] == 6 and row["low"] < row["value"] < row["high"]
+    assert json.loads(row["identity"])["weights"].startswith("sha256:")
+    values = image_features(folder, ImageReward())["value"]
+    assert len(set(values)) == 6 and row["value"] == pytest.approx(values.astype(float).mean())
+    report = cli("report", "--out", tmp_path / "out")
+    assert "| imagereward |" in report.out and "- imagereward: learned human preference" in report.out
+
+
+def test_nothing_is_computed_twice_and_another_batch_is_no_other_score(checkpoints, tmp_path, monkeypatch):
+    folder = stored_run(tmp_path / "out", PROMPTS)
+    (first,) = scoring.score([folder], ["imagereward"], Settings(offline=True, batch=5))
+    monkeypatch.setattr(ImageReward, "features", lambda *_: pytest.fail("computed again"))
+    (again,) = scoring.score([folder], ["imagereward"], Settings(offline=True, batch=2))
+    assert (first.computed, again.computed, again.reused) == (6, 0, 6)
+    assert len(read_scores(folder)) == 1
+
+
+def test_without_a_name_nothing_is_downloaded(tmp_path, cli, monkeypatch):
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("the network was used"))
+    stored_run(tmp_path / "out", PROMPTS)
+    outcome = cli("score", "--out", tmp_path / "out", "--json")
+    assert outcome.code == 0 and json.loads(outcome.out) == [] and "no metric" in outcome.err
+
+
+def test_against_a_run_the_difference_is_paired(checkpoints, tmp_path, cli):
+    runs = [
+        stored_run(tmp_path / "out", PROMPTS, 2, spec, seed) for seed, spec in enumerate((synthetic.SJD, synthetic.AR))
+    ]
+    call = ("score", "--metric", "imagereward", "--offline", "--out", tmp_path / "out", "--json")
+    (row,) = json.loads(cli(*call, "--against", runs[1].name).out)
+    values = [image_features(run, ImageReward()).set_index(["prompt_id", "sample"])["value"] for run in runs]
+    gaps = (values[0] - values[1]).astype(float)
+    assert row["difference"] == pytest.approx(gaps.mean()) and row["low"] < gaps.mean() < row["high"] and row["n"] == 6
+    assert (row["run_id"], row["baseline"]) == (runs[0].name, runs[1].name)
+    assert "name them with --metric" in cli("score", "--against", runs[1].name, "--out", tmp_path / "out").err
+
+
+def test_scores_of_unlike_fingerprints_are_never_subtracted(checkpoints, tmp_path, monkeypatch):
+    """One run is scored by an older library, the other by today's."""
+    runs = [
+        stored_run(tmp_path / "out", PROMPTS, 2, spec, seed) for seed, spec in enumerate((synthetic.SJD, synthetic.AR))
+    ]
+    settings, today = Settings(offline=True), ImageReward.identity
+    scoring.score(runs[:1], ["imagereward"], settings)
+    with monkeypatch.context() as older:
+        older.setattr(ImageReward, "identity", lambda metric: {**today(metric), "torch": "1.13"})
+        scoring.score(runs[1:], ["imagereward"], settings)
+    digests = [row["fingerprint"] for run in runs for row in read_scores(run)]
+    assert digests[0] != digests[1]
+    with pytest.raises(SpecbenchError, match=f"{runs[1].name} is not scored by 'imagereward' of fingerprint"):
+        api.differences(runs[1].name, [runs[0].name], ["imagereward"], tmp_path / "out", settings)
+    compared = {row["name"]: row for row in api.compare(runs[1].name, runs[0].name, tmp_path / "out", settings)}
+    assert compared["imagereward"]["value"] is None and "another torch" in compared["imagereward"]["note"]
+    api.score(metrics=["imagereward"], out=tmp_path / "out", settings=settings)
+    (gap,) = api.differences(runs[1].name, [runs[0].name], ["imagereward"], tmp_path / "out", settings)
+    assert gap["fingerprint"] == digests[0] and gap["n"] == 6
+
+
+def test_fid_of_two_runs_against_one_reference(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    formats.stand_in(monkeypatch, "inception", calibrated.save_inception(tmp_path / "inception.pth"))
+    runs = [
+        stored_run(tmp_path / "out", PROMPTS, 1, spec, seed) for seed, spec in enumerate((synthetic.SJD, synthetic.AR))
+    ]
+    (tmp_path / "real").mkdir()
+    for number, pixels in enumerate(calibrated.images(3, seed=9)):
+        Image.fromarray(pixels).save(tmp_path / "real" / f"{number}.png")
+    settings = Settings(reference=tmp_path / "real", offline=True)
+    rows = api.score(metrics=["fid[clean]"], out=tmp_path / "out", settings=settings)
+    assert {row["metric"] for row in rows} == {"fid[clean]", "kid[clean]"} and len(rows) == 4
+    assert len({row["value"] for row in rows}) == 4 and len({row["fingerprint"] for row in rows}) == 1
+    assert all(row["low"] is None for row in rows if row["metric"] == "fid[clean]"), "n < d has no interval"
+    (gap,) = api.differences(runs[1].name, metrics=["fid[clean]"], out=tmp_path / "out", settings=settings)
+    values = {row["run_id"]: row["value"] for row in rows if row["metric"] == "fid[clean]"}
+    assert gap["difference"] == pytest.approx(values[runs[0].name] - values[runs[1].name]) and gap["n"] == 3
+    (tmp_path / "real" / "2.png").unlink()
+    api.score([runs[0].name], ["fid[clean]"], tmp_path / "out", settings=settings)
+    from specbench.reporting import render, report_rows
+
+    table = render(report_rows(runs))
+    assert table.count("fid[clean] (") >= 2, "another reference is another column"
+
+
+def test_a_protocol_leaves_out_what_does_not_fit(checkpoints, tmp_path, monkeypatch):
+    monkeypatch.setattr("specbench.api.find_protocol", lambda name: ("fid[clean]", "imagereward"))
+    stored_run(tmp_path / "out", PROMPTS)
+    rows = api.score(out=tmp_path / "out", protocol="sjd", settings=Settings(offline=True))
+    assert [row["metric"] for row in rows] == ["imagereward"]
+    with pytest.raises(SpecbenchError, match=r"'fid\[clean\]' cannot score"):
+        api.score(metrics=["fid[clean]"], out=tmp_path / "out", settings=Settings(offline=True))
+
+
+def test_geneval_goes_out_and_comes_back_on_the_command_line(tmp_path, cli):
+    prompts = geneval.read(published.write("geneval", tmp_path / "set"))
+    folder = stored_run(tmp_path / "out", prompts)
+    exported = cli("export", "geneval", folder, "--to", tmp_path / "official")
+    assert exported.code == 0 and exported.out.strip() == str(tmp_path / "official")
+    results = tmp_path / "results.jsonl"
+    lines = [
+        {"filename": str(path), "correct": path.name == "0000.png", "prompt": None, "reason": "", "details": "{}"}
+        for path in sorted((tmp_path / "official").rglob("*.png"))
+    ]
+    for line in lines:
+        line["prompt"] = json.loads((Path(line["filename"]).parents[1] / "metadata.jsonl").read_text())["prompt"]
+    results.write_text("\n".join(map(json.dumps, lines)))
+    rows = json.loads(cli("import", "geneval", folder, "--from", results, "--json").out)
+    assert {row["metric"]: row["value"] for row in rows} == {
+        "geneval[official]": 0.5, "geneval[official]:counting": 0.5, "geneval[official]:single_object": 0.5,
+    }  # fmt: skip
+    assert "| geneval[official] |" in cli("report", folder).out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (("export", "genval", "x", "--to", "y"), "did you mean 'geneval'"),
+        (("export", "geneval", "nothing", "--to", "y"), "unknown run 'nothing'"),
+        (("import", "t2i-compbench", "nothing", "--from", "y"), "unknown run 'nothing'"),
+    ],
+)
+def test_export_and_import_refuse_what_is_not_there(arguments, problem, cli, tmp_path):
+    outcome = cli(*arguments, "--out", tmp_path)
+    assert outcome.code == 2 and problem in outcome.err
+
+
+def test_export_of_other_prompts_is_refused(tmp_path, cli):
+    folder = stored_run(tmp_path / "out", PROMPTS, spec=tiny.spec("sjd"))
+    for benchmark in ("geneval", "t2i-compbench"):
+        outcome = cli("export", benchmark, folder, "--to", tmp_path / benchmark)
+        assert outcome.code == 2 and "has no images of" in outcome.err and not (tmp_path / benchmark).exists()

@@ -1,0 +1,147 @@
+"""Files are found in a folder or in the hub's cache, at the asked revision; what goes wrong is one line."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from checkpoints import write
+
+from specbench.errors import SpecbenchError
+from specbench.models.catalog import load_model
+from specbench.models.checkpoint_files import Source, fetch, find
+from specbench.models.families.model_specs import MODELS
+
+INFO = {info.name: info for info in MODELS}
+SOURCE = Source("the model", "owner/name", ("config.json",), "MIT")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty hub cache; `put(repo, commit, files, refs)` fills it in the hub's own layout."""
+    folder = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def put(repo: str, commit: str, source, refs=("main",)):
+        home = folder / f"models--{repo.replace('/', '--')}"
+        snapshot = home / "snapshots" / commit
+        shutil.copytree(source, snapshot)
+        (home / "refs").mkdir(exist_ok=True)
+        for ref in refs:
+            (home / "refs" / ref).write_text(commit)
+        return snapshot
+
+    return put
+
+
+def test_a_model_in_the_hub_cache_is_found_and_loaded(tmp_path, cache):
+    folder = tmp_path / "made"
+    folder.mkdir()
+    write("simplear", folder)
+    info = INFO["simplear"].configured(tiny=True)
+    assert not info.ready
+    cache("Daniel0724/SimpleAR-0.5B-RL", "a" * 40, folder)
+    assert not info.ready, "the image decoder is still missing"
+    cache("nvidia/Cosmos-1.0-Tokenizer-DV8x16x16", "b" * 40, folder)
+    assert info.ready
+    model = load_model(info, "cpu", "float32")
+    assert model.weights_sha256 == info.weights_sha256()
+    assert model.name == "simplear+tiny"
+
+
+def test_another_hub_id_takes_the_place_of_the_official_one(tmp_path, cache):
+    (tmp_path / "made").mkdir()
+    write("anole", tmp_path / "made")
+    cache("me/tuned", "c" * 40, tmp_path / "made")
+    assert load_model(INFO["anole"].configured(weights="me/tuned", tiny=True), "cpu", "float32").dtype == torch.float32
+
+
+def test_the_revision_chooses_the_files(tmp_path, cache):
+    for commit, refs in (("1" * 40, ("main",)), ("2" * 40, ("better",))):
+        made = tmp_path / commit
+        made.mkdir()
+        (made / "config.json").write_text(commit)
+        cache("owner/name", commit, made, refs)
+    texts = [find(SOURCE, None, revision).named("config.json").read_text() for revision in (None, "better", "2" * 40)]
+    assert texts == ["1" * 40, "2" * 40, "2" * 40]
+    with pytest.raises(SpecbenchError) as raised:
+        fetch(SOURCE, None, "worse")
+    assert "--revision worse" in raised.value.try_this and "revision 'worse' of 'owner/name'" in raised.value.what
+
+
+def test_the_licence_of_somebody_elses_repository_is_not_guessed(cache):
+    with pytest.raises(SpecbenchError) as raised:
+        find(SOURCE, "some/tuned")
+    assert 'hf download some/tuned --include "config.json"' in raised.value.try_this
+    assert "licence: as its card says" in raised.value.try_this and "MIT" not in raised.value.try_this
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        ("GatedRepoError", "gated"),
+        ("RevisionNotFoundError", "no revision 'v9'"),
+        ("RepositoryNotFoundError", "not on the hub"),
+        ("LocalEntryNotFoundError", "cannot be fetched"),
+        ("HfHubHTTPError", "cannot be fetched"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_line_with_a_way_out(failure, said, cache, monkeypatch):
+    from huggingface_hub import errors
+
+    kind = getattr(errors, failure)
+
+    def refuse(*arguments, **options):
+        raise kind.__new__(kind)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(SpecbenchError) as raised:
+        fetch(SOURCE, None, "v9")
+    assert said in raised.value.what and "\n" not in raised.value.what
+    assert "hf download owner/name --revision v9" in raised.value.try_this and "licence: MIT" in raised.value.try_this
+    assert raised.value.exit_code == 5
+
+
+def test_a_name_that_is_neither_folder_nor_hub_id_is_refused():
+    for name in ("nowhere", "./a/b", "a/b/c", "/a/b"):
+        with pytest.raises(SpecbenchError, match="no such folder"):
+            find(SOURCE, name)
+
+
+def test_only_what_a_model_needs_is_downloaded(monkeypatch):
+    asked = {}
+
+    def record(repo, allow_patterns, local_files_only, **options):
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        if local_files_only:
+            raise LocalEntryNotFoundError("not here")
+        asked[repo] = allow_patterns
+        raise LocalEntryNotFoundError("no network")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", record)
+    for info in MODELS:
+        for source in (info.source, *info.companions):
+            with pytest.raises(SpecbenchError):
+                fetch(source)
+    assert asked["peizesun/llamagen_t2i"][:2] == ["t2i_XL_stage2_512.pt", "vq_ds16_t2i.pt"]
+    assert asked["nvidia/Cosmos-1.0-Tokenizer-DV8x16x16"][0] == "decoder.jit"
+    assert not any(pattern in ("*", "*.bin") for patterns in asked.values() for pattern in patterns)
+
+
+def test_random_weights_are_said_in_the_name_and_in_the_digest():
+    plain, tiny = INFO["janus"].configured(random=True), INFO["janus"].configured(random=True, tiny=True)
+    assert (plain.name, tiny.name) == ("janus+random", "janus+random+tiny")
+    assert plain.ready and plain.weights_sha256() != tiny.weights_sha256()
+    model = load_model(tiny, "cpu", "float32")
+    assert model.name == tiny.name and model.weights_sha256 == tiny.weights_sha256()
+    with pytest.raises(SpecbenchError, match="--random-weights"):
+        INFO["janus"].configured(random=True, weights="a/b")
+
+
+def test_random_weights_are_the_same_every_time():
+    models = [load_model(INFO["anole"].configured(random=True, tiny=True), "cpu", "float32") for _ in range(2)]
+    weights = [dict(model.backbone.named_parameters()) for model in models]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

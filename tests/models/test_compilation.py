@@ -1,0 +1,259 @@
+"""A compiled step gives the tokens of an uncompiled one, is exact itself, and is compiled before the clock starts."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tiny_llama
+import torch
+from tiny_llama import VOCAB
+
+from specbench.checks.divergence import LEVEL, Counts, p_value
+from specbench.checks.enumerable_model import image_index, processed
+from specbench.decoding import sampling
+from specbench.decoding.continuous_batching import decode_each
+from specbench.decoding.loop import Request, decode
+from specbench.errors import SpecbenchError
+from specbench.models.transformer import compiled_forward as compiled_module
+from specbench.models.transformer.compilation import graph_bytes
+from specbench.models.transformer.compiled_forward import CompiledStep
+from specbench.models.transformer.kv_cache import PARTS, whole_blocks, whole_parts
+from specbench.reporting.comparability import configuration, differences
+from specbench.runs import plan
+from specbench.runs.settings import merge, run_settings
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
+from specbench.system import compiler
+
+LACKING = compiler.missing("cpu")
+needs_compiler = pytest.mark.skipif(LACKING is not None, reason=f"a step cannot be compiled here: {LACKING}")
+SAMPLING = Sampling(guidance=2.0, temperature=0.9, top_k=4)
+DECODERS = [
+    resolve("ar"),
+    resolve("sjd", {"window": 3}),
+    resolve("gsd", {"window": 4, "G": 3}),
+    resolve("eagle", {"tree": "0 1 00 01"}),
+]
+REQUESTS = [Request(text, text, sample) for text in ("a fox", "two red hens") for sample in range(20)]
+
+
+class Tiny(tiny_llama.Tiny):
+    """With a draft head whose drafts depend on what it remembers."""
+
+    def own_head(self):
+        head = super().own_head()
+        for name, weight in head.named_parameters():
+            if "embed" not in name:
+                weight.data.mul_(8)
+        return head
+
+    def render(self, image_tokens):
+        return torch.zeros(len(image_tokens), 3, 2, 2, dtype=torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def eager():
+    return Tiny()
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    model = Tiny()
+    model.compile()
+    return model
+
+
+def tokens(model, decoder, requests):
+    images = decode(model, requests, decoder, SAMPLING, seed=3, render=False)
+    return np.stack([image.tokens for image in images])
+
+
+def tokens_and_steps(model, decoder, requests):
+    images = decode(model, requests, decoder, SAMPLING, seed=3, render=False)
+    return [(*image.tokens, image.nfe) for image in images]
+
+
+@needs_compiler
+def test_same_tokens_under_the_same_noise_and_nothing_compiled_twice(eager, compiled, monkeypatch):
+    monkeypatch.setattr(sampling, "WIDE", 0)  # as for wide vocabularies: eager steps look at the kept tokens alone
+    torch._dynamo.utils.counters.clear()
+    for decoder in DECODERS:
+        assert tokens_and_steps(compiled, decoder, REQUESTS) == tokens_and_steps(eager, decoder, REQUESTS)
+    step, *rules = compiled.compiled
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert step.forms == 3  # a lone column, a window, a tree
+    assert [rule.forms for rule in rules] == [1, 2, 2, 2]  # verification and, but for ar, drafting
+    assert graphs == 10
+    assert all(part.seconds > 0 for part in compiled.compiled)
+    longer, shorter = ([Request(text, text, n) for n in range(40)] for text in ("much longer than before", "."))
+    for requests, decoder in itertools.product([longer, shorter, longer[:20] + shorter[:20]], DECODERS):
+        assert tokens_and_steps(compiled, decoder, requests) == tokens_and_steps(eager, decoder, requests)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
+@needs_compiler
+def test_refilled_rows_are_compiled_for_once(eager, compiled):
+    """Also where the rows end together, in steps narrower than the others, and the last ones alone."""
+    made = []
+    for model in (eager, compiled):
+        outcomes = decode_each(model, REQUESTS[:21], 2, DECODERS[2], SAMPLING, seed=3)
+        made.append({request: (*image.tokens, image.nfe) for request, image in outcomes})
+    assert made[0] == made[1]
+    assert compiled.compiled[-1].forms == 2
+
+
+class Steeper(Tiny):
+    """The same tensors in another network, whose head takes any number format."""
+
+    def head(self, hidden):
+        return 3 * (hidden.to(self.matrix.dtype) @ self.matrix)
+
+
+@needs_compiler
+def test_models_of_one_process_share_no_compiled_code(eager, compiled):
+    """The guards that would tell them apart are left out: they take longer than the step of a small model."""
+    steeper, plain = Steeper(), Steeper()
+    steeper.compile()
+    requests = REQUESTS[:20]
+    expected = tokens(plain, DECODERS[0], requests), tokens(eager, DECODERS[0], requests)
+    assert (expected[0] != expected[1]).any()
+    for _ in range(2):
+        for model, same in zip((steeper, compiled), expected, strict=True):
+            np.testing.assert_array_equal(tokens(model, DECODERS[0], requests), same)
+    assert steeper.compiled[0].forms == 1
+
+
+@needs_compiler
+def test_a_compiled_model_may_be_changed_in_place():
+    """Other values need no other code; another number format does, also where no argument of the step shows it."""
+    model, plain = Steeper(), Steeper()
+    model.compile()
+    forms = []
+    for change in (
+        lambda m: None,
+        lambda m: m.backbone.norm.weight.mul_(-1),
+        lambda m: setattr(m, "matrix", m.matrix + 0.1 * m.matrix.flip(0)),
+        lambda m: setattr(m, "matrix", m.matrix.double()),
+    ):
+        change(model)
+        change(plain)
+        np.testing.assert_array_equal(tokens(model, DECODERS[0], REQUESTS), tokens(plain, DECODERS[0], REQUESTS))
+        forms.append(model.compiled[0].forms)
+    assert forms == [1, 1, 1, 2]
+
+
+@needs_compiler
+def test_the_joint_of_compiled_steps_is_exact(eager, compiled):
+    exact = np.append(joint(eager, "a fox"), 0.0)
+    observed = np.zeros((2, len(exact)), dtype=np.int64)
+    for half, start in itertools.product(range(2), range(0, 8000, 2000)):
+        requests = [Request("a fox", f"half {half}", start + n) for n in range(2000)]
+        drawn = tokens(compiled, DECODERS[1], requests)
+        image = drawn[:, eager.layout.free_slots()]
+        np.add.at(observed[half], image_index(image, VOCAB), 1)
+    assert p_value([Counts(observed, exact)]) > LEVEL
+
+
+@torch.inference_mode()
+def joint(model, text) -> np.ndarray:
+    """The exact joint [VOCAB ** 4] of the images of `text`, from uncached forwards over every whole stream."""
+    free, forced = model.layout.free_slots(), torch.tensor(model.layout.forced)
+    images = torch.cartesian_prod(*[torch.arange(VOCAB)] * len(free))
+    streams = forced.repeat(len(images), 1)
+    streams[:, free] = images
+    halves = []
+    for prompt in model.encode([text]).embeds:
+        inputs = torch.cat([prompt.expand(len(streams), -1, -1), model.embed(streams[:, :-1], None, ())], 1)
+        hidden = model.backbone(inputs_embeds=inputs, use_cache=False).last_hidden_state
+        halves.append(model.head(hidden[:, len(prompt) - 1 :]).double().numpy())
+    logits = halves[1] + SAMPLING.guidance * (halves[0] - halves[1])
+    p = np.ones(len(images))
+    for number, row in enumerate(images.tolist()):
+        for slot, token in zip(free, row, strict=True):
+            p[number] *= processed(logits[number, slot], SAMPLING)[token]
+    return p
+
+
+def test_fixed_shapes_fill_windows_up_and_change_nothing(eager, monkeypatch):
+    """What captured graphs need, without the graphs: windows are powers of two, the cache is read in blocks."""
+    widths = set()
+
+    def call_eager(function, **_):
+        def call(buffers, fed):
+            widths.add(fed.tokens.shape[1])
+            return function(buffers, fed)
+
+        return call if function.__name__ == "step" else function
+
+    monkeypatch.setattr(torch, "compile", call_eager)
+    model = Tiny()
+    model.compile()
+    model._compiled_steps = {SAMPLING.guidance: CompiledStep(model, SAMPLING.guidance, True, {})}
+    for decoder in DECODERS:
+        np.testing.assert_array_equal(tokens(model, decoder, REQUESTS), tokens(eager, decoder, REQUESTS))
+    assert widths == {1, 2, 4, 8}
+
+
+def test_a_gpu_reads_little_more_than_it_needs_in_few_shapes():
+    for capacity in (whole_blocks(slots) for slots in range(1, 3000, 37)):
+        read = [whole_parts(end, capacity) for end in range(1, capacity + 1)]
+        assert len(set(read)) == PARTS and read[-1] == capacity
+        assert all(0 <= slots - end < capacity / PARTS for end, slots in enumerate(read, start=1))
+
+
+def test_graphs_are_told_from_other_memory(monkeypatch):
+    pools = {(0, 0): 700, (0, 1): 30, (5, 0): 4}
+    segments = [{"total_size": size, "segment_pool_id": pool} for pool, size in pools.items()]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert graph_bytes() == 34
+
+
+def test_what_cannot_be_compiled_is_said_in_one_line(monkeypatch):
+    def broken(step, **_):
+        def call(buffers, fed):
+            raise torch._dynamo.exc.TorchDynamoException("no such luck\nat line 1")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    model = Tiny()
+    model.compile()
+    with pytest.raises(SpecbenchError, match="no such luck") as caught:
+        decode(model, REQUESTS[:1], DECODERS[0], SAMPLING, seed=0, render=False)
+    assert "\n" not in caught.value.what and caught.value.exit_code == 5
+    assert compiled_module.compiled_step(model, 1.0) is not model.compiled_step(1.0)
+
+
+@pytest.mark.parametrize(
+    ("mode", "device", "lacking", "compiled", "noted"),
+    [
+        ("auto", "cuda:1", None, True, False),
+        ("auto", "cuda", "no triton", False, True),
+        ("auto", "cpu", None, False, False),
+        ("on", "cpu", None, True, False),
+        ("on", "cpu", "no g++", False, True),
+        ("off", "cuda", None, False, False),
+    ],
+)
+def test_auto_compiles_where_it_helps_and_says_so_where_it_cannot(mode, device, lacking, compiled, noted, monkeypatch):
+    monkeypatch.setattr(compiler, "missing", lambda device: lacking)
+    made = plan.make_plan(merge(run_settings(), {"compile": mode, "device": device, "decoder": "ar"}))
+    assert made.compiled == compiled
+    assert bool(made.notes) == noted
+    if noted:
+        assert lacking in made.notes[0] and "\n" not in made.notes[0]
+
+
+def test_compiled_and_uncompiled_runs_are_not_compared():
+    values = {"decoder": "ar", "compile": "on"}
+    one, other = (plan.make_plan(merge(run_settings(), values | {"compile": mode})) for mode in ("on", "off"))
+    infos = []
+    for made, compiled in ((one, LACKING is None), (other, False)):
+        spec = made.spec(made.decoders[0].spec, "0" * 64)
+        assert bool(spec.compiled) == compiled
+        infos.append({"spec": spec.content(), "invocations": []})
+    if LACKING is None:
+        assert differences(*infos) == ["compiled (yes, AR no)"]
+        assert not differences(*infos, any_configuration=True)
+        assert configuration(infos[0]).endswith(", compiled")
+        assert one.spec(one.decoders[0].spec, "").run_id != other.spec(other.decoders[0].spec, "").run_id

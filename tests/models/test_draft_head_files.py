@@ -1,0 +1,167 @@
+"""Draft heads in the layout of the published ones, for LlamaGen, Lumina and Anole: drafts follow the law that the
+official computation, written out slowly, gives; and the commands take them.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+from checkpoints import llamagen, write
+from safetensors.torch import save_file
+from torch.nn import functional
+
+from specbench.decoding.drafters.eagle import Eagle
+from specbench.decoding.loop import Request, decode
+from specbench.errors import SpecbenchError
+from specbench.models.catalog import find_model, load_model
+from specbench.models.draft_head import head_for
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
+
+TEXTS = ("a red circle", "two blue squares")
+SAMPLING = Sampling(guidance=2.0)
+INNER = 40
+
+
+def write_head(folder, name, words, width):
+    """Random tensors under the published names; LlamaGen's as a pickle with its `input_type`."""
+    grid = name.startswith("llamagen")
+    heads = width // (64 if grid else 8)
+    shapes = {
+        "embed_tokens.weight": (words, width),
+        "fc.weight": (width, 2 * width),
+        "fc.bias": (width,),
+        **{f"layers.0.self_attn.{part}_proj.weight": (width, width) for part in "qkvo"},
+        **{f"layers.0.mlp.{part}_proj.weight": (INNER, width) for part in ("gate", "up")},
+        "layers.0.mlp.down_proj.weight": (width, INNER),
+        "layers.0.post_attention_layernorm.weight": (width,),
+    }
+    if not grid:
+        shapes["layers.0.input_layernorm.weight"] = (width,)
+        rows = 1 if name == "lumina" else heads
+        norms = (f"{which}_norm.{part}" for which in "qk" for part in ("weight", "bias"))
+        shapes |= {f"layers.0.self_attn.{norm}": (rows, 8) for norm in norms}
+    draw = torch.Generator().manual_seed(9)
+    tensors = {}
+    for key, shape in shapes.items():
+        noise = torch.randn(shape, generator=draw)
+        vector = len(shape) == 1 or "norm" in key
+        tensors[key] = 0.2 * noise + (not key.endswith("bias")) if vector else 1.5 * noise * shape[1] ** -0.5
+    config = {"hidden_size": width, "intermediate_size": INNER, "num_attention_heads": heads, "vocab_size": words}
+    config |= {"num_key_value_heads": heads, "num_hidden_layers": 1, "rms_norm_eps": 1e-6 if grid else 1e-5}
+    config |= {"input_type": "t2i", "model_type": "llama"} if grid else {"model_type": "chameleon"}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    torch.save(tensors, folder / "pytorch_model.bin") if grid else save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+def extrapolate(tensors, ids, features, grid):
+    """The head's feature after the last element, one position and one attention head at a time."""
+    held = {name.removeprefix("layers.0.").removeprefix("self_attn."): t for name, t in tensors.items()}
+    x = torch.cat([tensors["embed_tokens.weight"][torch.tensor(ids[1:])], features[: len(ids) - 1]], 1)
+    x = x @ tensors["fc.weight"].T + tensors["fc.bias"]
+    eps, size = (1e-6, 64) if grid else (1e-5, 8)
+    seen = x if grid else rms(x, held["input_layernorm.weight"], eps)
+    outputs = []
+    for head, start in enumerate(range(0, x.shape[1], size)):
+        part = slice(start, start + size)
+        q, k, v = (seen @ held[f"{name}_proj.weight"].T[:, part] for name in "qkv")
+        if not grid:
+            q, k = (normed(held, name, y, head) for name, y in (("q", q), ("k", k)))
+        turn = (lambda row, at: llamagen.rotate(row, at, caption=119)) if grid else turn_halves
+        q, k = (torch.stack([turn(row, at) for at, row in enumerate(y)]) for y in (q, k))
+        causal = torch.ones(len(x), len(x), dtype=torch.bool).tril()
+        outputs.append((q @ k.T / size**0.5).masked_fill(~causal, -torch.inf).softmax(-1) @ v)
+    x = x + torch.cat(outputs, 1) @ held["o_proj.weight"].T
+    h = rms(x, held["post_attention_layernorm.weight"], eps)
+    gated = functional.silu(h @ held["mlp.gate_proj.weight"].T) * (h @ held["mlp.up_proj.weight"].T)
+    return (x + gated @ held["mlp.down_proj.weight"].T)[-1]
+
+
+def rms(x, weight, eps):
+    return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight
+
+
+def normed(held, name, y, head):
+    weight, bias = (held[f"{name}_norm.{part}"] for part in ("weight", "bias"))
+    row = min(head, len(weight) - 1)
+    return functional.layer_norm(y, y.shape[-1:], eps=1e-5) * weight[row] + bias[row]
+
+
+def turn_halves(vector, position):
+    half = len(vector) // 2
+    angle = position * 10_000.0 ** (-torch.arange(half) / half)
+    first, second = vector[:half], vector[half:]
+    return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()])
+
+
+@pytest.fixture
+def pair(request, tmp_path):
+    """A tiny checkpoint of the model, and a head for it."""
+    (tmp_path / "weights").mkdir()
+    tiny = write(request.param, tmp_path / "weights")
+    words = 24 if request.param.startswith("llamagen") else 600
+    tensors = write_head(tmp_path / "head", request.param, words, tiny.output.shape[1])
+    return request.param, tiny, tensors, tmp_path / "head"
+
+
+@pytest.mark.parametrize("pair", ["llamagen", "lumina", "anole"], indirect=True)
+@torch.inference_mode()
+def test_drafts_follow_the_official_law(pair, monkeypatch):
+    name, tiny, tensors, folder = pair
+    model = load_model(find_model(name).configured(str(tiny.folder), tiny=True), "cpu", "float32")
+    seen = []
+    honest = Eagle.propose
+
+    def watch(self, committed, width, step):
+        seen.append((committed.clone(), honest(self, committed, width, step)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(Eagle, "propose", watch)
+    spec = resolve("eagle", {"tree": "0 00", "head": str(folder), "verifier": "omega", "delta": 1e9})
+    requests = [Request(text, text) for text in TEXTS]
+    rows = decode(model, requests, spec, SAMPLING, 0, render=False)
+    again = decode(model, requests, spec, SAMPLING, 0, render=False)
+    assert all((one.tokens == other.tokens).all() for one, other in zip(rows, again, strict=True))
+    checked = 0
+    for committed, fed in seen[1:5]:
+        for row, text in enumerate(TEXTS):
+            stream = rows[row].tokens[: int(committed[row])].tolist()
+            if model.layout.forced[len(stream)] >= 0:
+                continue
+            found = []
+            for conditional in (True, False):
+                ids, features = tiny.seen(text, stream, conditional)
+                found.append(extrapolate(tensors, ids, features, name == "llamagen") @ tiny.output.T)
+            expected = (found[1] + 2 * (found[0] - found[1])).softmax(-1)
+            torch.testing.assert_close(fed.q[row, 0, :24], expected, atol=1e-4, rtol=1e-3)
+            checked += 1
+    assert checked > 4 and sum(row.accepted.sum() for row in rows) > 2
+
+
+@pytest.mark.parametrize("pair", ["llamagen", "lumina", "anole"], indirect=True)
+def test_the_command_takes_a_published_head(pair, cli, tmp_path):
+    name, tiny, _, folder = pair
+    (tmp_path / "one.txt").write_text("a red circle\n")
+    fixed = ("--model", name, "--scale", "tiny", "--weights", tiny.folder, "--dtype", "float32", "--quiet", "--json")
+    files = ("--head", folder, "--prompts", tmp_path / "one.txt", "--out", tmp_path / "results")
+    outcome = cli("run", *fixed, *files, "--decoder", "eagle,cool-sd,lantern++:k=3", "--tree", "0 1 00")
+    assert outcome.code == 0, outcome.err
+    for run in json.loads(outcome.out):
+        rows = pd.read_parquet(tmp_path / "results" / run["run_id"] / "samples")
+        assert rows["status"].tolist() == ["ok"] and json.loads(rows["facts"][0])["draft_tv_1"] > 0
+    missing = cli("run", *fixed, *files[2:], "--decoder", "eagle")
+    assert missing.code == 5 and "has no draft head of its own" in missing.err
+
+
+@pytest.mark.parametrize("pair", ["llamagen"], indirect=True)
+def test_a_head_of_another_vocabulary_is_refused(pair, tmp_path):
+    name, tiny, _, _ = pair
+    model = load_model(find_model(name).configured(str(tiny.folder), tiny=True), "cpu", "float32")
+    write_head(tmp_path / "small", name, 10, tiny.output.shape[1])
+    with pytest.raises(SpecbenchError, match="knows 10 tokens"):
+        head_for(model, str(tmp_path / "small"))

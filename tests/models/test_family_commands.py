@@ -1,0 +1,129 @@
+"""The commands know the families: `run` decodes each from a checkpoint folder, `list` and `doctor` say what there is,
+and random weights are labelled and never scored.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+from checkpoints import WRITERS, write
+
+
+@pytest.fixture
+def run_tiny(cli, tmp_path):
+    """Decode two prompts with a model at tiny scale; gives the outcome and the rows of `--json`."""
+
+    def call(model: str, *arguments: str):
+        (tmp_path / "two.txt").write_text("a red circle\na blue square\n")
+        fixed = ("--model", model, "--scale", "tiny", "--prompts", tmp_path / "two.txt", "--out", tmp_path / "results")
+        outcome = cli("run", *fixed, "--decoder", "gsd", "--G", "3", "--limit", "2", "--quiet", "--json", *arguments)
+        return outcome, json.loads(outcome.out) if outcome.code == 0 else None
+
+    return call
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_every_model_decodes_from_its_checkpoint(name, run_tiny, tmp_path):
+    folder = tmp_path / "weights"
+    folder.mkdir()
+    write(name, folder)
+    outcome, runs = run_tiny(name, "--weights", folder, "--dtype", "float32")
+    assert outcome.code == 0, outcome.err
+    run = tmp_path / "results" / runs[0]["run_id"]
+    rows = pd.read_parquet(run / "samples")
+    assert rows["status"].tolist() == ["ok", "ok"]
+    assert len(list((run / "images").glob("*.png"))) == 2
+    spec = json.loads((run / "run.json").read_text())["spec"]
+    assert spec["model"] == f"{name}+tiny" and spec["decoder"]["name"] == "gsd"
+
+
+def test_several_prompts_decode_as_one_batch_in_bfloat16(run_tiny, tmp_path):
+    outcome, runs = run_tiny("lumina", "--random-weights", "--batch", "2", "--dtype", "bfloat16")
+    assert outcome.code == 0, outcome.err
+    rows = pd.read_parquet(tmp_path / "results" / runs[0]["run_id"] / "samples")
+    assert rows["status"].tolist() == ["ok", "ok"]
+
+
+def test_random_weights_are_labelled_and_not_scored(run_tiny, cli, tmp_path):
+    outcome, runs = run_tiny("janus", "--random-weights", "--dtype", "float32")
+    assert outcome.code == 0, outcome.err
+    run_id = runs[0]["run_id"]
+    assert run_id.startswith("janus+random+tiny-")
+    assert json.loads((tmp_path / "results" / run_id / "run.json").read_text())["spec"]["model"] == "janus+random+tiny"
+    refused = cli("score", run_id, "--out", tmp_path / "results")
+    assert refused.code == 2 and "random weights" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--model", "janus", "--weights", "absent"), "--weights absent: no such folder"),
+        (("--model", "janus", "--weights", "a/b", "--random-weights"), "--random-weights: cannot go together"),
+        (("--model", "shapes", "--random-weights"), "'shapes' comes with its weights"),
+        (("--model", "shapes", "--scale", "tiny"), "'shapes' comes with its weights"),
+        (("--model", "janus", "--scale", "huge"), "--scale huge"),
+        (("--model", "janus", "--weights", ".", "--revision", "v1"), "--revision v1: --weights . is a folder"),
+        (("--model", "lumena"), "did you mean 'lumina'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, said, cli, tmp_path):
+    outcome = cli("run", *arguments, "--out", tmp_path / "results")
+    assert outcome.code == 2 and said in outcome.err
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_missing_checkpoint_is_one_line_with_what_to_type(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    outcome = cli("run", "--model", "lumina", "--out", tmp_path / "results")
+    assert outcome.code == 5 and "Traceback" not in outcome.err
+    assert "hf download Alpha-VLLM/Lumina-mGPT-7B-768" in outcome.err and "licence" in outcome.err
+
+
+def test_doctor_accounts_for_every_tensor_without_loading(tmp_path):
+    from specbench.checks.doctor import check
+
+    write("simplear", tmp_path)
+    rows = {row["name"]: row for row in check("simplear", tmp_path, weights=str(tmp_path), tiny=True)}
+    assert rows["model simplear+tiny"]["status"] == "ok" and "every tensor" in rows["model simplear+tiny"]["detail"]
+    assert "memory" not in rows, "nobody has counted a checkpoint of any size"
+    config = json.loads((tmp_path / "config.json").read_text())
+    changed = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
+    (tmp_path / "config.json").write_text(json.dumps(config | changed))
+    row = check("simplear", tmp_path, weights=str(tmp_path), tiny=True)
+    broken = next(row for row in row if row["name"].startswith("model "))
+    assert broken["status"] == "missing" and "lacks 'model.layers.2" in broken["detail"]
+
+
+def test_doctor_takes_what_run_takes(cli, tmp_path):
+    write("janus", tmp_path)
+    tiny = ("doctor", "--model", "janus", "--scale", "tiny", "--weights", tmp_path, "--json")
+    assert "model janus+tiny" in {row["name"] for row in json.loads(cli(*tiny).out)}
+    rows = {row["name"]: row for row in json.loads(cli("doctor", "--model", "janus", "--random-weights", "--json").out)}
+    assert rows["model janus+random"]["status"] == "ok" and "GiB in bfloat16" in rows["memory"]["detail"]
+    assert cli("doctor", "--scale", "tiny").code == 2
+    assert "--scale huge" in cli("doctor", "--model", "janus", "--scale", "huge").err
+
+
+def test_doctor_says_what_is_missing_and_that_it_would_not_fit(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("specbench.checks.doctor._memory_here", lambda: ("free on the GPU", 12 * 2**30))
+    outcome = cli("doctor", "--model", "lumina", "--json")
+    rows = {row["name"]: row for row in json.loads(outcome.out)}
+    assert outcome.code == 5 and rows["model lumina"]["status"] == "missing"
+    assert "hf download" in rows["model lumina"]["fix"]
+    assert rows["memory"]["status"] == "warning" and "of 12.0 GiB free on the GPU" in rows["memory"]["detail"]
+    assert cli("doctor", "--weights", "a/b").code == 2
+
+
+def test_the_list_shows_what_each_model_takes(cli):
+    rows = {row["name"]: row for row in json.loads(cli("list", "models", "--json").out)}
+    assert set(WRITERS) < set(rows)
+    lumina = rows["lumina"]
+    assert (lumina["height"], lumina["width"], lumina["tokens"]) == (768, 768, 2304)
+    assert lumina["hub_id"] == "Alpha-VLLM/Lumina-mGPT-7B-768" and "Chameleon" in lumina["licence"]
+    assert lumina["step_bytes"] == 13_020_700_672 and lumina["kv_bytes_per_token"] == 512 * 1024
+    assert rows["shapes"]["parameters_b"] == 0.0024 and rows["shapes"]["memory_gib"] > 0
+    assert lumina["parameters_b"] == 7.01 and 14 < lumina["memory_gib"] < 18

@@ -1,0 +1,286 @@
+"""Grammar, prompts, guidance and defaults are the official ones, and the facts shown without loading are true."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from importlib import import_module
+
+import pytest
+import torch
+from checkpoints import WRITERS, chameleon, emu3, janus, write
+from transformers import JanusConfig
+
+from specbench.decoding.loop import Request as ImageRequest
+from specbench.decoding.loop import decode
+from specbench.decoding.sampling import Target
+from specbench.models import checkpoint_loading
+from specbench.models.catalog import load_model
+from specbench.models.families import base, vq_decoder
+from specbench.models.families.model_specs import MODELS
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
+
+INFO = {info.name: info for info in MODELS}
+CPU = torch.device("cpu")
+
+
+def full_layout(name: str):
+    info = INFO[name]
+    return base.LoadRequest(info, (), "", "cpu", torch.float32).layout(info.v_image)
+
+
+@pytest.fixture(scope="module")
+def tiny_of(tmp_path_factory):
+    """Name to (tiny checkpoint, loaded model), each written once."""
+    held = {}
+
+    def get(name: str):
+        if name not in held:
+            folder = tmp_path_factory.mktemp(name)
+            tiny = write(name, folder)
+            held[name] = tiny, load_model(INFO[name].configured(weights=str(folder), tiny=True), "cpu", "float32")
+        return held[name]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    ("name", "free", "stream", "row"),
+    [
+        ("lumina-512", 1024, 1056, 33),
+        ("lumina", 2304, 2352, 49),
+        ("lumina-1024", 4096, 4160, 65),
+        ("anole", 1024, 1024, None),
+        ("llamagen", 256, 256, None),
+        ("llamagen-512", 1024, 1024, None),
+        ("janus", 576, 576, None),
+        ("simplear", 4096, 4096, None),
+        ("emu3", 8100, 8190, 91),
+    ],
+)
+def test_row_ends_stand_where_the_official_stream_has_them(name, free, stream, row):
+    layout, info = full_layout(name), INFO[name]
+    assert (len(layout.free_slots()), layout.length) == (info.tokens, info.stream) == (free, stream)
+    ends = [slot for slot, token in enumerate(layout.forced) if token >= 0]
+    assert ends == ([] if row is None else list(range(row - 1, stream, row)))
+    assert {layout.forced[slot] for slot in ends} <= {layout.v_image}
+
+
+@pytest.mark.parametrize(("name", "side"), [("lumina-512", 32), ("lumina", 48), ("lumina-1024", 64)])
+def test_lumina_stream_is_the_official_one(name, side, tiny_of):
+    """Begin of image, height, width, rows with line ends; the official stream goes on with end of image and turn."""
+    _, model = tiny_of("lumina")
+    layout, names = full_layout(name), chameleon.RESERVED
+    whole = type(model).prompt_ids(_with_layout(model, layout), "a cat")
+    size = names[f"<reserved{8800 + side // 2:05d}>"]
+    assert whole[1] == [chameleon.BEGIN_IMAGE, size, size]
+    assert whole[0][-3:] == whole[1] and whole[0][-4] == names["<reserved08706>"] and whole[0][0] == 0
+    text = model.tokenizer.decode(whole[0], skip_special_tokens=True)
+    assert text == f"Generate an image of {16 * side}x{16 * side} according to the following prompt:\na cat"
+    official = ([7] * side + [names["<reserved08799>"]]) * side + [chameleon.END_IMAGE, names["<reserved08706>"]]
+    stream = [3 if token < 0 else chameleon.CODES for token in layout.forced]
+    assert model._stream_ids[torch.tensor(stream)].tolist() == official[:-2]
+
+
+def _with_layout(model, layout):
+    other = object.__new__(type(model))
+    other.__dict__.update(model.__dict__ | {"layout": layout})
+    return other
+
+
+def test_emu3_stream_is_the_official_one(tiny_of):
+    _, model = tiny_of("emu3")
+    layout = full_layout("emu3")
+    conditional, unconditional = type(model).prompt_ids(_with_layout(model, layout), "a cat")
+    suffix = model.tokenizer.encode("<|image start|>90*90<|image token|>").ids
+    assert conditional[-len(suffix) :] == unconditional[-len(suffix) :] == suffix
+    assert conditional[0] == unconditional[0] == emu3.SPECIALS["<|extra_203|>"]
+    assert len(conditional) != len(unconditional)
+    official = ([emu3.FIRST + 3] * 90 + [emu3.SPECIALS["<|extra_200|>"]]) * 90
+    stream = [3 if token < 0 else emu3.CODES for token in layout.forced]
+    assert model._stream_ids[torch.tensor(stream)].tolist() == official
+
+
+def test_forced_tokens_are_no_choices(tiny_of):
+    for name in ("lumina", "emu3"):
+        _, model = tiny_of(name)
+        image = decode(model, [ImageRequest("a cat", "a")], resolve("sjd", {"window": 5}), Sampling(), seed=0)[0]
+        forced = torch.tensor(model.layout.forced) >= 0
+        assert (torch.tensor(image.entropy)[forced] == 0).all() and (torch.tensor(image.logp)[forced] == 0).all()
+
+
+def official_lumina(c, u, ids, k):
+    """Guidance on all words, then only image words, then top-k, then temperature 1."""
+    return _top_k(_only(u + 3.0 * (c - u), ids), k).softmax(-1)
+
+
+def official_anole(c, u, ids, k):
+    scores = _only(u + 3.0 * (c - u), ids) / 0.7
+    ranked, order = scores.softmax(-1).sort(descending=True)
+    dropped = ranked.cumsum(-1) - ranked >= 0.9
+    scores[order[dropped]] = -torch.inf
+    return scores.softmax(-1)
+
+
+def official_llamagen(c, u, ids, k):
+    return _top_k(u + (c - u) * 7.5, k).softmax(-1)
+
+
+def official_janus(c, u, ids, k):
+    return (u + 5.0 * (c - u)).softmax(-1)
+
+
+def official_simplear(c, u, ids, k):
+    """Guidance on log-probabilities of the whole vocabulary; its text words are left out here."""
+    mixed = u.log_softmax(-1) + 6.0 * (c.log_softmax(-1) - u.log_softmax(-1))
+    return _only(mixed, ids).softmax(-1)
+
+
+def official_emu3(c, u, ids, k):
+    mixed = 3.0 * (c.log_softmax(-1) - u.log_softmax(-1)) + u.log_softmax(-1)
+    return _top_k(_only(mixed, ids), k).softmax(-1)
+
+
+def _only(scores, ids):
+    kept = torch.full_like(scores, -torch.inf)
+    kept[ids.start : ids.stop] = scores[ids.start : ids.stop]
+    return kept
+
+
+def _top_k(scores, k):
+    return torch.where(scores < scores.topk(min(k, len(scores))).values[-1], -torch.inf, scores)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("name", "official"),
+    [
+        ("lumina", official_lumina),
+        ("anole", official_anole),
+        ("llamagen", official_llamagen),
+        ("janus", official_janus),
+        ("simplear", official_simplear),
+        ("emu3", official_emu3),
+    ],
+)
+def test_the_default_target_is_the_official_distribution(name, official, tiny_of):
+    """From whole-vocabulary logits in the official order of operations, against mixed raw logits of image rows."""
+    tiny, model = tiny_of(name)
+    stream, sampling = [1, 2, 3], INFO[name].sampling()
+    # The tiny vocabularies are smaller than the official top-k.
+    sampling = replace(sampling, top_k=min(sampling.top_k, 7))
+    session = model.begin(model.encode(["a cat"]), sampling.guidance, 4)
+    positions = torch.arange(4)[None]
+    logits = session.forward(torch.tensor([[0, *stream]]), positions)
+    p = Target(model.layout, sampling, CPU)(logits, positions)[0, :, : model.layout.v_image]
+    for slot, (c, u) in enumerate(zip(*(tiny.logits("a cat", stream, half) for half in (True, False)), strict=True)):
+        expected = official(c, u, tiny.image_ids, sampling.top_k)[tiny.image_ids.start : tiny.image_ids.stop]
+        torch.testing.assert_close(p[slot], expected, atol=1e-5, rtol=1e-3)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("text", ["", "a", "two  dogs, and a cat " * 20], ids=["empty", "one letter", "too long"])
+def test_llamagen_captions_of_any_length(text, tiny_of):
+    tiny, model = tiny_of("llamagen")
+    logits = model.begin(model.encode([text]), 1.0, 2).forward(torch.tensor([[0, 3]]), torch.arange(2)[None])
+    expected = tiny.logits(" ".join(text.split()), [3], True)
+    torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_janus_equals_its_native_greedy_generation(tiny_of):
+    _, model = tiny_of("janus")
+    network = janus.network_of(JanusConfig)
+    ids = torch.tensor([janus.prompt_ids("a red cat")])
+    native = network.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), generation_mode="image", do_sample=False
+    )
+    greedy = Sampling(guidance=5.0, top_k=1)
+    for decoder, options in (("ar", {}), ("sjd", {"window": 5})):
+        image = decode(model, [ImageRequest("a red cat", "a")], resolve(decoder, options), greedy, seed=0)[0]
+        assert list(image.tokens) == native[0].tolist()
+
+
+def test_official_sampling_is_the_default():
+    given = {name: info.sampling() for name, info in INFO.items()}
+    assert {name: sampling.guidance for name, sampling in given.items()} == {
+        "lumina-512": 3.0, "lumina": 3.0, "lumina-1024": 3.0, "anole": 3.0, "llamagen": 7.5, "llamagen-512": 7.5,
+        "janus": 5.0, "simplear": 6.0, "emu3": 3.0,
+    }  # fmt: skip
+    assert {name: sampling.top_k for name, sampling in given.items() if sampling.top_k} == {
+        "lumina-512": 2000, "lumina": 2000, "lumina-1024": 2000, "llamagen": 1000, "llamagen-512": 1000, "emu3": 2048
+    }  # fmt: skip
+    assert (given["anole"].temperature, given["anole"].top_p) == (0.7, 0.9)
+
+
+def test_pixels_are_rounded_and_clamped():
+    image = torch.tensor([-3.0, -1.0, -0.999, 0.0, 0.5, 1.0, 2.0])
+    assert vq_decoder.to_pixels(image).tolist() == [0, 0, 0, 128, 191, 255, 255]
+
+
+def test_codebooks_are_what_the_decoders_see(tiny_of):
+    for name in WRITERS:
+        if name in ("lumina-512", "lumina-1024", "llamagen-512"):
+            continue
+        _, model = tiny_of(name)
+        assert model.codebook.shape[0] == model.layout.v_image and model.codebook.dtype == torch.float32
+        unit = torch.allclose(model.codebook.norm(dim=-1), torch.ones(model.layout.v_image), atol=1e-5)
+        assert unit == (name in ("llamagen", "janus"))
+
+
+def test_the_fsq_codebook_is_the_grid_of_its_levels():
+    codebook = vq_decoder.fsq_codebook()
+    assert codebook.shape == (64_000, 6) and len(codebook.unique(dim=0)) == 64_000
+    assert codebook.min() == -1 and sorted(codebook[:, 3].unique().tolist()) == [-1, -0.5, 0, 0.5, 1]
+    assert sorted(codebook[:, 0].unique().tolist()) == [-1, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75]
+    assert codebook[1].tolist() == [-0.75, -1, -1, -1, -1, -1]
+    assert codebook[8].tolist() == [-1, -0.75, -1, -1, -1, -1]
+
+
+@pytest.mark.parametrize("name", ["lumina", "anole", "llamagen", "janus", "simplear", "emu3"])
+def test_facts_agree_with_the_architecture(name, monkeypatch):
+    """Parameters, bytes of a step and of a cached token, counted on the full-size networks without memory."""
+    networks = []
+
+    def without_memory(network, device, dtype, seed=0):
+        checkpoint_loading.renew_rotary(network)
+        networks.append(network)
+        return network
+
+    module = import_module(INFO[name].target.partition(":")[0])
+    for owner in (module, vq_decoder, import_module("specbench.models.families.chameleon")):
+        if hasattr(owner, "randomise"):
+            monkeypatch.setattr(owner, "randomise", without_memory)
+    info = INFO[name].configured(random=True)
+    model = load_model(info, "cpu", "bfloat16")
+    language = networks[0]
+    count = sum(weights.numel() for part, weights in language.named_parameters() if not part.startswith("vqmodel."))
+    assert info.parameters == count
+    config = model.backbone.config
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    assert info.layers == config.num_hidden_layers
+    assert info.kv_numbers == 2 * config.num_hidden_layers * config.num_key_value_heads * width
+    trunk = sum(weights.numel() for weights in model.backbone.parameters())
+    trunk += model._head.numel() - model.backbone.embed_tokens.weight.numel()
+    if name == "janus":
+        parts = (model._network.generation_head, model._network.generation_aligner)
+        trunk += sum(weights.numel() for part in parts for weights in part.parameters()) - model._head.numel()
+    assert info.step_parameters == trunk
+    assert model.layout.length == info.stream
+
+
+def test_facts_need_no_torch():
+    script = (
+        "import json, sys; from specbench.models.families.model_specs import MODELS;"
+        "facts = [[m.name, m.resolution, m.tokens, m.memory_bytes(), m.source.repo, m.ready] for m in MODELS];"
+        "print(json.dumps([facts, sorted({'torch', 'transformers'} & set(sys.modules))]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    facts, heavy = json.loads(done.stdout)
+    assert heavy == [] and len(facts) == 9
+    sizes = {name: tuple(resolution) for name, resolution, *_ in facts}
+    assert sizes["lumina"] == (768, 768) and sizes["emu3"] == (720, 720) and sizes["simplear"] == (1024, 1024)
+    gib = {name: memory / 2**30 for name, _, _, memory, *_ in facts}
+    assert 16 < gib["lumina-1024"] < 18.5 and gib["janus"] < 4

@@ -1,0 +1,59 @@
+"""The draft head in the package makes every decoder that needs one faster than one token a round, and two heads never
+share a run."""
+
+import json
+import shutil
+
+import pytest
+
+from specbench.decoding.loop import Request, decode
+from specbench.models.catalog import find_model, load_model
+from specbench.models.draft_head import load_head, save_head
+from specbench.models.draft_head_files import head_in
+from specbench.specs.presets import PRESETS, resolve
+
+TEXTS = ("three red circles", "a blue square")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model("shapes")
+
+
+@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.choices["drafter"] == "eagle"])
+def test_the_shipped_head_is_worth_its_rounds(model, name):
+    requests = [Request(text, text) for text in TEXTS]
+    rows = decode(model, requests, resolve(name), find_model("shapes").sampling(), 0, render=False)
+    for row in rows:
+        assert (model.layout.length - 1) / (row.nfe - 1) > 2
+        assert row.facts["draft_tv_1"] < 0.8  # single images lie between 0.3 and 0.65
+        assert (row.facts["theorem2_bound"] == 0) == resolve(name).lossless
+
+
+def test_two_heads_are_two_runs_even_under_one_path(cli, tmp_path):
+    own, given = find_model("shapes").head, tmp_path / "head"
+
+    def run_id(*arguments):
+        outcome = cli("run", "--decoder", "eagle", *arguments, "--limit", "1", "--out", tmp_path, "--dry-run", "--json")
+        assert outcome.code == 0, outcome.err
+        return json.loads(outcome.out)[0]["run_id"]
+
+    shutil.copytree(own, given)
+    first = run_id("--head", given)
+    assert first != run_id()
+    head = load_head(head_in(own))
+    head.fc.bias.data += 0.01
+    save_head(head, given, {})
+    assert run_id("--head", given) != first
+    absent = cli("run", "--decoder", "eagle", "--head", tmp_path / "none", "--limit", "1", "--out", tmp_path)
+    assert absent.code == 5 and "no draft head in" in absent.err
+
+
+def test_a_finished_run_with_a_head_is_taken_up_and_reported_beside_ar(cli, tmp_path):
+    call = ("run", "--decoder", "ar,eagle", "--tree", "0 1 00", "--limit", "1", "--out", tmp_path, "--json", "--quiet")
+    first, again = (json.loads(cli(*call).out) for _ in range(2))
+    assert [run["run_id"] for run in first] == [run["run_id"] for run in again]
+    info = json.loads((tmp_path / first[1]["run_id"] / "run.json").read_text())
+    assert len(info["spec"]["head_sha256"]) == 64 and len(info["invocations"]) == 1
+    table = cli("report", "--out", tmp_path)
+    assert table.out.count("### shapes") == 1

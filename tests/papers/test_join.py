@@ -1,0 +1,306 @@
+"""A paper's table beside measured runs: golden in every format, and a cell that cannot be filled says why."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import io
+import json
+import math
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tiny
+from rich.console import Console
+from synthetic import AR, SJD, ar, changed, folder, generation, sjd
+
+from specbench.errors import SpecbenchError
+from specbench.papers.cells import Measured, make_cell, same_hardware
+from specbench.papers.html_page import figure_curves
+from specbench.papers.join import PaperTable, join
+from specbench.papers.render import FORMATS, render
+from specbench.papers.table import Column
+from specbench.papers.table_files import read_table
+from specbench.papers.terminal import terminal
+from specbench.reporting.columns import between
+from specbench.reporting.comparability import differences
+from specbench.reporting.report_rows import Run, report_row
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+TABLE = read_table(GOLDEN / "toy-1.toml")
+PLAIN, SPECULATIVE, GROUPED, SMALL_GROUPS = TABLE.cases()
+SUFFIXES = {"markdown": "md", "csv": "csv", "latex": "tex", "json": "json", "html": "html"}
+
+
+def scored(
+    run: Path, value: float, fingerprint: str = "aaaaaaaa", metric: str = "fid[pytorch-fid]", n: int = 3
+) -> Path:
+    """The run with a score as `specbench score` leaves it."""
+    row = {"metric": metric, "value": value, "low": value - 1, "high": value + 1, "n": n, "images": n}
+    (run / "scores").mkdir(exist_ok=True)
+    row |= {"fingerprint": fingerprint, "identity": "{}"}
+    pq.write_table(pa.Table.from_pylist([row]), run / "scores" / f"{metric}-{fingerprint}.parquet")
+    return run
+
+
+@pytest.fixture
+def joined(tmp_path) -> PaperTable:
+    """AR and SJD measured, GSD with another number format and fingerprint, the second GSD not run."""
+    grouped = changed(tiny.spec("gsd", G=50), dtype="bfloat16")
+    return join(
+        TABLE,
+        {
+            PLAIN: scored(folder(tmp_path, AR, ar(3)), 30.5),
+            SPECULATIVE: scored(folder(tmp_path, SJD, [*sjd(3), None]), 31.0, n=2),
+            GROUPED: scored(folder(tmp_path, grouped, sjd(3)), 33.0, "bbbbbbbb"),
+            SMALL_GROUPS: "its weights are missing",
+        },
+    )
+
+
+def cell(joined: PaperTable, label: str, column: str):
+    (line,) = [line for line in joined.lines if line.label.startswith(label)]
+    return line.cells[column]
+
+
+def on_terminal(joined: PaperTable, width: int) -> str:
+    screen = Console(width=width, file=io.StringIO(), color_system=None)
+    screen.print(terminal(joined, screen))
+    return "\n".join(line.rstrip() for line in screen.file.getvalue().splitlines()) + "\n"
+
+
+@pytest.mark.parametrize("name", [*SUFFIXES, "terminal"])
+def test_tables_are_the_golden_ones(joined, name):
+    """To accept a change: run with UPDATE_GOLDEN=1 in the environment, and read the difference."""
+    text = on_terminal(joined, 80) if name == "terminal" else render([joined], name)
+    if name == "html":
+        text = text[text.index("<main>") : text.index("</main>")]  # the rest is style
+    golden = GOLDEN / f"toy-1.{SUFFIXES.get(name, 'txt')}"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert _legible(text) == _legible(golden.read_text())
+
+
+def _legible(text: str) -> str:
+    """Without the last digits of long numbers, which depend on the processor's order of summing up."""
+    return re.sub(r"-?\d+\.\d{9,}(e-?\d+)?", lambda number: f"{float(number[0]):.9g}", text)
+
+
+def test_parquet_holds_the_rows_and_numbers_of_the_table(joined):
+    table = pq.read_table(io.BytesIO(render([joined], "parquet")))
+    rows = table.to_pylist()
+    assert [row["label"] for row in rows] == [row.label for row in TABLE.rows]
+    assert rows[1]["latency_s paper"] == 52.34 and rows[1]["nfe spread"] == 0.2
+    assert rows[1]["latency_s measured"] == pytest.approx((35 + 35 + 52) / 3e3)
+    assert rows[1]["speedup low"] < rows[1]["speedup measured"] < rows[1]["speedup high"]
+    assert rows[2]["speedup measured"] is None and rows[2]["speedup why"] == "dtype differs"
+    assert rows[4]["images"] is None and table.schema.metadata[b"specbench.table"] == b"toy-1"
+
+
+def test_what_was_measured_is_in_the_printed_unit_with_its_interval_and_difference(joined):
+    latency, nfe, speedup = (cell(joined, "B SJD", name) for name in ("latency_s", "nfe", "speedup"))
+    assert latency.value == pytest.approx(0.122 / 3) and latency.low < latency.value < latency.high
+    assert nfe.value == pytest.approx(7 / 3) and nfe.difference == pytest.approx(7 / 3 - 6)
+    assert nfe.outside, "6 forwards are far outside the interval around 2.3"
+    assert speedup.value == pytest.approx(3 * 45 / 122) and speedup.difference == pytest.approx(3 * 45 / 122 - 2.15)
+    assert cell(joined, "A Plain", "nfe").difference == 0 and not cell(joined, "A Plain", "nfe").outside
+
+
+def test_other_hardware_is_named_and_no_time_is_called_different(joined):
+    latency = cell(joined, "B SJD", "latency_s")
+    assert latency.notes == ("Measured on Test CPU; the paper on NVIDIA RTX 4090.",)
+    assert latency.difference is not None and not latency.outside
+
+
+@pytest.mark.parametrize(
+    ("printed", "gpus", "same"),
+    [
+        ("NVIDIA RTX 4090", ["NVIDIA GeForce RTX 4090"], True),
+        ("NVIDIA A100", ["NVIDIA A100-SXM4-40GB"], True),
+        ("NVIDIA RTX 3090 (a server with 8, AMD EPYC)", ["NVIDIA GeForce RTX 3090"], True),
+        ("NVIDIA RTX 4090 (768), NVIDIA A100 (1024)", ["NVIDIA A100 80GB PCIe"], True),
+        ("NVIDIA RTX 4090", ["NVIDIA GeForce RTX 4080"], False),
+        ("NVIDIA A100", [], False),
+        (None, ["NVIDIA A100"], None),
+    ],
+)
+def test_hardware_is_the_paper_s_only_where_every_word_of_it_is_there(tmp_path, printed, gpus, same):
+    assert same_hardware(printed, Run(folder(tmp_path, SJD, sjd(1), gpus=gpus))) is same
+
+
+CHANGES = {
+    "dtype": {"dtype": "bfloat16"},
+    "threads": {"threads": 2},
+    "seed": {"seed": 1},
+    "batch": {"batch": 2},
+    "device": {"device": "cuda"},
+    "weights_sha256": {"weights_sha256": "9" * 64},
+    "prompts_sha256": {"prompts_sha256": "9" * 64},
+    "guidance": {"guidance": 4.0},
+    "temperature": {"temperature": 0.5},
+    "top_k": {"top_k": 7},
+    "top_p": {"top_p": 0.9},
+    "mode": {"mode": "throughput"},
+    "hardware": {},
+}
+
+
+def test_every_field_that_must_agree_is_tried_below(tmp_path):
+    info = Run(folder(tmp_path, AR, ar())).info
+    other = json.loads(json.dumps(info), parse_int=lambda text: int(text) + 1, parse_float=lambda text: float(text) + 1)
+    other["spec"] |= {name: f"another {value}" for name, value in info["spec"].items() if isinstance(value, str)}
+    other["spec"]["mode"] = "throughput"
+    named = {text.partition(" (")[0] for text in differences(other, info)}
+    assert named == {*CHANGES, "model"}, "runs of another model are never each other's baseline"
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_field_that_must_agree_and_does_not_blanks_the_ratios_and_is_named(tmp_path, field):
+    plain = folder(tmp_path, AR, ar())
+    other = folder(tmp_path, changed(SJD, **CHANGES[field]), sjd(), cpu="Test CPU" if CHANGES[field] else "Another")
+    done = join(TABLE, {PLAIN: plain, SPECULATIVE: other})
+    for name in ("speedup", "step_ratio"):
+        found = cell(done, "B SJD", name)
+        assert found.value is None and found.difference is None and found.why == f"{field} differs"
+        assert found.why in render([done]) and any(field in note for note in found.notes)
+    assert cell(done, "B SJD", "nfe").value is not None, "what compares with nothing stays"
+
+
+def test_the_interval_of_the_gap_knows_how_few_images_it_has(tmp_path):
+    runs = [generation(2, 30.0, logp=(-1.0, -2.0, 0.0, last)) for last in (-3.0, -4.0)]
+    row = report_row(Run(folder(tmp_path, SJD, runs)), [])
+    column = Column("nll_gap", "nll_gap", "Gap", None, 3, "none", 1.0, {})
+    measured = Measured(Run(tmp_path / SJD.run_id), row, None, (), None)
+    found = make_cell(TABLE.rows[1], column, measured, None, None)
+    t_of_one_degree = math.tan(math.pi * 0.475)
+    assert found.high - found.value == pytest.approx(t_of_one_degree * row["nll_gap_se"])
+
+
+def test_without_an_ar_run_the_ratio_says_so(tmp_path):
+    done = join(TABLE, {SPECULATIVE: folder(tmp_path, SJD, sjd())})
+    assert cell(done, "B SJD", "speedup").why == "no AR run"
+
+
+def test_a_score_computed_otherwise_than_its_column_is_refused(joined):
+    assert cell(joined, "A Plain", "fid").value == 30.5 and cell(joined, "B SJD", "fid").value == 31.0
+    refused = cell(joined, "C GSD", "fid")
+    assert refused.value is None and refused.why == "other fingerprint"
+    assert "bbbbbbbb" in refused.notes[0] and "aaaaaaaa" in refused.notes[0]
+    assert cell(joined, "B SJD", "fid").notes == ("Scored over 2 of 3 images.",)
+
+
+def test_a_run_scored_in_two_ways_shows_the_one_of_its_column(tmp_path):
+    plain = scored(scored(folder(tmp_path, AR, ar()), 99.0, "bbbbbbbb"), 30.5)
+    done = join(TABLE, {PLAIN: plain, SPECULATIVE: scored(folder(tmp_path, SJD, sjd()), 31.0)})
+    assert cell(done, "A Plain", "fid").value == 30.5 and cell(done, "B SJD", "fid").value == 31.0
+
+
+def test_a_latency_ratio_above_the_step_ratio_is_flagged(tmp_path, joined):
+    slow = [generation(4, 400.0, 4.0) for _ in range(3)]
+    done = join(TABLE, {PLAIN: folder(tmp_path / "slow", AR, slow), SPECULATIVE: folder(tmp_path / "slow", SJD, sjd())})
+    flagged = cell(done, "B SJD", "speedup")
+    assert flagged.value > cell(done, "B SJD", "step_ratio").value
+    assert any(note.startswith("Measured latency ratio above") for note in flagged.notes)
+    assert any(note.startswith("Printed latency ratio above") for note in flagged.printed_notes), "2.15 above 2.0"
+    fair = cell(joined, "A Plain", "speedup")
+    assert not fair.printed_notes and len(fair.notes) == 1
+
+
+def test_another_model_or_prompts_in_the_place_of_the_paper_s_show_no_difference(tmp_path):
+    other = changed(SJD, model="shapes", prompts="shapes")
+    done = join(TABLE, {SPECULATIVE: folder(tmp_path, other, sjd())})
+    line = next(line for line in done.lines if line.label == "B SJD")
+    assert line.cells["nfe"].value is not None and all(one.difference is None for one in line.cells.values())
+    assert any("model shapes instead of enumerable, prompts shapes instead of pets" in text for text in done.remarks)
+
+
+def test_a_row_that_did_not_run_says_why_and_keeps_what_was_printed(joined):
+    lines = {line.label: line for line in joined.lines}
+    assert lines["D Ours_2 & more"].notes == ("Not run: its weights are missing.",)
+    assert lines["E Trained elsewhere"].notes == ("Not run: its network was not released.",)
+    assert lines["E Trained elsewhere"].cells["latency_s"].paper == 30.0
+
+
+def test_every_column_is_defined_and_every_mark_explained(joined):
+    text = render([joined])
+    for column in TABLE.columns:
+        assert f"- {column.header}: " in text
+    for number in range(1, len(joined.footnotes) + 1):
+        mark = str(number).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
+        assert text.count(mark) >= 2, "once in the table, once below"
+
+
+def test_text_cannot_break_out_of_any_format(joined):
+    assert "<b>" not in render([joined], "markdown") and "| <" not in render([joined], "markdown")
+    assert "<b>" not in render([joined], "html")
+    assert r"D Ours\_2 \& more" in render([joined], "latex")
+    json.loads(render([joined], "json"), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    rows = list(csv.DictReader(io.StringIO(render([joined], "csv"))))
+    assert [row["label"] for row in rows] == [row.label for row in TABLE.rows]
+
+
+def test_a_line_of_latex_is_printable_text(joined):
+    text = render([replace(joined, remarks=("prompts a\x1b[2J\u202e\nb\\input{x}^~| instead",))], "latex")
+    assert all(character.isprintable() or character == "\n" for character in text)
+    assert r"prompts a {[}2J b\textbackslash{}input\{x\}\textasciicircum{}\textasciitilde{}\textbar{} instead" in text
+
+
+def test_a_minus_sign_never_touches_the_dash_of_an_interval():
+    assert between(0.25, 0.5) == "0.25–0.50" and between(-4.9, -4.8, 1) == "-4.9 to -4.8"
+
+
+def test_html_closes_what_it_opens(joined):
+    class Balance(html.parser.HTMLParser):
+        open: list[str] = []  # noqa: RUF012
+
+        def handle_starttag(self, tag, attributes):
+            if tag != "meta":
+                self.open.append(tag)
+
+        def handle_endtag(self, tag):
+            assert self.open.pop() == tag
+
+    parser = Balance()
+    parser.feed(render([joined], "html"))
+    assert not parser.open
+
+
+@pytest.mark.parametrize("width", [60, 80, 140])
+def test_a_terminal_of_any_width_shows_every_column_whole(joined, width):
+    text = on_terminal(joined, width)
+    assert max(map(len, text.splitlines())) <= width
+    for value in ("112.290", "0.045–0.045", "dtype differs", "other fingerprint", "-3.7*"):
+        assert value in text
+
+
+def test_several_tables_go_into_one_text_or_are_refused(joined):
+    assert len(json.loads(render([joined] * 2, "json"))) == 2 * len(TABLE.rows)
+    for fmt in ("markdown", "latex", "html"):
+        assert render([joined] * 2, fmt).count(TABLE.title) >= 2
+    for fmt in ("csv", "parquet"):
+        with pytest.raises(SpecbenchError, match="one table"):
+            render([joined] * 2, fmt)
+    with pytest.raises(SpecbenchError, match="unknown format 'xls'"):
+        render([joined], "xls")
+    assert set(FORMATS) == {*SUFFIXES, "parquet"}
+
+
+def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):
+    """Step compression against the window: printed values at two windows, measured ones at two."""
+    rows = [replace(TABLE.rows[1], label=f"W = {w}", group=None, paper={"nfe": w}, case={**TABLE.rows[1].case,
+                    "options": {"window": w}}) for w in (3, 300)]  # fmt: skip
+    figure = replace(TABLE, rows=tuple(rows), axes={"x": "option:window", "y": "nfe"})
+    run = folder(tmp_path, SJD, sjd())
+    done = join(figure, dict.fromkeys(figure.cases(), run))
+    printed, measured = figure_curves(done)
+    assert [(x.value, y.value) for x, y in printed.points] == [(3, 3), (300, 300)] and not printed.measured
+    assert all(y.value == pytest.approx(7 / 3) and y.low < y.value < y.high for _, y in measured.points)
+    text = render([done], "html")
+    assert text.count("<svg") == 1 and "paper</text>" in text and "here</text>" in text
+    assert "default-src 'none'" in text and "<script" not in text
+    assert not figure_curves(join(TABLE, {})), "a table has no plot"

@@ -1,0 +1,201 @@
+"""`specbench bench` and `run --sweep`: every table can be asked for, what is there is not done again, rows take turns,
+what cannot run is named, and nothing but what was asked for runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import synthetic
+
+import specbench
+from specbench.decoding.generation import SPANS
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.papers import reproduce
+from specbench.papers.estimate import outlook, total
+from specbench.papers.table_files import load_table, table_names
+from specbench.reporting.comparability import differences
+from specbench.runs.runner import SilentReporter
+
+TINY = {"random-weights": True, "scale": "tiny", "dtype": "float32", "threads": "1"}
+"""The table's own model, small and untrained."""
+
+
+class Listener(SilentReporter):
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, str]] = []
+
+    def row(self, run_id: str, row: Mapping[str, object]) -> None:
+        self.rows.append((run_id, str(row["prompt_id"])))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> dict[str, object]:
+    """Flags for two prompts and a results folder that holds GSD's second table."""
+    folder = tmp_path_factory.mktemp("bench")
+    (folder / "two.txt").write_text("a red circle\na blue square\n")
+    flags = TINY | {"prompts": str(folder / "two.txt"), "out": str(folder / "results")}
+    listener = Listener()
+    done = reproduce.run_table(reproduce.plan_table(load_table("gsd-2"), flags, env={}), listener)
+    return {"flags": flags, "done": done, "rows": listener.rows, "folder": folder}
+
+
+def command(flags: Mapping[str, object]) -> list[str]:
+    return [
+        part for name, value in flags.items() for part in ([f"--{name}"] if value is True else [f"--{name}", value])
+    ]
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_every_table_can_be_asked_for(name, tmp_path):
+    """As it stands every row has a plan, or says what must be installed; in small every row has a plan."""
+    table = load_table(name)
+    for one in reproduce.plan_table(table, {"out": str(tmp_path)}, env={}):
+        assert one.plan or one.problem.exit_code == MISSING_PREREQUISITE, str(one.problem)
+    planned = reproduce.plan_table(table, {"model": "shapes", "limit": "16", "out": str(tmp_path)}, env={})
+    rows = outlook(table, planned)
+    for one, row in zip(planned, rows, strict=True):
+        assert row["problem"] is None and (row["model"], row["done"]) == ("shapes", 0), row
+        assert row["images"] == 16 * (one.case.samples or 1)
+        assert one.plan.decoders[0].spec.name == one.case.decoder and row["seconds"] is None
+    images = sum({row["run_id"]: row["images"] for row in rows}.values())
+    assert total(rows).startswith(f"{images} images to make, time unknown before a first image, at most ")
+
+
+def test_what_the_table_says_is_what_runs(two):
+    for one in reproduce.plan_table(load_table("gsd-2"), two["flags"], env={"SPECBENCH_DECODER": "ar"}):
+        options = dict(one.plan.decoders[0].spec.options)
+        assert dict(one.case.options).items() <= options.items() and options["window"] == 16
+        assert one.plan.sampling.guidance == 3.0 and one.plan.sampling.top_k == 2000
+
+
+def test_traces_are_kept_where_a_column_needs_them(tmp_path):
+    def traced(name: str) -> set[bool]:
+        planned = reproduce.plan_table(load_table(name), {"model": "shapes", "out": str(tmp_path)}, env={})
+        return {one.plan.trace for one in planned}
+
+    assert traced("gsd-fig5") == traced("cool-sd-3") == {True} and traced("gsd-fig2") == {False}
+
+
+def test_rows_take_turns_prompt_by_prompt(two):
+    prompts = [prompt for _, prompt in two["rows"]]
+    runs = len(set(two["done"].folders.values()))
+    assert runs == 5 and len(prompts) == 2 * runs
+    assert len(set(prompts[:runs])) == len(set(prompts[runs:])) == 1, "every decoder does one prompt before the next"
+
+
+def test_what_is_there_is_not_done_again(two, cli):
+    listener = Listener()
+    reproduce.run_table(reproduce.plan_table(load_table("gsd-2"), two["flags"], env={}), listener)
+    assert listener.rows == []
+    dry = cli("bench", "gsd-2", *command(two["flags"]), "--dry-run", "--json")
+    rows = json.loads(dry.out)
+    assert dry.code == 0 and all((row["images"], row["done"], row["seconds"]) == (2, 2, 0) for row in rows)
+    more = cli("bench", "gsd-2", *command(two["flags"]), "--samples", "3", "--dry-run")
+    assert more.code == 0 and "20 images to make, about" in more.err, "the time is that of the recorded rows"
+
+
+def test_an_estimate_is_the_pace_of_the_recorded_rows(two):
+    table = load_table("gsd-2")
+    rows = outlook(table, reproduce.plan_table(table, two["flags"] | {"samples": "3"}, env={}))
+    for row, folder in zip(rows, two["done"].folders.values(), strict=True):
+        spans = specbench.load(folder.name, folder.parent)[[f"{span}_ms" for span in SPANS]]
+        assert row["run_id"] == folder.name
+        assert row["seconds"] == pytest.approx(4 * spans.sum(axis=1).mean() / 1e3)
+
+
+def test_a_mistyped_table_is_called_a_table(cli, tmp_path):
+    outcome = cli("report", "gsd-11", "--out", tmp_path)
+    assert outcome.code == 2 and "unknown table 'gsd-11' (did you mean 'gsd-1'?" in outcome.err
+
+
+def test_a_report_only_prints(two, cli):
+    out = Path(str(two["flags"]["out"]))
+    before = sorted(path.name for path in out.rglob("*"))
+    (out / "ignored").mkdir()
+    outcome = cli("report", "gsd-2", "--prompts", two["flags"]["prompts"], "--out", out, "--format", "csv")
+    (out / "ignored").rmdir()
+    assert outcome.code == 0 and sorted(path.name for path in out.rglob("*")) == before
+    rows = list(csv.DictReader(io.StringIO(outcome.out)))
+    assert [row["nfe paper"] for row in rows][-1] == "636.75" and all(row["nfe measured"] == "" for row in rows), (
+        "an untrained model in the place of the table's is another model"
+    )
+
+
+def test_nothing_that_can_run_is_5_and_names_each_reason_once(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    outcome = cli("bench", "gsd-1", "--out", tmp_path / "results")
+    assert outcome.code == 5 and outcome.out == "" and not (tmp_path / "results").exists()
+    assert len(outcome.err.splitlines()) == 2, "COCO is missing, PartiPrompts is missing"
+    assert "specbench prompts fetch parti" in outcome.err and "specbench prompts fetch coco" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("gsd-3",), "unknown table 'gsd-3'"),
+        (("gsd-1", "--model", "shaps"), "did you mean 'shapes'"),
+        (("gsd-1", "--model", "shapes", "--limit", "0"), "--limit 0"),
+        (("gsd-1", "--format", "xls"), "unknown format 'xls'"),
+        (("gsd-1", "--format", "parquet"), "not for a terminal"),
+        (("gsd-1", "--decoder", "ar"), "--decoder"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_runs(cli, tmp_path, arguments, said):
+    outcome = cli("bench", *arguments, "--out", tmp_path / "results")
+    assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_row_that_cannot_run_does_not_keep_the_others(two):
+    planned = reproduce.plan_table(load_table("gsd-2"), two["flags"], env={})
+    broken = replace(planned[0], plan=None, problem=SpecbenchError("its head is lost", "", MISSING_PREREQUISITE))
+    said: list[str] = []
+    done = reproduce.run_table([broken, *planned[1:]], warn=said.append)
+    assert len(done.folders) == len(planned) - 1 and done.found[broken.case] == "its head is lost"
+    assert said == ["lumina (sjd) not run: its head is lost"]
+
+
+def test_a_sweep_decodes_every_combination_once(two, tmp_path, cli):
+    flags = TINY | {"model": "lumina", "prompts": two["flags"]["prompts"], "limit": "1", "out": str(tmp_path)}
+    sweep = ("run", *command(flags), "--decoder", "ar,gsd", "--sweep", "G=3,10", "--sweep", "window=4,8", "--quiet")
+    outcome = cli(*sweep)
+    specs = [json.loads((folder / "run.json").read_text())["spec"] for folder in tmp_path.iterdir()]
+    found = sorted((spec["decoder"]["options"]["G"], spec["decoder"]["options"]["window"])
+                   for spec in specs if spec["decoder"]["name"] == "gsd")  # fmt: skip
+    assert outcome.code == 0 and found == [(3, 4), (3, 8), (10, 4), (10, 8)] and len(specs) == 5, "AR is one run"
+    assert len(outcome.out.splitlines()) == 5
+    rows = specbench.report(out=tmp_path)
+    assert all(row["n"] == 1 and row["speedup"] is not None for row in rows)
+    read = {row["run_id"]: json.loads((tmp_path / row["run_id"] / "run.json").read_text()) for row in rows}
+    assert not any(differences(read[row["run_id"]], read[row["baseline"]]) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "said"),
+    [
+        ("G", "no values"),
+        ("H=3", "unknown setting to sweep 'H'"),
+        ("G=3,-1", "--G -1"),
+        ("limit=3,4", "not what tells one run from another"),
+        ("tau=0.1,0.2", "--tau"),
+    ],
+)
+def test_a_bad_sweep_is_refused_in_one_line(cli, tmp_path, sweep, said):
+    outcome = cli("run", "--decoder", "gsd", "--sweep", sweep, "--out", tmp_path / "results")
+    assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1
+    again = cli("run", "--decoder", "gsd:G=5", "--sweep", "G=3,4", "--out", tmp_path / "results")
+    assert again.code == 2 and "changes nothing here" in again.err
+
+
+def test_of_two_measurements_the_one_with_more_decoded_images_is_shown(tmp_path, two):
+    planned = reproduce.plan_table(load_table("gsd-2"), two["flags"] | {"threads": None}, env={})[:1]
+    spec = planned[0].plan.spec(planned[0].plan.decoders[0].spec, "w" * 64)
+    synthetic.folder(tmp_path, replace(spec, threads=1), [*synthetic.sjd(1), None, None])
+    more = synthetic.folder(tmp_path, replace(spec, threads=2), synthetic.sjd(2))
+    assert reproduce.find_measured(planned, tmp_path) == {planned[0].case: more}

@@ -1,0 +1,111 @@
+"""A table's file either says something that can be run, or is refused in one line naming the file and the field."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specbench.errors import SpecbenchError
+from specbench.papers.table_files import conventions, load_table, papers, read_table, table_names
+
+GOOD = {
+    "name": '"mine"',
+    "paper": '"gsd"',
+    "source": '"Table 1"',
+    "title": '"a table"',
+    "columns": '[{ key = "nfe", header = "NFE" }, { key = "score:fid", header = "FID" }]',
+    "defaults": '{ model = "shapes", protocol = "sjd", options = { window = 8 } }',
+    "rows": '[{ label = "AR", decoder = "ar" }, { label = "GSD", decoder = "gsd", paper = { nfe = 3 } }]',
+}
+ROW = 'label = "GSD", decoder = "gsd"'
+
+
+def written(folder, **changed: str | None):
+    path = folder / "mine.toml"
+    fields = {name: value for name, value in {**GOOD, **changed}.items() if value is not None}
+    path.write_text("".join(f"{name} = {value}\n" for name, value in fields.items()), encoding="utf-8")
+    return path
+
+
+def test_a_good_file_is_read(tmp_path):
+    table = read_table(written(tmp_path))
+    plain, grouped = table.cases()
+    assert (plain.decoder, plain.options) == ("ar", ()), "a default option counts where the decoder takes it"
+    assert (grouped.decoder, grouped.options) == ("gsd", (("fresh-q", "onehot"), ("window", 8))), "as SJD's code has it"
+    assert table.rows[1].paper == {"nfe": 3} and table.metrics() == ["fid[pytorch-fid]"], "the protocol's variant"
+
+
+def test_the_released_code_s_convention_counts_where_a_row_takes_it():
+    rows = [row.case for row in load_table("sjd-fig14").rows if row.case.get("decoder", "").startswith("sjd")]
+    by_init = {case["options"].get("init"): case["options"].get("fresh-q") for case in rows}
+    assert by_init.pop(None) == "onehot" and by_init and set(by_init.values()) == {None}
+    (note,) = conventions()["notes"]
+    assert note in load_table("gsd-1").notes and note not in load_table("cool-sd-1").notes
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"source": None}, "source: missing"),
+        ({"colums": "[]"}, "colums: unknown field 'colums'"),
+        ({"name": '"other"'}, "name: 'other' is not the file's name"),
+        ({"paper": '"gds"'}, "paper: unknown paper 'gds' (did you mean 'gsd'?"),
+        ({"title": "3"}, "title: 3 is no text"),
+        ({"rows": "[]"}, "rows: empty"),
+        ({"columns": "[]", "rows": '[{ label = "AR", decoder = "ar" }]'}, "columns: empty"),
+        ({"notes": "[1]"}, "notes: not text"),
+        ({"axes": '{ x = "nfe" }'}, "axes: x and y"),
+        ({"axes": '{ x = "nfe", y = "nef" }'}, "axes.y: unknown column 'nef'"),
+        ({"axes": '{ x = "setting:K", y = "nfe" }'}, "axes.x: unknown axis 'setting:K'"),
+        ({"defaults": '{ model = "shapes", seeds = 1 }'}, "defaults: unknown field 'seeds'"),
+        ({"defaults": '{ model = "shapes", protocol = "sdj" }'}, "columns[1].key: unknown protocol 'sdj'"),
+        ({"defaults": '{ model = "shapes", sampling = { top_k = "all" } }'}, "defaults.sampling.top_k: 'all' is no"),
+        ({"columns": '[{ key = "nef", header = "NFE" }]'}, "columns[0].key: unknown key 'nef' (did you mean 'nfe'?"),
+        ({"columns": '[{ key = "score:fdi[x]", header = "F" }]'}, "columns[0].key: unknown metric 'fdi[x]'"),
+        ({"columns": '[{ key = "nfe", header = "N", better = "up" }]'}, "columns[0].better: unknown value 'up'"),
+        (
+            {"columns": '[{ key = "nfe", header = "N", precision = 1.5 }]'},
+            "columns[0].precision: 1.5 is no whole number",
+        ),
+        (
+            {"columns": '[{ key = "nfe", header = "A" }, { key = "nfe", header = "B" }]'},
+            "columns: two are called 'nfe'",
+        ),
+        ({"rows": '[{ decoder = "ar" }]'}, "rows[0].label: missing"),
+        ({"rows": '[{ label = "AR" }]'}, "rows[0].decoder: missing here and in [defaults]"),
+        ({"rows": f"[{{ {ROW}, runnable = false }}]"}, "rows[0].why: goes with `runnable = false`"),
+        ({"rows": f'[{{ {ROW}, why = "lost" }}]'}, "rows[0].why: goes with"),
+        ({"rows": f"[{{ {ROW}, paper = {{ nef = 3 }} }}]"}, "rows[0].paper: unknown column 'nef'"),
+        ({"rows": f'[{{ {ROW}, paper = {{ nfe = "3" }} }}]'}, "rows[0].paper.nfe: '3' is no number"),
+        ({"rows": f"[{{ {ROW}, paper = {{ nfe = true }} }}]"}, "rows[0].paper.nfe: True is no number"),
+        ({"rows": f"[{{ {ROW}, notes = {{ nfe = 3 }} }}]"}, "rows[0].notes.nfe: 3 is no text"),
+        ({"rows": '["AR"]'}, "rows[0]: is no table of fields"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_bad_one_is_refused_by_file_and_field(tmp_path, changed, said):
+    with pytest.raises(SpecbenchError) as refused:
+        read_table(written(tmp_path, **changed))
+    assert str(refused.value).startswith(f"mine.toml: {said}") and "\n" not in str(refused.value)
+
+
+def test_what_is_no_toml_is_refused(tmp_path):
+    path = tmp_path / "mine.toml"
+    for content in (b"name = ", b"\xff\xfe", b"a = " + b"[" * 5000):
+        path.write_bytes(content)
+        with pytest.raises(SpecbenchError, match=r"mine\.toml: not a TOML file"):
+            read_table(path)
+    with pytest.raises(SpecbenchError, match=r"absent\.toml: No such file"):
+        read_table(tmp_path / "absent.toml")
+
+
+def test_tables_are_called_by_name_and_listed(cli):
+    assert load_table("sjd-fig6").source == "Figure 6"
+    with pytest.raises(SpecbenchError, match="unknown table 'gsd-3'"):
+        load_table("gsd-3")
+    rows = {row["name"]: row for row in json.loads(cli("list", "tables", "--json").out)}
+    assert list(rows) == table_names() and len(rows) == 39
+    assert list(rows).index("sjd-2") < list(rows).index("sjd-10") < list(rows).index("sjd-fig6")
+    assert rows["gsd-1"]["rows"] == 20 and rows["gsd-1"]["prompts"] == ["coco", "parti"]
+    assert rows["gsd-1"]["paper"] == papers()["gsd"]["title"]

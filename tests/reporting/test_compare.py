@@ -1,0 +1,233 @@
+"""`compare` and `show`: paired numbers both ways, gates with their exit code, reasons for what is missing; a run's card
+and an image's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import synthetic
+from rich.console import Console
+from synthetic import AR, SJD, changed
+
+from specbench import stats
+from specbench.errors import SpecbenchError
+from specbench.metrics import catalog as metric_catalog
+from specbench.metrics import scoring
+from specbench.metrics.per_image import PerImageMetric
+from specbench.prompts import Prompt
+from specbench.reporting.compare import FIELDS, Gate, compare_runs
+from specbench.reporting.image_card import image_card
+from specbench.reporting.report_rows import Run
+from specbench.reporting.terminal import half_blocks, image_view
+from specbench.reporting.token_maps import ACCEPTED, DRAWN, commit_steps, grid_of, origins
+from specbench.store.run_store import RunStore
+from specbench.store.schema import base_row, sample_row
+
+
+class Brightness(PerImageMetric):
+    """A metric whose values a test chooses: the mean pixel."""
+
+    name = "brightness"
+    summary = "mean pixel"
+    columns: ClassVar = {"value": pa.float32()}
+    version = "1"
+
+    def identity(self):
+        return {"version": self.version}
+
+    def features(self, samples):
+        return [{"value": float(sample.pixels.mean())} for sample in samples]
+
+
+@pytest.fixture(autouse=True)
+def brightness(monkeypatch):
+    entry = metric_catalog.MetricEntry(f"{__name__}:Brightness", "mean pixel")
+    monkeypatch.setitem(metric_catalog.METRICS, "brightness", entry)
+
+
+def pictured(out: Path, spec, generations, values) -> Path:
+    """A scored run whose images have these mean pixels."""
+    with RunStore(out / spec.run_id).create(spec, synthetic.INVOCATION) as store:
+        for number, (item, value) in enumerate(zip(generations, values, strict=True)):
+            prompt = Prompt(f"p{number}", f"prompt {number}", "pets", {})
+            item.image = np.full((3, 4, 4), value, dtype=np.uint8)
+            row = sample_row(base_row(prompt, 0, 7, synthetic.INVOCATION["started_at"]), item, spec.batch == 1)
+            store.append([row], {row["image"]: item.image})
+    scoring.score([store.folder], ["brightness"])
+    return store.folder
+
+
+@pytest.fixture
+def runs(tmp_path) -> tuple[Path, Path]:
+    return (
+        pictured(tmp_path, AR, synthetic.ar(6), (100, 150, 200, 50, 80, 120)),
+        pictured(tmp_path, SJD, synthetic.sjd(6), (102, 153, 203, 51, 82, 123)),
+    )
+
+
+def named(rows: list[dict]) -> dict[str, dict]:
+    return {row["name"]: row for row in rows}
+
+
+def test_speed_is_compared_both_ways_and_taken_apart(runs):
+    rows = named(compare_runs(*runs))
+    forth, back = rows["speedup"], rows["speedup_reverse"]
+    assert forth["value"] == pytest.approx(6 * 45 / 244) and back["value"] == pytest.approx(1 / forth["value"])
+    assert back["low"] == pytest.approx(1 / forth["high"]) and back["high"] == pytest.approx(1 / forth["low"])
+    factors = rows["step_ratio"]["value"] / (rows["window_cost"]["value"] * rows["overhead"]["value"])
+    assert factors == pytest.approx(forth["value"]) and forth["n"] == 6
+    swapped = named(compare_runs(*runs[::-1]))
+    assert swapped["speedup"]["value"] == pytest.approx(back["value"])
+
+
+def test_scores_are_paired_and_p_values_corrected_together(runs):
+    rows = named(compare_runs(*runs))
+    found = rows["brightness"]
+    gaps = [2, 3, 3, 1, 2, 3]
+    expected = stats.mean_difference(gaps, range(6))
+    assert (found["value"], found["low"], found["p"]) == pytest.approx((expected.value, expected.low, expected.p))
+    assert rows["brightness"]["p_holm"] == pytest.approx(min(1, 2 * found["p"])), "the smaller of two"
+    assert found["prompts_needed"] == stats.prompts_needed(np.std(gaps, ddof=1), 0.02 * 700 / 6)
+    assert all(tuple(row) == FIELDS for row in rows.values())
+
+
+def test_one_image_gives_values_without_intervals_and_no_nan(tmp_path):
+    a, b = pictured(tmp_path, AR, synthetic.ar(1), (9,)), pictured(tmp_path, SJD, synthetic.sjd(1), (7,))
+    rows = named(compare_runs(a, b))
+    assert rows["brightness"]["value"] == -2.0 and rows["speedup"]["value"] > 1
+    for row in rows.values():
+        assert row["low"] is row["high"] is row["p"] is row["p_holm"] is row["prompts_needed"] is None
+    json.dumps(list(rows.values()), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [({"dtype": "bfloat16"}, "dtype"), ({"seed": 3}, "seed"), ({"top_k": 5}, "top_k"), ({"threads": 4}, "threads")],
+)
+def test_speed_needs_what_must_agree_and_scores_do_not(tmp_path, change, field):
+    a = pictured(tmp_path, AR, synthetic.ar(3), (1, 2, 3))
+    b = pictured(tmp_path, changed(SJD, **change), synthetic.sjd(3), (2, 4, 6))
+    rows = named(compare_runs(a, b))
+    assert rows["speedup"]["value"] is None and rows["speedup"]["note"].startswith(f"differs in {field} (")
+    assert rows["brightness"]["value"] == pytest.approx(2.0)
+
+
+def test_scores_computed_differently_are_refused_by_name(tmp_path, monkeypatch):
+    a = pictured(tmp_path, AR, synthetic.ar(3), (1, 2, 3))
+    monkeypatch.setattr(Brightness, "version", "2")
+    b = pictured(tmp_path, SJD, synthetic.sjd(3), (2, 4, 6))
+    found = named(compare_runs(a, b))["brightness"]
+    assert found["value"] is None and found["note"] == "computed differently: another version"
+    scoring.score([a], ["brightness"])
+    assert named(compare_runs(a, b))["brightness"]["value"] == pytest.approx(2.0)
+    monkeypatch.setattr(Brightness, "version", "3")
+    assert named(compare_runs(a, b))["brightness"]["note"].startswith("scored with another version")
+
+
+def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
+    ids = [folder.name for folder in runs]
+    assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "speedup<0.98").code == 0
+    back = cli("compare", *ids[::-1], "--out", tmp_path, "--fail-if", "speedup < 0.98", "--json")
+    assert back.code == 4 and "'speedup < 0.98' is so: speedup is 0.9" in back.err
+    assert named(json.loads(back.out))["speedup"]["value"] < 0.98, "the numbers are printed all the same"
+    assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness.high>2").code == 4
+    assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness<-1").code == 0
+
+
+@pytest.mark.parametrize(
+    ("condition", "said"),
+    [("sped<1", "did you mean 'speedup'"), ("speedup=1", "is not a condition"), ("speedup<fast", "is not a condition"),
+     ("speedup<nan", "is not a condition"),
+     ("step_ratio.low<1", "cannot be judged: no low is known")],
+)  # fmt: skip
+def test_a_gate_that_cannot_be_judged_does_not_pass(runs, cli, tmp_path, condition, said):
+    outcome = cli("compare", *(folder.name for folder in runs), "--out", tmp_path, "--fail-if", condition)
+    assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_every_sign_means_itself():
+    row = [{"name": "x", "value": 2.0, "low": 1.0, "high": 3.0, "note": None}]
+    for text, fails in {
+        "x<2": False,
+        "x<=2": True,
+        "x>2": False,
+        "x>=2": True,
+        "x.low<2": True,
+        "x.high<2": False,
+    }.items():
+        if fails:
+            with pytest.raises(SpecbenchError):
+                Gate.parse(text).check(row)
+        else:
+            Gate.parse(text).check(row)
+
+
+def test_rows_read_in_batches_are_the_rows_read_at_once(tmp_path):
+    """With parts, replaced rows and failures, and any size of a batch."""
+    folder = synthetic.folder(tmp_path, SJD, [*synthetic.sjd(5), None])
+    with RunStore(folder).create(SJD, synthetic.INVOCATION) as store:
+        store.append(synthetic.stored_rows(synthetic.ar(2)))
+        whole = store.samples()
+        for size in (1, 2, 5, 100):
+            pieces = list(store._samples.batches(whole.columns, size))
+            assert max(map(len, pieces)) <= size
+            assert pa.concat_tables(pieces).to_pandas().equals(whole)
+    assert len(whole) == 6 and whole["nfe"].to_list()[-2:] == [4, 4], "the last of each key counts"
+    assert len(Run(folder).rows) == 5
+
+
+def test_grids_and_maps_of_hand_made_images():
+    forced = [False, False, True] * 2
+    assert grid_of(forced, (20, 20)) == (2, 2) and grid_of([False] * 12, (30, 40)) == (3, 4)
+    assert grid_of([False] * 7, (20, 20)) is None
+    steps = [1, 1, 1, 1, 2, 2]
+    assert commit_steps(steps, forced, (2, 2)).tolist() == [[1, 1], [1, 2]]
+    assert origins(steps, forced, [3], (2, 2)).tolist() == [[ACCEPTED, ACCEPTED], [DRAWN, ACCEPTED]]
+    assert origins([1, 1, 2, 2], [False] * 4, [1, 1], (2, 2)).tolist() == [[ACCEPTED, DRAWN], [ACCEPTED, DRAWN]]
+    assert origins([1, 1, 2, 2], [False] * 4, [2, 1], (2, 2)).tolist() == [[ACCEPTED, DRAWN], [ACCEPTED, ACCEPTED]]
+    assert origins([1, 2, 3, 4], [False] * 4, [0], (2, 2)).tolist() == [[DRAWN, DRAWN], [DRAWN, DRAWN]]
+
+
+@pytest.mark.parametrize("decoder", ["sjd", "gsd", "sjd-pac"])
+def test_the_map_has_as_many_accepted_drafts_as_the_counters(decoder):
+    import specbench
+
+    image = specbench.generate("a red circle", decoder=decoder, window=8, threads=1)
+    found = origins(image.committed_step, image.forced, image.accepted, (16, 16))
+    assert int((found == ACCEPTED).sum()) == int(image.accepted.sum()) > 0
+
+
+def test_a_card_shows_one_image(runs, cli, tmp_path):
+    shown = cli("show", runs[1].name, "prompt 2", "--out", tmp_path)
+    assert shown.code == 0 and "nfe" in shown.out and "brightness" in shown.out
+    (card,) = json.loads(cli("show", runs[1].name, "p2", "--out", tmp_path, "--json").out)
+    assert (card["prompt_id"], card["seed"], card["nfe"]) == ("p2", 7, 3)
+    assert card["step_compression"] == pytest.approx(4 / 3) and card["scores"] == {"brightness": 203.0}
+    assert card["committed_step"] is None, "three free tokens are no square"
+    many = cli("show", runs[1].name, "prompt", "--out", tmp_path)
+    assert many.code == 2 and "is ambiguous (6 are called so" in many.err
+    assert cli("show", runs[1].name, "nothing", "--out", tmp_path).code == 2
+
+
+def test_a_run_is_shown_in_words(runs, cli, tmp_path):
+    text = cli("show", runs[1].name, "--out", tmp_path).out
+    assert "speed-up [95 %]" in text and "lossless" in text and "6 images" in text
+    assert "{" not in text and "None" not in text, "no raw values"
+
+
+def test_half_blocks_are_the_picture(runs):
+    pixels = np.zeros((4, 2, 3), dtype=np.uint8)
+    pixels[0, 0], pixels[1, 0] = (255, 0, 0), (0, 0, 255)
+    text = half_blocks(pixels, 2)
+    assert text.plain == "▀▀\n▀▀\n"
+    first = text.spans[0].style
+    assert first.color.triplet == (255, 0, 0) and first.bgcolor.triplet == (0, 0, 255)
+    console = Console(force_terminal=True, color_system="truecolor", width=60)
+    with console.capture() as shown:
+        console.print(image_view(*image_card(runs[1], "p0"), console))
+    assert "\x1b[38;2;102;102;102" in shown.get() and "▀" in shown.get()

@@ -1,0 +1,224 @@
+"""What `report` prints: golden tables from fixed rows, cells that say why they are empty, text that cannot escape."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic
+import tiny
+from synthetic import AR, SJD, ar, changed, folder, generation, sjd
+
+from specbench.errors import SpecbenchError
+from specbench.reporting import render, report_rows
+from specbench.reporting.report_rows import label, window_of
+from specbench.reporting.run_card import card
+from specbench.specs.presets import resolve
+from specbench.store.run_folders import find_runs
+from specbench.store.run_store import spec_dict
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def rows_of(out: Path, decoder: str | None = None) -> list[dict]:
+    rows = report_rows(find_runs(out))
+    return [row for row in rows if decoder in (None, row["decoder"])]
+
+
+@pytest.fixture
+def results(tmp_path) -> Path:
+    """AR, SJD with a failed image, and a lossy decoder that committed an impossible token."""
+    folder(tmp_path, AR, ar(4))
+    folder(tmp_path, SJD, [*sjd(3), None])
+    broken = [generation(2, 50.0, 30.0, logp=(-1.0, float("-inf"), 0.0, -3.0)) for _ in range(4)]
+    folder(tmp_path, tiny.spec("gsd", G=50), broken)
+    return tmp_path
+
+
+@pytest.mark.parametrize("fmt", ["markdown", "csv", "json"])
+def test_tables_are_the_golden_ones(results, fmt):
+    """To accept a change: run with UPDATE_GOLDEN=1 in the environment, and read the difference."""
+    text = render(report_rows(find_runs(results)), fmt).replace(str(results), "OUT")
+    golden = GOLDEN / f"report.{ {'markdown': 'md'}.get(fmt, fmt) }"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text()
+
+
+def test_json_is_strict_and_has_the_documented_keys(results):
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    rows = json.loads(render(report_rows(find_runs(results)), "json"), parse_constant=refuse)
+    documented = {
+        "run_id", "model", "decoder", "options", "n", "nfe", "step_compression", "latency_ms", "speedup",
+        "speedup_low", "speedup_high", "window_cost", "overhead", "perplexity", "nll_gap", "nll_gap_se", "acceptance",
+    }  # fmt: skip
+    assert all(documented <= row.keys() for row in rows)
+    assert [row["decoder"] for row in rows] == ["ar", "sjd", "gsd"], "AR first, then in the order of the presets"
+    broken = rows[2]
+    assert broken["nll_gap"] is None and broken["zero_probability"] == 4 and broken["logp_std"] is None
+    assert rows[1]["n"] == 3 and rows[1]["failed"] == 1
+
+
+def test_every_key_is_documented(results):
+    from specbench.reporting import report_rows as module
+
+    words = set(module.__doc__.replace(",", " ").replace("`", " ").replace("(", " ").replace(")", " ").split())
+    assert rows_of(results)[0].keys() <= words
+
+
+def test_a_window_is_what_a_forward_is_fed():
+    fed = {"ar": 1, "sjd": 16, "eagle": 26, "cool-sd": 26, "zipar": None}
+    assert {name: window_of(dict(resolve(name).options)) for name in fed} == fed
+    assert [window_of(dict(resolve("eagle", {"tree": tree}).options)) for tree in ("chain", "0 1 00")] == [6, 4]
+
+
+def test_a_window_that_costs_is_said_in_words(results):
+    text = render(report_rows(find_runs(results)))
+    assert "A window is not free on this machine: feeding 3 tokens takes 2.5 times as long" in text
+    free = [row | {"window_cost": 1.0} for row in report_rows(find_runs(results))]
+    assert "not free" not in render(free)
+
+
+CHANGES = {
+    "dtype": {"dtype": "bfloat16"},
+    "threads": {"threads": 2},
+    "seed": {"seed": 1},
+    "device": {"device": "cuda"},
+    "weights_sha256": {"weights_sha256": "9" * 64},
+    "prompts_sha256": {"prompts_sha256": "9" * 64},
+    "guidance": {"guidance": 4.0},
+    "temperature": {"temperature": 0.5},
+    "top_k": {"top_k": 7},
+    "top_p": {"top_p": 0.9},
+}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_speed_up_needs_every_setting_to_agree(tmp_path, field):
+    folder(tmp_path, AR, ar())
+    folder(tmp_path, changed(SJD, **CHANGES[field]), sjd())
+    row = rows_of(tmp_path, "sjd")[0]
+    assert row["speedup"] is None and row["window_cost"] is None and row["pairs"] is None
+    assert row["speedup_note"].startswith(f"differs from AR in {field} (")
+    assert row["speedup_note"] in render([row])
+
+
+def test_a_speed_up_needs_the_same_machine(tmp_path):
+    folder(tmp_path, AR, ar())
+    folder(tmp_path, SJD, sjd(), cpu="Another CPU")
+    row = rows_of(tmp_path, "sjd")[0]
+    assert row["speedup"] is None and "hardware" in row["speedup_note"] and "Another CPU" in row["speedup_note"]
+    assert row["speedup_fastest"] is None
+
+
+def test_memory_alone_is_not_another_machine(tmp_path):
+    folder(tmp_path, AR, ar())
+    folder(tmp_path, SJD, sjd(), memory_gib=3.9)
+    assert rows_of(tmp_path, "sjd")[0]["speedup"] > 1
+
+
+def test_batches_are_not_timed(tmp_path):
+    folder(tmp_path, changed(AR, batch=2), ar())
+    folder(tmp_path, changed(SJD, batch=2), sjd())
+    row = rows_of(tmp_path, "sjd")[0]
+    assert row["speedup"] is None and row["latency_ms"] is None and row["throughput"] > 0
+    assert row["speedup_note"] == "batch 2: latency is not measured"
+    assert "images per hour" in render([row]) and "latency ms" not in render([row])
+
+
+def test_without_ar_the_cell_says_so(tmp_path):
+    folder(tmp_path, SJD, sjd())
+    row = rows_of(tmp_path)[0]
+    assert row["speedup"] is None and row["speedup_note"] == "no AR run"
+
+
+def test_the_baseline_is_found_though_only_one_run_is_asked_for(tmp_path):
+    folder(tmp_path, AR, ar())
+    folder(tmp_path, SJD, sjd())
+    row = report_rows(find_runs(tmp_path, [SJD.run_id]))[0]
+    assert row["baseline"] == AR.run_id and row["speedup"] == pytest.approx(3 * 45 / 122)
+
+
+def test_the_fastest_ar_configuration_is_found(tmp_path):
+    fast = [generation(4, 10.0, 1.0) for _ in range(3)]
+    folder(tmp_path, AR, ar())
+    folder(tmp_path, changed(AR, dtype="bfloat16", threads=2), fast)
+    folder(tmp_path, SJD, sjd())
+    row = rows_of(tmp_path, "sjd")[0]
+    assert row["speedup"] == pytest.approx(3 * 45 / 122)
+    assert row["speedup_fastest"] == pytest.approx(3 * 12 / 122)
+    assert row["fastest_ar"] == "bfloat16, 2 threads"
+
+
+def test_partly_shared_images_are_compared_and_counted(tmp_path):
+    folder(tmp_path, AR, ar(2))
+    folder(tmp_path, SJD, sjd(3))
+    row = rows_of(tmp_path, "sjd")[0]
+    assert row["pairs"] == 2 and row["speedup"] == pytest.approx(90 / 70)
+    assert row["speedup_note"] == "over the 2 images in common with AR"
+    folder(tmp_path / "one", AR, ar(1))
+    folder(tmp_path / "one", SJD, sjd(2))
+    assert rows_of(tmp_path / "one", "sjd")[0]["speedup_note"] == "over the one image in common with AR"
+
+
+def test_settings_that_differ_are_different_tables(tmp_path):
+    folder(tmp_path, AR, ar())
+    folder(tmp_path, changed(AR, temperature=0.5), ar())
+    assert render(report_rows(find_runs(tmp_path))).count("### ") == 2
+
+
+def test_labels_show_what_differs_from_the_preset():
+    decoder = spec_dict(tiny.spec("gsd", G=50, window=8))["decoder"]
+    assert label(decoder) == "gsd G=50"
+    assert label(spec_dict(tiny.spec("sjd", init="above-repeat"))["decoder"]) == "sjd init=above-repeat"
+    assert label(decoder | {"name": "mine"}).startswith("mine drafter=jacobi")
+
+
+def test_the_settings_of_a_sweep_stand_in_their_order(tmp_path):
+    for value in (25, 3, 100):
+        folder(tmp_path, tiny.spec("gsd", G=value), sjd())
+    assert [row["options"]["G"] for row in rows_of(tmp_path, "gsd")] == [3, 25, 100]
+
+
+def test_hostile_text_stays_text(results):
+    rows = report_rows(find_runs(results))[:1]
+    rows[0] |= {"model": "a|b\n# <script>", "label": "=cmd()|`x`", "decoder": "=cmd()"}
+    text = render(rows)
+    assert "<script>" not in text.split("\n\n")[1] and "\n# " not in text
+    assert "=cmd()\\|" in text
+    parsed = next(csv.DictReader(io.StringIO(render(rows, "csv"))))
+    assert parsed["decoder"] == "'=cmd()"
+
+
+def test_an_unknown_format_is_refused(results):
+    with pytest.raises(SpecbenchError, match="unknown format 'xls'"):
+        render([], "xls")
+
+
+def test_a_run_without_any_decoded_image_is_a_row_of_missing_numbers(tmp_path):
+    folder(tmp_path, SJD, [None, None])
+    row = rows_of(tmp_path)[0]
+    assert (row["n"], row["failed"], row["nfe"], row["perplexity"], row["latency_ms"]) == (0, 2, None, None, None)
+    assert "| - | - |" in render([row])
+
+
+def test_synthetic_folders_are_read_like_real_ones(results):
+    assert len(find_runs(results)) == 3 and synthetic.INVOCATION["hardware"]["cpu"] in render(rows_of(results))
+
+
+def test_a_card_tells_a_run_apart(tmp_path):
+    noted = sjd(2)
+    noted[0].facts, noted[1].facts = {"cluster_size": np.float32(3.0)}, {"cluster_size": 5.0, "odd": np.nan}
+    shown = card(folder(tmp_path, SJD, [*noted, None, None]))
+    assert (shown["images"], shown["failed"], shown["errors"]) == (2, 2, {"no luck": 2})
+    assert shown["facts"] == {"cluster_size": 4.0, "odd": None}
+    assert shown["decoder"]["options"]["window"] == 3 and shown["numbers"]["nfe"] == 2.0
+    assert shown["invocations"][0]["environment"].startswith("Test CPU, 2 cores")
+    assert json.dumps(shown) and card(folder(tmp_path, AR, ar(1)))["facts"] == {}

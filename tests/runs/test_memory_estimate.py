@@ -1,0 +1,192 @@
+"""What a batch takes is known before it runs: predicted against the tensors, and refused where it cannot fit."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaModel
+
+from specbench.decoding.loop import Loop, Request, decode
+from specbench.models.catalog import ModelInfo, find_model, load_model
+from specbench.models.families import vq_decoder
+from specbench.models.interface import TokenLayout
+from specbench.models.transformer.kv_cache import PositionLayer
+from specbench.models.transformer.model import Prefix, TransformerModel
+from specbench.runs import memory_estimate
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
+
+BENCH = runpy.run_path(str(Path(__file__).parents[2] / "dev" / "speed" / "memory.py"))
+CAPTION = "a red circle left of a blue square"
+
+
+def stop_after(steps: int, monkeypatch) -> None:
+    """Break the decode off: the memory of a few steps is that of all."""
+    left = iter(range(steps))
+    step = Loop.step
+
+    def counted(self, *args):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    monkeypatch.setattr(Loop, "step", counted)
+
+
+@pytest.mark.parametrize(("name", "guidance"), [("ar", 1.0), ("sjd", 3.0), ("scd-mc", 3.0), ("eagle", 3.0)])
+def test_the_cache_is_predicted_within_a_tenth(name, guidance, monkeypatch):
+    held = []
+    allocate = PositionLayer.lazy_initialization
+
+    def counting(self, keys, values):
+        allocate(self, keys, values)
+        held.append(self.keys.nbytes + self.values.nbytes)
+
+    monkeypatch.setattr(PositionLayer, "lazy_initialization", counting)
+    monkeypatch.setattr(memory_estimate, "PROMPT", 16)
+    model, decoder, sampling = load_model("shapes"), resolve(name), Sampling(guidance, top_k=256)
+    requests = [Request(CAPTION, "p", sample) for sample in range(2)]
+    stop_after(2, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        decode(model, requests, decoder, sampling, 0)
+    need = memory_estimate.footprint(find_model("shapes"), decoder, sampling, "float32")
+    assert 2 * need.cache == pytest.approx(sum(held), rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["ar", "sjd", "sjd, init left-sample", "scd-gs", "eagle", "lantern", "zipar"])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_the_peak_from_prompt_to_pixels_is_predicted_within_a_tenth(name, batch):
+    decoder, shapes = BENCH["DECODERS"][name], find_model("shapes")
+    measured = BENCH["peak"](load_model("shapes"), decoder, shapes.sampling(), batch)
+    expected = BENCH["predicted"](shapes, decoder, shapes.sampling(), batch)["besides"]
+    assert expected == pytest.approx(measured, rel=0.1)
+
+
+SIZES = {"codes": 2000, "width": 32, "inner": 80, "layers": 2, "heads": 2}
+
+
+class Narrow(TransformerModel):
+    """A network next to which laws are large, behind the facts of a checkpoint; its pictures weigh nothing."""
+
+    name, codebook, weights_sha256 = "narrow", None, ""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        codes, width, inner, layers, heads = SIZES.values()
+        config = LlamaConfig(
+            vocab_size=codes,
+            hidden_size=width,
+            intermediate_size=inner,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            pad_token_id=None,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        self.backbone = LlamaModel(config).eval().requires_grad_(False)
+        self.matrix = torch.randn(codes, width)
+        self.layout = TokenLayout.plain(12, 12, codes)
+
+    def encode(self, prompts):
+        rows = torch.arange(BENCH["PROMPT"]).repeat(2 * len(prompts), 1)
+        return Prefix(list(self.backbone.embed_tokens(rows)), ids=rows)
+
+    def embed(self, tokens, positions, state):
+        return self.backbone.embed_tokens(tokens)
+
+    def head(self, hidden):
+        return torch.nn.functional.linear(hidden, self.matrix)
+
+    def render(self, image_tokens):
+        return image_tokens.new_zeros(len(image_tokens), 3, 1, 1, dtype=torch.uint8)
+
+    @classmethod
+    def facts(cls, folder: Path) -> ModelInfo:
+        (folder / "config.json").write_text(json.dumps({"network": SIZES}))
+        return ModelInfo("narrow", "", "", (12, 12), 144, "", folder / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [
+        ("sjd", Sampling(3.0, top_k=100)),
+        ("sjd", Sampling(3.0, top_p=0.9)),
+        ("sjd", Sampling(1.0, 0.7, top_p=0.9)),
+        ("scd-mc", Sampling(3.0)),
+    ],
+)
+def test_the_peak_is_predicted_where_laws_are_what_there_is(name, sampling, tmp_path):
+    decoder, facts = resolve(name, {"window": 32}), Narrow.facts(tmp_path)
+    measured = BENCH["peak"](Narrow(), decoder, sampling, 2)
+    expected = BENCH["predicted"](facts, decoder, sampling, 2)
+    assert expected["step"] > expected["cache"]
+    assert expected["besides"] == pytest.approx(measured, rel=0.1)
+
+
+def test_drawing_a_picture_takes_what_the_catalog_says():
+    decoder = vq_decoder.random_taming(vq_decoder.CHAMELEON_VQ, normalise=False, attention=False, device="cpu")
+    with torch.inference_mode(), BENCH["Live"]() as live:
+        vq_decoder.render(decoder, torch.zeros(2, 4, 4, dtype=torch.long))
+    assert 4 * 64 * 64 * find_model("lumina").pixel_numbers == pytest.approx(live.most, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "inner"),
+    [
+        ("lumina", 4096, 11008),
+        ("llamagen", 1280, 3584),
+        ("janus", 2048, 5632),
+        ("simplear", 896, 4864),
+        ("emu3", 4096, 14336),
+    ],
+)
+def test_layers_are_as_wide_as_published(name, width, inner):
+    model = find_model(name)
+    layer = model.size.layer(model.layers, model.v_image)
+    assert layer.width == width and layer.inner == pytest.approx(inner, rel=0.02)
+
+
+def test_the_largest_batch_fits_and_one_more_does_not():
+    need = memory_estimate.Footprint(weights=100, cache=20, inputs=10, step=10)
+    assert memory_estimate.largest_batch([need], 1000) == 20
+    assert need.total(20) <= 900 < need.total(21)
+    assert memory_estimate.largest_batch([need, memory_estimate.Footprint(100, 40, 20, 20)], 1000) == 10
+    assert memory_estimate.largest_batch([need], 50) < 1
+
+
+def test_pictures_are_drawn_beside_the_caches():
+    one_by_one = memory_estimate.Footprint(weights=100, cache=20, inputs=10, step=10, picture=200)
+    assert [one_by_one.total(batch) for batch in (0, 1, 30)] == [100, 330, 1300]
+    assert memory_estimate.largest_batch([one_by_one], 300) == 0
+    together = memory_estimate.Footprint(100, 20, 10, 10, picture=200, together=True)
+    assert together.total(3) == 790 and together.per_image == 230
+
+
+def test_a_batch_that_cannot_fit_is_refused_before_anything_runs(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_estimate, "free_memory", lambda device: 64 * 2**20)
+    outcome = cli("run", "--batch", "64", "--limit", "2", "--out", tmp_path / "out")
+    assert outcome.code == 2 and outcome.err.count("\n") == 1 and not (tmp_path / "out").exists()
+    assert "--batch 64: " in outcome.err and "fits" in outcome.err
+    assert cli("run", "--model", "lumina", "--random-weights", "--batch", "auto", "--out", tmp_path / "o").code == 2
+
+
+def test_auto_takes_what_fits_and_takes_it_again(cli, tmp_path, monkeypatch):
+    asked = ("run", "--decoder", "ar", "--batch", "auto", "--threads", "1", "--out", tmp_path, "--json", "-q")
+    outcome = cli(*asked, "--limit", "2")
+    assert outcome.code == 0, outcome.err
+    (first,) = json.loads(outcome.out)
+    monkeypatch.setattr(memory_estimate, "free_memory", lambda device: 200 * 2**20)
+    (again,) = json.loads(cli(*asked, "--limit", "3").out)
+    assert first == again
+    info = json.loads((tmp_path / first["run_id"] / "run.json").read_text())
+    assert info["spec"]["batch"] == 2 and info["memory"]["largest"] >= 2
+
+
+def test_auto_is_refused_where_nobody_has_counted(cli, tmp_path):
+    tiny_one = ("--model", "llamagen", "--random-weights", "--scale", "tiny")
+    outcome = cli("run", *tiny_one, "--batch", "auto", "--out", tmp_path / "out")
+    assert outcome.code == 2 and "--batch auto" in outcome.err

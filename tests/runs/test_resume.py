@@ -1,0 +1,272 @@
+"""However a run is cut up, shuffled, killed or repeated, its rows are those of an undisturbed one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import tiny
+from stored_rows import contents
+
+from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
+from specbench.runs.executors import local
+from specbench.runs.executors.local import InProcess
+from specbench.runs.runner import SilentReporter, run
+from specbench.store import parquet_log
+from specbench.store.run_store import RunStore
+
+DECODERS = ("ar", "scd-mc")
+SAMPLES = 3
+
+
+def go(out: Path, prompts=None, samples: int = SAMPLES, batch: int = 1, **kwargs):
+    specs = [tiny.spec(decoder, batch=batch) for decoder in DECODERS]
+    return run(tiny.executor(), specs, tiny.units(prompts or tiny.prompts(), samples), out, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict:
+    out = tmp_path_factory.mktemp("undisturbed")
+    summary = go(out)
+    assert (summary.done, summary.failed, summary.problem()) == (24, 0, None)
+    return contents(out)
+
+
+def test_the_noise_matters(undisturbed):
+    """Without this the comparisons below could pass on constant images."""
+    tokens = {str(facts["tokens"]) for facts, _ in undisturbed.values()}
+    assert len(tokens) > 6
+
+
+def test_a_second_run_leaves_a_complete_folder_untouched(tmp_path, undisturbed):
+    go(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    summary = go(tmp_path)
+    assert (summary.resumed, summary.done) == (24, 0)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    assert contents(tmp_path) == undisturbed
+
+
+def test_order_changes_nothing(tmp_path, undisturbed):
+    prompts = tiny.prompts()
+    random.Random(3).shuffle(prompts)
+    assert prompts != tiny.prompts()
+    go(tmp_path, prompts)
+    assert contents(tmp_path) == undisturbed
+
+
+def test_halves_make_a_whole(tmp_path, undisturbed):
+    go(tmp_path, tiny.prompts()[:2], samples=2)
+    go(tmp_path, samples=1)
+    summary = go(tmp_path)
+    assert summary.resumed == 2 * (4 + 2)
+    assert contents(tmp_path) == undisturbed
+
+
+def test_batches_hold_the_same_rows(tmp_path, undisturbed):
+    """Enumerable models have no kernels to round differently, so a batch of 3 gives the very tokens of batch 1."""
+    go(tmp_path, batch=3)
+    strip = {(key[0].rsplit("-", 1)[0], *key[1:]): value for key, value in contents(tmp_path).items()}
+    assert strip == {(key[0].rsplit("-", 1)[0], *key[1:]): value for key, value in undisturbed.items()}
+
+
+def _child(out: str, kill_at: int, answers) -> None:
+    """Run, and die by SIGKILL just before the `kill_at`-th time the disk is asked for something."""
+    parquet_log._FAN_IN, parquet_log._LEVELS = 3, (3, 9)
+    asked = itertools.count(1)
+    for name in ("fsync", "replace", "unlink", "open", "mkdir"):
+        original = getattr(os, name)
+
+        def counted(*args, _original=original, **kwargs):
+            if next(asked) == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return _original(*args, **kwargs)
+
+        setattr(os, name, counted)
+    go(Path(out), samples=1)
+    answers.send(next(asked) - 1)
+
+
+def _spawn(out: Path, kill_at: int = 0) -> int | None:
+    """Requests to the disk of a child that came to its end, or None for one that was killed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pytest", "specbench.runs.runner", "specbench.checks.enumerable_model"])
+    receive, send = context.Pipe(duplex=False)
+    child = context.Process(target=_child, args=(str(out), kill_at, send))
+    child.start()
+    send.close()
+    child.join(120)
+    assert child.exitcode in (0, -signal.SIGKILL), child.exitcode
+    return receive.recv() if child.exitcode == 0 else None
+
+
+def test_killed_anywhere_and_run_again(tmp_path, undisturbed):
+    wanted = {key: value for key, value in undisturbed.items() if key[2] == 0}
+    requests = _spawn(tmp_path / "count")
+    assert requests > 60
+    draw = random.Random(20)
+    kills, rounds = 0, 0
+    while kills < 24:
+        out = tmp_path / f"round{rounds}"
+        while _spawn(out, kill_at=draw.randint(1, requests // 2)) is None:
+            kills += 1
+        assert contents(out) == wanted, f"after {kills} kills"
+        assert not list(out.rglob(".*.tmp"))
+        rounds += 1
+    assert rounds >= 2
+
+
+def test_readers_of_an_unfinished_run_see_every_finished_row_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(parquet_log, "_FAN_IN", 3)
+    monkeypatch.setattr(parquet_log, "_LEVELS", (3, 9))
+
+    class Watcher(SilentReporter):
+        seen = 0
+
+        def row(self, run_id, row):
+            self.seen += 1
+            rows = sum(len(RunStore(folder).samples(["status"])) for folder in tmp_path.iterdir())
+            assert rows == self.seen
+
+    watcher = Watcher()
+    go(tmp_path, reporter=watcher)
+    assert watcher.seen == 24
+
+
+def test_a_lost_picture_is_made_again(tmp_path, undisturbed):
+    go(tmp_path)
+    next(tmp_path.glob("*/images/cat-1.png")).unlink()
+    summary = go(tmp_path)
+    assert (summary.resumed, summary.done) == (23, 1)
+    assert contents(tmp_path) == undisturbed
+
+
+def test_a_run_kept_without_its_pictures_stays_complete(tmp_path):
+    go(tmp_path)
+    for folder in tmp_path.glob("*/images"):
+        shutil.rmtree(folder)
+    assert go(tmp_path).done == 0
+
+
+def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypatch, undisturbed):
+    healthy = local.decode
+    calls = []
+
+    def failing(model, requests, *args, **kwargs):
+        calls.append([request.prompt_id for request in requests])
+        if any(request.prompt_id == "CAT" for request in requests):
+            raise RuntimeError("no luck")
+        return healthy(model, requests, *args, **kwargs)
+
+    monkeypatch.setattr(local, "decode", failing)
+    summary = go(tmp_path)
+    assert (summary.done, summary.failed) == (18, 6)
+    problem = summary.problem()
+    assert problem.exit_code == PARTIAL and "6 of 24 images failed" in problem.what and "no luck" in problem.what
+    for folder in tmp_path.iterdir():
+        rows = RunStore(folder).samples()
+        bad = rows[rows["status"] == "failed"]
+        assert set(bad["prompt_id"]) == {"CAT"} and set(bad["error"]) == {"RuntimeError: no luck"}
+        assert bad[["nfe", "ar_ms", "e2e_ms", "batch", "image", "tokens", "logp"]].isna().all(axis=None)
+    calls.clear()
+    assert go(tmp_path).failed == 6
+    assert calls.count(["CAT"]) == 6
+    monkeypatch.setattr(local, "decode", healthy)
+    summary = go(tmp_path)
+    assert (summary.resumed, summary.done, summary.failed, summary.problem()) == (18, 6, 0, None)
+    assert contents(tmp_path) == undisturbed
+
+
+def test_nan_logits_fail_the_image_and_no_other(tmp_path):
+    model = tiny.tiny_model()
+    model.conditional[model.prompts.index("two | cats")] = float("nan")
+    summary = run(InProcess(model), [tiny.spec("sjd")], tiny.units(tiny.prompts()), tmp_path)
+    assert (summary.done, summary.failed, summary.problem().exit_code) == (3, 1, PARTIAL)
+    assert "'CAT'" in summary.errors[0] and "NaN" in summary.errors[0]
+
+
+def test_settings_that_do_not_fit_the_model_write_nothing(tmp_path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise SpecbenchError("top-k 9 is more than the vocabulary")
+
+    monkeypatch.setattr(local, "decode", refuse)
+    with pytest.raises(SpecbenchError, match="top-k 9"):
+        go(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(tmp_path, undisturbed):
+    class Impatient(SilentReporter):
+        rows = 0
+
+        def row(self, run_id, row):
+            self.rows += 1
+            if self.rows == 7:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    summary = go(tmp_path, reporter=Impatient())
+    assert signal.getsignal(signal.SIGINT) is before
+    assert 7 <= summary.done <= 8 and summary.interrupted
+    problem = summary.problem()
+    assert problem.exit_code == INTERRUPTED and "again to resume" in problem.try_this
+    go(tmp_path)
+    assert contents(tmp_path) == undisturbed
+
+
+def test_run_json_says_what_was_run_by_what(tmp_path):
+    spec = tiny.spec("sjd++", tau=float("inf"))
+    extras = {spec.run_id: {"origins": {"seed": "flag --seed"}, "window_curve": [{"window": 2, "cost": float("inf")}]}}
+    run(tiny.executor(), [spec], tiny.units(tiny.prompts()[:1]), tmp_path, extras=extras)
+    run(tiny.executor(), [spec], tiny.units(tiny.prompts()[:2]), tmp_path)
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    info = json.loads((tmp_path / spec.run_id / "run.json").read_text(), parse_constant=refuse)
+    assert info["spec"]["decoder"]["options"] == {"fresh-q": "uniform", "tau": "inf", "window": 3}
+    assert info["spec"]["sampling"]["guidance"] == 2.0
+    assert info["origins"] == {"seed": "flag --seed"}
+    assert len(info["invocations"]) == 2
+    for invocation in info["invocations"]:
+        assert invocation["started_at"] <= invocation["finished_at"]
+        assert invocation["versions"]["torch"] and invocation["hardware"]["cores"] >= 1
+        assert set(invocation["git"]) == {"revision", "dirty"}
+
+
+def test_run_json_is_there_before_the_first_image(tmp_path, monkeypatch):
+    healthy = local.decode
+
+    def watching(model, requests, *args, **kwargs):
+        if requests[0].prompt_id != local.WARM_UP_ID:
+            assert len(list(tmp_path.glob("*/run.json"))) == len(DECODERS)
+        return healthy(model, requests, *args, **kwargs)
+
+    monkeypatch.setattr(local, "decode", watching)
+    assert go(tmp_path).failed == 0
+
+
+def test_decoders_take_turns(tmp_path):
+    order = []
+
+    class Watcher(SilentReporter):
+        def row(self, run_id, row):
+            order.append(run_id.split("-")[1])
+
+    go(tmp_path, reporter=Watcher())
+    assert order == ["ar", "scd"] * 12
+
+
+def test_batches_have_no_latency(tmp_path):
+    go(tmp_path, batch=2)
+    for folder in tmp_path.iterdir():
+        rows = RunStore(folder).samples()
+        assert rows[["ar_ms", "e2e_ms"]].isna().all(axis=None)
+        assert (rows["target_ms"] > 0).all() and set(rows["batch"]) == {2}

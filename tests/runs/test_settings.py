@@ -1,0 +1,100 @@
+"""A value comes from its flag, else the environment, else the config file, else its default, and says which."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specbench.errors import SpecbenchError
+from specbench.runs.settings import check_environment, merge, read_config, run_settings
+
+SETTINGS = run_settings()
+NAMES = [setting.name for setting in SETTINGS]
+
+
+def resolve(flags=None, env=None, config=None):
+    return merge(SETTINGS, flags or {}, env or {}, config, "my.toml")
+
+
+def test_flag_beats_environment_beats_file_beats_default():
+    flag, env, config = {"seed": "3"}, {"SPECBENCH_SEED": "2"}, {"seed": 1}
+    expected = [
+        ((flag, env, config), 3, "flag --seed"),
+        (({}, env, config), 2, "environment SPECBENCH_SEED"),
+        (({}, {}, config), 1, "file my.toml"),
+        (({}, {}, {}), 0, "default"),
+    ]
+    for sources, value, origin in expected:
+        assert (resolve(*sources)["seed"].value, resolve(*sources)["seed"].origin) == (value, origin)
+
+
+def test_unset_values_are_left_to_who_knows():
+    values = resolve()
+    assert values["top-k"].value is None and values["top-k"].origin == "left to the model"
+    assert not values["top-k"].given and not values["seed"].given
+    assert values["limit"].value is None
+
+
+def test_every_setting_has_its_own_variable():
+    assert len({setting.env for setting in SETTINGS}) == len(SETTINGS)
+    assert len(set(NAMES)) == len(NAMES)
+
+
+def test_lists_come_with_commas_repeated_or_as_toml_arrays():
+    assert resolve({"decoder": ["ar,sjd", "gsd"]})["decoder"].value == ["ar", "sjd", "gsd"]
+    assert resolve(env={"SPECBENCH_DECODER": "ar,sjd"})["decoder"].value == ["ar", "sjd"]
+    assert resolve(config={"decoder": ["ar", "sjd"]})["decoder"].value == ["ar", "sjd"]
+
+
+@pytest.mark.parametrize("sources", [({"seed": "-1"},), ({}, {"SPECBENCH_SEED": "-1"}), ({}, {}, {"seed": -1})])
+def test_a_bad_value_is_refused_wherever_it_comes_from(sources):
+    with pytest.raises(SpecbenchError, match="--seed -1: must be at least 0") as error:
+        resolve(*sources)
+    assert error.value.exit_code == 2
+
+
+def test_a_seed_has_63_bits():
+    assert resolve({"seed": str(2**63 - 1)})["seed"].value == 2**63 - 1
+    with pytest.raises(SpecbenchError):
+        resolve({"seed": str(2**63)})
+
+
+def test_unknown_names_are_refused_with_the_nearest(tmp_path):
+    with pytest.raises(SpecbenchError, match="sede") as error:
+        resolve({"sede": 1})
+    assert "seed" in error.value.try_this
+    (tmp_path / "c.toml").write_text("top_k = 3\n")
+    with pytest.raises(SpecbenchError, match="top_k") as error:
+        read_config(tmp_path / "c.toml", NAMES)
+    assert "top-k" in error.value.try_this
+    with pytest.raises(SpecbenchError, match="SPECBENCH_SEEED") as error:
+        check_environment({"SPECBENCH_SEEED": "1", "HOME": "/"})
+    assert "SPECBENCH_SEED" in error.value.try_this
+
+
+@pytest.mark.parametrize("content", [b"seed = ", b"\xff\xfe", b"\x00", b"[a" * 50])
+def test_a_broken_config_file_is_named(tmp_path, content):
+    (tmp_path / "c.toml").write_bytes(content)
+    with pytest.raises(SpecbenchError, match=r"c\.toml"):
+        read_config(tmp_path / "c.toml", NAMES)
+
+
+def test_a_missing_config_file_is_named(tmp_path):
+    with pytest.raises(SpecbenchError, match="absent"):
+        read_config(tmp_path / "absent.toml", NAMES)
+
+
+values = st.one_of(st.text(max_size=30), st.integers(), st.floats(), st.booleans(), st.lists(st.text(max_size=5)))
+
+
+@given(st.sampled_from(NAMES), values)
+def test_any_value_is_taken_as_its_type_or_refused_in_words(name, value):
+    setting = next(setting for setting in SETTINGS if setting.name == name)
+    try:
+        parsed = setting.parse(value)
+    except SpecbenchError as error:
+        assert name in error.what
+    else:
+        kinds = list if setting.many else (setting.option.type, str)
+        assert parsed is value if setting.others else isinstance(parsed, kinds)

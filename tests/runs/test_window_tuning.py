@@ -1,0 +1,95 @@
+"""`--window auto` takes the window with the lowest latency on the pilots, and shows what it saw."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import tiny
+
+from specbench.errors import SpecbenchError
+from specbench.models.interface import TokenLayout
+from specbench.runs import window_tuning
+from specbench.runs.window_tuning import choose_window, describe_point, with_window
+from specbench.specs.presets import resolve
+
+
+class Pilot:
+    """What the choice reads of a Generation."""
+
+    def __init__(self, nfe: int, forward_ms: float):
+        self.nfe, self.committed = nfe, 64
+        self.tested, self.accepted = np.array([2, 2]) * (nfe < 64), np.array([2, 1]) * (nfe < 64)
+        self.spans_ms = {"prefill": 0.0, "target": nfe * forward_ms, "verify": 0.5 * nfe * forward_ms}
+
+
+def machine(monkeypatch, forward_ms: dict[int, float], nfe: dict[int, int]) -> list[int]:
+    """Replace decoding by a table of costs; returns the list of windows as they are tried."""
+    tried = []
+
+    def decode(model, requests, decoder, sampling, seed, render=True):
+        width = dict(decoder.options).get("window", 1)
+        tried.append(width)
+        return [Pilot(nfe[width], forward_ms[width]) for _ in requests]
+
+    monkeypatch.setattr(window_tuning, "decode", decode)
+    return tried
+
+
+class Model:
+    layout = TokenLayout.plain(8, 8, 4)
+
+
+COMPRESSED = {1: 64, 2: 40, 4: 26, 8: 20, 16: 18, 32: 18, 64: 18}
+
+
+def test_where_windows_are_free_the_fewest_steps_win(monkeypatch):
+    machine(monkeypatch, dict.fromkeys(COMPRESSED, 10.0), COMPRESSED)
+    chosen, curve = choose_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0)
+    assert chosen == 16
+    assert all(point["window_cost"] == 1.0 for point in curve)
+
+
+def test_where_windows_cost_a_narrow_one_wins_and_the_search_stops(monkeypatch):
+    tried = machine(monkeypatch, {w: 1.0 + 0.5 * w for w in COMPRESSED}, COMPRESSED)
+    chosen, _ = choose_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0)
+    assert chosen == 4
+    assert max(tried) == 16
+
+
+def test_the_curve_explains_the_latency(monkeypatch):
+    machine(monkeypatch, {w: 1.0 + 0.1 * w for w in COMPRESSED}, COMPRESSED)
+    _, curve = choose_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0)
+    ar = curve[0]
+    assert (ar["window"], ar["step_compression"], ar["window_cost"]) == (1, 1.0, 1.0)
+    for point in curve:
+        predicted = point["step_compression"] / (point["window_cost"] * point["overhead"])
+        assert ar["latency_ms"] / point["latency_ms"] == pytest.approx(predicted)
+        assert point["speed_up"] == pytest.approx(predicted)
+    assert ar["acceptance"] is None and curve[1]["acceptance"] == 0.75
+
+
+def test_the_curve_is_told_kept_and_shown(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(window_tuning, "CANDIDATES", (2, 4))
+    small = ("--model", "llamagen", "--random-weights", "--scale", "tiny", "--limit", "1", "--out", tmp_path)
+    outcome = cli("run", "--decoder", "sjd", "--window", "auto", *small)
+    assert outcome.code == 0
+    (run,) = tmp_path.iterdir()
+    curve = json.loads((run / "run.json").read_text())["window_curve"]
+    assert [point["window"] for point in curve] == [1, 2, 4]
+    shown = " ".join(cli("show", run.name, "--out", tmp_path).out.split())
+    for point in curve:
+        assert f"sjd, window {point['window']}: {describe_point(point)}" in " ".join(outcome.err.split())
+        assert f"{point['window']} {describe_point(point)}" in shown
+
+
+def test_a_decoder_without_a_window_is_refused():
+    with pytest.raises(SpecbenchError, match="'ar' has no window"):
+        choose_window(Model(), tiny.prompts(), resolve("ar"), tiny.SAMPLING, 0)
+
+
+def test_it_runs_on_a_model():
+    chosen, curve = choose_window(tiny.tiny_model(), tiny.prompts(), resolve("scd-mc"), tiny.SAMPLING, 0)
+    assert chosen in [point["window"] for point in curve[1:]]
+    assert dict(with_window(resolve("scd-mc"), chosen).options)["window"] == chosen

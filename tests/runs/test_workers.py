@@ -1,0 +1,234 @@
+"""However many workers decode, and whichever of them die, the rows are those of a single process."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from contextlib import closing
+
+import pytest
+import tiny
+from stored_rows import contents
+
+from specbench.errors import FAILURE, MISSING_PREREQUISITE, PARTIAL, SpecbenchError
+from specbench.runs.executors import local
+from specbench.runs.executors.local import Chunk, decode_chunk
+from specbench.runs.executors.worker_pool import ATTEMPTS, RESTARTS, Pool, WorkerLost
+from specbench.runs.runner import SilentReporter, run
+from specbench.store.run_store import RunStore
+
+SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]
+UNITS = tiny.units(tiny.prompts(), 3)
+
+
+class SimulatedCrew:
+    """Workers that answer in any order and die when `fate` says so."""
+
+    def __init__(self, size: int, draw: random.Random, fate=lambda chunk: False):
+        self.size, self._draw, self._fate = size, draw, fate
+        self._model, self._work = tiny.tiny_model(), {}
+        self.started, self.most_at_once = Counter(range(size)), 0
+
+    def prepare(self, worker, specs, prompt):
+        return self._take(worker, None)
+
+    def submit(self, worker, chunk):
+        return self._take(worker, chunk)
+
+    def _take(self, worker, chunk):
+        assert worker not in [busy for busy, _ in self._work.values()]
+        self._work[ticket := object()] = worker, chunk
+        self.most_at_once = max(self.most_at_once, len(self._work))
+        return ticket
+
+    def wait(self, tickets):
+        assert set(tickets) == set(self._work)
+        return self._draw.choice(list(tickets))
+
+    def result(self, ticket):
+        _, chunk = self._work.pop(ticket)
+        if chunk is None:
+            return {}
+        if self._fate(chunk):
+            raise WorkerLost("a simulated death")
+        return decode_chunk(self._model, chunk)
+
+    def replace(self, worker):
+        self.started[worker] += 1
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory) -> dict:
+    out = tmp_path_factory.mktemp("single")
+    run(tiny.executor(), SPECS, UNITS, out)
+    return contents(out)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64])
+def test_any_number_of_workers_in_any_order(tmp_path, single, size):
+    crew = SimulatedCrew(size, random.Random(size))
+    summary = run(Pool(crew), SPECS, UNITS, tmp_path)
+    assert (summary.done, summary.failed) == (24, 0)
+    assert contents(tmp_path) == single
+    assert crew.most_at_once >= min(size, 24)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_workers_that_die_at_random(tmp_path, single, seed):
+    """Restarts are finite, no image is tried more than twice, and a rerun makes the rows what they should be."""
+    draw = random.Random(seed)
+    tried: Counter = Counter()
+
+    def fate(chunk: Chunk) -> bool:
+        tried.update((chunk.spec.run_id, prompt.id, sample) for prompt, sample in chunk.units)
+        return draw.random() < 0.15
+
+    crew = SimulatedCrew(3, draw, fate)
+    try:
+        summary = run(Pool(crew), SPECS, UNITS, tmp_path)
+        assert summary.done + summary.failed == 24
+    except SpecbenchError as error:
+        assert "all 3 workers were lost" in error.what and error.exit_code == FAILURE
+    assert max(tried.values()) <= ATTEMPTS and max(crew.started.values()) <= 1 + RESTARTS
+    run(tiny.executor(), SPECS, UNITS, tmp_path)
+    assert contents(tmp_path) == single
+
+
+def test_an_image_that_takes_two_workers_along_is_a_row_that_says_so(tmp_path, single):
+    def fate(chunk: Chunk) -> bool:
+        return any(prompt.id == "CAT" for prompt, _ in chunk.units)
+
+    summary = run(Pool(SimulatedCrew(4, random.Random(0), fate), restarts=9), SPECS, UNITS, tmp_path)
+    assert (summary.done, summary.failed, summary.problem().exit_code) == (18, 6, PARTIAL)
+    rows = RunStore(next(tmp_path.iterdir())).samples()
+    bad = rows[rows["status"] == "failed"]
+    assert set(bad["error"]) == {"lost 2 times with its worker: a simulated death"} and set(bad["attempts"]) == {2}
+    assert set(rows[rows["status"] == "ok"]["attempts"]) == {1}
+    run(tiny.executor(), SPECS, UNITS, tmp_path)
+    assert contents(tmp_path) == single
+
+
+def test_a_batch_that_kills_its_worker_is_tried_image_by_image(tmp_path):
+    spec = tiny.spec("ar", batch=6)
+
+    def fate(chunk: Chunk) -> bool:
+        return any(prompt.id == "CAT" for prompt, _ in chunk.units)
+
+    summary = run(Pool(SimulatedCrew(2, random.Random(0), fate), restarts=9), [spec], UNITS, tmp_path)
+    assert (summary.done, summary.failed) == (9, 3)
+
+
+def test_out_of_memory_in_one_worker_is_tried_again_once(tmp_path, single, monkeypatch):
+    healthy, failed = local.decode, []
+
+    def short_of_memory(model, requests, *rest, **more):
+        key = requests[0].prompt_id, requests[0].sample
+        if requests[0].prompt_id == "CAT" and key not in failed:
+            failed.append(key)
+            raise MemoryError("a device out of memory")
+        return healthy(model, requests, *rest, **more)
+
+    monkeypatch.setattr(local, "decode", short_of_memory)
+    summary = run(Pool(SimulatedCrew(2, random.Random(0))), SPECS, UNITS, tmp_path)
+    assert (summary.done, summary.failed) == (24, 0) and failed
+    assert contents(tmp_path) == single
+
+
+def test_what_cannot_be_decoded_is_said_once_and_not_tried_forever(tmp_path, monkeypatch):
+    calls: Counter = Counter()
+
+    def broken(model, requests, *rest, **more):
+        calls.update(request.prompt_id for request in requests)
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr(local, "decode", broken)
+    summary = run(Pool(SimulatedCrew(3, random.Random(0))), SPECS[:1], UNITS, tmp_path)
+    assert (summary.failed, summary.errors) == (12, ["RuntimeError: no luck"])
+    assert sum(calls.values()) == ATTEMPTS * 12
+
+
+def test_ctrl_c_finishes_what_is_being_decoded(tmp_path, single):
+    import os
+    import signal
+
+    class Impatient(SilentReporter):
+        def row(self, run_id, row):
+            os.kill(os.getpid(), signal.SIGINT) if not summaries else None
+            summaries.append(row)
+
+    summaries: list = []
+    summary = run(Pool(SimulatedCrew(3, random.Random(0))), SPECS, UNITS, tmp_path, reporter=Impatient())
+    assert summary.interrupted and summary.done == len(summaries) <= 5
+    run(tiny.executor(), SPECS, UNITS, tmp_path)
+    assert contents(tmp_path) == single
+
+
+def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    outcome = cli("run", "--workers", "2", "--limit", "1")
+    assert outcome.code == MISSING_PREREQUISITE
+    assert "pip install 'specbench[ray]'" in outcome.err and outcome.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"),
+    [
+        (("--mode", "latency", "--batch", "2"), "--mode latency"),
+        (("--mode", "latency", "--workers", "2"), "--mode latency"),
+        (("--device", "cuda:1", "--workers", "2"), "a GPU of its own"),
+        (("--mode", "fast"), "--mode fast"),
+        (("--workers", "0"), "--workers 0"),
+    ],
+)
+def test_what_workers_cannot_do_is_refused(cli, tmp_path, monkeypatch, flags, what):
+    monkeypatch.chdir(tmp_path)
+    outcome = cli("run", *flags)
+    assert outcome.code == 2 and what in outcome.err and outcome.err.count("\n") == 1
+
+
+def test_latency_and_throughput_never_share_a_folder_or_a_table(cli, tmp_path, monkeypatch):
+    import json
+
+    monkeypatch.chdir(tmp_path)
+    command = ("run", "--decoder", "ar", "--limit", "1", "--dry-run", "--json")
+    ids = [
+        json.loads(cli(*command, *more).out)[0]["run_id"] for more in ((), ("--mode", "throughput"), ("--workers", "2"))
+    ]
+    assert ids[0] != ids[1] and ids[0] == json.loads(cli(*command, "--mode", "latency").out)[0]["run_id"]
+    from dataclasses import replace
+
+    run(tiny.executor(), [replace(tiny.spec("ar"), mode="throughput")], UNITS[:2], tmp_path)
+    rows = RunStore(next(tmp_path.iterdir())).samples()
+    assert rows[["ar_ms", "e2e_ms"]].isna().all(axis=None) and (rows["target_ms"] > 0).all()
+
+
+def test_two_ray_nodes_one_of_which_is_killed(tmp_path, single):
+    pytest.importorskip("ray", reason="Ray is not installed")
+    from ray.cluster_utils import Cluster
+
+    from specbench.runs.executors.ray_workers import RayCrew
+
+    limits = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args=limits | {"include_dashboard": False})
+    try:
+        second = cluster.add_node(**limits)
+        cluster.wait_for_nodes()
+
+        class Saboteur(SilentReporter):
+            rows = 0
+
+            def row(self, run_id, row):
+                self.rows += 1
+                if self.rows == 6:
+                    threading.Thread(target=cluster.remove_node, args=(second, False)).start()
+
+        with closing(RayCrew(tiny.tiny_model, 2, cluster.address)) as crew:
+            assert len(set(crew.pids())) == 2
+            summary = run(Pool(crew), SPECS, UNITS, tmp_path, reporter=Saboteur())
+        assert (summary.done, summary.failed) == (24, 0)
+        assert contents(tmp_path) == single
+    finally:
+        cluster.shutdown()

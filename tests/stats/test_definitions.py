@@ -1,0 +1,235 @@
+"""Each derived number against a value worked out by hand, a closed form, or a simulation."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import synthetic
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import ar, frame, generation, sjd
+
+from specbench import stats
+from specbench.stats import Estimate
+
+
+def free_tokens(logp, entropy=None) -> pd.DataFrame:
+    """Images [n, N] of free tokens, as statistics see them."""
+    nothing = np.zeros_like(logp)
+    lists = {"logp": logp, "entropy": logp if entropy is None else entropy, "top1": logp}
+    lists |= {name: nothing for name in ("forced", "committed_step", "drafted")}
+    columns = {name: pa.array(list(np.asarray(values, dtype=np.float64))) for name, values in lists.items()}
+    return stats.condense(pa.table(columns))
+
+
+def test_steps():
+    rows = frame([generation(2, 20.0), generation(4, 40.0)])
+    assert stats.nfe(rows) == 3.0
+    assert stats.step_compression(rows) == 8 / 6, "a ratio of totals; the mean of ratios would be 1.5"
+
+
+def test_latencies():
+    rows = frame([generation(2, 20.0, 2.0), generation(4, 40.0, 4.0)])
+    assert stats.latency_ms(rows) == (23.0 + 45.0) / 2
+    assert stats.latency_e2e_ms(rows) == (25.0 + 47.0) / 2
+    assert stats.step_ms(rows) == (23.0 + 45.0) / 6
+
+
+def test_batched_rows_have_throughput_and_no_latency():
+    rows = frame([generation(2, 20.0, batch=2), generation(4, 20.0, batch=2)], timed=False)
+    assert stats.latency_ms(rows) is None and stats.latency_e2e_ms(rows) is None and stats.step_ms(rows) is None
+    assert stats.speed_up(rows, frame(ar())) is None
+    assert stats.throughput(rows) == pytest.approx(2 / 0.023)
+    assert stats.images_per_hour(rows) == pytest.approx(3600 * 2 / 0.023)
+
+
+def test_the_speed_up_is_a_ratio_of_totals_over_pairs():
+    result = stats.speed_up(frame(sjd(3)), frame(ar(5)))
+    assert result.pairs == 3
+    assert result.total.value == pytest.approx(3 * 45 / (35 + 35 + 52))
+    assert result.steps == pytest.approx(12 / 7)
+    assert result.window_cost == pytest.approx(1.5)
+    assert result.overhead == pytest.approx((122 / 105) / (135 / 120))
+    assert result.end_to_end == pytest.approx(3 * 47 / (37 + 37 + 54))
+    assert result.total.low <= result.total.value <= result.total.high
+
+
+def test_ar_against_itself_is_one():
+    result = stats.speed_up(frame(ar()), frame(ar()))
+    assert (result.total, result.steps, result.window_cost, result.overhead) == (Estimate(1.0, 1.0, 1.0), 1.0, 1.0, 1.0)
+
+
+positive = st.floats(0.1, 1e4)
+image = st.tuples(st.integers(1, 500), positive, positive)
+
+
+@given(st.lists(st.tuples(image, image), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_the_factors_multiply_to_the_speed_up(pairs):
+    mine, theirs = zip(*pairs, strict=True)
+    result = stats.speed_up(frame([generation(*item) for item in mine]), frame([generation(*item) for item in theirs]))
+    assert result.total.value == pytest.approx(result.steps / (result.window_cost * result.overhead), rel=1e-12)
+
+
+def test_one_prompt_has_no_interval_rather_than_a_zero_one():
+    result = stats.speed_up(frame(sjd(1)), frame(ar(1)))
+    assert result.total.value > 1 and result.total.low is None and result.total.high is None
+    assert stats.token_stats(frame(ar(1))).nll_gap_se is None
+    assert stats.mean_interval([3.0], ["p"]) == Estimate(3.0, None, None)
+    assert stats.proportion_interval([1], ["p"]) == Estimate(1.0, None, None)
+    assert stats.logp_std(free_tokens([[-1.0]])) is None
+
+
+def test_nothing_in_common_is_no_speed_up():
+    rows = frame(sjd(2))
+    assert stats.speed_up(rows.assign(prompt_id=["x", "y"]), frame(ar(2))) is None
+
+
+def test_no_rows_at_all_give_missing_numbers():
+    empty = frame(ar(1)).iloc[:0]
+    assert [f(empty) for f in (stats.nfe, stats.step_compression, stats.latency_ms, stats.step_ms)] == [None] * 4
+    assert stats.token_stats(empty) is None and stats.acceptance(empty) is None and stats.throughput(empty) is None
+
+
+def test_the_bootstrap_resamples_prompts_not_images():
+    """Ten copies of an image per prompt carry no more information than one."""
+    top, bottom = pd.Series([1.0, 2.0, 3.0, 5.0]), pd.Series([1.0, 1.0, 1.5, 1.0])
+    prompts = pd.Series(list("abcd"))
+    once = stats.ratio_of_totals(top, bottom, prompts)
+    copies = [pd.concat([column] * 10, ignore_index=True) for column in (top, bottom, prompts)]
+    again = stats.ratio_of_totals(*copies)
+    assert (again.value, again.low, again.high) == pytest.approx((once.value, once.low, once.high))
+
+
+def test_the_bootstrap_is_seeded():
+    values = np.random.default_rng(2).random((2, 30))
+    columns = pd.Series(values[0]), pd.Series(values[1]), pd.Series(range(30))
+    assert stats.ratio_of_totals(*columns) == stats.ratio_of_totals(*columns)
+    assert stats.ratio_of_totals(*columns) != stats.ratio_of_totals(*columns, seed=1)
+
+
+def test_the_speed_up_interval_covers():
+    draw = np.random.default_rng(0)
+    covered, runs = 0, 300
+    for _ in range(runs):
+        base = draw.lognormal(0.0, 0.3, 40)
+        mine = base / 2 * draw.lognormal(0.0, 0.2, 40)
+        truth = 2 / math.exp(0.2**2 / 2)
+        result = stats.ratio_of_totals(pd.Series(base), pd.Series(mine), pd.Series(range(40)), seed=0)
+        covered += result.low <= truth <= result.high
+    assert 0.90 <= covered / runs <= 0.985
+
+
+def test_token_statistics_see_free_tokens_only():
+    rows = frame([generation(4, 1.0, logp=(-1.0, -2.0, -99.0, -3.0), entropy=(1.5, 1.5, 99.0, 2.0))])
+    tokens = stats.token_stats(rows)
+    assert tokens.logp_mean == -2.0 and tokens.logp_std == 1.0
+    assert tokens.perplexity == pytest.approx(math.exp(2.0))
+    assert tokens.nll_gap == pytest.approx(2.0 - 5.0 / 3)
+    assert tokens.zero_probability == 0
+
+
+def test_the_gap_error_clusters_by_image():
+    values = [(-1.0, -1.0, 0.0, -1.0), (-2.0, -2.0, 0.0, -2.0), (-4.0, -4.0, 0.0, -4.0)]
+    rows = frame([generation(4, 1.0, logp=logp, entropy=(0.0, 0.0, 0.0, 0.0)) for logp in values])
+    tokens = stats.token_stats(rows)
+    assert tokens.nll_gap == pytest.approx(7 / 3)
+    assert tokens.nll_gap_se == pytest.approx(np.std([1.0, 2.0, 4.0], ddof=1) / math.sqrt(3))
+
+
+def test_a_token_of_probability_zero_makes_the_gap_infinite_and_is_counted():
+    rows = frame([generation(4, 1.0, logp=(-1.0, -math.inf, 0.0, -3.0)), generation(4, 1.0)])
+    tokens = stats.token_stats(rows)
+    assert tokens.nll_gap == math.inf and tokens.nll_gap_se is None
+    assert tokens.logp_mean == -math.inf and tokens.perplexity == math.inf and tokens.logp_std is None
+    assert tokens.zero_probability == 1
+
+
+def test_the_gap_of_an_exact_sampler_is_zero_within_its_error():
+    draw = np.random.default_rng(1)
+    logits = draw.normal(0.0, 2.0, (60, 50, 8))
+    p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    tokens = (p.cumsum(-1) > draw.random((60, 50, 1))).argmax(-1)
+    logp = np.log(np.take_along_axis(p, tokens[..., None], -1))[..., 0]
+    entropy = -(p * np.log(p)).sum(-1)
+    gap, error = stats.nll_gap(free_tokens(logp, entropy))
+    assert abs(gap) < 3 * error
+    biased, error = stats.nll_gap(free_tokens(np.log(p.max(-1)), entropy))
+    assert biased < -5 * error, "greedy tokens must show"
+
+
+def test_acceptance():
+    rows = frame(
+        [generation(2, 1.0, tested=(3, 1, 0), accepted=(2, 1, 0)), generation(2, 1.0, tested=(1,), accepted=(0,))]
+    )
+    assert stats.acceptance(rows) == 3 / 5
+    assert stats.acceptance_by_offset(rows) == [2 / 4, 1.0, None]
+    assert stats.acceptance(frame(ar())) is None, "AR tests nothing"
+
+
+def test_what_is_said_of_drafts():
+    first = {"rounds": 5, "draft_tv_1": 0.2, "sibling_0_tested": 4, "sibling_0_accepted": 0.5, "theorem2_bound": 1}
+    second = {"rounds": 8, "draft_tv_1": 0.4, "draft_tv_2": 0.6, "sibling_0_tested": 12, "sibling_0_accepted": 0.25}
+    rows = pd.DataFrame(
+        {
+            "stream_tokens": [20, 20],
+            "nfe": [6, 9],
+            "draft_ms": [3.0, 5.0],
+            "ar_ms": [30.0, 50.0],
+            "facts": [json.dumps(facts) for facts in (first, second)],
+        }
+    )
+    rows = stats.with_facts(rows)
+    assert stats.rounds(rows) == 6.5 and stats.draft_ms(rows) == 4.0 and stats.theorem2_bound(rows) == 1.0
+    assert stats.acceptance_length(rows) == pytest.approx((19 + 19) / (5 + 8)), "the first token needed no round"
+    assert stats.draft_tv_by_depth(rows) == pytest.approx([0.3, 0.6])
+    assert stats.acceptance_by_sibling(rows) == pytest.approx([5 / 16])
+    ar = stats.with_facts(pd.DataFrame({"stream_tokens": [20], "nfe": [20], "facts": ["{}"]}))
+    assert stats.acceptance_length(ar) == 1.0 and stats.rounds(ar) is None and stats.theorem2_bound(ar) is None
+
+
+def test_the_mean_interval_is_the_textbook_one_without_clusters():
+    values = [1.0, 2.0, 4.0, 7.0]
+    result = stats.mean_interval(values, range(4))
+    half = 3.182446305284263 * np.std(values, ddof=1) / 2
+    assert (result.value, result.low, result.high) == pytest.approx((3.5, 3.5 - half, 3.5 + half))
+
+
+def test_the_proportion_interval_is_wilsons_without_clusters():
+    result = stats.proportion_interval([1] * 8 + [0] * 2, range(10))
+    assert (result.value, result.low, result.high) == pytest.approx((0.8, 0.4902, 0.9433), abs=0.02)
+    certain = stats.proportion_interval([1] * 10, range(10))
+    assert certain.value == 1.0 and certain.high == 1.0 and certain.low == pytest.approx(0.7225, abs=1e-3)
+
+
+def test_the_proportion_interval_widens_when_images_of_a_prompt_agree():
+    values = [1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1]
+    apart = stats.proportion_interval(values, range(12))
+    together = stats.proportion_interval(values, [i // 4 for i in range(12)])
+    assert together.high - together.low > 1.3 * (apart.high - apart.low)
+
+
+def test_the_overall_interval_is_narrower_than_its_parts():
+    part = Estimate(0.5, 0.4, 0.7)
+    result = stats.mean_of_estimates([part] * 4)
+    assert (result.value, result.low, result.high) == pytest.approx((0.5, 0.5 - 0.1 / 2, 0.5 + 0.2 / 2))
+    assert stats.mean_of_estimates([part, Estimate(1.0, None, None)]).low is None
+
+
+def test_definitions_are_written_down():
+    for name in ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup",
+                 "step_ratio", "window_cost", "overhead", "logp_mean", "logp_std", "perplexity", "nll_gap",
+                 "acceptance", "acceptance_by_offset", "acceptance_length", "rounds", "draft_ms", "theorem2_bound",
+                 "acceptance_by_sibling", "draft_tv_by_depth", "images_per_hour", "over_floor"):  # fmt: skip
+        assert ": " in getattr(stats, name).__doc__.split("\n\n")[0], name
+
+
+def test_synthetic_rows_have_all_columns():
+    from specbench.store.schema import SAMPLES
+
+    assert set(synthetic.stored_rows(ar(1))[0]) | {"error"} == set(SAMPLES.names)

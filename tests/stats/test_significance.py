@@ -1,0 +1,183 @@
+"""Intervals cover at their nominal rate, p-values are honest, pairing helps, and the prompts asked for are enough."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import astuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import synthetic
+from scipy.stats import binomtest, ttest_rel
+
+from specbench import stats
+from specbench.stats import intervals
+from specbench.store.schema import SAMPLES
+
+RUNS = 600
+
+
+def honest(hits: int, rate: float, runs: int = RUNS) -> bool:
+    """Whether `hits` of `runs` agree with a rate, at one false alarm in a thousand."""
+    return binomtest(hits, runs, rate).pvalue > 1e-3
+
+
+def covered(intervals_and_truths) -> int:
+    return sum(found.low <= truth <= found.high for found, truth in intervals_and_truths)
+
+
+@pytest.mark.parametrize("prompts", [2, 3, 5, 8, 40])
+def test_the_speed_up_interval_covers_at_its_nominal_rate(prompts):
+    draw = np.random.default_rng(prompts)
+    hits = 0
+    for seed in range(RUNS):
+        base = draw.lognormal(0.0, 0.2, prompts)
+        mine = base / 2 * draw.lognormal(0.0, 0.15, prompts)
+        truth = 2 / math.exp(0.15**2 / 2)
+        found = stats.ratio_of_totals(base, mine, range(prompts), seed)
+        hits += found.low <= truth <= found.high
+    assert honest(hits, 0.95), hits / RUNS
+
+
+def test_bounds_of_what_is_positive_are_positive():
+    draw = np.random.default_rng(1)
+    for prompts in (2, 3, 7, 8, 20):
+        found = stats.ratio_of_totals(draw.lognormal(0.0, 2.0, prompts), np.ones(prompts), range(prompts))
+        assert 0 < found.low < found.value < found.high
+    assert stats.ratio_of_totals([0, 0], [3, 4], list("ab")) == stats.Estimate(0.0, None, None)
+    below = stats.ratio_of_totals([-1.0, -3.0], [1, 1], list("ab"))
+    assert astuple(below) == pytest.approx(astuple(stats.mean_interval([-1.0, -3.0], list("ab")))), "not of a logarithm"
+
+
+def test_a_bootstrap_that_is_not_widened_would_fail_the_same_test():
+    draw = np.random.default_rng(8)
+    base = draw.lognormal(0.0, 0.2, (RUNS, 8))
+    mine = base / 2 * draw.lognormal(0.0, 0.15, (RUNS, 8))
+    truth, hits = 2 / math.exp(0.15**2 / 2), 0
+    for top, bottom in zip(base, mine, strict=True):
+        chosen = draw.integers(0, 8, (1000, 8))
+        low, high = np.percentile(top[chosen].sum(1) / bottom[chosen].sum(1), [2.5, 97.5])
+        hits += low <= truth <= high
+    assert not honest(hits, 0.95), hits / RUNS
+
+
+@pytest.mark.parametrize(("prompts", "images"), [(5, 1), (12, 4), (60, 2)])
+def test_mean_and_difference_intervals_cover_with_several_images_a_prompt(prompts, images):
+    draw = np.random.default_rng(prompts)
+    clusters = np.repeat(np.arange(prompts), images)
+    values = draw.normal(3.0, 1.0, (RUNS, prompts, 1)) + draw.normal(0.0, 0.7, (RUNS, prompts, images))
+    found = [stats.mean_interval(run.ravel(), clusters) for run in values]
+    assert honest(covered((one, 3.0) for one in found), 0.95)
+    differences = [stats.mean_difference(run.ravel(), clusters) for run in values]
+    assert [(one.low, one.high) for one in differences] == [(one.low, one.high) for one in found]
+
+
+def test_the_proportion_interval_covers_with_several_images_a_prompt():
+    draw = np.random.default_rng(3)
+    chance = draw.beta(2.0, 2.0, (RUNS, 60, 1))
+    values = draw.random((RUNS, 60, 3)) < chance
+    clusters = np.repeat(np.arange(60), 3)
+    hits = covered((stats.proportion_interval(run.ravel(), clusters), 0.5) for run in values)
+    assert honest(hits, 0.95), hits / RUNS
+
+
+def test_p_values_are_those_of_the_paired_t_test():
+    draw = np.random.default_rng(4)
+    x, y = draw.normal(size=(2, 15))
+    assert stats.mean_difference(x - y, range(15)).p == pytest.approx(ttest_rel(x, y).pvalue)
+
+
+def test_p_values_of_no_difference_are_small_as_often_as_they_say():
+    draw = np.random.default_rng(5)
+    base = draw.lognormal(0.0, 0.5, (RUNS, 30))
+    noise = draw.lognormal(0.0, 0.1, (2, RUNS, 30))
+    pairs = (
+        pd.DataFrame({"prompt_id": range(30), "ar_ms": b * n, "ar_ms_base": b * m})
+        for b, n, m in zip(base, *noise, strict=True)
+    )
+    hits = sum(stats.speed_difference(one).p < 0.05 for one in pairs)
+    assert honest(hits, 0.05), hits / RUNS
+
+
+def test_pairing_beats_not_pairing_where_prompts_matter():
+    draw = np.random.default_rng(6)
+    prompt = draw.normal(0.0, 1.0, 50)
+    a, b = prompt + draw.normal(0.0, 0.2, 50), prompt + 0.15 + draw.normal(0.0, 0.2, 50)
+    paired = stats.mean_difference(b - a, range(50))
+    apart = [stats.mean_interval(values, range(50)) for values in (a, b)]
+    unpaired = math.hypot(*((one.high - one.low) / 2 for one in apart))
+    assert (paired.high - paired.low) / 2 < unpaired / 3
+    assert paired.low > 0 and paired.p < 0.05 and paired.value < unpaired, "only paired is the difference seen"
+
+
+def test_holm_is_the_closed_bonferroni_test():
+    """By definition: a hypothesis is rejected if every set of hypotheses with it is, each by Bonferroni."""
+    p = [0.011, 0.3, 0.02, 0.0004, 0.02]
+    sets = [s for n in range(1, 6) for s in itertools.combinations(range(5), n)]
+    closed = [max(min(1.0, len(s) * min(p[j] for j in s)) for s in sets if i in s) for i in range(5)]
+    assert stats.holm(p) == pytest.approx(closed)
+    assert stats.holm([None, 0.01, None]) == [None, 0.01, None] and stats.holm([]) == []
+
+
+def test_corrected_p_values_rarely_cry_wolf_in_a_whole_table():
+    draw = np.random.default_rng(7)
+    tables = draw.random((RUNS, 20))
+    alarms = sum(min(stats.holm(list(table))) < 0.05 for table in tables)
+    assert alarms / RUNS < 0.08 and sum(min(table) < 0.05 for table in tables) / RUNS > 0.5
+
+
+@pytest.mark.parametrize(("spread", "change"), [(0.1, 0.02), (0.5, 0.3), (0.01, 0.02)])
+def test_the_prompts_needed_are_enough_and_no_more(spread, change):
+    needed = stats.prompts_needed(spread, change)
+    draw = np.random.default_rng(8)
+
+    def seen(n: int) -> float:
+        gaps = draw.normal(change, spread, (4000, n))
+        t = gaps.mean(1) / (gaps.std(1, ddof=1) / math.sqrt(n))
+        return float(np.mean(t > intervals.stdtrit(n - 1, 0.975)))
+
+    assert seen(needed) > 0.775 and (needed < 4 or seen(math.ceil(needed * 0.8)) < 0.8)
+    if needed > 50:
+        assert needed == pytest.approx(((1.96 + 0.8416) * spread / change) ** 2, rel=0.03)
+
+
+def test_what_a_pilot_cannot_tell_is_missing():
+    assert stats.prompts_needed(None, 0.02) is None and stats.prompts_needed(0.1, 0.0) is None
+    assert stats.prompts_needed(1e6, 1e-6) is None and stats.prompts_needed(0.0, 0.02) is None
+    single = stats.mean_difference([0.3], ["p"])
+    assert single == stats.Difference(0.3, None, None, None, None)
+
+
+def test_prompts_needed_come_from_pairs():
+    """Latencies that vary widely between prompts but together need few prompts."""
+    draw = np.random.default_rng(9)
+    base = draw.lognormal(0.0, 0.8, 200)
+    pairs = pd.DataFrame(
+        {"prompt_id": range(200), "ar_ms_base": base, "ar_ms": base / 2 * draw.lognormal(0, 0.02, 200)}
+    )
+    found = stats.speed_difference(pairs)
+    assert stats.prompts_needed(found.spread, 0.02) < 40
+    assert stats.prompts_needed(float(np.std(base) / base.mean()), 0.02) > 5000
+
+
+def test_groups_of_many_prompts_say_the_same(monkeypatch):
+    draw = np.random.default_rng(10)
+    base = draw.lognormal(0.0, 0.3, 3000)
+    mine = base / 2 * draw.lognormal(0.0, 0.2, 3000)
+    every = stats.ratio_of_totals(base, mine, range(3000))
+    monkeypatch.setattr(intervals, "MOST_UNITS", 300)
+    grouped = stats.ratio_of_totals(base, mine, range(3000))
+    assert grouped.value == every.value
+    assert grouped.high - grouped.low == pytest.approx(every.high - every.low, rel=0.2)
+
+
+def test_condensed_rows_are_the_rows():
+    """Sums by image against plain loops, whatever the lengths and with failed images between."""
+    items = [synthetic.generation(4, 1.0), None, synthetic.generation(4, 1.0, logp=(-math.inf, -2.0, 0.0, -3.0))]
+    rows = stats.condense(pa.Table.from_pylist(synthetic.stored_rows(items), schema=SAMPLES))
+    assert rows["stream_tokens"].tolist() == [4, 0, 4] and rows["free_tokens"].tolist() == [3, 0, 3]
+    assert rows["logp_sum"].tolist() == [-6.0, 0.0, -math.inf] and rows["impossible"].tolist() == [0, 0, 1]
+    assert rows["logp_spread"][0] == 2.0 and rows["top1_sum"].tolist() == [1.5, 0.0, 1.5]

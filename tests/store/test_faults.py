@@ -1,0 +1,147 @@
+"""A clock that jumps, a disk that turns read-only, logits that are no numbers, two Ctrl-C: one line each, and after a
+rerun every row is there once, with the tokens of an undisturbed run."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import tiny
+from stored_rows import contents
+
+import specbench
+from specbench.errors import FAILURE, PARTIAL, SpecbenchError
+from specbench.runs.executors import local
+from specbench.runs.executors.local import InProcess
+from specbench.runs.runner import SilentReporter, run
+from specbench.store.merge_shards import merge
+from specbench.store.run_store import RunStore
+from specbench.system import environment
+
+SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]
+UNITS = tiny.units(tiny.prompts(), 2)
+SOURCE = Path(specbench.__file__).parent
+
+
+def go(out: Path, executor=None, **kwargs):
+    return run(executor or tiny.executor(), SPECS, UNITS, out, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict:
+    out = tmp_path_factory.mktemp("undisturbed")
+    go(out)
+    return contents(out)
+
+
+def test_a_clock_that_jumps_moves_no_row(tmp_path, undisturbed, monkeypatch):
+    """Back by years, forth, and standing still, in the middle of a run, its resumption and a merge of its shards."""
+    jumps = itertools.cycle(["2031-01-01T00:00:00.000+00:00", "1999-12-31T23:59:59.999+00:00"])
+    monkeypatch.setattr(environment, "now", lambda: next(jumps))
+    monkeypatch.setattr("specbench.store.run_store.now", lambda: next(jumps))
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    half = UNITS[::2]
+    run(tiny.executor(), SPECS, half, tmp_path / "out")
+    go(tmp_path / "out")
+    assert contents(tmp_path / "out") == undisturbed
+    for number in range(2):
+        run(tiny.executor(), SPECS, UNITS[number::2], tmp_path / f"shard{number}")
+    merge([tmp_path / "shard1", tmp_path / "shard0"], tmp_path / "merged")
+    assert contents(tmp_path / "merged") == undisturbed
+
+
+def test_no_duration_is_taken_from_the_clock_of_the_wall():
+    """Only date and time of day come from it, and they decide nothing."""
+    users = [path for path in SOURCE.rglob("*.py") if re.search(r"\btime\.time\(", path.read_text())]
+    assert users == []
+
+
+def test_a_disk_that_turns_read_only_is_one_line_and_the_rows_before_it_stay(tmp_path, undisturbed, monkeypatch):
+    honest, opened = open, []
+
+    def read_only(path, mode="r", *rest, **more):
+        if "w" in mode and str(tmp_path) in str(path):
+            opened.append(path)
+            if len(opened) > 9:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return honest(path, mode, *rest, **more)
+
+    monkeypatch.setattr("builtins.open", read_only)
+    with pytest.raises(SpecbenchError, match="Read-only file system") as caught:
+        go(tmp_path)
+    assert caught.value.exit_code == FAILURE and "resume" in caught.value.try_this
+    monkeypatch.undo()
+    done = sum(len(RunStore(folder).samples(["status"])) for folder in tmp_path.iterdir())
+    assert 0 < done < len(undisturbed)
+    summary = go(tmp_path)
+    assert summary.resumed == done and contents(tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_fail_their_image_and_a_rerun_makes_it(tmp_path, undisturbed, value):
+    model = tiny.tiny_model()
+    model.conditional[model.prompts.index("two | cats")] = value
+    summary = go(tmp_path, InProcess(model))
+    assert (summary.done, summary.failed, summary.problem().exit_code) == (12, 4, PARTIAL)
+    assert all("'CAT'" in error for error in summary.errors)
+    go(tmp_path)
+    assert contents(tmp_path) == undisturbed
+
+
+def test_a_second_ctrl_c_stops_at_once_and_loses_no_finished_row(tmp_path, undisturbed, monkeypatch):
+    healthy, calls = local.decode, []
+
+    def slow(model, requests, *rest, **more):
+        calls.append(requests)
+        if len(calls) == 2 + 5:  # two warm-ups, then four images
+            os.kill(os.getpid(), signal.SIGINT)
+            assert len(calls) == 7, "the first one lets the image go on"
+            os.kill(os.getpid(), signal.SIGINT)
+            raise AssertionError("unreachable")
+        return healthy(model, requests, *rest, **more)
+
+    class Counter(SilentReporter):
+        rows = 0
+
+        def row(self, run_id, row):
+            self.rows += 1
+
+    before, counter = signal.getsignal(signal.SIGINT), Counter()
+    monkeypatch.setattr(local, "decode", slow)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, reporter=counter)
+    monkeypatch.undo()
+    assert signal.getsignal(signal.SIGINT) is before and counter.rows == 4
+    assert go(tmp_path).resumed == 4
+    assert contents(tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\x89PNG\r\n\x1a\n", b"GIF89a" + b"\0" * 99])
+def test_a_garbage_picture_is_named_and_made_again_once_it_is_deleted(tmp_path, undisturbed, garbage):
+    from specbench.metrics.scoring import read_image
+
+    go(tmp_path)
+    picture = next(tmp_path.glob("*/images/cat-1.png"))
+    picture.write_bytes(garbage)
+    with pytest.raises(SpecbenchError, match=re.escape(str(picture))) as caught:
+        read_image(picture)
+    assert "run again" in caught.value.try_this
+    picture.unlink()
+    assert go(tmp_path).done == 1
+    assert contents(tmp_path) == undisturbed
+
+
+def test_nothing_foreign_is_unpickled_and_no_shell_is_started():
+    """torch 2.6 and later load tensors only, unless told otherwise; programs are started from a list of words."""
+    banned = r"weights_only=False|allow_pickle=True|shell\s*=\s*True|os\.(system|popen)\(|(?<![.\w])(eval|exec)\("
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text()
+        assert not re.search(banned, text), path
+        if "pickle." in text:
+            assert path.name == "ray_crew.py", "which unpickles what this very program sent to its own worker"

@@ -1,0 +1,141 @@
+"""Shards, run anywhere and merged in any order, are the rows of one undivided run."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny
+from stored_rows import contents
+
+from specbench.errors import SpecbenchError
+from specbench.runs.plan import plan_shard, shard_folder
+from specbench.runs.runner import run
+from specbench.store.merge_shards import merge
+from specbench.store.run_folders import read_info
+from specbench.store.run_store import RunStore
+
+SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]
+UNITS = tiny.units(tiny.prompts(), 3)
+
+
+@pytest.fixture(scope="module")
+def undivided(tmp_path_factory) -> dict:
+    out = tmp_path_factory.mktemp("undivided")
+    run(tiny.executor(), SPECS, UNITS, out)
+    return contents(out)
+
+
+def shard(out: Path, number: int, shards: int, trace: bool = False) -> Path:
+    folder = out / shard_folder(number, shards)
+    run(tiny.executor(), SPECS, UNITS[number - 1 :: shards], folder, trace=trace)
+    return folder
+
+
+def whole(out: Path) -> Path:
+    """`out` without its shards."""
+    for folder in out.glob("shard-*"):
+        shutil.rmtree(folder)
+    return out
+
+
+@pytest.mark.parametrize("shards", [2, 5])
+def test_merged_shards_are_the_undivided_run(tmp_path, undivided, shards):
+    numbers = list(range(1, shards + 1))
+    random.Random(1).shuffle(numbers)
+    for number in numbers:
+        shard(tmp_path, number, shards)
+    merged = merge([], tmp_path)
+    assert [(one.copied, one.rows) for one in merged] == [(12, 12), (12, 12)]
+    assert [one.copied for one in merge([], tmp_path)] == [0, 0]
+    assert len(read_info(merged[0].folder)["invocations"]) == shards
+    assert contents(whole(tmp_path)) == undivided
+
+
+def test_a_merge_takes_what_came_later_and_a_run_makes_what_is_missing(tmp_path, undivided):
+    shard(tmp_path, 1, 3)
+    merge([], tmp_path)
+    shard(tmp_path, 3, 3)
+    assert [one.rows for one in merge([], tmp_path)] == [8, 8]
+    summary = run(tiny.executor(), SPECS, UNITS, tmp_path)
+    assert (summary.resumed, summary.done) == (16, 8)
+    assert contents(whole(tmp_path)) == undivided
+
+
+def test_overlapping_shards_of_different_sizes_make_no_row_twice(tmp_path, undivided):
+    folders = [shard(tmp_path / "a", n, 2) for n in (1, 2)] + [shard(tmp_path / "b", n, 3) for n in (1, 2, 3)]
+    merge(folders, tmp_path / "out")
+    assert contents(tmp_path / "out") == undivided
+
+
+def test_a_good_image_replaces_a_failed_one_and_never_the_other_way(tmp_path, undivided):
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    shard(good, 1, 1)
+    shutil.copytree(good, bad)
+    for folder in bad.iterdir():
+        store = RunStore(folder)
+        rows = [row | {"status": "failed", "image": None} for batch in store.batches(None) for row in batch.to_pylist()]
+        store.append(rows)
+    for order in ([bad, good], [good, bad]):
+        out = tmp_path / f"out-{order[0].name}"
+        merge(order, out)
+        assert contents(out) == undivided
+
+
+def test_traces_come_along(tmp_path):
+    for number in (1, 2):
+        shard(tmp_path, number, 2, trace=True)
+    for one in merge([], tmp_path):
+        assert len(RunStore(one.folder).traces()) == 12
+
+
+def test_a_merge_that_was_cut_off_is_done_by_merging_again(tmp_path, undivided, monkeypatch):
+    shard(tmp_path, 1, 1)
+    healthy, calls = RunStore.append, []
+
+    def dying(self, rows, *rest, **more):
+        calls.append(rows)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return healthy(self, rows, *rest, **more)
+
+    monkeypatch.setattr("specbench.store.merge_shards.ROWS", 5)
+    monkeypatch.setattr(RunStore, "append", dying)
+    with pytest.raises(KeyboardInterrupt):
+        merge([tmp_path], tmp_path / "out")
+    monkeypatch.undo()
+    merge([tmp_path], tmp_path / "out")
+    assert contents(tmp_path / "out") == undivided
+
+
+def test_what_is_not_a_shard_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SpecbenchError, match="no runs in"):
+        merge([tmp_path / "empty"], tmp_path)
+    with pytest.raises(SpecbenchError, match="no shards in"):
+        merge([], tmp_path)
+    one, other = tmp_path / "one", tmp_path / "other"
+    for out, seed in ((one, 0), (other, 1)):
+        run(tiny.executor(), [tiny.spec("ar", seed=seed)], UNITS[:1], out)
+    theirs = next(other.iterdir())
+    (theirs / "run.json").write_text((theirs / "run.json").read_text().replace(theirs.name, next(one.iterdir()).name))
+    with pytest.raises(SpecbenchError, match="seed is 0 there, 1 here"):
+        merge([one, other], tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*/samples/*"))
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0", "-1/2", "1/2/3", "٣/٤x"])
+def test_a_shard_that_cannot_be_is_refused(text):
+    with pytest.raises(SpecbenchError, match="--shard"):
+        plan_shard(text)
+
+
+def test_shards_are_a_partition_of_the_plan(cli, tmp_path, monkeypatch):
+    import json
+
+    monkeypatch.chdir(tmp_path)
+    command = ("run", "--decoder", "ar", "--limit", "5", "--samples", "3", "--dry-run", "--json")
+    counts = [json.loads(cli(*command, "--shard", f"{n}/4").out)[0]["images"] for n in (1, 2, 3, 4)]
+    assert sum(counts) == json.loads(cli(*command).out)[0]["images"] == 15 and max(counts) - min(counts) <= 1

@@ -1,0 +1,350 @@
+"""Damage, strangers, locks and full disks: each is one clear line, and what was written before stays whole."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tiny
+
+from specbench.errors import BAD_INPUT, FAILURE, SpecbenchError
+from specbench.metrics.scoring import read_image
+from specbench.reporting import render, report_rows
+from specbench.runs.runner import run
+from specbench.store import parquet_log
+from specbench.store.parquet_log import Parts
+from specbench.store.run_folders import find_runs, read_info
+from specbench.store.run_store import RunStore
+from specbench.store.schema import image_name
+from specbench.system import environment
+
+KEYED = pa.schema([("id", pa.string()), ("value", pa.int64())])
+
+
+def small_run(out: Path, n: int = 3) -> Path:
+    summary = run(tiny.executor(), [tiny.spec()], tiny.units(tiny.prompts()[:n]), out)
+    return summary.folders[0]
+
+
+def refused(call, *args, **kwargs) -> SpecbenchError:
+    with pytest.raises(SpecbenchError) as caught:
+        call(*args, **kwargs)
+    assert "\n" not in caught.value.what + caught.value.try_this
+    return caught.value
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, -1])
+def test_a_truncated_part_is_named(tmp_path, keep):
+    part = next((small_run(tmp_path) / "samples").iterdir())
+    part.write_bytes(part.read_bytes()[:keep])
+    for reader in (lambda: small_run(tmp_path), lambda: report_rows(find_runs(tmp_path))):
+        error = refused(reader)
+        assert str(part) in error.what and "damaged" in error.what
+        assert "delete it and run again" in error.try_this and error.exit_code == BAD_INPUT
+
+
+def test_deleting_the_damaged_part_redoes_its_rows(tmp_path):
+    folder = small_run(tmp_path)
+    before = RunStore(folder).samples()["tokens"].map(list).tolist()
+    part = next((folder / "samples").iterdir())
+    part.unlink()
+    small_run(tmp_path)
+    assert RunStore(folder).samples()["tokens"].map(list).tolist() == before
+
+
+def test_a_part_of_another_schema_version_is_refused(tmp_path):
+    part = next((small_run(tmp_path) / "samples").iterdir())
+    table = pq.read_table(part)
+    part.unlink()
+    part = part.with_name("00000000-00000002.parquet")  # as the first stores named them, without a digest
+    pq.write_table(table.replace_schema_metadata({b"specbench.schema": b"99"}), part)
+    assert "schema version 99" in refused(small_run, tmp_path).what
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '"x"',
+        "{}",
+        '{"schema": 1}',
+        '{"schema": 1, "spec": {}, "invocations": []}',
+        "\x00",
+        "[" * 10**5,
+    ],
+)
+def test_a_garbage_run_json_is_named(tmp_path, text):
+    folder = small_run(tmp_path)
+    (folder / "run.json").write_text(text)
+    for reader in (lambda: small_run(tmp_path), lambda: report_rows([folder])):
+        error = refused(reader)
+        assert str(folder / "run.json") in error.what and error.exit_code == BAD_INPUT
+
+
+def _places(value, path=()):
+    yield path
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from _places(value[key], (*path, key))
+
+
+@pytest.mark.parametrize("junk", [None, 1, -1.5, "x", [], {}, True, "\0", 10**400, [1]])
+def test_no_value_in_a_run_json_brings_a_reader_down(tmp_path, junk):
+    folder = small_run(tmp_path, 1)
+    whole = read_info(folder)
+    for *parents, name in filter(None, _places(whole)):
+        info = json.loads(json.dumps(whole))
+        place = info
+        for key in parents:
+            place = place[key]
+        place[name] = junk
+        (folder / "run.json").write_text(json.dumps(info))
+        with suppress(SpecbenchError):
+            rows = report_rows([folder])
+            for fmt in ("markdown", "csv", "json"):
+                render(rows, fmt)
+
+
+def test_no_flipped_bytes_in_a_part_go_unnoticed(tmp_path):
+    folder = small_run(tmp_path, 2)
+    part = next((folder / "samples").iterdir())
+    whole, before = part.read_bytes(), RunStore(folder).samples().to_json()
+    assert len(before) > 1000
+    draw = random.Random(0)
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for _ in range(draw.choice([1, 4, 64])):
+            damaged[draw.randrange(len(damaged))] ^= draw.randrange(1, 256)
+        part.write_bytes(damaged)
+        if damaged != whole:
+            assert str(part) in refused(RunStore(folder).samples).what
+    part.write_bytes(whole)
+    assert RunStore(folder).samples().to_json() == before
+
+
+def replace_column(folder: Path, name: str, value: pa.Scalar) -> None:
+    """The run's only part with one value throughout a column, under a name without a digest."""
+    (part,) = (folder / "samples").iterdir()
+    rows = pq.read_table(part)
+    part.unlink()
+    rows = rows.set_column(rows.schema.get_field_index(name), name, pa.repeat(value, rows.num_rows))
+    pq.write_table(rows, folder / "samples" / "00000000-00000000.parquet")
+
+
+@pytest.mark.parametrize("facts", ["nonsense", "null", "{}\nnull", '{"a": "x"}', '{"a": {"b": 1}}', '{"a": 1e999}'])
+def test_facts_that_are_no_numbers_are_refused(tmp_path, facts):
+    folder = small_run(tmp_path)
+    replace_column(folder, "facts", pa.scalar(facts))
+    for reader in (lambda: report_rows([folder]), lambda: RunStore(folder).samples()):
+        assert "column 'facts'" in refused(reader).what
+
+
+@pytest.mark.parametrize("name", ["prompt_id", "prompt", "error"])
+def test_text_that_is_not_utf_8_is_refused(tmp_path, name):
+    folder = small_run(tmp_path)
+    not_text = pa.array([b"\xe8\x01"]).view(pa.string())[0]
+    replace_column(folder, name, not_text)
+    assert "is damaged" in refused(RunStore(folder).samples).what
+
+
+def test_a_run_json_that_is_not_text_is_named(tmp_path):
+    folder = small_run(tmp_path)
+    (folder / "run.json").write_bytes(b"\xff\xfe\x00")
+    assert "run.json" in refused(read_info, folder).what
+
+
+def test_rows_without_a_run_json_are_refused(tmp_path):
+    folder = small_run(tmp_path)
+    (folder / "run.json").unlink()
+    assert "run.json is missing" in refused(small_run, tmp_path).what
+
+
+def test_a_newer_run_json_is_refused(tmp_path):
+    folder = small_run(tmp_path)
+    info = read_info(folder) | {"schema": 99}
+    (folder / "run.json").write_text(json.dumps(info))
+    assert "schema version 99" in refused(small_run, tmp_path).what
+
+
+def test_a_folder_of_another_run_is_refused(tmp_path):
+    folder = small_run(tmp_path)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    store = RunStore(folder)
+    error = refused(store.create, tiny.spec(seed=7), environment.collect())
+    assert "holds another run: seed is 0 there, 7 here" in error.what and error.exit_code == BAD_INPUT
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_second_writer_is_refused_and_the_lock_dies_with_its_owner(tmp_path):
+    folder = small_run(tmp_path)
+    code = (
+        "import sys; from specbench.store.parquet_log import take_lock; from pathlib import Path\n"
+        "take_lock(Path(sys.argv[1]), 'x'); print('held', flush=True); sys.stdin.read()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(folder / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert other.stdout.readline() == b"held\n"
+        error = refused(small_run, tmp_path, 4)
+        assert f"being written by another process (pid {other.pid})" in error.what and error.exit_code == BAD_INPUT
+        assert len(report_rows([folder])) == 1
+    finally:
+        other.kill()
+        other.wait()
+    small_run(tmp_path, 4)
+    assert len(RunStore(folder).samples()) == 4
+
+
+def test_two_runs_in_one_process_take_turns(tmp_path):
+    first = RunStore(tmp_path / "run").create(tiny.spec(), environment.collect())
+    assert "another process" in refused(RunStore(tmp_path / "run").create, tiny.spec(), environment.collect()).what
+    first.close()
+    RunStore(tmp_path / "run").create(tiny.spec(), environment.collect()).close()
+
+
+@pytest.mark.parametrize("place", ["images", "samples", ""])
+def test_a_full_disk_is_one_line_and_can_be_resumed(tmp_path, monkeypatch, place):
+    """The disk fills up half-way through a file of each kind in turn."""
+    out = tmp_path / "out"
+    small_run(out, 2)
+    folder = find_runs(out)[0]
+    honest = os.fsync
+
+    def full(handle):
+        path = Path(os.readlink(f"/proc/self/fd/{handle}"))
+        if path.parent == folder / place and path.suffix == ".tmp":
+            os.truncate(path, 10)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return honest(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    error = refused(small_run, out, 4)
+    assert "No space left" in error.what and "resume" in error.try_this and error.exit_code == FAILURE
+    monkeypatch.undo()
+    assert not list(out.rglob(".*.tmp"))
+    assert len(RunStore(folder).samples()) == 2
+    small_run(out, 4)
+    assert len(pd.read_parquet(folder / "samples")) == 4
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small file system"
+)
+def test_a_really_full_disk(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        error = refused(run, tiny.executor(), [tiny.spec()], tiny.units(tiny.prompts(4), 40), disk)
+        assert "No space left" in error.what and error.exit_code == FAILURE
+        folder = find_runs(disk)[0]
+        done = RunStore(folder).samples()
+        assert 0 < len(done) < 160
+        assert all(read_image(folder / image).shape == (2, 2, 3) for image in done["image"])
+        assert not list(disk.rglob(".*.tmp"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_an_out_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "out").write_text("mine")
+    error = refused(small_run, tmp_path / "out")
+    assert "cannot write to" in error.what and "--out" in error.try_this and error.exit_code == BAD_INPUT
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_an_unwritable_out_is_refused(monkeypatch, tmp_path):
+    def read_only(*args, **kwargs):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    assert "Read-only file system" in refused(small_run, tmp_path / "out").what
+
+
+HOSTILE = [
+    "../../etc/passwd",
+    "..",
+    ".",
+    "",
+    "/",
+    "a\0b",
+    "x" * 4096,
+    "con",
+    "A",
+    "a",
+    "ä",
+    "<b>",
+    "a|b",
+    "-rf",
+    "\u202eab",
+    " ",
+]
+
+
+def test_image_names_stay_in_their_folder_and_apart():
+    names = [image_name(prompt_id, sample) for prompt_id in HOSTILE for sample in (0, 1)]
+    assert len({name.lower() for name in names}) == len(names)
+    for name in names:
+        assert name.isascii() and "/" not in name and "\0" not in name and len(name) < 100
+        assert not name.startswith((".", "-")) and name.endswith(".png")
+    assert image_name("shapes-0001", 2) == "shapes-0001-2.png"
+
+
+@pytest.mark.parametrize("name", ["nope", "../x", "a\0b", "x" * 5000])
+def test_an_unknown_run_is_refused(tmp_path, name):
+    small_run(tmp_path)
+    error = refused(find_runs, tmp_path, [name])
+    assert "unknown run" in error.what and error.exit_code == BAD_INPUT
+
+
+def test_runs_are_found_by_id_by_start_and_by_folder(tmp_path):
+    folder = small_run(tmp_path)
+    for name in (folder.name, "enumerable-sjd", str(folder), str(tmp_path)):
+        assert find_runs(tmp_path, [name]) == [folder]
+    assert "no runs in" in refused(find_runs, tmp_path / "nothing").what
+
+
+@pytest.mark.parametrize("fan_in", [2, 3, 64])
+def test_the_log_keeps_order_and_the_last_row_of_a_key(tmp_path, monkeypatch, fan_in):
+    monkeypatch.setattr(parquet_log, "_FAN_IN", fan_in)
+    monkeypatch.setattr(parquet_log, "_LEVELS", (fan_in, fan_in**2))
+    log = Parts(tmp_path, KEYED, ("id",))
+    for number in range(40):
+        log.append([{"id": f"k{number % 30}", "value": number}])
+        assert log.read().num_rows == min(number + 1, 30)
+    log.compact()
+    rows = pd.read_parquet(tmp_path)
+    assert rows["value"].tolist() == list(range(10, 40))
+    assert len(list(tmp_path.iterdir())) <= max(2, 40 // fan_in**2 + 1)
+
+
+def test_a_merge_cut_off_before_its_clean_up_shows_no_row_twice(tmp_path, monkeypatch):
+    log = Parts(tmp_path, KEYED, ("id",))
+    for number in range(5):
+        log.append([{"id": f"k{number}", "value": number}])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda self, missing_ok=False: None)
+        log.compact()
+    assert len(list(tmp_path.iterdir())) == 6
+    assert log.read()["value"].to_pylist() == list(range(5))
+    (tmp_path / ".00000009-00000009.parquet.tmp").write_bytes(b"half")
+    log.clean()
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith("00000000-00000004-")
+    log.append([{"id": "k5", "value": 5}])
+    assert log.read()["value"].to_pylist() == list(range(6))

@@ -1,0 +1,30 @@
+"""Runs whose images are drawn by the renderer of `shapes`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import synthetic
+
+from specbench.models.shapes import render, scene
+from specbench.prompts import Prompt
+from specbench.store.run_store import RunStore
+from specbench.store.schema import base_row, sample_row
+
+
+def drawn_run(out: Path, n: int = 6, wrong: tuple[int, ...] = (), spec=synthetic.SJD, samples: int = 1) -> Path:
+    """A run whose images are drawn by the renderer: what was asked for, or an empty ground where `wrong`."""
+    rng = np.random.default_rng(0)
+    requests = [scene.Request((scene.Clause("circle", "red"),)), scene.Request((scene.Clause("square", None, 2),))]
+    with RunStore(out / spec.run_id).create(spec, synthetic.INVOCATION) as store:
+        for number in range(n):
+            request = requests[number % 2]
+            prompt = Prompt(f"s{number}", "drawn", request.category, {"scene": request.to_json()})
+            for sample in range(samples):
+                picture = scene.Scene((), "smooth") if number in wrong else scene.realize(request, rng)
+                item = synthetic.generation(4, 40.0)
+                item.image = np.moveaxis(render.render(picture), -1, 0)
+                row = sample_row(base_row(prompt, sample, 0, synthetic.INVOCATION["started_at"]), item, True)
+                store.append([row], {row["image"]: item.image})
+    return store.folder

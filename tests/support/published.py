@@ -1,0 +1,67 @@
+"""Small files in the formats of the public prompt sets, and a manifest that describes them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from specbench.prompts.public import PublicSet
+from specbench.system.downloads import Remote
+
+COCO = {
+    "images": [{"id": 9}, {"id": 2}],
+    "annotations": [
+        {"image_id": 9, "id": 1, "caption": "short"},
+        {"image_id": 2, "id": 2, "caption": " a cat,\nasleep "},
+        {"image_id": 9, "id": 3, "caption": "the longest one."},
+        {"image_id": 9, "id": 4, "caption": "the longest two."},
+    ],
+}
+PARTI = (
+    "Prompt\tCategory\tChallenge\tNote\n"
+    "bond\tAbstract\tBasic\tseveral meanings\n"
+    '"G I G G L E" painted on a wall\tArts\tWriting\t\n' + "word " * 100 + "end\tArts\tLong\t\n"
+)
+GENEVAL = [
+    {"tag": "single_object", "include": [{"class": "bench", "count": 1}], "prompt": "a photo of a bench"},
+    {
+        "tag": "counting",
+        "include": [{"class": "cow", "count": 2}],
+        "exclude": [{"class": "cow", "count": 3}],
+        "prompt": "a photo of two cows",
+    },
+]
+CATEGORIES = ("color", "shape", "texture", "spatial", "3d_spatial", "numeracy", "non_spatial", "complex")
+
+
+def files(name: str) -> dict[str, bytes]:
+    """The files of a small set: COCO with a tie and white space, quotes, CRLF and missing last line ends."""
+    if name == "coco":
+        return {"captions_val2017.json": json.dumps(COCO).encode()}
+    if name == "parti":
+        return {"PartiPrompts.tsv": PARTI.encode()}
+    if name == "geneval":
+        return {"evaluation_metadata.jsonl": "\n".join(json.dumps(row) for row in GENEVAL).encode()}
+    content = {f"{category}_val.txt": f"a {category} cup\r\ntwo cups ".encode() for category in CATEGORIES}
+    kinds = {"spatial": "a complex cup", "action": "two cups", "spatialaction": ""}
+    content["new_objects.txt"] = b"cup - cups\nmouse - mice"
+    return content | {f"complex_val_{kind}.txt": text.encode() for kind, text in kinds.items()}
+
+
+def digest(content: bytes) -> str:
+    return "sha256:" + hashlib.sha256(content).hexdigest()
+
+
+def public_set(name: str, base: str = "http://127.0.0.1:9") -> PublicSet:
+    """The manifest entry of the small set, published under `base`."""
+    counts = {"coco": 2, "parti": 3, "geneval": 2, "t2i-compbench": 16}
+    remotes = {file: Remote(f"{base}/{file}", digest(content)) for file, content in files(name).items()}
+    return PublicSet(name, "", counts[name], "CC BY 4.0", "", remotes, None, None, ())
+
+
+def write(name: str, folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, content in files(name).items():
+        (folder / file).write_bytes(content)
+    return folder

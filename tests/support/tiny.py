@@ -1,0 +1,51 @@
+"""A run small enough to do hundreds of times: an enumerable model, a few prompts, and specs for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specbench.checks.enumerable_model import EnumerableModel
+from specbench.models.interface import TokenLayout
+from specbench.prompts import Prompt
+from specbench.runs.executors.local import InProcess, Unit
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import RunSpec, Sampling
+
+TEXTS = ("a cat", "a dog", "two | cats", "a <b>dog</b>")
+SAMPLING = Sampling(guidance=2.0)
+
+
+def tiny_model() -> EnumerableModel:
+    return EnumerableModel(TokenLayout.with_row_ends(2, 2, 3), TEXTS)
+
+
+def prompts(n: int = 4) -> list[Prompt]:
+    """`n` prompts with ids that need care in file names."""
+    ids = ["cat", "../dog", "CAT", "a/b|c", *(f"p{index}" for index in range(4, n))]
+    return [Prompt(ids[index], TEXTS[index % len(TEXTS)], category="pets") for index in range(n)]
+
+
+def executor() -> InProcess:
+    return InProcess(tiny_model())
+
+
+def units(prompts: Sequence[Prompt], samples: int = 1) -> list[Unit]:
+    """Every sample of every prompt."""
+    return [(prompt, sample) for prompt in prompts for sample in range(samples)]
+
+
+def spec(decoder: str = "sjd", seed: int = 0, batch: int = 1, threads: int = 1, **options) -> RunSpec:
+    options = {"window": 3} | options if decoder != "ar" else options
+    return RunSpec(
+        model="enumerable",
+        weights_sha256="0" * 64,
+        decoder=resolve(decoder, options),
+        sampling=SAMPLING,
+        prompts="pets",
+        prompts_sha256="1" * 64,
+        seed=seed,
+        batch=batch,
+        dtype="float32",
+        device="cpu",
+        threads=threads,
+    )

@@ -1,0 +1,247 @@
+"""Downloads against a server that misbehaves: a file under its name is the right one, or there is none."""
+
+from __future__ import annotations
+
+import errno
+import io
+import threading
+import time
+import zipfile
+from dataclasses import dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import published
+import pytest
+
+from specbench.errors import FAILURE, SpecbenchError
+from specbench.prompts import public
+from specbench.prompts.public import Images
+from specbench.system import downloads
+from specbench.system.downloads import Remote, fetch
+
+CONTENT = bytes(range(256)) * 2000
+
+
+@dataclass
+class Server:
+    """What a local server sends, and what it was asked. `cuts` are the bytes after which it hangs up, per request."""
+
+    url: str
+    content: bytes = CONTENT
+    cuts: list[int] = field(default_factory=list)
+    statuses: list[int] = field(default_factory=list)
+    ranges: bool = True
+    stall_s: float = 0.0
+    moved_to: str = "/file"
+    asked: list[str | None] = field(default_factory=list)
+
+
+def _handler(server: Server):
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path.startswith("/moved"):
+                self.send_response(302)
+                self.send_header("Location", server.moved_to)
+                self.end_headers()
+                return
+            wanted = self.headers.get("Range")
+            server.asked.append(wanted)
+            time.sleep(server.stall_s)
+            if status := (server.statuses.pop(0) if server.statuses else 0):
+                self.send_error(status)
+                return
+            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and server.ranges else 0
+            body = server.content[start:]
+            self.send_response(206 if start else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: server.cuts.pop(0)] if server.cuts else body)
+
+        def log_message(self, *_):
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(downloads, "PAUSE_S", 0.0)
+    found = Server("")
+    http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(found))
+    found.url = f"http://127.0.0.1:{http.server_port}"
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield found
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+@pytest.fixture
+def remote(server):
+    return Remote(f"{server.url}/file", published.digest(CONTENT), len(CONTENT))
+
+
+def test_a_cut_connection_continues_where_it_stopped(server, remote, tmp_path):
+    server.cuts = [100_000, 50_000]
+    assert fetch(remote, tmp_path / "file").read_bytes() == CONTENT
+    assert server.asked == [None, "bytes=100000-", "bytes=150000-"]
+
+
+def test_a_later_call_continues_what_an_earlier_one_left(server, remote, tmp_path):
+    (tmp_path / "file.part").write_bytes(CONTENT[:1000])
+    seen = []
+    fetch(remote, tmp_path / "file", lambda done, total: seen.append((done, total)))
+    assert server.asked == ["bytes=1000-"] and seen[-1] == (len(CONTENT), len(CONTENT))
+    assert not (tmp_path / "file.part").exists()
+
+
+def test_a_part_of_something_else_is_thrown_away_and_fetched_whole(server, remote, tmp_path):
+    (tmp_path / "file.part").write_bytes(b"x" * 1000)
+    assert fetch(remote, tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_server_without_ranges_starts_again(server, remote, tmp_path):
+    server.ranges, server.cuts = False, [100_000]
+    assert fetch(remote, tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_complete_part_needs_no_request(server, remote, tmp_path):
+    (tmp_path / "file.part").write_bytes(CONTENT)
+    fetch(remote, tmp_path / "file")
+    assert server.asked == []
+
+
+def test_the_right_file_is_never_fetched_again_and_a_wrong_one_is(server, remote, tmp_path):
+    (tmp_path / "file").write_bytes(CONTENT)
+    fetch(remote, tmp_path / "file")
+    assert server.asked == []
+    (tmp_path / "file").write_bytes(CONTENT[:-1] + b"x")
+    assert fetch(remote, tmp_path / "file").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("size", [len(CONTENT), None])
+def test_a_wrong_digest_keeps_nothing(server, remote, tmp_path, size):
+    server.content = b"y" * len(CONTENT)
+    with pytest.raises(SpecbenchError, match="not the expected file") as caught:
+        fetch(replace(remote, size=size), tmp_path / "file")
+    assert caught.value.exit_code == FAILURE and "sha256" in caught.value.what
+    assert [path.name for path in tmp_path.iterdir()] == [".file.lock"]
+
+
+def test_redirects_are_followed(server, remote, tmp_path):
+    assert fetch(replace(remote, url=f"{server.url}/moved"), tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_not_found_is_said_at_once(server, remote, tmp_path):
+    server.statuses = [404, 404]
+    with pytest.raises(SpecbenchError, match="404"):
+        fetch(remote, tmp_path / "file")
+    assert len(server.asked) == 1
+
+
+def test_a_busy_server_is_asked_again(server, remote, tmp_path):
+    server.statuses = [503, 429]
+    assert fetch(remote, tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_silent_server_is_given_up(server, remote, tmp_path, monkeypatch):
+    monkeypatch.setattr(downloads, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(downloads, "ATTEMPTS", 2)
+    server.stall_s = 0.3
+    with pytest.raises(SpecbenchError, match="timed out"):
+        fetch(remote, tmp_path / "file")
+
+
+def test_nobody_there_names_the_address(tmp_path, monkeypatch):
+    monkeypatch.setattr(downloads, "PAUSE_S", 0.0)
+    with pytest.raises(SpecbenchError, match=r"http://127\.0\.0\.1:9/file: .*refused"):
+        fetch(Remote("http://127.0.0.1:9/file", "sha256:00"), tmp_path / "file")
+
+
+def test_a_full_disk_keeps_what_arrived(server, remote, tmp_path, monkeypatch):
+    class Full(io.FileIO):
+        def write(self, chunk):
+            if self.tell() >= 100_000:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(chunk)
+
+    monkeypatch.setattr(downloads, "CHUNK", 60_000)
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.open", lambda path, mode="r": Full(path, mode.replace("b", "")))
+        with pytest.raises(SpecbenchError, match="No space left") as caught:
+            fetch(remote, tmp_path / "file")
+    assert "it continues" in caught.value.try_this and (tmp_path / "file.part").stat().st_size >= 100_000
+    assert fetch(remote, tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_two_downloads_of_one_file_do_not_mix(server, remote, tmp_path):
+    server.stall_s = 0.5
+    first = threading.Thread(target=fetch, args=(remote, tmp_path / "file"))
+    first.start()
+    while not server.asked:
+        assert first.is_alive()
+        time.sleep(0.01)
+    with pytest.raises(SpecbenchError, match="another process"):
+        fetch(remote, tmp_path / "file")
+    first.join()
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def _archive(members: dict[str, bytes]) -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return sink.getvalue()
+
+
+def test_a_set_comes_out_of_its_archive_over_http(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    json_file = published.files("coco")["captions_val2017.json"]
+    server.content = _archive({"annotations/captions_val2017.json": json_file, "annotations/other.json": b"{}"})
+    archive = Remote(f"{server.url}/a.zip", published.digest(server.content), len(server.content))
+    files = {"captions_val2017.json": Remote("annotations/captions_val2017.json", published.digest(json_file))}
+    found = replace(published.public_set("coco"), archive=archive, files=files)
+    public.fetch_set(found)
+    assert len(public.read_set(found)) == 2 and [path.name for path in found.folder.glob("*.zip")] == []
+    server.asked.clear()
+    public.fetch_set(found)
+    assert server.asked == []
+
+
+def test_reference_images_are_all_there_or_an_error(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    server.content = _archive({"val2017/": b"", "val2017/1.jpg": b"one", "val2017/2.jpg": b"two", "../evil.sh": b"x"})
+    archive = Remote(f"{server.url}/val.zip", published.digest(server.content), len(server.content))
+    found = replace(published.public_set("coco"), images=Images(archive, 2, "Flickr"))
+    folder = public.fetch_images(found)
+    assert sorted(path.name for path in folder.iterdir()) == ["1.jpg", "2.jpg"]
+    short = replace(found, images=Images(archive, 3, "Flickr"))
+    with pytest.raises(SpecbenchError, match="2 images instead of 3"):
+        public.fetch_images(short)
+
+
+def test_images_are_refused_where_a_set_has_none(cli):
+    outcome = cli("prompts", "fetch", "parti", "--images")
+    assert outcome.code == 2 and "coco" in outcome.err
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_more_than_there_should_be_ends_the_download(server, tmp_path, monkeypatch, known):
+    monkeypatch.setattr(downloads, "CHUNK", 1000)
+    monkeypatch.setattr(downloads, "MAX_BYTES", 5000)
+    remote = Remote(f"{server.url}/file", published.digest(CONTENT), 5000 if known else None)
+    with pytest.raises(SpecbenchError, match="larger than the 5,000 bytes"):
+        fetch(remote, tmp_path / "file")
+    assert [path.name for path in tmp_path.iterdir()] == [".file.lock"]
+
+
+@pytest.mark.parametrize("url", ["http://example.org/file", "ftp://example.org/file", "file:///etc/passwd"])
+def test_only_tls_is_used(url, tmp_path, server):
+    with pytest.raises(SpecbenchError, match="not an https address"):
+        fetch(Remote(url, ""), tmp_path / "file")
+    server.moved_to = url
+    with pytest.raises(SpecbenchError, match=r"not an https address|is not allowed"):
+        fetch(Remote(f"{server.url}/moved", ""), tmp_path / "file")
+    assert not (tmp_path / "file").exists()

@@ -1,0 +1,88 @@
+"""A plug-in adds names and flags; a broken one is named in a warning and left out; a module in the folder needs no
+installation."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+POWER = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+ENTRY_POINTS = """
+[specbench.decoders]
+power = power:DECODER
+absent = no_such_module:DECODER
+failing = failing:DECODER
+wrong = power:POWER
+
+[specbench.models]
+absent = no_such_module:MODEL
+
+[specbench.metrics]
+absent = no_such_module:Metric
+
+[specbench.prompts]
+pets = pets:path
+absent = no_such_module:path
+"""
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A folder of installed plug-ins, good and bad."""
+    info = tmp_path / "site" / "plugs-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
+    (info.parent / "power.py").write_text(POWER)
+    (info.parent / "failing.py").write_text("1 / 0\n")
+    (info.parent / "pets.txt").write_text("a red circle\n")
+    (info.parent / "pets.py").write_text("import os\npath = os.path.join(os.path.dirname(__file__), 'pets.txt')\n")
+    return info.parent
+
+
+def specbench(folder: Path, *arguments: str, site: Path | None = None) -> subprocess.CompletedProcess:
+    paths = [str(path) for path in (site, os.environ.get("PYTHONPATH")) if path]
+    env = os.environ | {"COLUMNS": "200", "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, "-m", "specbench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=300)
+
+
+def test_good_plugins_join_and_broken_ones_are_named(site, tmp_path):
+    done = specbench(tmp_path, "list", "decoders", "--json", site=site)
+    assert done.returncode == 0
+    assert "power" in [row["name"] for row in json.loads(done.stdout)]
+    for named in ("no_such_module", "ZeroDivisionError", "is not a Preset"):
+        assert named in done.stderr
+    assert all(line.startswith("warning: ") for line in done.stderr.splitlines())
+
+
+def test_an_option_of_a_plugin_is_a_flag(site, tmp_path):
+    done = specbench(tmp_path, "run", "--help", site=site)
+    assert "--power" in done.stdout
+
+
+def test_a_prompt_set_may_come_from_a_plugin(site, tmp_path):
+    done = specbench(tmp_path, "run", "--prompts", "pets", "--decoder", "power", "--dry-run", "--json", site=site)
+    assert json.loads(done.stdout)[0]["images"] == 1, done.stderr
+    assert "absent" in specbench(tmp_path, "run", "--prompts", "absent", site=site).stderr
+
+
+def test_the_readmes_decoder_works_as_printed(tmp_path):
+    (tmp_path / "power.py").write_text(POWER)
+    decoders = ("power:DECODER", "power:DECODER:power=1")
+    done = specbench(tmp_path, "audit", *decoders, "--samples", "100000", "--json")
+    rows = json.loads(done.stdout)
+    assert [(row["decoder"], row["verdict"]) for row in rows] == [(decoders[0], "lossy"), (decoders[1], "lossless")]
+
+
+def test_a_reference_that_is_no_decoder_is_refused(tmp_path):
+    (tmp_path / "mine.py").write_text("DECODER = 3\n")
+    done = specbench(tmp_path, "run", "--decoder", "mine:DECODER")
+    assert done.returncode == 2 and "is a int, not a specbench Preset" in done.stderr

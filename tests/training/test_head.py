@@ -1,0 +1,315 @@
+"""Draft heads: public checkpoints load, drafting follows the written-out formulas, training reproduces, and a weak head
+can be told from a badly trained one."""
+
+import gc
+import json
+import os
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from grouped_key_llama import TinyModel
+from safetensors.torch import save_file
+from transformers import LlamaConfig
+
+from specbench.checks.enumerable_model import EnumerableModel
+from specbench.decoding.drafters.eagle import Eagle
+from specbench.decoding.loop import Request, decode
+from specbench.decoding.sampling import Target
+from specbench.errors import SpecbenchError
+from specbench.models import draft_head
+from specbench.models.draft_head import head_for, load_head, new_head, save_head
+from specbench.models.draft_head_files import head_in
+from specbench.models.interface import TokenLayout
+from specbench.models.transformer.model import Prefix
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
+from specbench.training import head as training
+from specbench.training.alignment import alignment
+from specbench.training.data import Corpus
+from specbench.training.head import Plan, train_head, untrained
+
+D, VOCAB = 16, 11
+GUIDED = Sampling(2.0, 1.0, 8)
+
+
+class Speaker(TinyModel):
+    """The tiny transformer with prompts of two lengths and a head of its own."""
+
+    weights_sha256 = "tiny"
+
+    def encode(self, prompts):
+        draw = torch.Generator().manual_seed(5)
+        lengths = [4 + len(text) % 2 for text in prompts] + [3 + len(text) % 2 for text in prompts]
+        state = torch.randn(len(lengths), D, generator=draw)
+        ids = torch.randint(VOCAB, (len(lengths), max(lengths)), generator=draw)
+        return Prefix([torch.randn(length, D, generator=draw) for length in lengths], (state,), ids=ids)
+
+    def own_head(self):
+        head = untrained(self, seed=3)
+        for weights in head.parameters():
+            weights.data.mul_(3)
+        return head
+
+    def draft_data(self, count, seed):
+        requests = [Request("ab"[row % 2] * (1 + row % 2), f"{seed}", row) for row in range(count)]
+        rows = decode(self, requests, resolve("ar"), Sampling(1.0), seed, render=False)
+        texts = tuple(request.text for request in requests)
+        return texts, torch.from_numpy(np.stack([row.tokens for row in rows])).long()
+
+
+class Echo(Speaker):
+    """One whose next token hangs on the last one more than on the caption."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone.embed_tokens.weight.data.mul_(3)
+
+    def encode(self, prompts):
+        prefix = super().encode(prompts)
+        return Prefix(prefix.embeds, (prefix.state[0] * 0,), ids=prefix.ids)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Speaker()
+
+
+def by_hand(model, head, prefix, row, tokens, drafts):
+    """Guided laws of the head, written out without any cache: after `tokens`, then after each of `drafts`."""
+    extrapolated = []
+    for half in (row, row + len(prefix.embeds) // 2):
+        length = len(prefix.embeds[half])
+        stream = model.embed(torch.tensor([tokens]), None, (prefix.state[0][half : half + 1],))
+        inputs = torch.cat([prefix.embeds[half][None], stream], dim=1)
+        features = model.backbone(inputs_embeds=inputs[:, :-1], use_cache=False).last_hidden_state
+        ids = [*prefix.ids[half, 1:length].tolist(), *tokens]
+        guesses = []
+        for number in range(len(drafts) + 1):
+            known = torch.tensor([ids + drafts[:number]])
+            guess = head.extrapolate(known, torch.cat([features, *guesses], dim=1))[:, -1:]
+            guesses.append(guess)
+        extrapolated.append(model.head(torch.cat(guesses, 1)[0]))
+    logits = extrapolated[1] + GUIDED.guidance * (extrapolated[0] - extrapolated[1])
+    positions = len(tokens) + torch.arange(len(drafts) + 1)
+    return Target(model.layout, GUIDED, model.device)(logits[None], positions[None])[0]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("tree", ["chain", "0 1 00 01 10 000 001 100"])
+def test_every_draft_law_is_the_one_written_out(model, tree, monkeypatch):
+    seen = []
+    honest = Eagle.propose
+
+    def watch(self, committed, width, step):
+        fed = honest(self, committed, width, step)
+        seen.append((committed.clone(), fed))
+        return fed
+
+    monkeypatch.setattr(Eagle, "propose", watch)
+    requests = [Request("a", "a"), Request("bb", "b")]
+    rows = decode(
+        model, requests, resolve("eagle", {"tree": tree, "verifier": "omega", "delta": 1e9}), GUIDED, 1, False
+    )
+    head, prefix, checked = model.own_head().eval(), model.encode(["a", "bb"]), 0
+    for committed, fed in seen:
+        for row in range(2):
+            tokens = rows[row].tokens[: int(committed[row])].tolist()
+            for column in [c for c in range(len(fed.tree.parents)) if c in fed.tree.parents]:
+                path = [c for c in range(1, column + 1) if fed.tree.ancestors[column, c]]
+                if len(tokens) + len(path) >= model.layout.length:
+                    continue
+                expected = by_hand(model, head, prefix, row, tokens, fed.tokens[row, path].tolist())[-1]
+                torch.testing.assert_close(fed.q[row, column], expected, atol=2e-4, rtol=1e-3)
+                checked += 1
+    assert checked > 20
+    assert max(row.accepted.sum() for row in rows) > 3
+
+
+def test_siblings_are_distinct_and_follow_the_law_without_their_elders(monkeypatch):
+
+    seen = []
+    honest = Eagle.propose
+    monkeypatch.setattr(Eagle, "propose", lambda self, *args: seen.append(honest(self, *args)) or seen[-1])
+    requests = [Request("", "p", sample) for sample in range(20_000)]
+    decode(
+        EnumerableModel(TokenLayout.plain(1, 2, 4)),
+        requests,
+        resolve("eagle", {"tree": "0 1"}),
+        Sampling(1.0),
+        0,
+        False,
+    )
+    fed = next(fed for fed in seen if fed.tokens.shape[1] == 3)
+    law = fed.q[:, 0].double()
+    first, second = fed.tokens[:, 1], fed.tokens[:, 2]
+    assert (first != second).all()
+    pairs = torch.zeros(4, 4, dtype=torch.double)
+    pairs.index_put_((first, second), torch.ones(len(first), dtype=torch.double), accumulate=True)
+    expected = (law[:, :, None] * law[:, None, :] / (1 - law[:, :, None])).sum(0).fill_diagonal_(0)
+    assert ((pairs - expected).abs() < 5 * expected.sqrt() + 1e-9).all()
+
+
+def test_greedy_images_are_ar_s(model):
+    greedy, requests = Sampling(3.0, 1.0, 1), [Request("a", "a"), Request("bb", "b"), Request("a", "c")]
+
+    def tokens(name, **options):
+        return np.stack([row.tokens for row in decode(model, requests, resolve(name, options), greedy, 0, False)])
+
+    for tree in ("chain", "mc_sim_7b_63", "naive_extend_57", "0 1 2 20 200"):
+        assert np.array_equal(tokens("eagle", tree=tree), tokens("ar"))
+
+
+def head_config(**changed):
+    sizes = {"hidden_size": D, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
+    return LlamaConfig(vocab_size=VOCAB, num_hidden_layers=1, pad_token_id=None, **(sizes | changed))
+
+
+LLAMAGEN = [
+    *("embed_tokens.weight", "fc.weight", "fc.bias", "layers.0.post_attention_layernorm.weight"),
+    *(f"layers.0.self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+]
+CHAMELEON = [
+    *LLAMAGEN,
+    "layers.0.input_layernorm.weight",
+    *(f"layers.0.self_attn.{which}_norm.{part}" for which in "qk" for part in ("weight", "bias")),
+]
+SHAPES = {
+    "embed_tokens.weight": (VOCAB, D),
+    "fc.weight": (D, 2 * D),
+    "fc.bias": (D,),
+    **{f"layers.0.self_attn.{name}_proj.weight": (D, D) for name in "qkvo"},
+    **{f"layers.0.mlp.{name}_proj.weight": (24, D) for name in ("gate", "up")},
+    "layers.0.mlp.down_proj.weight": (D, 24),
+    "layers.0.post_attention_layernorm.weight": (D,),
+    "layers.0.input_layernorm.weight": (D,),
+    **{f"layers.0.self_attn.{which}_norm.{part}": (2, 8) for which in "qk" for part in ("weight", "bias")},
+}
+
+
+@pytest.mark.parametrize("names", [LLAMAGEN, CHAMELEON], ids=["llamagen", "chameleon"])
+@pytest.mark.parametrize("file", ["model.safetensors", "pytorch_model.bin"])
+def test_public_checkpoints_load(names, file, tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    tensors = {name: torch.randn(SHAPES[name], generator=draw) for name in names}
+    (tmp_path / "config.json").write_text(json.dumps({**head_config().to_dict(), "model_type": "other"}))
+    save = save_file if file.endswith("safetensors") else torch.save
+    save(tensors, tmp_path / file)
+    head = load_head(head_in(tmp_path))
+    assert {name: tuple(t.shape) for name, t in head.state_dict().items()} == {n: tuple(SHAPES[n]) for n in names}
+    ids, features = torch.randint(VOCAB, (2, 5), generator=draw), torch.randn(2, 5, D, generator=draw)
+    assert head.extrapolate(ids, features).isfinite().all()
+    del tensors["fc.bias"]
+    save(tensors, tmp_path / file)
+    with pytest.raises(SpecbenchError, match=r"fc\.bias"):
+        load_head(head_in(tmp_path))
+
+
+def test_a_stored_head_comes_back_and_others_are_refused(model, tmp_path):
+    head = new_head(head_config(), torch.randn(VOCAB, D), seed=1)
+    save_head(head, tmp_path / "good", {"trained_for": "tiny"})
+    back = load_head(head_in(tmp_path / "good"))
+    for name, tensor in head.state_dict().items():
+        assert torch.equal(tensor.half(), back.state_dict()[name].half()), name
+    assert head_for(model, str(tmp_path / "good")).config.hidden_size == D
+    with pytest.raises(SpecbenchError) as missing:
+        head_for(model, str(tmp_path / "nothing"))
+    assert missing.value.exit_code == 5
+    wide = new_head(head_config(hidden_size=32), torch.randn(VOCAB, 32), seed=1)
+    save_head(wide, tmp_path / "wide", {})
+    with pytest.raises(SpecbenchError, match="size 32"):
+        head_for(model, str(tmp_path / "wide"))
+
+
+def test_a_head_is_loaded_once_for_many_batches_and_again_once_its_file_or_the_model_has_changed(tmp_path, monkeypatch):
+    model, loads = Speaker(), []
+    honest = draft_head.load_head
+    monkeypatch.setattr(draft_head, "load_head", lambda found: loads.append(found) or honest(found))
+    for name, seed in (("one", 1), ("other", 2)):
+        save_head(new_head(head_config(), torch.randn(VOCAB, D), seed), tmp_path / name, {})
+
+    def made(model, name):
+        decode(model, [Request("a", "a")], resolve("eagle", {"head": str(tmp_path / name)}), GUIDED, 0, render=False)
+        return weights(head_for(model, str(tmp_path / name)))
+
+    first = made(model, "one")
+    assert torch.equal(first, made(model, "one")) and len(loads) == 1
+    assert not torch.equal(first, made(model, "other")) and len(loads) == 2
+    file = tmp_path / "other" / "model.safetensors"
+    before = file.stat()
+    save_head(new_head(head_config(), torch.randn(VOCAB, D), 3), tmp_path / "other", {})
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+    assert file.stat().st_size == before.st_size
+    third = made(model, "other")
+    assert len(loads) == 3 and torch.equal(third, weights(honest(head_in(tmp_path / "other"))))
+    model.backbone.bfloat16()
+    assert head_for(model, str(tmp_path / "other")).dtype == torch.bfloat16 and len(loads) == 4
+    kept = weakref.ref(head_for(model, str(tmp_path / "other")))
+    del model
+    gc.collect()
+    assert kept() is None
+
+
+PLAN = Plan(images=24, epochs=6, batch=8, lr=1e-2, seed=4)
+
+
+def weights(head):
+    return torch.cat([tensor.flatten() for tensor in head.state_dict().values()])
+
+
+def test_training_reproduces_and_resumes_to_the_same_weights(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "CHECKPOINT_EVERY", 4)
+    once = weights(train_head(model, tmp_path / "once", PLAN))
+    assert torch.equal(once, weights(train_head(model, tmp_path / "again", PLAN)))
+
+    class Killed(Exception):
+        pass
+
+    def kill_at(stage, number):
+        def tell(where, done, total, note):
+            if (where, done) == (stage, number):
+                raise Killed
+
+        return tell
+
+    for tell in (kill_at("features", 16), kill_at("steps", 7), kill_at("steps", 18)):
+        with pytest.raises(Killed):
+            train_head(model, tmp_path / "killed", PLAN, tell=tell)
+    with pytest.raises(SpecbenchError, match="other settings"):
+        train_head(model, tmp_path / "killed", Plan(images=24, epochs=6, batch=8, lr=1e-3, seed=4))
+    assert torch.equal(once, weights(train_head(model, tmp_path / "killed", PLAN)))
+    log = [json.loads(line) for line in (tmp_path / "killed" / "loss.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in log] == list(range(1, 19))
+    assert not (tmp_path / "killed" / "training").exists()
+    other = Plan(**{**vars(PLAN), "seed": 5})
+    assert not torch.equal(once, weights(train_head(model, tmp_path / "other", other)))
+
+
+def test_alignment_tells_a_trained_head_from_an_untrained_and_a_misled_one(tmp_path, monkeypatch):
+    model = Echo()
+    images = Corpus(*model.draft_data(24, 99))
+    plan = Plan(images=48, epochs=30, batch=16, lr=1e-2)
+    raw = alignment(model, untrained(model, 0).eval(), images, Sampling(2.0), depths=3, starts=4)
+    good = alignment(model, train_head(model, tmp_path / "good", plan), images, Sampling(2.0), depths=3, starts=4)
+    assert [row["depth"] for row in good] == ["1", "2", "3", "1, x_t"]
+    assert good[0]["tv"] < raw[0]["tv"] - 0.05
+    assert good[0]["tv"] < good[3]["tv"]
+
+    honest = training.losses
+
+    def shifted(model, head, batch, noise):
+        ids = torch.nn.functional.pad(batch.ids[:, :-1], (1, 0))
+        return honest(model, head, training.Examples(ids, batch.features, batch.prompt, batch.length), noise)
+
+    monkeypatch.setattr(training, "losses", shifted)
+    misled = alignment(model, train_head(model, tmp_path / "misled", plan), images, Sampling(2.0), depths=3, starts=4)
+    assert misled[3]["tv"] < misled[0]["tv"]
+
+
+def test_drafting_needs_a_head(model, monkeypatch):
+    monkeypatch.delattr(Speaker, "own_head")
+    with pytest.raises(SpecbenchError, match="no draft head") as missing:
+        decode(model, [Request("a", "a")], resolve("eagle"), GUIDED, 0, False)
+    assert missing.value.exit_code == 5
