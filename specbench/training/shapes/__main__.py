@@ -19,7 +19,7 @@ from specbench.training.shapes.train_clip import train_clip
 from specbench.training.shapes.train_features import train_features
 from specbench.training.shapes.train_tokenizer import STEPS, train_tokenizer
 
-SAMPLING = {"guidance": 3.0, "top_k": 256, "temperature": 1.0}
+SAMPLING = {"guidance": 2.0, "top_k": 256, "temperature": 0.9}
 
 
 def main() -> None:

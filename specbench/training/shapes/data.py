@@ -1,6 +1,7 @@
 """Training data: rendered scenes, their captions and their tokens, in shards that depend on nothing but their index.
 
-`python -m specbench.training.shapes.data` makes shards ahead of a training run, in a process of its own.
+`python -m specbench.training.shapes.data` makes shards ahead of a training run, in a process of its own. It uses the
+tokenizer of the run, or the shipped one if the run has none.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specbench.models.shapes import captions
+from specbench.models.shapes.network import load_tokenizer
 from specbench.models.shapes.render import card_mask, noisy_rows, render
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, SHAPES, Scene, describe, realize, sample_request
 from specbench.models.shapes.tokenizer import GRID, PATCH, TOKENS, ShapesTokenizer
@@ -133,8 +135,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    tokenizer = ShapesTokenizer().eval()
-    tokenizer.load_state_dict(torch.load(args.out / "tokenizer.pt", map_location="cpu")["model"])
+    if (args.out / "tokenizer.pt").exists():
+        tokenizer = ShapesTokenizer().eval()
+        tokenizer.load_state_dict(torch.load(args.out / "tokenizer.pt", map_location="cpu")["model"])
+    else:
+        tokenizer = load_tokenizer()
     for index in range(args.first, args.first + args.count):
         if not shard_file(args.out, index).exists():
             write_shard(args.out, index, tokenizer)

@@ -17,7 +17,7 @@ from specbench.training.shapes.resumable import train
 LEARNING_RATE = 2e-3
 BATCH = 32
 IMAGES = 16_000
-STEPS = 2400
+STEPS = 1600
 WARMUP = 100
 CODEBOOK_START = 150
 DECAY = 0.98
