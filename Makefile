@@ -10,7 +10,7 @@ ORACLES := torchmetrics lightning-utilities torch-fidelity
 # environment of their own, with a torchvision that fits its torch.
 HPSV2_VENV ?= .venv-hpsv2
 
-.PHONY: help demo install test test-hpsv2 check docs train-shapes train-head bench drills clean
+.PHONY: help demo install test test-hpsv2 audit-menu check docs docs-site train-shapes train-head speed drills clean
 
 help: ## List these targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -23,7 +23,7 @@ $(VENV)/.run: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(ORACLES)
 	touch $@
 
@@ -45,13 +45,22 @@ $(HPSV2_VENV)/.run: pyproject.toml constraints.txt
 test-hpsv2: $(HPSV2_VENV)/.run ## Compare HPSv2 with its authors' package, installed into .venv-hpsv2
 	$(HPSV2_VENV)/bin/python -m pytest -rs tests/metrics/test_per_image.py
 
-check: $(VENV)/.dev ## Lint, formatting, and generated parts of the README
+audit-menu: $(VENV)/.dev ## Audit every decoder and every combination of components (long)
+	$(BIN)/python -m pytest $(TEST_ARGS) -m slow tests/checks
+
+check: $(VENV)/.dev ## Lint, formatting, import contract, types, freshness of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest tests/project/test_readme.py
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/project/test_docs.py
 
-docs: $(VENV)/.dev ## Refresh the generated parts of the README
-	$(BIN)/python .ci/refresh_readme.py
+docs: $(VENV)/.dev ## Refresh the generated parts of README and docs
+	$(BIN)/python .ci/refresh_docs.py
+
+docs-site: $(VENV)/.dev ## Build the documentation with its API reference into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open build/site/index.html"
 
 train-shapes: $(VENV)/.run ## Train the embedded model again (hours on a CPU; continues where it stopped)
 	$(BIN)/python -m specbench.training.shapes
@@ -62,7 +71,7 @@ train-head: $(VENV)/.run ## Train the embedded model's draft head again and meas
 	cp eagle-training/loss.jsonl results/eagle-training/
 	$(BIN)/specbench check-head --model shapes --json > results/eagle-training/tv_by_depth.json
 
-bench: $(VENV)/.run ## Measure specbench itself; raw numbers go to results/speed
+speed: $(VENV)/.run ## Measure specbench itself; raw numbers go to results/speed
 	$(BIN)/python dev/speed/bench.py
 	$(BIN)/python dev/speed/plot.py
 

@@ -8,18 +8,72 @@ The names below are imported from `specbench.api` on first use, so that `import 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from specbench.system.version import __version__
 
-__all__ = ["__version__", "generate", "load", "report", "run", "score"]
+if TYPE_CHECKING:
+    from specbench.api import (
+        audit,
+        audit_runs,
+        available,
+        bench,
+        check,
+        compare,
+        differences,
+        doctor,
+        estimate,
+        export,
+        generate,
+        import_results,
+        load,
+        merge_runs,
+        report,
+        report_page,
+        report_table,
+        run,
+        score,
+        score_folder,
+    )
+    from specbench.errors import SpecbenchError
+
+__all__ = [
+    "__version__",
+    "SpecbenchError",
+    "generate",
+    "run",
+    "merge_runs",
+    "load",
+    "score",
+    "score_folder",
+    "differences",
+    "compare",
+    "report",
+    "report_page",
+    "report_table",
+    "bench",
+    "estimate",
+    "audit",
+    "audit_runs",
+    "check",
+    "doctor",
+    "available",
+    "export",
+    "import_results",
+]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
+    if name == "SpecbenchError":
+        from specbench.errors import SpecbenchError
+
+        return SpecbenchError
     if name in __all__:
-        from specbench import api
+        from specbench import api  # the first use pays for it, not `import specbench`
 
         return getattr(api, name)
     raise AttributeError(f"module 'specbench' has no attribute '{name}'")
 
 
-def __dir__():
+def __dir__() -> list[str]:
     return __all__

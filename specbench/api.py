@@ -1,23 +1,20 @@
-"""The whole library in one short file: plan, decode, store, score, report. The command line calls nothing
-else.
+"""The public Python API: one function per command, each a few lines over the package that does the work.
 
     prompts -> model.encode -> decoding.loop.decode -> Generation -> store -> scoring -> reporting
 
-Settings have the names of the command line's flags, with underscores: `top_k=100`, `G=50`.
+Settings have the names of the command line's flags, with underscores: `top_k=100`, `G=50`. Environment variables are
+not read. Functions import what needs torch, pandas or matplotlib when called, so that importing this module is cheap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.metrics import catalog as metric_catalog
-from specbench.metrics.protocols import find_protocol
 from specbench.prompts import Prompt, load_prompts, text_id
-from specbench.runs.decoder_args import plan_decoders
-from specbench.runs.execute import execute, load_for_run
+from specbench.runs.decoder_args import labelled_decoders, plan_decoders
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.settings import merge, run_settings
 from specbench.runs.sweep import sweep_plans
@@ -28,9 +25,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from specbench.decoding.generation import Generation
-    from specbench.metrics.base import Settings
+    from specbench.metrics.base import Metric, Settings
     from specbench.metrics.scoring import Reporter as ScoreReporter
+    from specbench.papers.join import PaperTable
+    from specbench.papers.reproduce import Warn
     from specbench.runs.runner import Reporter, RunSummary
+    from specbench.store.merge_shards import Merged
+
+T = TypeVar("T")
+Rows = list[dict[str, object]]
 
 
 def generate(
@@ -40,6 +43,8 @@ def generate(
 
     Args:
         prompt: one caption, or several to decode as one batch.
+        model: a name of `specbench list models`.
+        decoder: a name of `specbench list decoders`, with inline options if wanted.
         settings: `seed`, `cfg`, `temperature`, `top_k`, `top_p`, `dtype`, `device`, `threads`, `compile`, `weights`,
             `revision`, `random_weights`, `scale`, `trace`, and every option of the decoder, for example `G=50`.
 
@@ -47,9 +52,10 @@ def generate(
         A `Generation` for one caption, a list for several. Pixels are in `.image`, uint8 [3, H, W].
 
     Raises:
-        SpecbenchError: anything unknown, out of range or unreadable.
+        SpecbenchError: an unknown or invalid setting, missing weights, or an image that failed.
     """
-    from specbench.decoding.loop import Request, decode
+    from specbench.decoding.loop import Request, decode  # brings torch
+    from specbench.runs.execute import load_for_run
 
     values = merge(run_settings(), _flags(settings | {"model": model, "decoder": decoder}), env={})
     info = plan_model(values)
@@ -59,36 +65,61 @@ def generate(
     sampling = plan_sampling(info, values)
     texts = [prompt] if isinstance(prompt, str) else list(prompt)
     if not texts:
-        raise SpecbenchError("generate: no prompt given", "pass a caption, or a list of some")
+        raise SpecbenchError("generate: no prompt given", "pass a caption, or a list of captions")
     info.check_prompts(Prompt(text_id(text), text) for text in texts)
     device = values["device"].value
     compiled, refusal = compiler.should_compile(values["compile"].value, device)
     if refusal:
-        raise SpecbenchError(refusal, "leave compile away", MISSING_PREREQUISITE)
+        raise SpecbenchError(refusal, "omit compile", MISSING_PREREQUISITE)
     loaded = load_for_run(info, device, values["dtype"].value, values["threads"].value, compiled)
     requests = [Request(text, text_id(text)) for text in texts]
     images = decode(loaded, requests, planned.spec, sampling, values["seed"].value, trace=values["trace"].value)
+    decoded: list[Generation] = []
     for image in images:
         if isinstance(image, SpecbenchError):
             raise image
-    return images[0] if isinstance(prompt, str) else images
+        decoded.append(image)
+    return decoded[0] if isinstance(prompt, str) else decoded
 
 
 def run(
     reporter: Reporter | None = None, sweep: Mapping[str, Sequence[object]] | None = None, **settings: object
 ) -> RunSummary:
-    """Decode a prompt set with one or several decoders into the results folder, continuing what is there.
+    """Decode a prompt set with one or several decoders into the results folder; stored images are not decoded again.
 
     Args:
-        sweep: settings to run with each of several values, for example `{"G": [3, 10], "window": [8, 16]}`; several
-            make every combination.
-        settings: those of `specbench run`, for example `decoder=["ar", "gsd:G=50"], prompts="shapes",
-            limit=8`.
+        reporter: receives progress; silent if None.
+        sweep: settings with several values each, for example `{"G": [3, 10], "window": [8, 16]}`; every combination is
+            run.
+        settings: those of `specbench run`, for example `decoder=["ar", "gsd:G=50"], prompts="shapes", limit=8`.
+
+    Returns:
+        Run folders and counts. Failed images and an interruption are in `.problem()`, not raised.
 
     Raises:
-        SpecbenchError: see `specbench.runs.sweep.sweep_plans` and `specbench.runs.runner.run`.
+        SpecbenchError: an unknown or invalid setting, something that must be installed or downloaded first, an
+            unusable results folder.
     """
+    from specbench.runs.execute import execute
+
     return execute(sweep_plans(merge(run_settings(), _flags(settings), env={}), _flags(sweep or {})), reporter)
+
+
+def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") -> list[Merged]:
+    """Concatenate the shards of runs (`specbench merge`).
+
+    Args:
+        folders: results folders of shards; every `shard-*-of-*` in `out` if empty.
+
+    Returns:
+        Per run its folder, the number of rows copied and the number of rows in all.
+
+    Raises:
+        SpecbenchError: a folder without runs, a damaged or busy one, or two different runs with one name.
+    """
+    from specbench.store.merge_shards import merge as concatenate  # brings pyarrow and pandas
+
+    return concatenate([Path(folder) for folder in folders], Path(out))
 
 
 def score(
@@ -98,19 +129,24 @@ def score(
     protocol: str | None = None,
     settings: Settings | None = None,
     reporter: ScoreReporter | None = None,
-) -> list[dict[str, object]]:
-    """Compute what is missing of the metrics for the named runs, or for all in `out`.
+) -> Rows:
+    """Score the images of runs; scores that exist are not computed again.
 
     Args:
-        metrics: names; if there are none and no protocol, every metric that needs nothing from outside and fits the
-            prompts.
-        protocol: "sjd" or "cool-sd" adds that protocol's metrics where they fit the prompts.
+        runs: run ids, unique beginnings of them, or folders; all runs in `out` if empty.
+        metrics: names; with neither metrics nor protocol, the bundled metrics that apply to the prompts.
+        protocol: "sjd" or "cool-sd" adds that protocol's metrics where they apply to the prompts.
         settings: device, batch, reference images, offline.
+        reporter: receives progress; silent if None.
 
     Returns:
         One dict per score: `run_id, metric, value, low, high, n, fingerprint, identity, images`.
+
+    Raises:
+        SpecbenchError: an unknown run or metric, or something that must be installed or downloaded first.
     """
-    from specbench.metrics import score_store, scoring
+    from specbench.metrics import score_store, scoring  # bring pandas and pillow
+    from specbench.metrics.protocols import find_protocol
 
     folders = find_runs(out, runs)
     if metrics or not protocol:
@@ -120,25 +156,29 @@ def score(
     return [{"run_id": folder.name, **row} for folder in folders for row in score_store.read_scores(folder)]
 
 
-def differences(
-    baseline: str,
+def audit_runs(
     runs: Sequence[str] = (),
-    metrics: Sequence[str] = (),
     out: str | Path = "results",
-    settings: Settings | None = None,
-) -> list[dict[str, object]]:
-    """Scored runs minus a scored baseline over the images both have, with paired 95 % intervals.
+    recompute: bool = False,
+    weights: str | None = None,
+    revision: str | None = None,
+    device: str = "cpu",
+) -> Rows:
+    """Test whether the tokens of runs are exact samples of their model, and store the verdicts for reports.
+
+    Args:
+        runs: run ids, unique beginnings of them, or folders; all runs in `out` if empty.
+        recompute, weights, revision, device: see `specbench.checks.run_audit.audit_run`.
 
     Returns:
-        One dict per run and metric: `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`.
-    """
-    from specbench.metrics import score_store
+        One dict per run, see `specbench.checks.run_audit.audit_run`.
 
-    (reference,) = find_runs(out, [baseline])
-    folders = [folder for folder in find_runs(out, runs) if folder.resolve() != reference.resolve()]
-    made = [metric_catalog.metric(name)(settings) for name in metrics]
-    rows = [score_store.difference(folder, reference, metric) for folder in folders for metric in made]
-    return [row for row in rows if row is not None]
+    Raises:
+        SpecbenchError: an unknown or damaged run, or one that cannot be audited.
+    """
+    from specbench.checks.run_audit import audit_run  # brings torch with recompute
+
+    return [audit_run(folder, recompute, weights, revision, device) for folder in find_runs(out, runs)]
 
 
 def score_folder(
@@ -149,16 +189,25 @@ def score_folder(
     protocol: str | None = None,
     settings: Settings | None = None,
     reporter: ScoreReporter | None = None,
-) -> list[dict[str, object]]:
-    """The same for pictures made elsewhere, called `<prompt id>.png` or `<prompt id>-<sample>.png`.
+) -> Rows:
+    """Score images made elsewhere, named `<prompt id>.png` or `<prompt id>-<sample>.png`.
+
+    Args:
+        images: their folder.
+        prompts: the set or file of their prompts.
+        metrics, out, protocol, settings, reporter: as for `score`.
+
+    Returns:
+        As `score` does.
 
     Raises:
-        SpecbenchError: a picture without a prompt or a prompt without a picture, besides what `score` raises.
+        SpecbenchError: an image without a prompt or a prompt without an image, and what `score` raises.
     """
-    from specbench.metrics import score_store, scoring
-    from specbench.metrics.external_images import foreign_images
+    from specbench.metrics import score_store, scoring  # bring pandas and pillow
+    from specbench.metrics.external_images import external_images
+    from specbench.metrics.protocols import find_protocol
 
-    found = foreign_images(Path(images), load_prompts(prompts), Path(out))
+    found = external_images(Path(images), load_prompts(prompts), Path(out))
     if metrics or not protocol:
         scoring.score_images(found, metrics or None, settings, reporter)
     if protocol:
@@ -166,27 +215,174 @@ def score_folder(
     return [{"run_id": found.name, **row} for row in score_store.read_scores(found.folder)]
 
 
-def compare(
-    run_a: str, run_b: str, out: str | Path = "results", settings: Settings | None = None
-) -> list[dict[str, object]]:
-    """Two runs over the images both have, A being the baseline; see `specbench.reporting.compare.compare_runs`."""
-    from specbench.reporting.compare import compare_runs
+def differences(
+    baseline: str,
+    runs: Sequence[str] = (),
+    metrics: Sequence[str] = (),
+    out: str | Path = "results",
+    settings: Settings | None = None,
+) -> Rows:
+    """Scored runs minus a scored baseline over the images both have, with paired 95 % intervals.
+
+    Args:
+        baseline, runs: as for `score`.
+        metrics: names of metrics the runs were scored with.
+
+    Returns:
+        One dict per run and metric: `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`.
+
+    Raises:
+        SpecbenchError: an unknown run or metric, or only one of two runs is scored.
+    """
+    from specbench.metrics import score_store  # brings pandas
+    from specbench.metrics.catalog import metric
+
+    (reference,) = find_runs(out, [baseline])
+    folders = [folder for folder in find_runs(out, runs) if folder.resolve() != reference.resolve()]
+    made: list[Metric] = [metric(name)(settings) for name in metrics]
+    rows = [score_store.difference(folder, reference, one) for folder in folders for one in made]
+    return [row for row in rows if row is not None]
+
+
+def compare(run_a: str, run_b: str, out: str | Path = "results", settings: Settings | None = None) -> Rows:
+    """Compare two runs over the images both have, with A as the baseline.
+
+    Args:
+        run_a, run_b: run ids, unique beginnings of them, or folders.
+        settings: of the metrics, for example a reference folder.
+
+    Returns:
+        One dict per number: `name, value, low, high, p, p_holm, n, prompts_needed, note`.
+
+    Raises:
+        SpecbenchError: an unknown or damaged run.
+    """
+    from specbench.reporting.compare import compare_runs  # brings pandas and scipy
 
     (a,), (b,) = find_runs(out, [run_a]), find_runs(out, [run_b])
     return compare_runs(a, b, settings)
 
 
-def report(runs: Sequence[str] = (), out: str | Path = "results") -> list[dict[str, object]]:
-    """One row per run, with its numbers; see `specbench.reporting` for the keys."""
-    from specbench import reporting
+def report(runs: Sequence[str] = (), out: str | Path = "results") -> Rows:
+    """The numbers of runs, one row per run.
 
-    return reporting.report_rows(find_runs(out, runs))
+    Args:
+        runs: run ids, unique beginnings of them, or folders; all runs in `out` if empty.
+
+    Returns:
+        One dict per run; the keys are listed in `specbench.reporting.report_rows`. `specbench.reporting.render` turns
+        them into markdown, csv or json.
+
+    Raises:
+        SpecbenchError: an unknown or damaged run.
+    """
+    from specbench.reporting import report_rows  # brings pandas and scipy
+
+    return report_rows(find_runs(out, runs))
+
+
+def report_page(path: str | Path, runs: Sequence[str] = (), out: str | Path = "results") -> Path:
+    """Write one HTML page with tables, plots and images of runs (`specbench report --html`).
+
+    Returns:
+        The file that was written.
+
+    Raises:
+        SpecbenchError: an unknown or damaged run, or a file that cannot be written.
+    """
+    from specbench.reporting.html import write_page  # brings matplotlib
+
+    return write_page(find_runs(out, runs), Path(path))
+
+
+def report_table(
+    table: str, model: str | None = None, prompts: str | None = None, out: str | Path = "results"
+) -> PaperTable:
+    """A paper's table joined with the runs in a results folder (`specbench report TABLE`); nothing is run.
+
+    Args:
+        table: a name of `specbench list tables`.
+        model, prompts: used in place of the table's own.
+
+    Returns:
+        The joined table, which `specbench.papers.render.render` writes in any format.
+
+    Raises:
+        SpecbenchError: an unknown table, model or prompt set, or a damaged run.
+    """
+    from specbench.papers.measured import measured_table  # brings pandas and scipy
+    from specbench.papers.table_files import load_table
+
+    return measured_table(load_table(table), model, prompts, out)
+
+
+def bench(
+    table: str,
+    scoring: Settings | None = None,
+    reporter: Reporter | None = None,
+    score_reporter: ScoreReporter | None = None,
+    warn: Warn = lambda text: None,
+    **settings: object,
+) -> PaperTable:
+    """Reproduce a paper's table: run and score what is missing, and join it with the paper's values.
+
+    Args:
+        table: a name of `specbench list tables`.
+        scoring: device, batch, reference images, offline.
+        reporter, score_reporter: receive progress; silent if None.
+        warn: called with a line for each row that cannot run and each metric that cannot score.
+        settings: those of `specbench bench`, for example `model="shapes", limit=16`.
+
+    Returns:
+        The joined table, which `specbench.papers.render.render` writes in any format. Failed images and an
+        interruption are in its `problem`, not raised.
+
+    Raises:
+        SpecbenchError: an unknown table, an invalid setting, or nothing could be run.
+    """
+    from specbench.metrics.base import Settings as ScoreSettings  # brings pandas
+    from specbench.papers.bench import bench_table
+    from specbench.papers.table_files import load_table
+
+    scoring = scoring or ScoreSettings(str(settings.get("device", "cpu")))
+    out = str(settings.get("out", "results"))
+    return bench_table(load_table(table), _flags(settings), out, scoring, {}, reporter, score_reporter, warn)
+
+
+def estimate(table: str, **settings: object) -> Rows:
+    """Estimate what `bench` would take (`specbench bench --dry-run`); nothing is decoded.
+
+    Args:
+        table, settings: as for `bench`.
+
+    Returns:
+        One dict per run: `rows, model, decoder, prompts, run_id, images, done, seconds, megabytes, on_disk, problem`.
+
+    Raises:
+        SpecbenchError: an unknown table or an invalid setting.
+    """
+    from specbench.papers.estimate import estimate as estimate_table  # brings pandas
+    from specbench.papers.reproduce import plan_table
+    from specbench.papers.table_files import load_table
+
+    found = load_table(table)
+    return estimate_table(found, plan_table(found, _flags(settings), env={}))
 
 
 def load(run: str, out: str | Path = "results") -> pd.DataFrame:
-    """The stored sample rows of one run, one per image, with the columns of `specbench.store.schema.SAMPLES`; of `TRACES`
-    too where `run --trace` kept them."""
-    from specbench.store.run_store import RunStore
+    """The stored sample rows of one run.
+
+    Args:
+        run: a run id, a unique beginning of one, or a folder.
+
+    Returns:
+        One row per image, with the columns of `specbench.store.schema.SAMPLES`, and those of `TRACES` where
+        `run --trace` stored them.
+
+    Raises:
+        SpecbenchError: an unknown or damaged run.
+    """
+    from specbench.store.run_store import RunStore  # brings pandas
     from specbench.store.schema import KEY
 
     store = RunStore(find_runs(out, [run])[0])
@@ -194,5 +390,139 @@ def load(run: str, out: str | Path = "results") -> pd.DataFrame:
     return store.samples() if traces.empty else store.samples().merge(traces, on=KEY, how="left")
 
 
-def _flags(settings: Mapping[str, object]) -> dict[str, object]:
+def export(benchmark: str, run: str, to: str | Path, out: str | Path = "results") -> int:
+    """Write a run's images in the layout of an official benchmark program (`specbench export`).
+
+    Args:
+        benchmark: "geneval" or "t2i-compbench".
+        run: a run id, a unique beginning of one, or a folder.
+        to: an empty or new folder.
+
+    Returns:
+        The number of images.
+
+    Raises:
+        SpecbenchError: an unknown benchmark or run, a run of other prompts, or a folder that is not empty.
+    """
+    from specbench.metrics.official_exchange import export_images  # brings pandas and pillow
+
+    return export_images(benchmark, find_runs(out, [run])[0], Path(to))
+
+
+def import_results(benchmark: str, run: str, results: str | Path, out: str | Path = "results") -> Rows:
+    """Store the results of an official benchmark program as scores of a run (`specbench import`).
+
+    Args:
+        benchmark, run: as for `export`.
+        results: GenEval's results file, or the folder that was exported to.
+
+    Returns:
+        The scores, as `score` does.
+
+    Raises:
+        SpecbenchError: an unknown benchmark or run, or results that do not match it.
+    """
+    from specbench.metrics.official_exchange import import_scores  # brings pandas and pillow
+
+    return import_scores(benchmark, find_runs(out, [run])[0], Path(results))
+
+
+def audit(decoders: Sequence[str] | str = (), samples: int | None = None, seed: int = 0) -> Rows:
+    """Measure whether decoders are lossless, on models small enough to enumerate.
+
+    Args:
+        decoders: names with inline options if wanted ("gsd:G=50"), or your own as "package.module:Name"; all if empty.
+        samples: images per decoder; None takes the default of `specbench audit`.
+        seed: of the models and the decoding noise.
+
+    Returns:
+        One dict per decoder, with its `verdict`, the measured total variation distance `tv, tv_low, tv_high` and
+        `p_value`.
+
+    Raises:
+        SpecbenchError: an unknown decoder or option, or too few samples.
+    """
+    from specbench.checks import losslessness  # brings torch
+    from specbench.specs.presets import PRESETS
+
+    named = labelled_decoders([decoders] if isinstance(decoders, str) else decoders or list(PRESETS))
+    count = losslessness.SAMPLES if samples is None else samples
+    rows = losslessness.audit([decoder for _, decoder in named], samples=count, seed=seed)
+    return [{**row, "decoder": label} for (label, _), row in zip(named, rows, strict=True)]
+
+
+def check(decoders: Sequence[str] | str, samples: int | None = None) -> Rows:
+    """Run the conformance tests on decoders.
+
+    Args:
+        decoders: as for `audit`.
+        samples: images for the losslessness test; None takes the default of `specbench check`.
+
+    Returns:
+        One dict per decoder and test: `decoder, check, status, detail`.
+
+    Raises:
+        SpecbenchError: an unknown decoder or option.
+    """
+    from specbench.checks import decoder_contract  # brings torch
+
+    count = decoder_contract.SAMPLES if samples is None else samples
+    return [
+        {"decoder": label, "check": found.check, "status": found.status, "detail": found.detail}
+        for label, decoder in labelled_decoders([decoders] if isinstance(decoders, str) else decoders)
+        for found in decoder_contract.check(decoder, count)
+    ]
+
+
+def doctor(
+    model: str | None = None,
+    out: str | Path = "results",
+    weights: str | None = None,
+    revision: str | None = None,
+    random_weights: bool = False,
+    scale: str = "full",
+    metrics: Sequence[str] = (),
+    measure: bool = False,
+) -> list[dict[str, str]]:
+    """Check whether this machine is ready to run.
+
+    Args:
+        model: the model that must be ready, whose files are checked by name and shape; all models if None.
+        out: the results folder to test for writing.
+        weights, revision, random_weights, scale: of `model`, as for `run`.
+        metrics: metrics that must be ready too.
+        measure: time memory copies and matrix products, for the roofline numbers of reports.
+
+    Returns:
+        One dict per prerequisite: `name, status` ("ok", "warning" or "missing"), `detail, fix`.
+
+    Raises:
+        SpecbenchError: an unknown model or metric, or a model that has only one set of weights.
+    """
+    from specbench.checks.doctor import check as check_machine  # brings torch
+
+    if scale not in ("full", "tiny"):
+        raise SpecbenchError(f"scale {scale}: unknown", "valid: full, tiny")
+    return check_machine(model, Path(out), weights, revision, random_weights, scale == "tiny", metrics, measure)
+
+
+def available(kind: str, out: str | Path = "results") -> Rows:
+    """What there is to choose from (`specbench list`).
+
+    Args:
+        kind: "models", "decoders", "metrics", "prompts", "tables" or "runs".
+        out: the results folder whose runs are listed.
+
+    Returns:
+        One dict per item, with its `name` first.
+
+    Raises:
+        SpecbenchError: an unknown kind.
+    """
+    from specbench.papers.listing import list_items  # reads every prompt set and table
+
+    return list_items(kind, Path(out))
+
+
+def _flags(settings: Mapping[str, T]) -> dict[str, T]:
     return {name.replace("_", "-"): value for name, value in settings.items()}

@@ -1,4 +1,4 @@
-"""The one error type that users see: a sentence, a way out, and an exit code."""
+"""The error type shown to users (message, hint, exit code) and the exit codes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ INTERRUPTED = 130
 
 
 class SpecbenchError(Exception):
-    """A problem the user can act on.
+    """An error the user can act on.
 
     Args:
-        what: one line that names the offending value.
-        try_this: what to type or change, or an empty string.
-        exit_code: the process exit code; `BAD_INPUT` unless told otherwise.
+        what: one line that names the invalid value.
+        try_this: hint what to type or change, or an empty string.
+        exit_code: exit code of the process.
     """
 
     def __init__(self, what: str, try_this: str = "", exit_code: int = BAD_INPUT):
@@ -38,7 +38,7 @@ class SpecbenchError(Exception):
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str]) -> SpecbenchError:
-    """The error for a name that is not among `valid`, with the nearest one as a suggestion."""
+    """Build the error for a name not in `valid`, with the nearest valid name as a suggestion."""
     valid = sorted(valid)
     spelt = {known.lower().partition("[")[0]: known for known in reversed(valid)}
     spelt |= {known.lower(): known for known in valid}
@@ -48,6 +48,6 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> SpecbenchError:
 
 
 def place(error: Exception) -> str:
-    """Where an unforeseen error was raised: " at file.py:12"."""
+    """Format the location where an unexpected error was raised: " at file.py:12"."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""

@@ -1,4 +1,4 @@
-"""Shared by all tests: one thread, no stray settings, and the command line as a function."""
+"""Fixtures of all tests: one thread, a clean environment, and the command line as a function."""
 
 from __future__ import annotations
 

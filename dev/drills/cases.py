@@ -1,5 +1,5 @@
-"""What `fuzz.py` feeds, as hypothesis draws it: command lines, prompt files, tables, parquet parts, run.json, and files
-of draft heads and checkpoints."""
+"""Hypothesis strategies for `fuzz.py`: command lines, prompt files, tables, parquet parts, run.json, and files of draft
+heads and checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ junk = st.recursive(
 
 
 def damaged_bytes(whole: bytes, draw: Callable) -> bytes:
-    """The bytes with some flipped, a stretch cut out or repeated, or the end missing."""
+    """Corrupt bytes: flip some, remove or repeat a segment, or truncate."""
     data = bytearray(whole)
     for _ in range(draw(st.integers(1, 4))):
         place = draw(st.integers(0, max(len(data) - 1, 0)))
@@ -48,7 +48,7 @@ def damaged_bytes(whole: bytes, draw: Callable) -> bytes:
 
 
 def damaged_tree(whole, draw: Callable):
-    """JSON content with one to three values replaced, taken out, or added."""
+    """Corrupt JSON content: replace, remove or add one to three values."""
     tree = copy.deepcopy(whole)
     for _ in range(draw(st.integers(1, 3))):
         parents = [node for node in _nodes(tree) if node]
@@ -77,7 +77,7 @@ def _nodes(tree):
 
 @st.composite
 def json_bytes(draw, whole) -> bytes:
-    """A JSON document like `whole`, wrong in its content or in its form."""
+    """Corrupt a JSON document like `whole` in content or syntax."""
     if draw(st.integers(0, 3)):
         return json.dumps(damaged_tree(whole, draw)).encode("utf-8", "surrogatepass")
     return damaged_bytes(json.dumps(whole).encode(), draw)
@@ -85,7 +85,7 @@ def json_bytes(draw, whole) -> bytes:
 
 @functools.cache
 def options() -> dict[str, list[str]]:
-    """The options of every command, by the words that call it."""
+    """List the options of every command, by command words."""
     found = {}
 
     def walk(command, path: str) -> None:
@@ -109,7 +109,7 @@ _safe = texts.filter(lambda text: "\0" not in text and "/" not in text and text 
 
 @st.composite
 def command_lines(draw) -> tuple[str, list[str]]:
-    """A command that is or is not there, and what follows it."""
+    """Draw an existing or unknown command with arguments."""
     command = draw(st.sampled_from([*options(), "nope"]))
     flags = st.sampled_from(options().get(command) or ["--out"])
     pieces = draw(st.lists(st.tuples(flags, words) | st.tuples(flags | words | _safe), max_size=4))
@@ -202,7 +202,7 @@ HOSTILE_VALUES = {
 
 @st.composite
 def parts(draw) -> tuple[str, bytes]:
-    """Name and content of the only part: another table, or the true one with bytes changed, under a right name."""
+    """Draw name and content of the only parquet part: another table, or the original with changed bytes."""
     (path,) = example_run().glob("*/samples/*.parquet")
     match draw(st.sampled_from(["bytes", "column", "column", "schema", "name"])):
         case "bytes":
@@ -234,7 +234,7 @@ def _hostile_column(table: pa.Table, draw: Callable) -> bytes:
 
 @st.composite
 def damaged_folders(draw, example: Callable[[], Path]) -> tuple[str, bytes]:
-    """A file of a folder and its new content."""
+    """Draw a file of a folder and its new content."""
     files = sorted(path for path in example().rglob("*") if path.is_file() and path.stat().st_size < 10**6)
     path = draw(st.sampled_from(files + [path for path in files if path.name == "config.json"] * 3))
     name = str(path.relative_to(example()))

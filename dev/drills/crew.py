@@ -1,4 +1,4 @@
-"""Workers as forked processes: a `specbench.runs.executors.worker_pool.Crew` that starts in milliseconds, so that many can die."""
+"""Worker backend of forked processes, which start in milliseconds so that many can be killed."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ForkCrew:
             os.waitpid(self._pids[worker], 0)
 
     def _send(self, worker: int, work) -> Connection:
-        with suppress(OSError):  # a dead worker is found out when its answer is waited for
+        with suppress(OSError):  # a dead worker is detected while waiting for its answer
             self._ends[worker].send(work)
         return self._ends[worker]
 

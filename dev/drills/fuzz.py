@@ -1,6 +1,6 @@
-"""Feed specbench inputs that nobody would write: each is accepted rightly or refused in one line.
+"""Fuzz specbench with invalid inputs: each must be accepted correctly or rejected with one line.
 
-    python dev/drills/fuzz.py [--cases 10500] [--seed 0] [--seconds 150]    # continues where it stopped
+    python dev/drills/fuzz.py [--cases 10500] [--seed 0] [--seconds 150]    # resumes from the log
     python dev/drills/fuzz.py --only "parquet parts"
     python dev/drills/fuzz.py --guided --only "parquet parts" --seconds 60    # needs `pip install atheris`
     python dev/drills/fuzz.py --report
@@ -33,7 +33,7 @@ from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 
 LOG = Path(__file__).parents[2] / "results" / "drills" / "fuzz.jsonl"
 PIECE = 250
-"""Cases between two entries of the log."""
+"""Cases per log entry."""
 LIMIT_S = 60.0
 REFUSALS = (BAD_INPUT, MISSING_PREREQUISITE)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -45,7 +45,7 @@ class Hang(BaseException):
 
 
 class Watch:
-    """What Python is asked to do outside one folder, seen through its audit events. A hook stays: one per process."""
+    """Sandbox: watches audit events for actions outside one folder. The hook is permanent, one per process."""
 
     def __init__(self):
         self._box: str | None = None
@@ -93,7 +93,7 @@ def _ring(*_) -> None:
 
 
 def attempt(call: Callable[[], object]) -> str:
-    """ "accepted" or "refused"; whatever else comes of it is raised."""
+    """Run a case; returns "accepted" or "refused", raises on any other outcome."""
     try:
         call()
         return "accepted"
@@ -104,7 +104,7 @@ def attempt(call: Callable[[], object]) -> str:
 
 
 def judge(target, outcomes: Counter, watch: Watch) -> Callable[[], None]:
-    """A hypothesis test of a `targets.Target`, which raises whatever is wrong and counts the rest in `outcomes`."""
+    """Build the hypothesis test of a `targets.Target`; it raises on failures and counts other results in `outcomes`."""
 
     @given(target.cases)
     def one(case) -> None:
@@ -142,10 +142,10 @@ def drive(target, cases: int, number: int, watch: Watch) -> Counter:
 
 
 def guide(only: str, seconds: float) -> None:
-    """Let atheris look for cases that reach new lines of specbench, until the time is up. Ends this process."""
+    """Run coverage-guided fuzzing with atheris until the time is up. Ends this process."""
     import atheris
 
-    with atheris.instrument_imports(include=["specbench"]):  # some modules are imported by the first case
+    with atheris.instrument_imports(include=["specbench"]):  # some modules are imported only by the first case
         from targets import TARGETS
 
         (target,) = (target for target in TARGETS if target.name == only)
@@ -159,7 +159,7 @@ def guide(only: str, seconds: float) -> None:
 
 
 def _until(ends: float, target) -> Callable[[bytes], None]:
-    """A fuzzer's entry point, which logs what came of all cases and leaves when it is time."""
+    """Entry point of the fuzzer: logs the outcomes and exits when the time is up."""
     outcomes: Counter = Counter()
     limits = settings(deadline=None, database=None)
     fuzz = limits(judge(target, outcomes, Watch())).hypothesis.fuzz_one_input
@@ -174,7 +174,7 @@ def _until(ends: float, target) -> Callable[[bytes], None]:
 
 
 def drill(cases: int, base: int, seconds: float, only: str | None = None) -> None:
-    """Go on until every target has its share of the cases, or the time is up."""
+    """Run until every target has its share of the cases, or the time is up."""
     from targets import TARGETS
 
     ends, watch = time.monotonic() + seconds, Watch()
@@ -200,7 +200,7 @@ def logged() -> list[dict]:
 
 
 def report() -> str:
-    """A markdown table of the log."""
+    """Format the log as a markdown table."""
     totals: dict[str, Counter] = {}
     for row in logged():
         counts = totals.setdefault(row["target"], Counter())
@@ -220,10 +220,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", type=int, default=10_500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=3600.0, help="stop after this long; call again to go on")
-    parser.add_argument("--only", help="one kind of input")
-    parser.add_argument("--guided", action="store_true", help="by coverage, with atheris; needs --only")
-    parser.add_argument("--report", action="store_true", help="print the table of what was done")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="stop after this time; run again to continue")
+    parser.add_argument("--only", help="use only this kind of input")
+    parser.add_argument("--guided", action="store_true", help="coverage-guided, with atheris; requires --only")
+    parser.add_argument("--report", action="store_true", help="print the table of the log")
     given = parser.parse_args()
     if given.report:
         print(report())

@@ -1,4 +1,4 @@
-"""Kill what can be killed, at random points, run again, and compare with a run nobody disturbed.
+"""Kill processes of a run at random moments, resume, and compare with an undisturbed run.
 
     python dev/drills/kills.py driver --kills 100    # also: worker, pool-driver, ray-worker, ray-node
     python dev/drills/kills.py report
@@ -30,9 +30,9 @@ from crew import ForkCrew
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Prompt
-from specbench.runs.executors.local import Executor, InProcess
-from specbench.runs.executors.ray_workers import RayCrew
-from specbench.runs.executors.worker_pool import Pool
+from specbench.runs.executors.local import Executor, LocalExecutor
+from specbench.runs.executors.ray_workers import RayWorkers
+from specbench.runs.executors.worker_pool import WorkerPool
 from specbench.runs.runner import run
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec, Sampling
@@ -62,7 +62,7 @@ def decode_all(executor: Executor, out: Path) -> None:
 
 
 def contents(out: Path) -> dict[tuple, list[tuple]]:
-    """Everything a row and its picture say, by address; as a stranger to specbench would read it."""
+    """Read all rows and images by (prompt, sample), without using specbench."""
     found: dict[tuple, list[tuple]] = {}
     for folder in sorted(out.iterdir()):
         for row in pd.read_parquet(folder / "samples").to_dict("records"):
@@ -85,11 +85,13 @@ def compare(out: Path, truth: dict) -> dict[str, int]:
 
 
 Drill = Callable[[Path, random.Random], bool]
-"""Runs in a folder and kills something on the way; whether it was still alive to be killed."""
+"""Runs in a folder and kills a process on the way; returns whether it was still alive."""
 
 
-def driver(out: Path, draw: random.Random, executor: Callable[[], Executor] = lambda: InProcess(make_model())) -> bool:
-    """SIGKILL the whole run at a random moment."""
+def driver(
+    out: Path, draw: random.Random, executor: Callable[[], Executor] = lambda: LocalExecutor(make_model())
+) -> bool:
+    """Kill the whole run (SIGKILL) at a random moment."""
     child = os.fork()
     if not child:
         os.setpgrp()
@@ -100,7 +102,7 @@ def driver(out: Path, draw: random.Random, executor: Callable[[], Executor] = la
     if died:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    decode_all(InProcess(make_model()), out)
+    decode_all(LocalExecutor(make_model()), out)
     return died
 
 
@@ -108,12 +110,12 @@ driver.seconds = 1.0
 
 
 def pool_driver(out: Path, draw: random.Random) -> bool:
-    """The same for a run whose images are decoded by two workers, which lose their driver."""
-    return driver(out, draw, lambda: Pool(ForkCrew(make_model, 2)))
+    """Kill the driver of two workers (SIGKILL) at a random moment."""
+    return driver(out, draw, lambda: WorkerPool(ForkCrew(make_model, 2)))
 
 
 def worker(out: Path, draw: random.Random) -> bool:
-    """SIGKILL one of two workers at a random moment; the run goes on by itself."""
+    """Kill one of two workers (SIGKILL) at a random moment; the run must continue by itself."""
     with closing(ForkCrew(make_model, 2)) as crew:
         return _kill_a_worker(crew, out, draw)
 
@@ -130,22 +132,22 @@ def _kill_a_worker(crew, out: Path, draw: random.Random) -> bool:
 
     timer = threading.Timer(draw.uniform(0.0, driver.seconds), strike)
     timer.start()
-    decode_all(Pool(crew), out)
+    decode_all(WorkerPool(crew), out)
     timer.cancel()
     timer.join()
-    decode_all(InProcess(make_model()), out)
+    decode_all(LocalExecutor(make_model()), out)
     return bool(killed)
 
 
 def ray_workers() -> Iterator[Drill]:
-    """The same with Ray actors; one Ray for all kills."""
-    with closing(RayCrew(make_model, 2)) as crew:
+    """Kill one of two Ray actors (SIGKILL) at a random moment; one Ray cluster serves all kills."""
+    with closing(RayWorkers(make_model, 2)) as crew:
         crew.pids()
         yield lambda out, draw: _kill_a_worker(crew, out, draw)
 
 
 def ray_nodes() -> Iterator[Drill]:
-    """SIGKILL the second of two local Ray nodes half-way; its worker dies with it."""
+    """Kill the second of two local Ray nodes (SIGKILL) half-way, together with its worker."""
     yield _kill_a_node
 
 
@@ -157,13 +159,13 @@ def _kill_a_node(out: Path, draw: random.Random) -> bool:
     try:
         second = cluster.add_node(**limits)
         cluster.wait_for_nodes()
-        with closing(RayCrew(make_model, 2, cluster.address)) as crew:
+        with closing(RayWorkers(make_model, 2, cluster.address)) as crew:
             crew.pids()
             timer = threading.Timer(draw.uniform(0.0, driver.seconds), cluster.remove_node, (second, False))
             timer.start()
-            decode_all(Pool(crew), out)
+            decode_all(WorkerPool(crew), out)
             timer.join()
-            decode_all(InProcess(make_model()), out)
+            decode_all(LocalExecutor(make_model()), out)
     finally:
         cluster.shutdown()
     return True
@@ -179,7 +181,7 @@ KINDS: dict[str, Callable[[], Iterator[Drill]]] = {
 
 
 def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
-    """Kill until there are `kills` outcomes of the kind in the log, or the time is up."""
+    """Kill until the log has `kills` outcomes of the kind, or the time is up."""
     ends = time.monotonic() + seconds
     parquet_log._FAN_IN, parquet_log._LEVELS = 3, (3, 9)  # merges happen within a run of 24 rows
     started = time.monotonic()
@@ -192,7 +194,7 @@ def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
             draw = random.Random(f"{seed} {kind} {number} {misses}")
             with tempfile.TemporaryDirectory() as folder:
                 if not strike(Path(folder) / "out", draw):
-                    misses += 1  # it had ended before it was to be killed
+                    misses += 1  # the process ended before the kill
                     continue
                 found = compare(Path(folder) / "out", truth)
             with LOG.open("a") as log:
@@ -203,7 +205,7 @@ def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
 
 def truth_of_a_quiet_run() -> dict:
     with tempfile.TemporaryDirectory() as folder:
-        decode_all(InProcess(make_model()), Path(folder))
+        decode_all(LocalExecutor(make_model()), Path(folder))
         return contents(Path(folder))
 
 
@@ -212,7 +214,7 @@ def outcomes() -> list[dict]:
 
 
 def report() -> int:
-    """Print the table of the log; 1 if anything was ever wrong."""
+    """Print the table of the log; returns 1 if any outcome was wrong."""
     totals: dict[str, Counter] = {}
     for row in outcomes():
         kind = totals.setdefault(row["kind"], Counter())
@@ -232,7 +234,7 @@ def main() -> None:
     parser.add_argument("kind", choices=(*KINDS, "report"))
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=150.0, help="stop after this long; call again to go on")
+    parser.add_argument("--seconds", type=float, default=150.0, help="stop after this time; run again to continue")
     given = parser.parse_args()
     if given.kind == "report":
         sys.exit(report())

@@ -1,4 +1,4 @@
-"""Where specbench reads what `cases.py` draws: how a case is laid out in a folder, and what is done with it there."""
+"""Targets of the fuzzer: how a case of `cases.py` is written to a folder, and how specbench reads it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from kills import specs
 
 from specbench import api
 from specbench.cli import main
-from specbench.cli.listing import runs
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import check_model, find_model, load_model
 from specbench.models.draft_head import load_head
 from specbench.models.draft_head_files import head_in
 from specbench.papers import render as papers_render
 from specbench.papers.join import join
+from specbench.papers.listing import run_rows
 from specbench.papers.reproduce import plan_table
 from specbench.papers.table_files import read_table
 from specbench.prompts import load_prompts
@@ -39,7 +39,7 @@ from specbench.store.schema import image_name
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of input: its cases, how one is laid out in a folder, what reads it there, and its part of all cases."""
+    """A kind of input: strategy of its cases, writer, reader, and its share of all cases."""
 
     name: str
     share: float
@@ -60,13 +60,13 @@ NOTHING_HEAVY = {
     "specbench.api.score": [],
     "specbench.api.score_folder": [],
 }
-"""What a correct line would compute for minutes."""
+"""Commands whose valid lines would run for minutes."""
 ALWAYS = {
     **dict.fromkeys(("run", "bench"), ("--dry-run",)),
     "prompts fetch": ("--offline",),
     **dict.fromkeys(("demo", "train-head", "check-head"), ("--nope",)),
 }
-"""Flags that keep a correct line from decoding or asking the network; where there is none, one that does not exist."""
+"""Flags that keep a valid line from decoding or using the network; an unknown flag where none exists."""
 
 
 def _lay_out_line(box: Path, case) -> None:
@@ -142,7 +142,7 @@ def _write_info(box: Path, case: bytes) -> None:
 
 
 def _read_results(box: Path, case) -> None:
-    """Everything that reads a results folder; refused if anything refuses it, and only else made a page of."""
+    """Read a results folder with every reader; write an HTML page only if all of them accept it."""
     out = box / "results"
     problems = [
         problem
@@ -156,7 +156,7 @@ def _read_results(box: Path, case) -> None:
         if (problem := _refusal(lambda read=read: read(find_runs(out)[0])))
     ]
     with contextlib.redirect_stderr(io.StringIO()):
-        runs(out)
+        run_rows(out, lambda text: None)
     if problems:
         raise problems[0]
     write_page(find_runs(out), box / "page.html")

@@ -1,4 +1,4 @@
-"""python collect.py RUNS TO: what all scored runs in a folder gave, beside AR.
+"""python collect.py RUNS TO: results of all scored runs in a folder, compared with AR.
 
 `headline.md` is the table of differences to AR, `against-ar.json` the same for programs, `scores.parquet` has a row per
 run and score, `images.parquet` a row per image with its tokens, from which the model's tokenizer draws it again, and
@@ -15,7 +15,7 @@ from specbench import api
 from specbench.metrics.score_store import image_values, read_scores
 from specbench.metrics.shapes_clip import ShapesClip
 from specbench.metrics.shapes_detector import ShapesDetector
-from specbench.reporting.contact_sheet import gallery
+from specbench.reporting.contact_sheet import contact_sheet
 from specbench.reporting.report_rows import label
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
@@ -23,12 +23,12 @@ from specbench.store.schema import KEY
 SCORES = ("run_id", "decoder", "metric", "value", "low", "high", "n", "note", "images")
 METRICS = {"shapes-detector": "detector", "shapes-clip": "CLIP", "shapes-frechet": "Frechet"}
 GREEDY = "ar, top-k 1"
-# Columns of the picture in the README.
+# Columns of the image grid in the README.
 FEW = ("ar", "sjd", "scd-mc", "predictive", "sjd++", "gsd d=inf", "eagle", "cool-sd", "zipar", "lantern")
 
 
 def images(store: RunStore) -> pd.DataFrame:
-    """One row per image: key, category, steps, tokens and what scores single images."""
+    """Read one row per image: key, category, steps, tokens and per-image scores."""
     rows = store.samples(["category", "nfe", "tokens"])
     for metric in (ShapesDetector(), ShapesClip()):
         values = image_values(store.folder, metric).rename(columns={"value": metric.name})
@@ -37,7 +37,7 @@ def images(store: RunStore) -> pd.DataFrame:
 
 
 def difference(row: dict, metric: str) -> str:
-    """`value [low, high]`, bold where the interval leaves out 0."""
+    """Format `value [low, high]`; bold if the interval excludes 0."""
     found = next((other for other in row["differences"] if other["metric"] == metric), None)
     if found is None:
         return "-"
@@ -47,7 +47,7 @@ def difference(row: dict, metric: str) -> str:
 
 
 def gap(row: dict) -> str:
-    """How far the emitted tokens are less likely than exact sampling makes them, with its standard error."""
+    """NLL - H gap with its standard error."""
     value, error = row["nll_gap"], row["nll_gap_se"]
     if not error:
         return "-"
@@ -56,7 +56,7 @@ def gap(row: dict) -> str:
 
 
 def headline(rows: list[dict]) -> str:
-    """The table: one row per run, the exact decoders first, the fewest steps last."""
+    """Build the table: one row per run, exact decoders first, then by decreasing number of steps."""
     heads = ["decoder", "lossless", "images", "tokens per step", *METRICS.values(), "NLL - H, nats"]
     lines = [heads, ["---"] * len(heads)]
     for row in sorted(rows, key=lambda row: (row["name"] == GREEDY, not row["lossless"], row["step_compression"])):
@@ -68,9 +68,9 @@ def headline(rows: list[dict]) -> str:
 
 def main(runs: Path, to: Path) -> None:
     stores = {folder.name: RunStore(folder) for folder in sorted(runs.glob("shapes-*"))}
-    specs = {name: store.info()["spec"] for name, store in stores.items()}
-    names = {name: label(spec["decoder"]) for name, spec in specs.items()}
-    names |= {name: GREEDY for name, spec in specs.items() if spec["sampling"]["top_k"] == 1}
+    specs = {name: store.info().spec for name, store in stores.items()}
+    names = {name: label(spec.decoder) for name, spec in specs.items()}
+    names |= {name: GREEDY for name, spec in specs.items() if spec.sampling.top_k == 1}
     baseline = next(name for name in names if names[name] == "ar")
     differences = api.differences(baseline, metrics=list(METRICS), out=runs)
     (to / "against-ar.json").write_text(json.dumps(differences, indent=1) + "\n")
@@ -84,9 +84,9 @@ def main(runs: Path, to: Path) -> None:
     parts = [images(store).assign(decoder=names[name]) for name, store in stores.items()]
     pd.concat(parts).to_parquet(to / "images.parquet", index=False, compression="zstd")
     order = sorted(stores, key=lambda name: (names[name] != "ar", specs[name]["decoder"]["name"], names[name]))
-    gallery([stores[name].folder for name in order], to / "decoders.png", limit=10)
+    contact_sheet([stores[name].folder for name in order], to / "decoders.png", limit=10)
     few = [stores[name].folder for wanted in FEW for name in stores if names[name] == wanted]
-    gallery(few, to / "gallery.png", limit=5)
+    contact_sheet(few, to / "gallery.png", limit=5)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@
     decoders-100m   The same, compiled, on a random Llama of 100 million parameters.
     throughput      Images per hour, many rows at once over one.
     profile         Where the time of a compiled step goes.
-    memory          Peak memory of caches and laws against the formula of `specbench.runs.memory_estimate`.
+    memory          Peak memory of caches and distributions against the formula of `specbench.runs.memory_estimate`.
+    uniforms        Cost of keeping the values of the Rosenblatt transform (`specbench audit --run`).
 
 Contenders of a comparison take turns within every round, so that drift of the machine hits all of them.
 Numbers are kept as measured; the summary on stdout is medians of them.
@@ -37,6 +38,7 @@ from memory import bench_memory
 from profiled import bench_profile
 from throughput import bench_throughput
 from timing import CAPTION, cpu_ms, in_turns, median, timed_decode
+from uniforms import bench_uniforms
 
 from specbench.decoding.loop import Request, decode
 from specbench.models.catalog import find_model, load_model
@@ -51,7 +53,7 @@ WINDOWS, VOCABULARIES = (16, 32, 64), (1024, 8192, 65536)
 
 
 def bench_generate(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """The library's side skips the caption's pooled vector and the grid positions."""
+    """Compare with the library's forward, which skips the pooled caption vector and the grid positions."""
     rows, lines = [], []
     for guidance in (1.0, sampling.guidance):
         same = Sampling(guidance, 1.0, sampling.top_k)
@@ -65,13 +67,13 @@ def bench_generate(sampling: Sampling, rounds: int) -> tuple[list[dict], list[st
 
 
 def bench_generate_100m(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """64 tokens of a random Llama of 100 million parameters, guided, top-k 1000 of 8192."""
+    """Decode 64 tokens with a random Llama of 100 million parameters, guidance, top-k 1000 of 8192."""
     return against_generate(RandomLlama, lambda m: m.output, PROMPT, Sampling(3.0, 1.0, 1000), rounds)
 
 
 @torch.inference_mode()
 def timed_forward(model: ImageModel, sampling: Sampling, window: int, steps: int, sample: int) -> dict:
-    """Forwards of `window` columns whose middle is the middle of the image."""
+    """Time forwards of `window` tokens centred on the middle of the image."""
     session = model.begin(model.encode([CAPTION]), sampling.guidance, window)
     start = max(0, (model.layout.length - window) // 2)
     positions = torch.arange(start, start + window)[None]
@@ -87,12 +89,11 @@ def timed_forward(model: ImageModel, sampling: Sampling, window: int, steps: int
 
 
 class Enough(Exception):
-    """The stub was called often enough."""
+    """End of a stubbed decode: the requested number of calls is reached."""
 
 
 class StubModel:
-    """A model whose forward costs next to nothing, and which notes how much of the CPU's time the loop takes between
-    forwards."""
+    """A model with a negligible forward that records the CPU time between forwards."""
 
     name, codebook, weights_sha256 = "stub", None, ""
     device, dtype = torch.device("cpu"), torch.float32
@@ -101,7 +102,7 @@ class StubModel:
         self.layout = TokenLayout.plain(1, (STEPS + 1) * window, v_image)
         draw = torch.Generator().manual_seed(0)
         base = 2 * torch.randn(1, window, v_image, generator=draw)
-        # Two tables in turn: p changes between steps, so some drafts are rejected.
+        # Two alternating tables: p changes between steps, so some drafts are rejected.
         self._tables = [base, base + 0.5 * torch.randn(base.shape, generator=draw)]
 
     def encode(self, prompts):
@@ -123,14 +124,14 @@ class StubModel:
 
 
 def timed_steps(stub: StubModel, decoder: DecoderSpec, sample: int) -> dict:
-    """Milliseconds of the CPU between two forwards of a full window: sampling, verification, refinement, filling."""
+    """CPU milliseconds between two forwards of a full window: sampling, verification, refinement, token init."""
     with contextlib.suppress(Enough):
         decode(stub, [Request("", "bench", sample)], decoder, Sampling(1.0, 1.0, 1000), seed=0, render=False)
     return {"cpu_ms": statistics.median(stub.between_ms[WARM_UP:]), "steps_ms": stub.between_ms}
 
 
 def loop_ms(row: dict) -> float:
-    """Milliseconds of the loop itself: encoding and prefill, the same for all, do not count."""
+    """Milliseconds of the decode loop without encoding and prefill, which are the same for all."""
     return step_cost(row)["step"] * row["nfe"]
 
 
@@ -146,8 +147,8 @@ def with_window(name: str, window: int) -> DecoderSpec:
 
 
 def bench_overhead(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """What a step spends between two forwards, beside a guided forward of a random Llama with that vocabulary. Both in
-    milliseconds of the CPU, which other work on the machine disturbs least."""
+    """CPU time of a step between two forwards, and of a guided forward of a random Llama with the same vocabulary. CPU
+    milliseconds are least affected by other load."""
     rows, lines = [], ["decoder, window, vocabulary: ms between forwards, ms of the forward, step over forward"]
     names, models = ("sjd", "scd-mc", "scd-gs", "gsd"), {}
     for vocabulary, window in product(VOCABULARIES, WINDOWS):
@@ -191,12 +192,12 @@ def bench_window(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]
 
 
 def bench_decoders(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Every preset at its own window."""
+    """Time every preset at its default window."""
     return realised(load_model("shapes"), PRESETS, sampling, rounds)
 
 
 def bench_decoders_compiled(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """One decoder of each kind, everything compiled in a round of warm-up, AR too."""
+    """Time one decoder of each kind, all compiled in a warm-up round, including AR."""
     model = load_model("shapes")
     model.compile()
     names = ("ar", "sjd", "sjd++", "gsd", "scd-gs", "sjd-pac", "eagle", "zipar")
@@ -204,8 +205,8 @@ def bench_decoders_compiled(sampling: Sampling, rounds: int) -> tuple[list[dict]
 
 
 def bench_decoders_100m(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Decoders without a draft head, compiled, on a random Llama of 100 million parameters. Its random law says nothing
-    about acceptance, only what a step costs beside a forward of that size."""
+    """Time compiled decoders without a draft head on a random Llama of 100 million parameters. With random weights,
+    only the cost of a step relative to the forward is meaningful, not the acceptance."""
     model = RandomLlama()
     model.compile()
     names = ("ar", "sjd", "gsd", "scd-mc", "scd-gs")
@@ -213,15 +214,15 @@ def bench_decoders_100m(sampling: Sampling, rounds: int) -> tuple[list[dict], li
 
 
 def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Speed-up and compression are ratios of totals over the same prompt's images; realised is the share of step
-    compression over window cost that the speed-up reaches."""
+    """Speed-up and step compression as ratios of totals over the images of one prompt; `realised` is the speed-up over
+    (step compression / window cost)."""
     unfiltered = {"d": "inf"} if model.codebook is None else {}
     contenders = {
         name: partial(timed_decode, model, resolve(name, unfiltered if name == "gsd" else {}), sampling)
         for name in names
     }
-    # The first decode of a process is slow, the first of a decoder only where it is compiled.
-    rows = in_turns(contenders, rounds, warm_up=list(contenders) if getattr(model, "compiles", False) else ["ar"])
+    # The first decode of a process is slow; the first of a further decoder only if it is compiled.
+    rows = in_turns(contenders, rounds, warm_up=list(contenders) if model.compiles else ["ar"])
 
     def total(name: str, value: Callable[[dict], float]) -> float:
         return sum(value(row) for row in rows if row["name"] == name)
@@ -249,14 +250,15 @@ BENCHES = {
     "throughput": bench_throughput,
     "profile": bench_profile,
     "memory": bench_memory,
+    "uniforms": bench_uniforms,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("benches", nargs="*", choices=[*BENCHES, []], help="which ones; all by default")
-    parser.add_argument("--rounds", type=int, default=3, help="timed turns of every contender")
-    parser.add_argument("--threads", type=int, help="torch threads; torch's own choice by default")
+    parser.add_argument("benches", nargs="*", choices=[*BENCHES, []], help="benchmarks to run; all by default")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds of each contender")
+    parser.add_argument("--threads", type=int, help="torch threads; torch's default if not given")
     parser.add_argument("--out", type=Path, default=Path("results/speed"), help="folder of the JSON files")
     options = parser.parse_args()
     if options.threads:
@@ -271,7 +273,7 @@ def main() -> None:
             "threads": torch.get_num_threads(),
             "sampling": asdict(shapes.sampling()),
             "weights_sha256": shapes.weights_sha256(),
-            **environment.collect(),
+            **environment.environment_facts(),
             "rows": rows,
         }
         (options.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")

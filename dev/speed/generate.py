@@ -1,4 +1,4 @@
-"""AR in specbench's loop against transformers' own `generate()`: same weights, number format and sampling."""
+"""AR decoding in specbench against `generate()` of transformers: same weights, dtype and sampling."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from specbench.specs.run_spec import Sampling
 
 
 class SharedDraw(LogitsProcessor):
-    """Guidance as one batch of (conditional, unconditional): mix, truncate, draw, and give both rows the same token."""
+    """Logits processor for guidance on (conditional, unconditional) rows: mix, truncate, sample one shared token."""
 
     def __init__(self, sampling: Sampling):
         self._guidance, self._top_k = sampling.guidance, sampling.top_k
@@ -33,7 +33,7 @@ class SharedDraw(LogitsProcessor):
 
 
 def causal_lm(backbone: nn.Module, head: nn.Linear, compiled: bool) -> LlamaForCausalLM:
-    """The library's own class around the same weights."""
+    """Build the transformers class with the same weights."""
     config = LlamaConfig(**{**backbone.config.to_dict(), "vocab_size": head.out_features})
     with torch.device("meta"):
         theirs = LlamaForCausalLM(config)
@@ -48,7 +48,7 @@ def causal_lm(backbone: nn.Module, head: nn.Linear, compiled: bool) -> LlamaForC
 def timed_generate(
     theirs: LlamaForCausalLM, prompt: int, length: int, sampling: Sampling, cache: str, sample: int
 ) -> dict:
-    """`generate()` of `length` tokens after `prompt` ids, guided in one batch when guidance is not 1."""
+    """Call `generate()` for `length` tokens after `prompt` ids, with guidance as one batch of 2 unless it is 1."""
     torch.manual_seed(sample)
     ids = torch.arange(prompt)[None]
     options = {"do_sample": True, "top_k": sampling.top_k}
@@ -74,7 +74,7 @@ def timed_generate(
 def against_generate(
     make: Callable[[], TransformerModel], head: Callable, prompt: int, sampling: Sampling, rounds: int
 ) -> tuple[list[dict], list[str]]:
-    """Both sides eager and compiled, theirs with each cache that is of use; both pay their own prefill. In milliseconds
+    """Time both sides eager and compiled, transformers with each suitable cache; both include prefill. In milliseconds
     of the CPU.
 
     `make` loads the model, whose output matrix `head` finds. What is compiled is compiled in the round of warm-up.

@@ -1,4 +1,4 @@
-"""A Llama of 100 million random parameters behind the model seam, for times that do not depend on weights."""
+"""A Llama with 100 million random parameters behind the model interface, for timings independent of the weights."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix, TransformerModel
 
 PROMPT = 16
-"""Elements of every prompt."""
+"""Tokens of every prompt."""
 
 
 class RandomLlama(TransformerModel):
-    """12 layers of width 768; 85 million parameters besides the tables of its `vocabulary`."""
+    """Build 12 layers of width 768: 85 million parameters besides the embedding tables of its `vocabulary`."""
 
     name, codebook, weights_sha256 = "random-llama", None, ""
 

@@ -1,4 +1,4 @@
-"""Peak memory while `shapes` decodes, besides the model's own weights, against the formula of `specbench.runs.memory_estimate`."""
+"""Peak memory of decoding `shapes` without the weights, against the estimate of `specbench.runs.memory_estimate`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from torch.utils._pytree import tree_leaves
 
 from specbench.decoding.draft_tree import routes
 from specbench.decoding.loop import Loop, Request, decode
-from specbench.models.catalog import Model, find_model, load_model
+from specbench.models.catalog import find_model, load_model
+from specbench.models.facts import ModelFacts
 from specbench.models.interface import ImageModel
 from specbench.runs import memory_estimate
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 
 CAPTION, PROMPT = "a red circle left of a blue square", 16
-"""A caption, and the elements that a prompt of `shapes` has."""
+"""A caption, and the number of tokens of a `shapes` prompt."""
 STEPS = 4
-"""Steps with a full window, after an image's last ones, of every width: as a process meets them that has made one."""
+"""Steps measured: the last steps of an image with windows of every width, then steps with a full window."""
 DECODERS = {
     "ar": resolve("ar"),
     "sjd": resolve("sjd"),
@@ -38,7 +39,7 @@ BATCHES = (1, 4, 16)
 
 
 class Live(TorchDispatchMode):
-    """Bytes of the tensors alive at once, at most."""
+    """Tracks the peak number of bytes of live tensors."""
 
     def __init__(self):
         super().__init__()
@@ -67,7 +68,7 @@ class Live(TorchDispatchMode):
 
 
 def peak(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, batch: int) -> int:
-    """Bytes of the tensors that are alive at once, at most, besides the model's own: from encoding to pixels."""
+    """Measure the peak bytes of live tensors from encoding to rendering, without the weights."""
     length, run = model.layout.length, Loop.run
     routes.cache_clear()
 
@@ -86,19 +87,19 @@ def peak(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, batch: int
     return live.most
 
 
-def predicted(model: Model, decoder: DecoderSpec, sampling: Sampling, batch: int) -> dict[str, int]:
-    """Bytes by the formula, with the prompt's true length in place of the longest one that is planned for."""
-    assumed, memory_estimate.PROMPT = memory_estimate.PROMPT, PROMPT
+def predicted(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, batch: int) -> dict[str, int]:
+    """Estimate the bytes, with the true prompt length instead of the assumed maximum."""
+    assumed, memory_estimate.ASSUMED_PROMPT_TOKENS = memory_estimate.ASSUMED_PROMPT_TOKENS, PROMPT
     try:
         need = memory_estimate.footprint(model, decoder, sampling, "float32")
     finally:
-        memory_estimate.PROMPT = assumed
+        memory_estimate.ASSUMED_PROMPT_TOKENS = assumed
     return {**asdict(need), "besides": need.total(batch) - model.fixed_bytes("float32")}
 
 
 def bench_memory(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Measured and predicted bytes besides the weights; the same in every round, so there is one. A new model each time
-    has no draft head yet."""
+    """Compare measured and estimated bytes without the weights, in one round because they are deterministic. Each
+    decoder gets a new model without a loaded draft head."""
     rows = []
     lines = ["decoder, batch: MiB measured, MiB predicted, predicted over measured"]
     for name, decoder in DECODERS.items():

@@ -41,11 +41,11 @@ from specbench.system.files import write_atomically
 CAPTION = "a red cat and a blue dog"
 META = {"include": [{"class": "cat", "count": 1}], "line": 0}
 Case = tuple[Metric, Callable[[int], object]]
-"""A metric, and the bare forward of its network on n images."""
+"""A metric, and the forward of its network on n images."""
 
 
 def ready(metric: Metric) -> Metric:
-    """The metric with the images' way alone: no published weights, no reference, no score."""
+    """The metric reduced to its image preprocessing and network: no published weights, no reference, no score."""
     metric.prepare = lambda: None
     metric.accepts = lambda category, meta: True
     metric.identity = metric.feature_identity = dict
@@ -97,7 +97,7 @@ def _blip_text(seen: int) -> BlipTextConfig:
 
 
 class RandomReward(RewardNetwork):
-    """ImageReward's network: ViT-L/16 at 224 and BERT base."""
+    """Build the network of ImageReward: ViT-L/16 at 224 px and BERT base."""
 
     def __init__(self):
         torch.nn.Module.__init__(self)
@@ -108,7 +108,7 @@ class RandomReward(RewardNetwork):
 
 
 class RandomVqa(VqaNetwork):
-    """BLIP-VQA's network: ViT-B/16 at 480 and two BERTs."""
+    """Build the network of BLIP-VQA: ViT-B/16 at 480 px and two BERTs."""
 
     def __init__(self):
         torch.nn.Module.__init__(self)
@@ -118,7 +118,7 @@ class RandomVqa(VqaNetwork):
 
 
 class Words:
-    """Stands in for BERT's tokenizer: as many tokens as words."""
+    """Stub of BERT's tokenizer: one token per word."""
 
     def padded(self, texts):
         mask = torch.zeros(len(texts), 35, dtype=torch.long)
@@ -148,7 +148,7 @@ def blip_vqa(settings: Settings) -> Case:
 
 
 class RandomDetector(Mask2Former):
-    """Mask2Former with Swin-S."""
+    """Build Mask2Former with Swin-S."""
 
     def __init__(self):
         swin = SwinConfig(
@@ -190,14 +190,14 @@ def pictures(folder: Path, n: int, size: int) -> scoring.Images:
 
 @torch.inference_mode()
 def seconds(work) -> tuple[float, float]:
-    """Wall-clock and processor seconds of some work."""
+    """Measure wall-clock and CPU seconds of `work`."""
     wall, processor = time.perf_counter(), time.process_time()
     work()
     return time.perf_counter() - wall, time.process_time() - processor
 
 
 def measure(case: Case, n: int, size: int, rounds: int) -> Iterator[dict]:
-    """One row a round, after one to warm up."""
+    """Measure one row per round, after a warm-up round."""
     metric, forward = case
     for turn in range(rounds + 1):
         with tempfile.TemporaryDirectory() as folder:
@@ -214,7 +214,7 @@ def measure(case: Case, n: int, size: int, rounds: int) -> Iterator[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--metric", action="append", choices=CASES, help="only this one; may be repeated")
+    parser.add_argument("--metric", action="append", choices=CASES, help="measure only this metric; may be repeated")
     parser.add_argument("--images", type=int, default=16)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--size", type=int, default=512)
@@ -227,7 +227,7 @@ def main() -> None:
     chosen = given.metric or list(CASES)
     earlier = json.loads(kept.read_text()) if kept.is_file() else []
     others = [call | {"rows": [row for row in call["rows"] if row["metric"] not in chosen]} for call in earlier]
-    invocation = {"provenance": environment.collect(), "threads": given.threads, "rows": []}
+    invocation = {"provenance": environment.environment_facts(), "threads": given.threads, "rows": []}
     content = [*(call for call in others if call["rows"]), invocation]
     for name in chosen:
         for row in measure(CASES[name](Settings(batch=given.batch)), given.images, given.size, given.rounds):

@@ -1,4 +1,4 @@
-"""Draws results/speed/*.json: where each decoder's step goes, and step time against window, as results/speed/steps.png.
+"""Plot results/speed/*.json as results/speed/steps.png: time per step by part, and step time against window.
 
 Milliseconds are medians over rounds of what `bench.py` measured; a part that a file does not have is left out.
 """
@@ -32,7 +32,7 @@ def read(folder: Path, name: str) -> dict | None:
 
 
 def by_name(rows: Sequence[dict]) -> dict[str, list[dict]]:
-    """Rows by contender, in order of first appearance."""
+    """Group rows by contender, in order of first appearance."""
     found: dict[str, list[dict]] = {}
     for row in rows:
         found.setdefault(row["name"], []).append(row)
@@ -45,7 +45,7 @@ def part_ms(rows: Sequence[dict], part: str) -> float:
 
 
 def draw_parts(axes: Axes, rows: Sequence[dict], title: str = "Where a step goes, by decoder") -> None:
-    """One bar per decoder, one piece per part of its step."""
+    """Draw one bar per decoder, with one segment per part of its step."""
     contenders = by_name(rows)
     names = list(contenders)
     left = [0.0] * len(names)
@@ -63,7 +63,7 @@ def draw_parts(axes: Axes, rows: Sequence[dict], title: str = "Where a step goes
 
 
 def draw_windows(axes: Axes, rows: Sequence[dict]) -> None:
-    """Whole steps and bare forwards of windows 1, 2, 4, ..."""
+    """Draw steps and target forwards for windows 1, 2, 4, ..."""
     contenders = by_name(rows)
     windows = sorted(int(name.split()[1]) for name in contenders if name.startswith("forward "))
     steps = [sum(part_ms(contenders[f"decode {window}"], part) for part in PARTS) for window in windows]
@@ -80,7 +80,7 @@ def draw_windows(axes: Axes, rows: Sequence[dict]) -> None:
 
 
 def plot(folder: Path) -> Path | None:
-    """The picture of what is in `folder`; None where nothing can be drawn."""
+    """Draw the plot of the results in `folder`; None if there are none."""
     draw_compiled = partial(draw_parts, title="Where a compiled step goes")
     parts = ((draw_parts, "decoders"), (draw_compiled, "decoders-compiled"), (draw_windows, "window"))
     found = [(draw, read(folder, name)) for draw, name in parts]

@@ -1,4 +1,4 @@
-"""Where the time of a compiled step goes, by torch's profiler, which takes its own share of every call."""
+"""Profile of a compiled step with torch's profiler; its overhead adds to every call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DECODERS, SHOWN = ("ar", "sjd"), 12
 
 
 def bench_profile(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Milliseconds and calls per step of whatever takes most of `shapes`' compiled steps, by decoder."""
+    """Milliseconds and calls per step of the most expensive operations of compiled `shapes` steps, by decoder."""
     model = load_model("shapes")
     model.compile()
     rows, lines = [], ["decoder, part: ms per step without its own parts, calls per step"]

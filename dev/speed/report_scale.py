@@ -1,4 +1,4 @@
-"""Time of resuming and of reporting many stored images, beside that of scoring them with the cheapest metric there is.
+"""Time of resuming and reporting many stored images, and of scoring them with the cheapest metric.
 
     python dev/speed/report_scale.py [--rows 1000000] [--images 400] [--out results/speed]
 
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from specbench import reporting
 from specbench.metrics import scoring
-from specbench.store.parquet_log import Parts
+from specbench.store.parquet_log import ParquetLog
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY, SAMPLES
@@ -38,7 +38,7 @@ PART = 4096
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--images", type=int, default=400, help="images that scoring is timed on")
+    parser.add_argument("--images", type=int, default=400, help="number of images for the timing of scoring")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -50,7 +50,7 @@ def main() -> None:
     scored = len(RUNS) * (chosen.images // len(RUNS))
     scoring_all = {name: seconds * chosen.rows / scored for name, seconds in score.items()}
     result = {
-        "provenance": environment.collect(),
+        "provenance": environment.environment_facts(),
         "rows": chosen.rows,
         "resume": resume,
         "report": report,
@@ -66,20 +66,20 @@ def main() -> None:
 
 
 def enlarge(folder: Path, out: Path, rows: int) -> Path:
-    """A copy of a run with so many rows and the pictures it had."""
+    """Copy a run with `rows` rows and its original images."""
     target = out / folder.name
     (target / "samples").mkdir(parents=True)
     shutil.copy(folder / "run.json", target)
     shutil.copytree(folder / "images", target / "images")
     true = pa.concat_tables(RunStore(folder).batches(SAMPLES.names))
-    log, draw = Parts(target / "samples", SAMPLES, KEY), np.random.default_rng(0)
+    log, draw = ParquetLog(target / "samples", SAMPLES, KEY), np.random.default_rng(0)
     for number, start in enumerate(range(0, rows, PART)):
         log._write(number, number, repeated(true, start, min(PART, rows - start), draw))
     return target
 
 
 def repeated(true: pa.Table, start: int, n: int, draw: np.random.Generator) -> pa.Table:
-    """Rows `start` to `start + n` of the true rows repeated without end."""
+    """Rows `start` to `start + n` of the original rows, repeated cyclically."""
     piece = true.take(pa.array((start + np.arange(n)) % true.num_rows)).combine_chunks()
     piece = replaced(piece, "prompt_id", pa.array([f"prompt-{start + row:08d}" for row in range(n)]))
     for name in ("logp", "entropy", "top1"):
@@ -95,7 +95,7 @@ def replaced(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
 
 
 def keep(folders: list[Path], images: int) -> None:
-    """Leave so many rows in all, for scoring."""
+    """Reduce the run to this number of rows, for scoring."""
     for folder in folders:
         first = sorted((folder / "samples").iterdir())
         table = pq.read_table(first[0]).slice(0, images // len(folders))

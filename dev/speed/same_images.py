@@ -1,4 +1,4 @@
-"""How many images come out the same, token for token: batch 4 against batch 1, and predictive sampling against AR.
+"""Count token-identical images: batch 4 against batch 1, and predictive sampling against AR.
 
 Noise is addressed, so a batch can change an image only through the rounding of its kernels. Raw tokens' verdicts go to
 results/speed/same_images.json.
@@ -27,7 +27,7 @@ PAIRS = (("ar", 4, "ar", 1), ("sjd", 4, "sjd", 1), ("gsd", 4, "gsd", 1), ("predi
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=64, help="how many of the set `shapes`")
+    parser.add_argument("--prompts", type=int, default=64, help="number of prompts of the set `shapes`")
     parser.add_argument("--out", type=Path, default=Path("results/speed"), help="folder of the JSON file")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -48,7 +48,7 @@ def main() -> None:
     document = {
         "command": shlex.join(["python", *sys.argv]),
         "weights_sha256": model.weights_sha256,
-        **environment.collect(),
+        **environment.environment_facts(),
         "rows": rows,
     }
     options.out.mkdir(parents=True, exist_ok=True)

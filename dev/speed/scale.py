@@ -1,4 +1,4 @@
-"""What workers bring and what the driver costs, with models that take no core from anybody.
+"""Scaling over workers, and CPU cost of the driver, with models that sleep instead of computing.
 
     python dev/speed/scale.py [--out results/scale]
 
@@ -25,7 +25,7 @@ from kills import TEXTS, make_model, specs
 
 from specbench.prompts import Prompt
 from specbench.runs.executors.local import Chunk, decode_chunk
-from specbench.runs.executors.worker_pool import Pool
+from specbench.runs.executors.worker_pool import WorkerPool
 from specbench.runs.runner import SilentReporter, run
 from specbench.system import environment
 from specbench.system.files import write_atomically
@@ -35,7 +35,7 @@ UNITS = [(Prompt(f"p{number}", TEXTS[number % 4]), 0) for number in range(128)]
 
 
 def sleeping_model():
-    """The drills' model, whose every forward takes `STEP_S`."""
+    """The model of the drills, with a fixed forward time of `STEP_S`."""
     model = make_model()
     begin = model.begin
 
@@ -55,7 +55,7 @@ def sleeping_model():
 
 
 class Stopwatch(SilentReporter):
-    """From the first worker's being ready to the last row."""
+    """Reporter that times from the first ready worker to the last row."""
 
     def start(self, total: int, done: int) -> None:
         self._started = time.perf_counter()
@@ -65,7 +65,7 @@ class Stopwatch(SilentReporter):
 
 
 class Instant:
-    """A crew whose workers hand over what was decoded before."""
+    """Worker backend that returns previously decoded rows."""
 
     def __init__(self, size: int, finished: dict):
         self.size, self._finished, self._done = size, finished, deque()
@@ -90,7 +90,7 @@ class Instant:
 def seconds_with(workers: int, images: int) -> float:
     watch = Stopwatch()
     with tempfile.TemporaryDirectory() as out, closing(ForkCrew(sleeping_model, workers)) as crew:
-        run(Pool(crew), specs()[:1], UNITS[:images], Path(out), reporter=watch)
+        run(WorkerPool(crew), specs()[:1], UNITS[:images], Path(out), reporter=watch)
     return watch.seconds
 
 
@@ -100,7 +100,7 @@ def driver_ms(workers: int) -> float:
     finished = {unit[0].id: decode_chunk(model, Chunk(spec, (unit,))) for unit in UNITS}
     with tempfile.TemporaryDirectory() as out:
         started = time.process_time()
-        run(Pool(Instant(workers, finished)), [spec], UNITS, Path(out))
+        run(WorkerPool(Instant(workers, finished)), [spec], UNITS, Path(out))
         return 1000 * (time.process_time() - started) / len(UNITS)
 
 
@@ -111,7 +111,7 @@ def main() -> None:
     chosen = parser.parse_args()
     one, two = (seconds_with(workers, chosen.images) for workers in (1, 2))
     result = {
-        "provenance": environment.collect(),
+        "provenance": environment.environment_facts(),
         "step_s": STEP_S,
         "images": chosen.images,
         "one_worker_s": one,

@@ -1,4 +1,4 @@
-"""Images per hour of `shapes`: rows that are refilled as their images finish, against one image at a time."""
+"""Images per hour of `shapes`: continuous batching against one image at a time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from specbench.specs.run_spec import Sampling
 
 DECODERS, BATCHES = ("ar", "sjd"), (1, 16)
 IMAGES = 20
-"""More than rows, so that these are refilled and the last ones run dry, as in a run."""
+"""More images than batch rows, so that rows are refilled, and left empty at the end, as in a run."""
 
 
 def timed_images(
     model: ImageModel, decoder: DecoderSpec, sampling: Sampling, batch: int, texts: list[str], sample: int
 ) -> dict:
-    """Milliseconds of encoding, decoding and rendering one image of each text."""
+    """Milliseconds for encoding, decoding and rendering one image of each text."""
     requests = [Request(text, text, sample) for text in texts]
     before = time.perf_counter(), time.process_time()
     done = sum(1 for _ in decode_each(model, requests, batch, decoder, sampling, seed=0))
@@ -49,5 +49,5 @@ def bench_throughput(sampling: Sampling, rounds: int) -> tuple[list[dict], list[
 
 
 def per_hour(row: dict) -> float:
-    """Images per hour of one thread's own time, which other work on the machine disturbs least."""
+    """Images per hour of CPU time of one thread, which is least affected by other load."""
     return 3.6e6 * row["images"] / row["cpu_ms"]

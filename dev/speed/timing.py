@@ -1,4 +1,4 @@
-"""Timing contenders in turns, so that drift of the machine hits all of them."""
+"""Time contenders in interleaved rounds, so that drift of the machine affects all equally."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CAPTION = "a red circle left of a blue square"
 
 
 def timed_decode(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, sample: int) -> dict:
-    """One image at batch 1: milliseconds without rendering, the loop's spans, forwards and tokens."""
+    """Decode one image at batch 1; returns milliseconds without rendering, spans of the loop, forwards and tokens."""
     start, cpu = time.perf_counter(), time.process_time()
     [image] = decode(model, [Request(CAPTION, "bench", sample)], decoder, sampling, seed=0, render=False)
     spent = {"wall_ms": (time.perf_counter() - start) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3}
@@ -26,7 +26,7 @@ def timed_decode(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, sa
 def in_turns(
     contenders: dict[str, Callable[[int], dict]], rounds: int, warm_up: Sequence[str] | None = None
 ) -> list[dict]:
-    """Run every contender once per round, in an order that rotates, after those to `warm_up`: all, if not said."""
+    """Run each contender once per round in rotating order, after a warm-up of those in `warm_up` (default: all)."""
     names, rows = list(contenders), []
     for name in names if warm_up is None else warm_up:
         contenders[name](0)
@@ -39,7 +39,7 @@ def in_turns(
 
 
 def cpu_ms(row: dict) -> float:
-    """Milliseconds of the CPU, which other work on the machine disturbs least."""
+    """CPU milliseconds, which are least affected by other load."""
     return row["cpu_ms"]
 
 

@@ -1,6 +1,6 @@
-"""Is this decoder fit for use? Promises every decoder makes, tried on models small enough to know the truth.
+"""Conformance tests for decoders, on models small enough to enumerate.
 
-`specbench audit` measures how far a decoder is from exact; this says whether its numbers can be trusted.
+`specbench audit` measures how far a decoder is from exact sampling; this tests whether its numbers can be trusted.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from specbench.checks.audit_settings import with_window
 from specbench.checks.enumerable_model import EnumerableModel, processed
-from specbench.checks.losslessness import BATCH, Auditable, Decode, audit_one, load_decoder, with_window
+from specbench.checks.losslessness import SAMPLES, Auditable, Decode, audit_one, load_decoder
+from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import Request, decode
 from specbench.errors import SpecbenchError, place
@@ -22,7 +24,6 @@ from specbench.specs.run_spec import Sampling
 OK, FAILED, SKIPPED, SLOW = "ok", "failed", "skipped", "slow"
 SLOW_RULE = 3.0
 """Time per step outside the target forwards, over that of exact SJD with the same window, that is called slow."""
-SAMPLES = 100_000
 _SAMPLING = Sampling(guidance=2.0, temperature=0.9)
 _LAYOUT = TokenLayout.with_row_ends(2, 3, 3)
 _TEXTS = ("one", "two")
@@ -30,7 +31,7 @@ _TEXTS = ("one", "two")
 
 @dataclass(frozen=True)
 class Finding:
-    """One promise: its name, `ok`, `failed`, `skipped` or `slow`, and what was seen, in words."""
+    """Result of one test: its name, `ok`, `failed`, `skipped` or `slow`, and what was measured, in words."""
 
     check: str
     status: str
@@ -38,59 +39,63 @@ class Finding:
 
 
 def check(decoder: Auditable, samples: int = SAMPLES, seed: int = 0) -> list[Finding]:
-    """Try every promise on a decoder.
+    """Run every conformance test on a decoder.
 
     Args:
         decoder: as `specbench.checks.losslessness.audit` takes it: a name, a spec, or "package.module:Name".
-        samples: images for the exactness check.
+        samples: images for the exactness test, on the settings of `specbench audit`.
 
     Raises:
         SpecbenchError: there is no such decoder.
     """
     name, found = load_decoder(decoder)
-    kit = Kit(name, found, seed)
+    tests = ContractChecks(name, found, seed)
     findings = []
-    for title, promise in kit.promises(samples):
+    for title, test in tests.all(samples):
         try:
-            findings.append(promise())
+            findings.append(test())
         except SpecbenchError as error:
             findings.append(Finding(title, FAILED, f"it stopped with: {error.what}"))
-        except Exception as error:  # a stranger's code may fail in any way, and that is the finding
+        except Exception as error:  # user code may raise anything, and that is the finding
             findings.append(Finding(title, FAILED, f"it raised {type(error).__name__}{place(error)}: {error}"))
     return findings
 
 
-class Kit:
-    """The promises, for one decoder."""
+class ContractChecks:
+    """The tests of one decoder."""
 
     def __init__(self, name: str, decoder: DecoderSpec | Decode, seed: int):
         self._name, self._decoder, self._seed = name, decoder, seed
         self._model = EnumerableModel(_LAYOUT, _TEXTS, seed=seed)
         self._requests = [Request(_TEXTS[n % 2], f"prompt {n % 2}", n // 2) for n in range(6)]
 
-    def promises(self, samples: int) -> Iterator[tuple[str, Callable[[], Finding]]]:
+    def all(self, samples: int) -> Iterator[tuple[str, Callable[[], Finding]]]:
+        """Names and tests."""
         yield "exactness", lambda: self.exactness(samples)
         yield "counters", self.counters
         yield "log-probabilities", self.log_probabilities
         yield "resume", self.resume
         yield "batch", self.batch
+        yield "continuous batching", self.continuous_batching
+        yield "trace", self.trace
         yield "forced slots", self.forced_slots
         yield "speed", self.speed
 
     def exactness(self, samples: int) -> Finding:
-        """What it says of itself is what is measured."""
-        row = audit_one(self._name, self._decoder, max(samples, BATCH), self._seed)
+        """A decoder that is declared lossless is measured lossless."""
+        row = audit_one(self._name, self._decoder, samples, self._seed)
         seen = f"total variation {row['tv']:.4f} over {row['samples']:,} images"
         if row["declared"] == "lossless" and row["verdict"] == "lossy":
             return Finding(
-                "exactness", FAILED, f"it is declared lossless, but its images are not those of AR: {seen}, "
-                f"p = {row['p_value']:.1e}; declare it lossless=False or mend its acceptance and residual",
+                "exactness", FAILED, f"it is declared lossless, but its images do not have the distribution of AR "
+                f"sampling: {seen}, p = {row['p_value']:.1e}, clearest on '{row['worst_setting']}'; "
+                "declare it lossless=False or mend its acceptance and residual",
             )  # fmt: skip
         declared = row["declared"] or "undeclared"
         return Finding("exactness", OK, f"{declared}, measured {row['verdict']}: {seen}")
 
     def counters(self) -> Finding:
-        """Steps, drafts and acceptances are numbers that can be."""
+        """Steps, drafts and acceptances are consistent with each other."""
         wrong = []
         for image in self._generations(self._requests):
             free = int((~image.forced).sum())
@@ -112,7 +117,7 @@ class Kit:
         return _finding("counters", wrong, "steps, drafts and acceptances add up")
 
     def log_probabilities(self) -> Finding:
-        """`logp` and `entropy` are those of the target given the final prefix."""
+        """`logp` and `entropy` are the target's given the final prefix."""
         worst, place = 0.0, 0
         for request, image in zip(self._requests, self._generations(self._requests), strict=True):
             for slot, (logp, entropy) in enumerate(self._truth(request.text, image.tokens)):
@@ -126,7 +131,7 @@ class Kit:
         return Finding("log-probabilities", OK, f"those of the target, within {worst:.1e}")
 
     def resume(self) -> Finding:
-        """An image depends on its seed, prompt id and sample, not on what was decoded before."""
+        """An image depends on its seed, prompt id and sample, not on what was decoded before it."""
         first = self._tokens(self._requests)
         self._tokens(self._requests[:3])
         again = self._tokens(self._requests[::-1])[::-1]
@@ -140,15 +145,37 @@ class Kit:
         return _finding("resume", wrong, "an interrupted run continues with the same images")
 
     def batch(self) -> Finding:
-        """An image alone is the image in a batch."""
+        """An image decoded alone equals the image decoded in a batch."""
         together = self._tokens(self._requests)
         alone = np.concatenate([self._tokens([request]) for request in self._requests])
         differing = int((together != alone).any(1).sum())
         wrong = [f"{differing} of {len(alone)} images change when decoded in a batch of {len(alone)}"] * bool(differing)
         return _finding("batch", wrong, "alone or in a batch, the same images")
 
+    def continuous_batching(self) -> Finding:
+        """An image decoded in a refilled row equals the image decoded alone."""
+        if not isinstance(self._decoder, DecoderSpec):
+            return Finding(
+                "continuous batching", SKIPPED, "only a Preset or DecoderSpec is decoded by continuous batching"
+            )
+        together = self._tokens(self._requests)
+        decoded = dict(decode_each(self._model, self._requests, 2, self._spec, _SAMPLING, self._seed))
+        refilled = self._tokens(self._requests, [decoded[request] for request in self._requests])
+        differing = int((together != refilled).any(1).sum())
+        wrong = [f"{differing} of {len(together)} images change when rows are refilled"] * bool(differing)
+        return _finding("continuous batching", wrong, "in refilled rows, the same images")
+
+    def trace(self) -> Finding:
+        """Recording traces changes no token."""
+        if not isinstance(self._decoder, DecoderSpec):
+            return Finding("trace", SKIPPED, "only a Preset or DecoderSpec is traced")
+        traced = decode(self._model, self._requests, self._spec, _SAMPLING, self._seed, render=False, trace=True)
+        differing = int((self._tokens(self._requests) != self._tokens(self._requests, traced)).any(1).sum())
+        wrong = [f"{differing} of {len(traced)} images change when traces are recorded"] * bool(differing)
+        return _finding("trace", wrong, "with and without traces, the same images")
+
     def forced_slots(self) -> Finding:
-        """The grammar is kept."""
+        """Forced tokens stand where the grammar demands them, image tokens elsewhere."""
         tokens, forced = self._tokens(self._requests), np.array(_LAYOUT.forced)
         wrong = []
         if (tokens[:, forced >= 0] != forced[forced >= 0]).any():
@@ -158,9 +185,9 @@ class Kit:
         return _finding("forced slots", wrong, "row ends stand where they must, image tokens elsewhere")
 
     def speed(self) -> Finding:
-        """What a step costs besides its forward, on the embedded model, beside exact SJD."""
+        """Time of a step besides its target forward, on the embedded model, relative to exact SJD."""
         if not isinstance(self._decoder, DecoderSpec):
-            return Finding("speed", SKIPPED, "a function's time is not taken apart; a Preset's is")
+            return Finding("speed", SKIPPED, "only a Preset or DecoderSpec is timed, not a function")
         from specbench.models.catalog import load_model
 
         model, window = load_model("shapes"), dict(self._decoder.options).get("window")
@@ -172,8 +199,14 @@ class Kit:
             "speed", status, f"{mine:.2f} ms a step besides the forward, {mine / exact:.1f} times SJD's{advice}"
         )
 
-    def _tokens(self, requests: Sequence[Request]) -> np.ndarray:
-        decoded = self._decode(requests)
+    @property
+    def _spec(self) -> DecoderSpec:
+        return with_window(self._decoder, 3)
+
+    def _tokens(self, requests: Sequence[Request], decoded: Sequence | None = None) -> np.ndarray:
+        """Stream tokens [B, N] of the requests, or of images `decoded` already."""
+        decoded = self._decode(requests) if decoded is None else decoded
+        _raise_first(decoded)
         if len(decoded) and isinstance(decoded[0], Generation):
             decoded = [image.tokens for image in decoded]
         return np.asarray(decoded)
@@ -186,34 +219,33 @@ class Kit:
 
     def _decode(self, requests: Sequence[Request]):
         if isinstance(self._decoder, DecoderSpec):
-            spec = with_window(self._decoder, 3)
-            decoded = decode(self._model, requests, spec, _SAMPLING, self._seed, render=False)
+            decoded = decode(self._model, requests, self._spec, _SAMPLING, self._seed, render=False)
         else:
             decoded = self._decoder(self._model, requests, _SAMPLING, self._seed)
-        for image in decoded:
-            if isinstance(image, SpecbenchError):
-                raise image
+        _raise_first(decoded)
         return decoded
 
     def _truth(self, text: str, tokens: np.ndarray) -> Iterator[tuple[float, float]]:
-        """log p and entropy at every slot, from the tables the model was made of; zeros where the grammar decides."""
-        model, number = self._model, self._model.prompts.index(text)
+        """log p and entropy at every slot, from the model's tables; zeros at forced slots."""
         code = 0
         for slot, (forced, token) in enumerate(zip(_LAYOUT.forced, tokens.tolist(), strict=True)):
             if forced >= 0:
                 yield 0.0, 0.0
             else:
-                row = model.offsets[slot] + code
-                conditional, unconditional = (
-                    table[number, row].numpy().astype(float) for table in (model.conditional, model.unconditional)
-                )
-                p = processed(unconditional + _SAMPLING.guidance * (conditional - unconditional), _SAMPLING)
+                p = processed(self._model.guided(text, slot, code, _SAMPLING.guidance), _SAMPLING)
                 yield float(np.log(p[token])), float(-(p * np.log(p)).sum())
             code += token * _LAYOUT.vocab**slot
 
 
+def _raise_first(decoded: Sequence) -> None:
+    """Raise the error of the first image that failed."""
+    for image in decoded:
+        if isinstance(image, SpecbenchError):
+            raise image
+
+
 def _rule_ms(model: ImageModel, spec: DecoderSpec) -> float:
-    """Least of two images: milliseconds per step in drafting, verifying and the host."""
+    """Milliseconds per step in drafting, verification and the host: the smaller of two images'."""
     sampling, times = Sampling(), []
     for sample in range(3):
         (image,) = decode(model, [Request("a red circle", "(check)", sample)], spec, sampling, 0, render=False)

@@ -1,104 +1,153 @@
-"""How far a sampler's images are from an exact joint: a test, a distance with bounds, the power."""
+"""How far a sampler's images are from an exact joint distribution: a test, a distance with bounds, the power."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
+from functools import cached_property
 
 import numpy as np
-import torch
+from scipy.special import chndtrinc
+from scipy.stats import chi2
 
 LEVEL = 1e-4
 POWER = 0.95
+COUNTABLE = 2000
+"""Images are counted whole where there are at most this many, else by runs of consecutive tokens."""
+RUN_CELLS = 128
+"""Values that such a run can take, at most."""
+POOLED = 5
+"""Cells expected fewer times are pooled into one."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Images seen of one table: `observed` [2, cells] in two halves of the samples, `exact` [cells]."""
+    """Images observed of one table: `observed` [2, cells] in two halves of the samples, `exact` [cells].
+
+    `vocab` is the number of values of one image token where cells are images in the order of `image_index` (with one
+    more cell for streams that break the grammar); 0 where they are something else.
+    """
 
     observed: np.ndarray
     exact: np.ndarray
+    vocab: int = 0
 
     @property
     def total(self) -> np.ndarray:
         return self.observed.sum(0)
 
+    @cached_property
+    def runs(self) -> list[Counts]:
+        """Marginals of every run of consecutive tokens that can take at most RUN_CELLS values; empty where images are
+        counted whole."""
+        images = len(self.exact) - 1
+        if not self.vocab or images <= COUNTABLE:
+            return []
+        length = round(math.log(images, self.vocab))
+        return [self._run(start, length) for start in range(length - self._run_width + 1)]
+
+    @property
+    def _run_width(self) -> int:
+        return int(math.log(RUN_CELLS + 0.5, self.vocab))
+
+    def _run(self, start: int, length: int) -> Counts:
+        """Marginal of the tokens from `start` on; its last cell still holds the streams that break the grammar."""
+        width = self._run_width
+        shape = (self.vocab**start, self.vocab**width, self.vocab ** (length - start - width))
+        observed = self.observed[:, :-1].reshape(2, *shape).sum((1, 3))
+        exact = self.exact[:-1].reshape(shape).sum((0, 2))
+        return Counts(np.append(observed, self.observed[:, -1:], 1), np.append(exact, self.exact[-1]))
+
+    @cached_property
+    def blocks(self) -> list[Counts]:
+        """The whole images, or runs of tokens that together cover the image once (but for an overlap at its end)."""
+        if not self.runs:
+            return [self]
+        last = len(self.runs) - 1
+        return [*self.runs[:: self._run_width], *([self.runs[last]] if last % self._run_width else [])]
+
 
 def chi_square(counts: Counts) -> tuple[float, int]:
-    """Pearson's statistic and its degrees of freedom; cells expected fewer than 5 times are pooled.
+    """Pearson's statistic and its degrees of freedom; cells expected fewer than POOLED times are pooled.
 
-    Infinite when an impossible image was seen.
+    Infinite when an impossible image was observed.
     """
-    expected = counts.exact * counts.total.sum()
-    if counts.total[expected == 0].any():
+    seen, due = counts.total, counts.exact * counts.total.sum()
+    if seen[due == 0].any():
         return math.inf, 1
-    rare = expected < 5
-    seen = np.append(counts.total[~rare], counts.total[rare].sum())
-    due = np.append(expected[~rare], expected[rare].sum())
+    rare = due < POOLED
+    seen, due = (np.append(x[~rare], x[rare].sum()) for x in (seen, due))
     possible = due > 0
     statistic = ((seen - due)[possible] ** 2 / due[possible]).sum()
-    return float(statistic), int(possible.sum()) - 1
+    return float(statistic), degrees_of_freedom(counts)
 
 
-def chi_square_tail(statistic: float, dof: int) -> float:
-    """P(chi-square with `dof` degrees of freedom >= statistic)."""
-    half = torch.tensor([dof / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
+def degrees_of_freedom(counts: Counts) -> int:
+    """Of `chi_square`, whatever was observed."""
+    due = counts.exact * counts.total.sum()
+    return int((due >= POOLED).sum()) + bool(due[due < POOLED].sum() > 0) - 1
 
 
 def p_value(tables: Sequence[Counts]) -> float:
-    """P-value of "every table shows its exact joint".
+    """P-value of "every table shows its exact joint distribution".
 
-    Two views, Bonferroni-corrected: the statistics of all tables summed, and the worst single table.
+    Two views, Bonferroni-corrected: the statistics of all blocks summed (those of one image are dependent, but too
+    little to move the sum's tail), and the worst single test, over every table's whole images and runs of tokens.
     """
-    tests = [chi_square(counts) for counts in tables]
-    worst = min(chi_square_tail(*test) for test in tests)
-    together = chi_square_tail(sum(statistic for statistic, _ in tests), sum(dof for _, dof in tests))
-    return min(1.0, 2 * min(together, len(tests) * worst))
+    single = [chi_square(view) for counts in tables for view in (counts, *counts.runs)]
+    worst = min(_tail(*test) for test in single)
+    together = _tail(*_sum([chi_square(block) for counts in tables for block in counts.blocks]))
+    return min(1.0, 2 * min(together, len(single) * worst))
+
+
+def _sum(tests: Sequence[tuple[float, int]]) -> tuple[float, int]:
+    return sum(statistic for statistic, _ in tests), sum(dof for _, dof in tests)
+
+
+def _tail(statistic: float, dof: int) -> float:
+    """Chance of at least this statistic; a table with a single possible image has nothing to test."""
+    return float(chi2.sf(statistic, dof)) if dof else 1.0
 
 
 def total_variation(tables: Sequence[Counts]) -> tuple[float, float, float]:
-    """Mean total variation over the tables: (estimate, lower, upper) with 95 % between the bounds.
+    """Mean total variation over the blocks of all tables: (estimate, lower, upper) with 95 % between the bounds.
 
-    The plug-in distance is above 0 even for an exact sampler, so the estimate is cross-fitted: one half of
-    the images chooses the cells that look too frequent, the other half measures their excess, and the two
-    directions are averaged. Before clamping at 0 its mean never exceeds the true distance and is 0 for an
-    exact sampler. The lower bound is its normal limit. The upper bound is the smaller of plug-in plus
-    McDiarmid's term and half the root of the chi-square divergence that Pearson's statistic still allows.
+    The plug-in distance is above 0 even for an exact sampler, so the estimate is cross-fitted: one half of the images
+    chooses the cells that look too frequent, the other half measures their excess, and the two directions are averaged.
+    Before clamping at 0 its mean never exceeds the true distance and is 0 for an exact sampler. The lower bound is its
+    normal limit. The upper bound is the smaller of plug-in plus McDiarmid's term and half the root of the chi-square
+    divergence that Pearson's statistic still allows.
     """
-    n = sum(counts.total.sum() for counts in tables)
+    blocks = [block for counts in tables for block in counts.blocks]
+    n = sum(block.total.sum() for block in blocks)
+    # One image changes each of its blocks: the root of the summed squares of what it can change.
+    influence = math.sqrt(sum(counts.total.sum() * len(counts.blocks) ** 2 for counts in tables)) / n
     estimate = plug_in = 0.0
-    for counts in tables:
-        share = counts.total.sum() / n
-        excess = counts.observed / counts.observed.sum(1, keepdims=True) - counts.exact
+    for block in blocks:
+        share = block.total.sum() / n
+        excess = block.observed / block.observed.sum(1, keepdims=True) - block.exact
         estimate += share * (np.sign(excess) * excess[::-1]).sum() / 4
-        plug_in += share * np.abs(counts.total / counts.total.sum() - counts.exact).sum() / 2
-    tests = [chi_square(counts) for counts in tables]
-    statistic, dof = sum(test[0] for test in tests), sum(test[1] for test in tests)
-    allowed = math.sqrt(noncentrality(max(statistic, dof), dof, z=2.24) / n) / 2
-    high = min(1.0, plug_in + math.sqrt(math.log(1 / 0.0125) / (2 * n)), allowed)
-    low = estimate - 1.96 / math.sqrt(2 * n)
-    return max(0.0, estimate), max(0.0, low), max(high, estimate, 0.0)
+        plug_in += share * np.abs(block.total / block.total.sum() - block.exact).sum() / 2
+    statistic, dof = _sum([chi_square(block) for block in blocks])
+    allowed = math.sqrt(noncentrality(max(statistic, dof), dof, 0.0125) / n) / 2
+    high = min(1.0, plug_in + math.sqrt(math.log(1 / 0.0125) / 2) * influence, allowed)
+    low = estimate - 1.96 / math.sqrt(2) * influence
+    return tuple(float(max(0.0, bound)) for bound in (estimate, low, max(high, estimate)))
 
 
-def noncentrality(statistic: float, dof: float, z: float) -> float:
-    """Largest noncentrality under which chi-square is as low as `statistic`, `z` deviations below its mean.
-
-    Normal approximation, good for the hundreds of degrees of freedom an audit has.
-    """
-    if math.isinf(statistic):
-        return math.inf
-    gap = statistic - dof + 2 * z * z
-    return max(0.0, gap + math.sqrt(max(0.0, gap**2 - (statistic - dof) ** 2 + 2 * z * z * dof)))
+def noncentrality(statistic: float, dof: float, chance: float) -> float:
+    """Noncentrality under which chi-square is at most `statistic` with probability `chance`."""
+    return math.inf if math.isinf(statistic) else float(chndtrinc(statistic, dof, chance))
 
 
-def detectable_tv(dof: int, n: int) -> float:
-    """Mean total variation the summed test misses with probability at most 1 - POWER, however it is spread.
+def detectable_tv(tables: Sequence[Counts]) -> float:
+    """Mean total variation over the blocks that the summed test misses with probability at most 1 - POWER, however it
+    is spread.
 
     By Cauchy-Schwarz a distance t makes a chi-square divergence of at least 4 t**2.
     """
-    z = NormalDist().inv_cdf(1 - LEVEL / 2)
-    reject_at = dof * (1 - 2 / (9 * dof) + z * math.sqrt(2 / (9 * dof))) ** 3
-    return math.sqrt(noncentrality(reject_at, dof, NormalDist().inv_cdf(POWER)) / n) / 2
+    blocks = [block for counts in tables for block in counts.blocks]
+    n = sum(int(block.total.sum()) for block in blocks)
+    dof = max(sum(degrees_of_freedom(block) for block in blocks), 1)
+    return math.sqrt(noncentrality(chi2.isf(LEVEL / 2, dof), dof, 1 - POWER) / n) / 2

@@ -1,4 +1,4 @@
-"""Is this machine ready? One row per thing that a run needs, with what to do about what is not there."""
+"""Check the prerequisites of a run on this machine, one row each, with a fix for what is missing."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.models.catalog import Model, check_model, find_model, models
-from specbench.runs.memory_estimate import footprint, free_memory
+from specbench.models.catalog import check_model, find_model, models
+from specbench.models.facts import ModelFacts
+from specbench.runs.memory_estimate import footprint, free_memory, single_image_bytes
 from specbench.runs.plan import available_threads, check_writable
 from specbench.specs.presets import resolve
 from specbench.system import plugins
@@ -37,17 +38,17 @@ def check(
     metrics: Sequence[str] = (),
     measure: bool = False,
 ) -> list[dict[str, str]]:
-    """Rows of `name, status ("ok", "warning" or "missing"), detail, fix`.
+    """Check the prerequisites; returns rows of `name, status ("ok", "warning" or "missing"), detail, fix`.
 
     Args:
-        model: only this model, whose files are then accounted for by name and shape; all models if None.
-        out: the results folder to try.
-        metrics: these metrics must be ready too.
-        measure: time copies and matrix products of every device here, and keep them for `specbench.runs.roofline_facts`.
+        model: check only this model, including names and shapes of all tensors; all models if None.
+        out: results folder.
+        metrics: metrics whose prerequisites are checked too.
+        measure: measure and store memory bandwidth and FLOP/s of each device, for `specbench.runs.roofline_facts`.
         weights, revision, random, tiny: see `specbench.models.hub_model.HubModel.configured`.
 
     Raises:
-        SpecbenchError: unknown model, or one that takes no other weights.
+        SpecbenchError: unknown model, or a model without alternative weights.
     """
     named = [find_model(model).configured(weights, revision, random, tiny)] if model else []
     return [
@@ -98,19 +99,19 @@ def _torch() -> dict[str, str]:
 
 
 def _torchvision() -> list[dict[str, str]]:
-    """Optional; but transformers imports it where it is there, so one built for another torch breaks every model."""
+    """Check torchvision: optional, but transformers imports an installed one, and a build for another torch fails."""
     if importlib.util.find_spec("torchvision") is None:
         return []
     version = metadata.version("torchvision")
     try:
         import torchvision  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
-        fix = "install the torchvision that belongs to this torch, from where torch came, or uninstall it"
+        fix = "install the torchvision build of this torch version from the same index, or uninstall it"
         return [_row("torchvision", MISSING, f"{version} does not fit this torch: {error}", fix)]
     return [_row("torchvision", OK, version)]
 
 
-def _model(info: Model, required: bool) -> dict[str, str]:
+def _model(info: ModelFacts, required: bool) -> dict[str, str]:
     try:
         files = info.files()
         if required:
@@ -118,22 +119,22 @@ def _model(info: Model, required: bool) -> dict[str, str]:
     except SpecbenchError as error:
         return _row(f"model {info.name}", MISSING if required else WARNING, error.what, error.try_this)
     if not files:
-        return _row(f"model {info.name}", OK, "the architecture with random weights, nothing to read")
+        return _row(f"model {info.name}", OK, "random weights, no files needed")
     size = sum(path.stat().st_size for path in files)
-    complete = ", every tensor accounted for" if required else ""
+    complete = ", names and shapes of all tensors correct" if required else ""
     return _row(f"model {info.name}", OK, f"{size / 2**20:.1f} MiB in {files[0].parent}{complete}")
 
 
-def _memory(info: Model) -> list[dict[str, str]]:
-    """Whether one image at a time, with guidance, would fit: on the first GPU if there is one, else in main memory."""
-    need, available = footprint(info, resolve("ar"), info.sampling(), info.dtype), _memory_here()
-    if need is None or available is None:
+def _memory(info: ModelFacts) -> list[dict[str, str]]:
+    """Check that one image with guidance fits: into the first GPU if there is one, else into main memory."""
+    needed, available = single_image_bytes(info), _memory_here()
+    if needed is None or available is None:
         return []
-    needed, (where, size) = need.total(1), available
+    where, size = available
     detail = f"about {needed / 2**30:.1f} GiB in {info.dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
     detail += f"; {_per_image(info)}"
     if needed > size:
-        return [_row("memory", WARNING, detail, "another device, or a smaller model")]
+        return [_row("memory", WARNING, detail, "use another device, or a smaller model")]
     return [_row("memory", OK, detail)]
 
 
@@ -147,15 +148,15 @@ def _memory_here() -> tuple[str, int] | None:
     return None if size is None else ("free on the GPU" if gpu else "of main memory free", size)
 
 
-def _per_image(info: Model) -> str:
-    """What each further image of a batch takes, by AR and by a window of 64."""
+def _per_image(info: ModelFacts) -> str:
+    """Memory per additional image of a batch, for AR and for a window of 64."""
     needs = [footprint(info, resolve(name), info.sampling(), info.dtype) for name in ("ar", "scd-mc")]
     sizes = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in needs)
-    return f"{sizes} per image in a batch, of it {needs[0].cache / 2**20:,.0f} MiB of keys and values in AR"
+    return f"{sizes} per image in a batch, of it {needs[0].cache / 2**20:,.0f} MiB of KV cache in AR"
 
 
 def _peaks(measure: bool) -> list[dict[str, str]]:
-    """What each device here can do at best, in the number formats models run in."""
+    """Report peak bandwidth and FLOP/s of each device, in the number formats of the models."""
     try:
         import torch
     except (ImportError, OSError):
@@ -174,14 +175,14 @@ def _peaks(measure: bool) -> list[dict[str, str]]:
 def _peak(device: str, dtype: str, threads: int, peak: Peak | None) -> dict[str, str]:
     name = f"peak of {device}, {dtype}" + (f", {threads} thread{'s' if threads > 1 else ''}" if threads else "")
     if peak is None:
-        return _row(name, OK, "not known, so reports cannot say how far a run is from it", "specbench doctor --measure")
+        return _row(name, OK, "unknown, so reports show no roofline ratio", "specbench doctor --measure")
     large, small = peak.bandwidth(2**40) / 1e9, peak.bandwidth(0) / 1e9
-    cached = f" ({small:,.1f} where a cache holds it)" if small > 1.05 * large else ""
+    cached = f" ({small:,.1f} from cache)" if small > 1.05 * large else ""
     return _row(name, OK, f"{large:,.1f} GB/s{cached}, {peak.flops / 1e12:,.3g} TFLOP/s: {peak.source}")
 
 
 def _metric(name: str) -> list[dict[str, str]]:
-    """One row for each thing that a metric lacks."""
+    """Check a metric: one row per missing prerequisite."""
     try:
         missing = metric_catalog.metric(name)().missing()
     except SpecbenchError as error:
@@ -189,7 +190,7 @@ def _metric(name: str) -> list[dict[str, str]]:
             raise
         missing = [(error.what, error.try_this)]
     if not missing:
-        return [_row(f"metric {name}", OK, "everything it needs is on this disk")]
+        return [_row(f"metric {name}", OK, "all files are on this disk")]
     return [_row(f"metric {name}", MISSING, what, fix) for what, fix in missing]
 
 
@@ -213,5 +214,5 @@ def _disk(out: Path) -> list[dict[str, str]]:
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(existing).free / 2**30
     if free < LOW_DISK_GIB:
-        return [_row("results folder", WARNING, f"{out.absolute()}, only {free:.1f} GiB free", "make room")]
+        return [_row("results folder", WARNING, f"{out.absolute()}, only {free:.1f} GiB free", "free some space")]
     return [_row("results folder", OK, f"{out.absolute()}, {free:.0f} GiB free")]

@@ -1,14 +1,14 @@
 """Models small enough to enumerate every image: the ground truth that decoders are audited against.
 
 An `EnumerableModel` draws each token from a random table row chosen by the complete prefix, so a decoder that
-conditions on anything wrong, or reuses noise it should not, changes the joint distribution. `joint` gives the
-exact one in float64 by walking every prefix, sharing no code with the decode loop.
+conditions on anything wrong, or reuses noise it should not, changes the joint distribution. `joint` gives the exact one
+in float64 by extending every prefix, sharing no code with the decode loop.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from specbench.models.draft_head import EagleHead, new_head
 from specbench.models.interface import DraftPrompt, TokenLayout, Tree
 from specbench.specs.run_spec import Sampling
 
+SLOT_ROWS = 65_537
+"""Table rows of one slot at most, a prime: a slot with more prefixes assigns them to rows by a polynomial hash."""
+
 
 class EnumerableModel:
     """An `ImageModel` whose conditionals p(x_i | x_<i) are arbitrary tables, one set per prompt text.
@@ -28,21 +31,36 @@ class EnumerableModel:
         prompts: texts the model knows; each has its own independent table.
         sharpness: standard deviation of the random logits.
         seed: of the tables and of the codebook.
+        grain: round the logits to multiples of it, so that many are equal (ties at top-k); 0 leaves them as drawn.
     """
 
     name = "enumerable"
     device = torch.device("cpu")
     dtype = torch.float32
 
-    def __init__(self, layout: TokenLayout, prompts: Sequence[str] = ("",), sharpness: float = 1.5, seed: int = 0):
+    def __init__(
+        self,
+        layout: TokenLayout,
+        prompts: Sequence[str] = ("",),
+        sharpness: float = 1.5,
+        seed: int = 0,
+        grain: float = 0.0,
+    ):
+        if layout.vocab**layout.length >= 2**53:
+            raise ValueError(f"{layout.length} slots of {layout.vocab} tokens: too many prefixes")
+        if layout.v_image > self.feature_size:
+            raise ValueError(f"{layout.v_image} image tokens: features hold {self.feature_size}")
         self.layout = layout
         self.prompts = tuple(prompts)
-        self.offsets = [sum(layout.vocab**j for j in range(i)) for i in range(layout.length)]
-        rows = self.offsets[-1] + layout.vocab ** (layout.length - 1)
+        self.slot_rows = [min(layout.vocab**slot, SLOT_ROWS) for slot in range(layout.length)]
+        self.offsets = [sum(self.slot_rows[:slot]) for slot in range(layout.length)]
         draw = torch.Generator().manual_seed(seed)
-        shape = (len(self.prompts), rows, layout.v_image)
+        shape = (len(self.prompts), sum(self.slot_rows), layout.v_image)
         self.conditional = sharpness * torch.randn(shape, generator=draw)
         self.unconditional = sharpness * torch.randn(shape, generator=draw)
+        if grain:
+            for table in (self.conditional, self.unconditional):
+                table.div_(grain).round_().mul_(grain)
         self.codebook = 0.5 * torch.randn(layout.v_image, 2, generator=draw)
         digest = hashlib.sha256(self.conditional.numpy().tobytes() + self.unconditional.numpy().tobytes())
         self.weights_sha256 = digest.hexdigest()
@@ -61,6 +79,21 @@ class EnumerableModel:
         config = LlamaConfig(vocab_size=self.layout.vocab, num_hidden_layers=1, pad_token_id=None, **sizes)
         draw = torch.Generator().manual_seed(0)
         return new_head(config, torch.randn(self.layout.vocab, 8, generator=draw), seed=0)
+
+    def row(self, slot: int, code: int | np.ndarray) -> int | np.ndarray:
+        """Table row of the prefix before `slot` whose `code` is sum_j token_j * vocab**j."""
+        return self.offsets[slot] + code % self.slot_rows[slot]
+
+    def guided(self, prompt: str, slot: int, codes: np.ndarray, guidance: float) -> np.ndarray:
+        """Guided logits [n, V] of the prefixes `codes` [n] before `slot`, float64."""
+        number, rows = self.prompts.index(prompt), self.row(slot, codes)
+        conditional, unconditional = (
+            table[number, rows].numpy().astype(np.float64) for table in (self.conditional, self.unconditional)
+        )
+        return unconditional + guidance * (conditional - unconditional)
+
+    def adopt_head(self, head: EagleHead) -> EagleHead:
+        return head
 
     def table_ids(self, tokens: Tensor) -> Tensor:
         return tokens
@@ -87,68 +120,69 @@ class EnumerableSession:
         self.guidance = guidance
         self.columns = columns
         layout = model.layout
-        self.consumed = torch.zeros(len(prefix), layout.length, dtype=torch.long)
+        self._length = layout.length
+        # One slot too many takes what is not to be remembered.
+        self.consumed = torch.zeros(len(prefix), layout.length + 1, dtype=torch.long)
         self.weights = torch.tensor([layout.vocab**j for j in range(layout.length)])
-        self.offsets = torch.tensor(model.offsets)
-        self.aside: Tensor | None = None
+        self.offsets, self.slot_rows = torch.tensor(model.offsets), torch.tensor(model.slot_rows)
+        self.branches: Tensor | None = None
         self.features: Tensor | None = None
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
         if tokens.shape != positions.shape or tokens.shape[1] > self.columns:
             raise ValueError(f"forward of {tuple(tokens.shape)} tokens, at most {self.columns} columns")
         tokens, positions = tokens.long(), positions.long()
-        last = self.model.layout.length - 1
         if tree is None:
             self._store(tokens, positions)
-            codes = self._prefix_codes().gather(1, positions.clamp(max=last))
+            codes = self._prefix_codes().gather(1, positions.clamp(max=self._length - 1))
         else:
-            self.aside = tokens
+            self.branches = tokens
             trunk = torch.tensor(tree.in_trunk)
             self._store(tokens[:, trunk], positions[:, trunk])
             codes = self._tree_codes(tokens, positions, tree.ancestors)
-        rows = self.offsets[positions.clamp(max=last)] + codes
-        return self._logits(torch.where(positions > last, 0, rows))
+        return self._logits(codes, positions)
 
     def forward_scattered(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
         """Slots that were not fed count as token 0, so the tables are defined for streams with holes."""
-        last = self.model.layout.length - 1
+        last = self._length - 1
         self._store(tokens, torch.where(aside, 0, positions))
         before = (positions - 1).clamp(0, last)
-        weight = self.weights[before]
-        missing = torch.where(aside, tokens - self.consumed.gather(1, before), 0) * weight
-        rows = positions.clamp(max=last)
-        codes = self._prefix_codes().gather(1, rows) + missing
-        return self._logits(torch.where(positions > last, 0, self.offsets[rows] + codes))
+        missing = torch.where(aside, tokens - self.consumed.gather(1, before), 0) * self.weights[before]
+        return self._logits(self._prefix_codes().gather(1, positions.clamp(max=last)) + missing, positions)
 
     def draft_prompt(self) -> DraftPrompt:
         rows = len(self.prompt) * (1 if self.guidance == 1 else 2)
         return DraftPrompt(torch.ones(rows, dtype=torch.long), None, None)
 
     def keep(self, columns: Tensor, positions: Tensor) -> None:
-        self._store(self.aside.gather(1, columns.long()), positions.long())
+        self._store(self.branches.gather(1, columns.long()), positions.long())
 
     def refill(self, rows: Tensor, prefix: Tensor) -> None:
         self.prompt[rows], self.consumed[rows] = prefix, 0
 
     def _store(self, tokens: Tensor, positions: Tensor) -> None:
         """Put the token consumed at `positions` (the one at the slot before) into its place."""
-        row, column = torch.nonzero((positions > 0) & (positions <= self.consumed.shape[1]), as_tuple=True)
-        self.consumed[row, positions[row, column] - 1] = tokens[row, column]
+        stays = (positions > 0) & (positions <= self._length)
+        self.consumed.scatter_(1, torch.where(stays, positions - 1, self._length), tokens)
 
     def _prefix_codes(self) -> Tensor:
         """[B, N] code of the stored tokens before each slot."""
-        terms = self.consumed * self.weights
+        terms = self.consumed[:, : self._length] * self.weights
         return terms.cumsum(1) - terms
 
     def _tree_codes(self, tokens: Tensor, positions: Tensor, ancestors: Tensor) -> Tensor:
         """[B, T] code of the tokens stored before column 0's own, plus those of each column's ancestors."""
         stored = self._prefix_codes().gather(1, (positions[:, :1] - 1).clamp(min=0))
         consumed = positions - 1
-        within = (consumed >= 0) & (consumed < len(self.weights))
-        terms = torch.where(within, tokens * self.weights[consumed.clamp(0, len(self.weights) - 1)], 0)
-        return stored + terms @ ancestors.long().T
+        within = (consumed >= 0) & (consumed < self._length)
+        terms = torch.where(within, tokens * self.weights[consumed.clamp(0, self._length - 1)], 0)
+        # Codes stay below 2**53, so that the fast product of floats is exact.
+        return stored + (terms.double() @ ancestors.double().T).long()
 
-    def _logits(self, rows: Tensor) -> Tensor:
+    def _logits(self, codes: Tensor, positions: Tensor) -> Tensor:
+        """Guided logits of the prefixes `codes` [B, T]; those past the end are never read."""
+        slots = positions.clamp(max=self._length - 1)
+        rows = torch.where(positions < self._length, self.offsets[slots] + codes % self.slot_rows[slots], 0)
         tables = [self.model.conditional] + [self.model.unconditional] * (self.guidance != 1)
         found = torch.cat([table[self.prompt[:, None], rows] for table in tables])
         self.features = torch.nn.functional.pad(found, (0, self.model.feature_size - found.shape[-1]))
@@ -165,46 +199,46 @@ class EnumerableSession:
 def joint(model: EnumerableModel, sampling: Sampling, prompt: str = "") -> np.ndarray:
     """Exact probability of every image under autoregressive sampling, float64 [v_image ** free slots].
 
-    The image (x_0, .., x_m) of free tokens in stream order has index x_0 * V**m + .. + x_m, see
-    `image_index`.
+    The image (x_0, .., x_m) of free tokens in stream order has index x_0 * V**m + .. + x_m, see `image_index`.
     """
-    layout, number = model.layout, model.prompts.index(prompt)
-    probabilities = []
 
-    def walk(slot: int, code: int, mass: float) -> None:
-        if slot == layout.length:
-            probabilities.append(mass)
-            return
-        forced = layout.forced[slot]
-        if forced >= 0:
-            walk(slot + 1, code + forced * layout.vocab**slot, mass)
-            return
-        row = model.offsets[slot] + code
-        conditional = model.conditional[number, row].numpy().astype(np.float64)
-        unconditional = model.unconditional[number, row].numpy().astype(np.float64)
-        p = processed(unconditional + sampling.guidance * (conditional - unconditional), sampling)
-        for token in range(layout.v_image):
-            walk(slot + 1, code + token * layout.vocab**slot, mass * p[token])
+    def logits(slot: int, prefixes: np.ndarray) -> np.ndarray:
+        codes = prefixes @ np.array([model.layout.vocab**j for j in range(slot)], dtype=np.int64)
+        return model.guided(prompt, slot, codes, sampling.guidance)
 
-    walk(0, 0, 1.0)
-    return np.array(probabilities)
+    return enumerate_images(model.layout, sampling, logits)
+
+
+def enumerate_images(
+    layout: TokenLayout, sampling: Sampling, logits: Callable[[int, np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """`joint` of any model; `logits` maps a slot and all prefixes [n, slot] before it to guided logits [n, V]."""
+    prefixes, mass = np.zeros((1, 0), dtype=np.int64), np.ones(1)
+    for slot, forced in enumerate(layout.forced):
+        tokens = np.array([forced]) if forced >= 0 else np.arange(layout.v_image)
+        if forced < 0:
+            mass = (mass[:, None] * processed(logits(slot, prefixes), sampling)).ravel()
+        repeated = np.repeat(prefixes, len(tokens), 0)
+        prefixes = np.concatenate([repeated, np.tile(tokens, len(prefixes))[:, None]], 1)
+    return mass
 
 
 def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """One slot's target distribution in float64: temperature, then top-k with ties kept, then top-p."""
+    """Target distributions [.., V] in float64: temperature, then top-k with ties kept, then top-p."""
     scaled = logits / sampling.temperature
     if sampling.top_k:
-        scaled = np.where(scaled >= np.sort(scaled)[-sampling.top_k], scaled, -np.inf)
-    p = np.exp(scaled - scaled.max())
-    p /= p.sum()
+        kth = np.sort(scaled)[..., -min(sampling.top_k, scaled.shape[-1])]
+        scaled = np.where(scaled >= kth[..., None], scaled, -np.inf)
+    p = np.exp(scaled - scaled.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
     if sampling.top_p < 1:
-        mass, kept = 0.0, np.zeros_like(p)
-        for token in np.argsort(-p, kind="stable"):
-            if mass >= sampling.top_p:
-                break
-            kept[token] = p[token]
-            mass += p[token]
-        p = kept / kept.sum()
+        order = np.argsort(-p, axis=-1, kind="stable")
+        ranked = np.take_along_axis(p, order, -1)
+        kept = np.zeros_like(p)
+        # Accumulated in order of rank; a token stays while the mass before it is below top-p.
+        before = np.cumsum(ranked, -1) - ranked
+        np.put_along_axis(kept, order, np.where(before < sampling.top_p, ranked, 0.0), -1)
+        p = kept / kept.sum(-1, keepdims=True)
     return p
 
 

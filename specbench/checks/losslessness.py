@@ -1,18 +1,23 @@
-"""Is a decoder lossless? Decode models small enough to enumerate; compare the images with the exact joint.
+"""Is a decoder lossless? Decode models small enough to enumerate; compare the images with the exact joint distribution.
 
-Nothing here trusts what a decoder says of itself: the real loop runs and its images are counted.
+The decoder's own claim is never used: the real loop runs and its images are counted.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
+import torch
 
-from specbench.checks.divergence import LEVEL, Counts, chi_square, detectable_tv, p_value, total_variation
-from specbench.checks.enumerable_model import EnumerableModel, image_index, joint
+from specbench.checks.audit_settings import AUDIT_SETTINGS, AuditSetting, setting_model, with_window
+from specbench.checks.divergence import LEVEL, Counts, detectable_tv, p_value, total_variation
+from specbench.checks.enumerable_model import image_index
+from specbench.decoding.build import build
+from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import Request, decode
 from specbench.errors import SpecbenchError
@@ -22,71 +27,77 @@ from specbench.specs.presets import DecoderSpec, Preset, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 
-SAMPLES = 200_000
-BATCH = 16_384
-
-
-@dataclass(frozen=True)
-class Case:
-    """One setting of the audit: `tables` random models of one layout, decoded under one sampling.
-
-    `window` replaces the decoder's own where it has that option; None keeps it.
-    """
-
-    name: str
-    layout: TokenLayout
-    sampling: Sampling = field(default_factory=lambda: Sampling(guidance=1.0))
-    window: int | None = None
-    tables: int = 1
-
-
-CASES = (
-    Case("1x3 of 6, window 3", TokenLayout.plain(1, 3, 6), window=3),
-    Case("2x2 of 3 with row ends", TokenLayout.with_row_ends(2, 2, 3), tables=2),
-    Case(
-        "1x5 of 3 with row end, guided, top-p, window 4",
-        TokenLayout.with_row_ends(1, 5, 3),
-        Sampling(2.0, 1.0, 0, 0.9),
-        window=4,
-    ),
-    Case("2x2 of 4 with row ends, T 0.8, top-k 3", TokenLayout.with_row_ends(2, 2, 4), Sampling(1.0, 0.8, 3)),
-)
-
+SAMPLES = 180_000
+"""Images per decoder: 20,000 of each setting."""
+BATCH = 8192
 
 Decode = Callable[[ImageModel, Sequence[Request], Sampling, int], Sequence[Generation] | np.ndarray]
 Auditable = str | DecoderSpec | Decode
 
 
-def audit(decoders: Sequence[Auditable], samples: int = SAMPLES, seed: int = 0) -> list[dict[str, object]]:
-    """Decode `samples` images of enumerable models with each decoder and judge whether it keeps their joint.
+def audit(
+    decoders: Sequence[Auditable], samples: int = SAMPLES, seed: int = 0, workers: int = 1
+) -> list[dict[str, object]]:
+    """Decode `samples` images of enumerable models with each decoder and judge whether it keeps their joint
+    distribution.
 
     Args:
         decoders: preset names, resolved specs, or a user's decoder, also as "package.module:Name". That is a
             `Preset`, a `DecoderSpec`, or a function `(model, requests, sampling, seed)` that returns one
             `Generation` per request, or all stream tokens as an array [B, N].
-        samples: images per decoder, spread evenly over the audit's models.
+        samples: images per decoder, spread evenly over the audit's settings.
         seed: of the models and of the noise.
+        workers: processes that share the decoders, on Linux.
 
     Returns:
-        One dict per decoder: `decoder`, `verdict` ("lossless" unless the test rejects at LEVEL, then
-        "lossy"), `tv, tv_low, tv_high` (mean total variation over the models, as `total_variation` defines
-        it), `samples`, `p_value`, `detectable_tv` (a distance the test would have found with probability
-        POWER), `models`, and `declared` (what the spec says of itself; None for a user decoder).
+        One dict per decoder: `decoder`, `verdict` ("lossless" unless the test rejects at LEVEL, then "lossy"), `tv,
+        tv_low, tv_high` (mean total variation over the settings, as `total_variation` defines it), `samples`,
+        `p_value`, `detectable_tv` (a distance the test would have found with probability POWER), `models`, `declared`
+        (what the spec says of itself; None for a user decoder), `worst_setting` (the one with the smallest p-value),
+        and `refused` (settings whose model the decoder does not accept).
 
     Raises:
-        SpecbenchError: an unknown decoder, or too few samples to say anything.
+        SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples to say anything.
     """
     if samples < 1000:
         raise SpecbenchError(f"--samples {samples}: an audit needs at least 1000", f"default: {SAMPLES}")
-    return [audit_one(*load_decoder(decoder), samples, seed) for decoder in decoders]
+    return list(audit_each(decoders, samples, seed, workers))
 
 
-def audit_one(name: str, decoder: DecoderSpec | Decode, samples: int, seed: int) -> dict[str, object]:
-    """The same for one decoder as `load_decoder` gives it."""
-    models = sum(case.tables for case in CASES)
-    tables = [counts for case in CASES for counts in observe(case, decoder, samples // models, seed)]
+def audit_each(decoders: Sequence[Auditable], samples: int, seed: int, workers: int) -> Iterator[dict[str, object]]:
+    """Yield the rows of `audit` in order, each as soon as it and those before it are there."""
+    work = [(*load_decoder(decoder), samples, seed) for decoder in decoders]
+    # A forked process has the plug-ins and the imports of this one.
+    if min(workers, len(work)) < 2 or sys.platform != "linux":
+        yield from (audit_one(*one) for one in work)
+        return
+    context = multiprocessing.get_context("fork")
+    with ProcessPoolExecutor(min(workers, len(work)), context, torch.set_num_threads, (1,)) as pool:
+        jobs = [pool.submit(audit_one, *one) for one in work]
+        try:
+            yield from (job.result() for job in jobs)
+        finally:
+            for job in jobs:
+                job.cancel()
+
+
+def audit_one(
+    name: str,
+    decoder: DecoderSpec | Decode,
+    samples: int,
+    seed: int,
+    settings: Sequence[AuditSetting] | None = None,
+) -> dict[str, object]:
+    """The same for one decoder as `load_decoder` gives it, on AUDIT_SETTINGS or other settings."""
+    settings = settings or AUDIT_SETTINGS
+    refused = _refused(decoder, settings, seed)
+    counts = {
+        setting.name: observe(setting, decoder, samples // len(settings) // setting.tables, seed)
+        for setting in settings
+        if setting.name not in refused
+    }
+    tables = [table for own in counts.values() for table in own]
     tv, low, high = total_variation(tables)
-    seen = sum(int(counts.total.sum()) for counts in tables)
     p = p_value(tables)
     declared = getattr(decoder, "lossless", None)
     return {
@@ -95,12 +106,29 @@ def audit_one(name: str, decoder: DecoderSpec | Decode, samples: int, seed: int)
         "tv": tv,
         "tv_low": low,
         "tv_high": high,
-        "samples": seen,
+        "samples": sum(int(table.total.sum()) for table in tables),
         "p_value": p,
-        "detectable_tv": detectable_tv(sum(chi_square(counts)[1] for counts in tables), seen),
-        "models": models,
+        "detectable_tv": detectable_tv(tables),
+        "models": len(tables),
         "declared": None if declared is None else ("lossless" if declared else "lossy"),
+        "worst_setting": min(counts, key=lambda setting: p_value(counts[setting])),
+        "refused": refused,
     }
+
+
+def _refused(decoder: DecoderSpec | Decode, settings: Sequence[AuditSetting], seed: int) -> list[str]:
+    """Settings whose model the decoder does not accept."""
+    if not isinstance(decoder, DecoderSpec):
+        return []
+    refused = {}
+    for setting in settings:
+        try:
+            build(with_window(decoder, setting.window), setting_model(setting, seed)[0])
+        except SpecbenchError as error:
+            refused[setting.name] = error
+    if len(refused) == len(settings):
+        raise next(iter(refused.values()))
+    return list(refused)
 
 
 def load_decoder(decoder: Auditable) -> tuple[str, DecoderSpec | Decode]:
@@ -122,43 +150,47 @@ def load_decoder(decoder: Auditable) -> tuple[str, DecoderSpec | Decode]:
     return decoder, found
 
 
-def observe(case: Case, decoder: DecoderSpec | Decode, samples: int, seed: int, batch: int = BATCH) -> list[Counts]:
-    """Decode `samples` images of each of the case's tables, `batch` rows at a time, and count them."""
-    names = tuple(f"table {number}" for number in range(case.tables))
-    model = EnumerableModel(case.layout, names, seed=zlib.crc32(case.name.encode()) + seed)
-    requests = [Request(name, f"{case.name} {name}", sample) for sample in range(samples) for name in names]
-    cells = case.layout.v_image ** len(case.layout.free_slots())
-    observed = np.zeros((case.tables, 2, cells + 1), dtype=np.int64)
+def observe(
+    setting: AuditSetting, decoder: DecoderSpec | Decode, samples: int, seed: int, batch: int = BATCH
+) -> list[Counts]:
+    """Decode `samples` images of each of the setting's tables, `batch` at a time, and count them."""
+    model, exact = setting_model(setting, seed)
+    names = model.prompts
+    requests = [Request(name, f"{setting.name} {name}", sample) for sample in range(samples) for name in names]
+    observed = np.zeros((len(names), 2, len(exact[0]) + 1), dtype=np.int64)
     for start in range(0, len(requests), batch):
         part = requests[start : start + batch]
-        cell = _cells(_tokens(model, part, decoder, case, seed), case.layout)
+        cell = _cells(stream_tokens(model, part, decoder, setting, seed), setting.layout)
         number = np.arange(start, start + len(part))
-        np.add.at(observed, (number % case.tables, number // case.tables % 2, cell), 1)
-    exact = [np.append(joint(model, case.sampling, name), 0.0) for name in names]
-    return [Counts(seen, truth) for seen, truth in zip(observed, exact, strict=True)]
+        np.add.at(observed, (number % len(names), number // len(names) % 2, cell), 1)
+    return [
+        Counts(seen, np.append(truth, 0.0), setting.layout.v_image) for seen, truth in zip(observed, exact, strict=True)
+    ]
 
 
-def _tokens(model, requests, decoder: DecoderSpec | Decode, case: Case, seed: int) -> np.ndarray:
-    """Stream tokens [B, N] of the requests."""
-    if isinstance(decoder, DecoderSpec):
-        spec = with_window(decoder, case.window)
-        decoded = decode(model, requests, spec, case.sampling, seed, render=False)
+def stream_tokens(
+    model: ImageModel, requests: Sequence[Request], decoder: DecoderSpec | Decode, setting: AuditSetting, seed: int
+) -> np.ndarray:
+    """Stream tokens [B, N] of the requests, decoded as the setting says.
+
+    Raises:
+        SpecbenchError: the decoder refuses the model, or an image failed.
+    """
+    if not isinstance(decoder, DecoderSpec):
+        decoded = decoder(model, requests, setting.sampling, seed)
     else:
-        decoded = decoder(model, requests, case.sampling, seed)
+        spec = with_window(decoder, setting.window)
+        if setting.rows:
+            found = dict(decode_each(model, requests, setting.rows, spec, setting.sampling, seed, setting.trace))
+            decoded = [found[request] for request in requests]
+        else:
+            decoded = decode(model, requests, spec, setting.sampling, seed, render=False, trace=setting.trace)
     for row in decoded:
         if isinstance(row, SpecbenchError):
             raise row
     if len(decoded) and isinstance(decoded[0], Generation):
         decoded = np.stack([generation.tokens for generation in decoded])
     return np.asarray(decoded)
-
-
-def with_window(spec: DecoderSpec, window: int | None) -> DecoderSpec:
-    """The same decoder with another window, where it has one."""
-    options = dict(spec.options)
-    if window is None or "window" not in options:
-        return spec
-    return replace(spec, options=tuple(sorted((options | {"window": window}).items())))
 
 
 def _cells(tokens: np.ndarray, layout: TokenLayout) -> np.ndarray:

@@ -1,7 +1,6 @@
-"""The command line: parsing and terminal output only; every command calls the Python API.
+"""Command line: argument parsing and terminal output; commands call the Python API.
 
-Nothing heavy is imported here or at the top of a command's module, so that `--help` and `list` answer at
-once.
+Modules of commands import nothing heavy at the top, so that `--help` and `list` start fast.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ _MODULES = {
     "compare": ["compare"],
     "listing": ["list"],
     "official": ["export", "import"],
-    "checks": ["doctor", "audit"],
-    "check": ["check"],
+    "checks": ["doctor", "audit", "check"],
     "heads": ["train-head", "check-head"],
     "demo": ["demo"],
     "prompts": ["prompts"],
@@ -43,14 +41,14 @@ _MODULES = {
 
 
 def build_app(named: str | None = None) -> typer.Typer:
-    """The commands, or only those of the module that has the one `named`.
+    """Build the app with all commands, or only with those of the module that defines the command `named`.
 
-    Options of installed plug-in decoders become flags too, so plug-ins are looked up first.
+    Plug-ins are looked up first, because options of plug-in decoders become flags.
     """
     plugin_decoders.add_plugin_decoders()
     app = typer.Typer(
         name="specbench",
-        help="How much faster does a decoder make an autoregressive text-to-image model, and what does it cost?",
+        help="Measure speed-up and image quality of decoders for autoregressive text-to-image models.",
         epilog="Start with: specbench demo",
         context_settings={"help_option_names": ["-h", "--help"]},
         no_args_is_help=True,
@@ -72,17 +70,20 @@ def _version(wanted: bool) -> None:
 
 def _root(
     version: bool = typer.Option(
-        False, "--version", metavar="", help="Print the version and stop.", is_eager=True, callback=_version
+        False, "--version", metavar="", help="Print the version and exit.", is_eager=True, callback=_version
     ),
     debug: bool = typer.Option(
-        False, _DEBUG, metavar="", help="Show tracebacks (anywhere on the line, or SPECBENCH_DEBUG=1)."
+        False,
+        _DEBUG,
+        metavar="",
+        help="Show tracebacks; allowed anywhere on the command line (also SPECBENCH_DEBUG=1).",
     ),
 ) -> None:
     pass
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with its code; an error is one line on stderr."""
+    """Run the command line and exit with its exit code; errors are printed as one line on stderr."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = _DEBUG in arguments or os.environ.get("SPECBENCH_DEBUG", "") not in ("", "0")
     arguments = [argument for argument in arguments if argument != _DEBUG]
@@ -95,17 +96,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = BAD_INPUT if type(error).__name__ == "NoArgsIsHelpError" else _fail(_usage_problem(error), debug)
     except (KeyboardInterrupt, typer.Abort):
         code = _fail(
-            SpecbenchError("interrupted", "what was done is kept; the same command continues", INTERRUPTED), debug
+            SpecbenchError(
+                "interrupted", "finished images are kept; run the same command again to resume", INTERRUPTED
+            ),
+            debug,
         )
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        code = _fail(SpecbenchError(f"{where}{error.strerror or error}", "is the path right?"), debug)
+        code = _fail(SpecbenchError(f"{where}{error.strerror or error}", "check the path"), debug)
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
-        problem = SpecbenchError(what, f"a bug{place(error)}; {_DEBUG} shows all", FAILURE)
+        problem = SpecbenchError(what, f"a bug{place(error)}; {_DEBUG} shows the traceback", FAILURE)
         code = _fail(problem, debug)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -120,7 +124,7 @@ def _fail(error: SpecbenchError, debug: bool) -> int:
 
 
 def _usage_problem(error: Exception) -> SpecbenchError:
-    """Typer's complaint as one of ours, with the nearest option or command."""
+    """Convert a usage error of typer to a SpecbenchError, with the nearest option or command as a hint."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "specbench"
     option = getattr(error, "option_name", None)
@@ -128,7 +132,7 @@ def _usage_problem(error: Exception) -> SpecbenchError:
         valid = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
         problem = unknown_name("option", option, valid)
         return SpecbenchError(f"{problem.what} of '{path}'", problem.try_this, BAD_INPUT)
-    return SpecbenchError(error.format_message(), f"'{path} --help' tells more", BAD_INPUT)
+    return SpecbenchError(error.format_message(), f"see '{path} --help'", BAD_INPUT)
 
 
 def _show_warning(message, category, *_rest) -> None:

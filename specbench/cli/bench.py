@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -12,6 +13,10 @@ from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
 from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
 from specbench.system import console
+
+if TYPE_CHECKING:
+    from specbench.papers.join import PaperTable
+    from specbench.papers.table import Table
 
 FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 _HELP = "\n\n".join(
@@ -34,7 +39,7 @@ def add_to(app: typer.Typer) -> None:
     )
 
 
-@flags(_SETTINGS)
+@flags(_SETTINGS, dict.fromkeys(("model", "prompts", "samples", "seed", "batch"), "the table's"))
 def bench(
     flags: dict,
     name: str = typer.Argument(metavar="NAME", help="A table or figure, see 'specbench list tables'."),
@@ -44,7 +49,6 @@ def bench(
     fmt: str = FORMAT,
     to: Path = TO,
 ) -> None:
-    from specbench.papers import reproduce as tables
     from specbench.papers.table_files import load_table
 
     check_environment()
@@ -52,30 +56,36 @@ def bench(
     fmt = "json" if values["json"] else fmt
     check_format(fmt, to)
     table = load_table(name)
-    planned = tables.plan_table(table, flags)
     if dry_run:
-        return _print_outlook(table, planned, values["json"])
+        return _print_estimate(table, flags, bool(values["json"]))
+    from specbench.cli.progress import ScoreProgress, TransferLines
+    from specbench.metrics.base import Settings
+    from specbench.papers.bench import bench_table
+
     quiet = bool(values["quiet"])
-    done = tables.run_table(planned, None if quiet else console.ProgressReporter(), console.warn)
-    _score(table, done, values, flags["model"] is not None, quiet)
-    if flags["model"] is not None:
-        table = tables.with_scores_beside(table, list(done.folders.values()))
-    found = tables.find_measured([one for one in planned if one.case in done.problems], Path(str(values["out"])))
-    elsewhere = {case: folder for case, folder in found.items() if isinstance(folder, Path)}
-    print_tables([(table, done.found | elsewhere)], fmt, to)
-    if done.trouble:
-        raise done.trouble
+    joined = bench_table(
+        table,
+        flags,
+        str(values["out"]),
+        Settings(str(values["device"]), progress=None if quiet else TransferLines("weights")),
+        reporter=None if quiet else console.ProgressReporter(),
+        score_reporter=None if quiet else ScoreProgress(),
+        warn=console.warn,
+    )
+    print_tables([joined], fmt, to)
+    if joined.problem:
+        raise joined.problem
 
 
 def report_tables(
     names: Sequence[str], model: str | None, prompts: str | None, out: str, fmt: str, to: Path | None
 ) -> None:
-    """Print tables from what is in the results folder.
+    """Print tables from the runs in the results folder.
 
     Raises:
-        SpecbenchError: not all the names are tables, a flag out of range, or a format that cannot hold them.
+        SpecbenchError: a name that is not a table, a flag out of range, or a format that cannot hold several tables.
     """
-    from specbench.papers import reproduce as tables
+    from specbench.papers.measured import measured_table
     from specbench.papers.table_files import load_table, table_names
 
     check_format(fmt, to)
@@ -83,23 +93,16 @@ def report_tables(
     for name in names:
         if name not in table_names():
             raise SpecbenchError(f"'{name}' is no table", "a report is of runs or of tables: specbench list tables")
-        table = load_table(name)
-        planned = tables.plan_table(table, {"model": model, "prompts": prompts, "out": out}, env={})
-        found = tables.find_measured(planned, Path(out))
-        if model is not None:
-            table = tables.with_scores_beside(table, [folder for folder in found.values() if isinstance(folder, Path)])
-        joined.append((table, found))
-        if model is None and not any(isinstance(folder, Path) for folder in found.values()):
+        joined.append(measured_table(load_table(name), model, prompts, out))
+        if model is None and not any(line.runs for line in joined[-1].lines):
             console.say(f"nothing in {out} was measured for {name}; of another model or prompts: --model, --prompts")
     print_tables(joined, fmt, to)
 
 
-def print_tables(tables: Sequence[tuple], fmt: str, to: Path | None) -> None:
-    """Tables with what was found for them, on stdout or in a file; fitted to the width where there is a terminal."""
-    from specbench.papers.join import join
+def print_tables(joined: Sequence[PaperTable], fmt: str, to: Path | None) -> None:
+    """Print joined tables on stdout, fitted to the width of a terminal, or write them to a file."""
     from specbench.papers.render import render
 
-    joined = [join(table, found) for table, found in tables]
     if to is None and fmt == "markdown" and sys.stdout.isatty():
         from rich.console import Console
 
@@ -127,20 +130,11 @@ def check_format(fmt: str, to: Path | None) -> None:
         raise SpecbenchError("--format parquet: not for a terminal", "name a file with --to")
 
 
-def _score(table, done, values: Mapping, trial: bool, quiet: bool) -> None:
-    from specbench.cli.progress import ScoreProgress, TransferLines
-    from specbench.metrics.base import Settings
-    from specbench.papers import reproduce as tables
+def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) -> None:
+    from specbench.papers.estimate import estimate, total
+    from specbench.papers.reproduce import plan_table
 
-    progress = None if quiet else TransferLines("weights")
-    settings = Settings(str(values["device"]), progress=progress)
-    tables.score_table(table, done, settings, trial, None if quiet else ScoreProgress(), console.warn)
-
-
-def _print_outlook(table, planned, as_json: bool) -> None:
-    from specbench.papers.estimate import outlook, total
-
-    rows = outlook(table, planned)
+    rows = estimate(table, plan_table(table, flags))
     if as_json:
         print_json(rows)
     else:

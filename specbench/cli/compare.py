@@ -1,4 +1,4 @@
-"""`specbench compare`: two runs side by side, with a gate for scripts."""
+"""Command `specbench compare`: comparison of two runs, with gates for scripts."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from specbench.cli.options import flags, print_json, print_table
 from specbench.runs.settings import JSON, OUT, merge
 
 _SETTINGS = (OUT, JSON)
-_HELP = "Compare two runs over the images both have: speed, scores, and which differences are real."
+_HELP = "Compare two runs on their common images: speed-up, score differences, and their significance."
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(name="compare", help=_HELP, epilog='In a script: --fail-if "speedup<0.98" exits with 4')(compare)
+    app.command(name="compare", help=_HELP, epilog='In a script: --fail-if "speedup<0.98" exits with code 4')(compare)
 
 
 @flags(_SETTINGS)
 def compare(
     flags: dict,
-    run_a: str = typer.Argument(metavar="RUN_A", help="The baseline: a run id, or the start of one, or a folder."),
-    run_b: str = typer.Argument(metavar="RUN_B", help="What is compared with it."),
+    run_a: str = typer.Argument(metavar="RUN_A", help="Baseline run: run id, prefix of a run id, or run folder."),
+    run_b: str = typer.Argument(metavar="RUN_B", help="Run to compare with the baseline."),
     fail_if: list[str] = typer.Option(
-        None, "--fail-if", metavar="CONDITION", help="Exit with 4 if this holds, as in 'speedup<0.98'; may be repeated."
+        None,
+        "--fail-if",
+        metavar="CONDITION",
+        help="Exit with code 4 if this condition holds, for example 'speedup<0.98'; may be repeated.",
     ),
     reference: Path = typer.Option(
-        None, "--reference", metavar="DIR", help="Images that FID compares with.", show_default="those of COCO"
+        None, "--reference", metavar="DIR", help="Folder of reference images for FID.", show_default="the COCO images"
     ),
 ) -> None:
     values = merge(_SETTINGS, flags)

@@ -1,4 +1,4 @@
-"""`specbench demo`: several decoders over a few prompts of the embedded model, scored, as a table and a picture."""
+"""Command `specbench demo`: decode, score and report a few prompts with several decoders on the embedded model."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from specbench.system import console
 if TYPE_CHECKING:
     from specbench.runs.runner import Reporter
 
-# The papers' distance filter is in the units of another codebook; on this one it would leave clusters of one token.
+# The papers' distance threshold applies to another codebook; with this one it would leave clusters of one token.
 GSD = "gsd:G=10,d=inf"
 DECODERS = ("ar", "jacobi", "sjd", "sjd++", GSD, "scd-mc", "scd-gs", "predictive")
 WINDOW = 16
-THREADS = 1  # a model this small gains little from more, and loses much where others use the cores
+THREADS = 1  # a model this small gains little from more threads, and is slowed down when other processes use the cores
 PICTURE, TABLES = "grid.png", "report.md"
 
-_LIMIT = Setting(Option("limit", 8, "how many prompts", minimum=1), "What to run", "N")
-_OUT = Setting(Option("out", "results/demo", "where its runs, table and picture go"), "Output", "DIR")
+_LIMIT = Setting(Option("limit", 8, "number of prompts", minimum=1), "What to run", "N")
+_OUT = Setting(Option("out", "results/demo", "folder of the runs, the table and the image grid"), "Output", "DIR")
 _SETTINGS = (_LIMIT, _OUT, QUIET, JSON)
-_HELP = "Compare decoders on the embedded model, here and now: run, score, a table, a picture. Takes a few minutes."
+_HELP = "Compare decoders on the embedded model: run, score, print a table, draw an image grid. Takes a few minutes."
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(name="demo", help=_HELP, epilog="The same by hand: specbench run, then score, then report")(demo)
+    app.command(
+        name="demo", help=_HELP, epilog="The same step by step: specbench run, specbench score, specbench report"
+    )(demo)
 
 
 @flags(_SETTINGS)
@@ -51,16 +53,16 @@ def demo(flags: dict) -> None:
 
 
 def run_demo(out: Path, limit: int, reporter: Reporter) -> list[dict]:
-    """Run, score and report; leaves `grid.png` and `report.md` in `out`.
+    """Run, score and report; writes `grid.png` and `report.md` to `out`.
 
     Args:
-        limit: how many prompts of the set `shapes`.
+        limit: number of prompts of the set `shapes`.
 
     Returns:
         The report rows.
     """
     from specbench import api, reporting
-    from specbench.reporting.contact_sheet import gallery
+    from specbench.reporting.contact_sheet import contact_sheet
     from specbench.runs.execute import execute
     from specbench.runs.plan import make_plan
 
@@ -72,13 +74,13 @@ def run_demo(out: Path, limit: int, reporter: Reporter) -> list[dict]:
     names = [folder.name for folder in summary.folders]
     api.score(names, out=out)
     rows = api.report(names, out=out)
-    gallery(summary.folders, out / PICTURE)
+    contact_sheet(summary.folders, out / PICTURE)
     (out / TABLES).write_text(reporting.render(rows))
     return rows
 
 
 def headline(rows: Sequence[Mapping]) -> list[dict[str, str]]:
-    """The few columns of the report that say it all, as text: one row per run."""
+    """Select and format the main columns of the report, one row per run."""
     metrics = dict.fromkeys(score["metric"] for row in rows for score in row["scores"] if ":" not in score["metric"])
     return [_headline(row, list(metrics)) for row in rows]
 
@@ -103,7 +105,7 @@ def _headline(row: Mapping, metrics: Sequence[str]) -> dict[str, str]:
 
 
 def _with_interval(score: Mapping) -> str:
-    """A score with its 95 % interval, so that few prompts look like few prompts."""
+    """Format a score with its 95 % interval."""
     from specbench.reporting.columns import between, number
 
     text = number(score["value"])
@@ -111,8 +113,8 @@ def _with_interval(score: Mapping) -> str:
 
 
 def say_what_next(out: Path, rows: Sequence[Mapping]) -> None:
-    """What to beware of in the report rows, and where the rest is."""
+    """Print the notes of the scores, and where to find the full report."""
     for warning in dict.fromkeys(f"{s['metric']}: {s['note']}" for row in rows for s in row["scores"] if s["note"]):
         console.say(warning)
-    console.say(f"Everything, with the definition of every number: {out / TABLES}")
+    console.say(f"Full report with the definition of every number: {out / TABLES}")
     console.say("Next: specbench run --help")

@@ -1,4 +1,4 @@
-"""`specbench train-head` and `specbench check-head`: draft heads for the EAGLE decoders."""
+"""Commands `specbench train-head` and `specbench check-head`: draft heads for the EAGLE decoders."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def add_to(app: typer.Typer) -> None:
 
 _TRAIN_HELP = "\n\n".join(
     (
-        "Train an EAGLE-1 draft head for a model, and print the folder it is in.",
-        "The target's features are computed once, then the head learns to extrapolate them. The same command continues "
-        "an interrupted training, to the same weights. Use the result with --head FOLDER.",
+        "Train an EAGLE-1 draft head for a model, and print its folder.",
+        "The target's features are computed once; the head is trained to extrapolate them. Run the same command again "
+        "to resume an interrupted training, with identical weights. Use the result with --head FOLDER.",
     )
 )
 _CHECK_HELP = "\n\n".join(
     (
-        "Say how far a draft head is from its model, by draft depth.",
-        "tv is the total variation distance between the model's and the head's guided distributions along true images, "
-        "with its 95 % interval; acceptance is what an exact chain would accept there. The last row pairs each feature "
-        "with the token before instead of the one after: a head that does better there was trained on the wrong pairs.",
+        "Measure the total variation between draft head and target by draft depth.",
+        "tv: mean total variation between the guided distributions of target and head along training images, with its "
+        "95 % confidence interval. acceptance: expected acceptance of an exact chain. The last row pairs each feature "
+        "with the previous instead of the next token; a head with a lower tv there was trained on misaligned pairs.",
     )
 )
 
-_MODEL = typer.Option("shapes", "--model", metavar="NAME", help="The model to draft for.", show_default="shapes")
-_DEVICE = typer.Option("cpu", "--device", metavar="DEVICE", help="Where to compute.", show_default="cpu")
-_THREADS = typer.Option(0, "--threads", metavar="N", help="CPU threads; 0 means all.")
+_MODEL = typer.Option("shapes", "--model", metavar="NAME", help="Target model.", show_default="shapes")
+_DEVICE = typer.Option("cpu", "--device", metavar="DEVICE", help="Torch device.", show_default="cpu")
+_THREADS = typer.Option(0, "--threads", metavar="N", help="CPU threads; 0 uses all.")
 _DATA = typer.Option(
-    None, "--data", metavar="FOLDER", help="A run of the model whose images to use, instead of its training data."
+    None, "--data", metavar="FOLDER", help="Folder of a run whose images replace the model's training data."
 )
 
 
@@ -54,13 +54,13 @@ def _at_least(**numbers: float) -> None:
 def train_head(
     flags: dict,
     model: str = _MODEL,
-    out: Path = typer.Option(..., "--out", metavar="FOLDER", help="Where the head goes."),
+    out: Path = typer.Option(..., "--out", metavar="FOLDER", help="Folder of the trained head."),
     data: Path = _DATA,
-    images: int = typer.Option(1024, "--images", metavar="N", help="Images to learn from."),
-    epochs: int = typer.Option(16, "--epochs", metavar="N", help="How often each is seen."),
-    batch: int = typer.Option(16, "--batch", metavar="N", help="Images per step."),
+    images: int = typer.Option(1024, "--images", metavar="N", help="Training images."),
+    epochs: int = typer.Option(16, "--epochs", metavar="N", help="Passes over the training images."),
+    batch: int = typer.Option(16, "--batch", metavar="N", help="Images per training step."),
     lr: float = typer.Option(2e-3, "--lr", metavar="X", help="Peak learning rate."),
-    seed: int = typer.Option(0, "--seed", metavar="N", help="Of everything random."),
+    seed: int = typer.Option(0, "--seed", metavar="N", help="Random seed."),
     device: str = _DEVICE,
     threads: int = _THREADS,
 ) -> None:
@@ -84,7 +84,7 @@ def train_head(
 
 
 class _Progress:
-    """One bar per stage of a training."""
+    """Training progress: one bar per stage."""
 
     def __init__(self) -> None:
         self._stage, self._done = "", 0
@@ -109,11 +109,15 @@ class _Progress:
 def check_head(
     flags: dict,
     model: str = _MODEL,
-    head: str = typer.Option("", "--head", metavar="FOLDER", help="The head; the model's own one if not given."),
+    head: str = typer.Option(
+        "", "--head", metavar="FOLDER", help="Folder of the head; without it, the head that comes with the model."
+    ),
     data: Path = _DATA,
-    images: int = typer.Option(32, "--images", metavar="N", help="Images to follow."),
-    depths: int = typer.Option(5, "--depths", metavar="N", help="How far ahead to look."),
-    seed: int = typer.Option(10**6, "--seed", metavar="N", help="Chooses the images; not the training's."),
+    images: int = typer.Option(32, "--images", metavar="N", help="Images to evaluate."),
+    depths: int = typer.Option(5, "--depths", metavar="N", help="Number of draft depths."),
+    seed: int = typer.Option(
+        10**6, "--seed", metavar="N", help="Seed of the image selection; the default differs from training."
+    ),
     device: str = _DEVICE,
     threads: int = _THREADS,
 ) -> None:

@@ -1,11 +1,11 @@
-"""Command-line flags made from `specbench.runs.settings`, so that a setting is written down once."""
+"""Command-line flags generated from `specbench.runs.settings`, and printing of tables and JSON."""
 
 from __future__ import annotations
 
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -19,13 +19,18 @@ from specbench.runs.settings import Setting
 from specbench.specs.options import Option, plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system.console import one_line
+from specbench.system.json_values import nonfinite_as_null
 
 
-def flags(settings: Sequence[Setting]) -> Callable:
-    """Decorate a command so that it takes `settings` as flags, handed over in one dict by setting name.
+def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None) -> Callable:
+    """Decorate a command so that it accepts `settings` as flags.
 
-    The command's parameter `flags` receives the dict; a flag that was not given is None.
+    The command's parameter `flags` receives a dict by setting name; flags that were not given are None.
+
+    Args:
+        defaults: text shown as the default of these settings, where the command replaces the setting's own default.
     """
+    defaults = defaults or {}
 
     def decorate(command: Callable) -> Callable:
         by_parameter = {_parameter_name(setting): setting for setting in settings}
@@ -36,7 +41,7 @@ def flags(settings: Sequence[Setting]) -> Callable:
 
         own = inspect.signature(command, eval_str=True).parameters.values()
         kept = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own if parameter.name != "flags"]
-        generated = [_parameter(name, setting) for name, setting in by_parameter.items()]
+        generated = [_parameter(name, setting, defaults.get(setting.name)) for name, setting in by_parameter.items()]
         wrapper.__signature__ = inspect.Signature([*generated, *kept])
         wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in (*generated, *kept)}
         wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
@@ -49,14 +54,14 @@ def _parameter_name(setting: Setting) -> str:
     return "flag_" + setting.name.replace("-", "_")
 
 
-def _parameter(name: str, setting: Setting) -> inspect.Parameter:
+def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Parameter:
     switch = setting.option.type is bool
     kind = bool | None if switch else list[str] | None if setting.many else str | None
     short = {"quiet": ["-q"]}.get(setting.name, [])
     option = typer.Option(
         f"--{setting.name}",
         *short,
-        help=_help(setting),
+        help=_help(setting, default),
         metavar=setting.metavar,
         rich_help_panel=setting.panel,
         show_default=False,
@@ -64,13 +69,13 @@ def _parameter(name: str, setting: Setting) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
 
 
-def _help(setting: Setting) -> str:
+def _help(setting: Setting, default: str | None) -> str:
     if setting.panel == "Decoder options":
         return "; ".join(_decoder_help(option) for option in (setting.option, *setting.others))
     text = _sentence(setting.option.help)
-    if setting.unset or setting.option.type is bool or setting.default in ("", []):
+    if default is None and (setting.unset or setting.option.type is bool or setting.default in ("", [])):
         return text
-    return f"{text} [dim](default {escape(str(setting.option.default))})[/dim]"
+    return f"{text} [dim](default {escape(default or str(setting.option.default))})[/dim]"
 
 
 def _sentence(text: str) -> str:
@@ -78,35 +83,26 @@ def _sentence(text: str) -> str:
 
 
 def _decoder_help(option: Option) -> str:
-    """What a decoder option does, who takes it and with which default: "Cluster size (gsd 10)"."""
+    """Describe a decoder option with its default by decoder: "Cluster size (gsd 10)"."""
     defaults: dict[object, list[str]] = {}
     for name, preset in PRESETS.items():
         known = options_of(preset).get(option.name)
         if known and known.help == option.help:
             defaults.setdefault(known.default, []).append(name)
-    rare = [f"{'/'.join(names)} {plain(value)}" for value, names in defaults.items() if len(names) <= 4]
-    common = [f"default {plain(value)}" for value, names in defaults.items() if len(names) > 4]
-    owners = ", ".join([*common, *rare]) or "with other choices"
-    return f"{_sentence(option.help)} [dim]({escape(owners)})[/dim]"
+    shown = {value: "" if value == "" or value is False else plain(value) for value in defaults}
+    rare = [f"{'/'.join(names)} {shown[value]}".strip() for value, names in defaults.items() if len(names) <= 4]
+    common = [f"default {shown[value]}" for value, names in defaults.items() if len(names) > 4 and shown[value]]
+    owners = ", ".join([*common, *rare]) or ("" if defaults else "used by no preset")
+    return _sentence(option.help) + (f" [dim]({escape(owners)})[/dim]" if owners else "")
 
 
 def print_json(rows: Iterable[dict]) -> None:
-    """Rows as one JSON array on stdout; what JSON cannot say (NaN, infinity) is null."""
-    print(json.dumps([_plain(row) for row in rows], indent=2, ensure_ascii=False, allow_nan=False))
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if abs(value) < float("inf") else None
-    return value if isinstance(value, str | int | bool | None) else str(value)
+    """Print rows as one JSON array on stdout; NaN and infinity become null, other types text."""
+    print(json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False, default=str))
 
 
 def print_table(rows: Sequence[dict], columns: Sequence[str]) -> None:
-    """Rows as a table on stdout: as roomy as a terminal allows, markdown where there is no terminal."""
+    """Print rows as a table on stdout: fitted to the width of a terminal, as markdown elsewhere."""
     if sys.stdout.isatty():
         console = Console(highlight=False)
         layouts = [_table(rows, columns, None, *shape) for shape in ((" ", 2), ("\n", 2), ("\n", 1))]
@@ -119,7 +115,7 @@ def print_table(rows: Sequence[dict], columns: Sequence[str]) -> None:
 
 
 def _table(rows: Sequence[dict], columns: Sequence[str], box: Box | None, space: str, gap: int) -> Table:
-    """`space` stands between the words of a heading, `gap` blanks after each column."""
+    """Build a table; `space` separates the words of a heading, `gap` is the number of spaces after each column."""
     table = Table(box=box, header_style="bold", padding=(0, gap, 0, 1 if box else 0), pad_edge=bool(box))
     for column in columns:
         table.add_column(column.replace("_", " ").replace(" ", space), overflow="fold")

@@ -1,4 +1,4 @@
-"""Progress of downloads and of scoring, on stderr."""
+"""Progress of downloads and scoring, on stderr."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def transfer(what: str) -> Iterator[Progress]:
-    """Progress of a download: a bar on a terminal, a line now and then elsewhere."""
+    """Show the progress of a download: a bar on a terminal, a line every few seconds elsewhere."""
     terminal = console.stderr()
     if not terminal.is_terminal or terminal.is_dumb_terminal:
         yield TransferLines(what)
@@ -29,22 +29,22 @@ def transfer(what: str) -> Iterator[Progress]:
 
 
 class TransferLines:
-    """Tells a download's progress as a line now and then."""
+    """Download progress as a line every few seconds."""
 
     def __init__(self, what: str):
-        self._what, self._told = what, time.monotonic()
+        self._what, self._last_line = what, time.monotonic()
 
     def __call__(self, done: int, total: int | None) -> None:
-        if time.monotonic() - self._told > console.LINE_EVERY_S:
-            self._told = time.monotonic()
+        if time.monotonic() - self._last_line > console.LINE_EVERY_S:
+            self._last_line = time.monotonic()
             console.say(f"{self._what}: {done / 1e6:.1f}{f' of {total / 1e6:.1f}' if total else ''} MB")
 
 
 class ScoreProgress:
-    """Tells a scorer's progress (`specbench.metrics.scoring.Reporter`), run by run and metric by metric."""
+    """Progress of scoring (`specbench.metrics.scoring.Reporter`) by run and metric."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
 
     def start(self, name: str, metric: str, total: int, done: int) -> None:
         self._reporter = console.ProgressReporter(f"images of {name} by {metric}")
@@ -57,6 +57,6 @@ class ScoreProgress:
         self._reporter.finish()
 
     def left_out(self, name: str, metric: str, why: str) -> None:
-        if why not in self._told:
+        if why not in self._printed:
             console.say(why)
-        self._told.add(why)
+        self._printed.add(why)

@@ -1,4 +1,4 @@
-"""`specbench prompts`: bring the public prompt sets to this disk, and look at prompts."""
+"""Command `specbench prompts`: download public prompt sets, and print prompts."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from specbench.runs.settings import JSON, merge
 from specbench.system import console
 
 _SHOW = (JSON,)
-_NAME = typer.Argument(metavar="NAME", help="A prompt set, see 'specbench list prompts'.")
+_NAME = typer.Argument(metavar="NAME", help="Prompt set, one of 'specbench list prompts'.")
 
 
 def add_to(parent: typer.Typer) -> None:
-    app = typer.Typer(help="Fetch the public prompt sets, and look at prompts.", no_args_is_help=True)
+    app = typer.Typer(help="Download public prompt sets, and print prompts.", no_args_is_help=True)
     app.callback()(lambda: None)
     app.command(
         name="fetch",
-        help="Bring a public prompt set to this disk, checked against its digest; continues where it stopped.",
+        help="Download a public prompt set and verify its digests; resumes a partial download.",
     )(fetch)
-    app.command(name="show", help="Print prompts of a set or file.")(show)
+    app.command(name="show", help="Print the prompts of a set or file.")(show)
     parent.add_typer(app, name="prompts")
 
 
 def fetch(
     name: str = _NAME,
-    source: Path = typer.Option(None, "--from", metavar="PATH", help="Take this local copy instead of downloading."),
-    images: bool = typer.Option(False, "--images", metavar="", help="Fetch its reference images instead."),
-    offline: bool = typer.Option(False, "--offline", metavar="", help="Never use the network (also HF_HUB_OFFLINE=1)."),
+    source: Path = typer.Option(None, "--from", metavar="PATH", help="Import this local copy instead of downloading."),
+    images: bool = typer.Option(
+        False, "--images", metavar="", help="Download the reference images of the set instead."
+    ),
+    offline: bool = typer.Option(False, "--offline", metavar="", help="Disable downloads (also HF_HUB_OFFLINE=1)."),
 ) -> None:
     from specbench.prompts import names, public
 
     if name not in public.names():
         if name in names():
-            raise SpecbenchError(f"prompts '{name}' need no fetching", f"specbench prompts show {name}")
+            raise SpecbenchError(f"prompts '{name}' need no download", f"specbench prompts show {name}")
         raise unknown_name("public prompt set", name, public.names())
     found, _ = public.find(name)
     if images:
@@ -55,15 +57,17 @@ def fetch(
             folder = public.fetch_set(found, progress, offline)
     if not images:
         public.read_set(found)
-    console.say(f"{'images' if images else 'prompts'} of {found.name} are in")
+    console.say(f"{'images' if images else 'prompts'} of {found.name} are complete")
     print(folder)
 
 
 @flags(_SHOW)
 def show(
     flags: dict,
-    name: str = typer.Argument(metavar="NAME|FILE", help="A prompt set, or a file of prompts."),
-    limit: int = typer.Option(None, "--limit", metavar="N", help="Only the first N.", min=1, show_default="all"),
+    name: str = typer.Argument(metavar="NAME|FILE", help="Prompt set, or file with prompts."),
+    limit: int = typer.Option(
+        None, "--limit", metavar="N", help="Print only the first N prompts.", min=1, show_default="all"
+    ),
 ) -> None:
     from specbench.prompts import load_prompts, select
 

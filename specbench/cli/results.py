@@ -1,4 +1,4 @@
-"""`specbench score` and `specbench report`: what can be said about runs that are there."""
+"""Commands `specbench score` and `specbench report`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ _SCORE = (OUT, QUIET, JSON)
 _READ = (OUT, JSON)
 _REPORT = "\n\n".join(
     (
-        "Print the tables of runs: speed, quality, and what each number means.",
-        "With the name of a paper's table (specbench list tables) instead of runs: that table, the paper's values "
-        "beside those of the runs in the results folder.",
+        "Print the tables of runs: speed, quality, and the definition of each number.",
+        "With the name of a paper's table (see specbench list tables) instead of runs: print that table, with the "
+        "paper's values beside the values of the runs in the results folder.",
     )
 )
-_RUNS = typer.Argument(None, metavar="RUN", help="Run ids, or the start of one, or folders.", show_default="all runs")
+_RUNS = typer.Argument(
+    None, metavar="RUN", help="Run ids, prefixes of run ids, or run folders.", show_default="all runs"
+)
 FORMATS = ("markdown", "csv", "json")
 MORE = ("latex", "html", "parquet")
 
@@ -33,7 +35,7 @@ MORE = ("latex", "html", "parquet")
 def add_to(app: typer.Typer) -> None:
     app.command(
         name="score",
-        help="Score the images of runs; only what is missing is computed.",
+        help="Score the images of runs; existing scores are kept.",
         epilog="Then: specbench report",
     )(score)
     app.command(name="report", help=_REPORT)(report)
@@ -43,47 +45,51 @@ def add_to(app: typer.Typer) -> None:
 def score(
     flags: dict,
     runs: list[str] = _RUNS,
-    metric: list[str] = typer.Option(None, "--metric", metavar="NAME", help="Only this metric; may be repeated."),
-    protocol: str = typer.Option(
-        None, "--protocol", metavar="NAME", help="The metrics behind published numbers: sjd or cool-sd."
+    metric: list[str] = typer.Option(
+        None, "--metric", metavar="NAME", help="Compute only this metric; may be repeated."
     ),
-    device: str = typer.Option("cpu", "--device", metavar="DEVICE", help="Where the metrics' networks run."),
+    protocol: str = typer.Option(
+        None, "--protocol", metavar="NAME", help="Metrics and settings of a paper: sjd or cool-sd."
+    ),
+    device: str = typer.Option("cpu", "--device", metavar="DEVICE", help="Torch device of the metrics' networks."),
     batch: int = typer.Option(
         None,
         "--batch",
         metavar="N",
         min=1,
         max=4096,
-        help="Images a network sees at once.",
+        help="Images per forward of a metric's network.",
         show_default="the metric's",
     ),
     reference: Path = typer.Option(
-        None, "--reference", metavar="DIR", help="Images that FID compares with.", show_default="those of COCO"
+        None, "--reference", metavar="DIR", help="Folder of reference images for FID.", show_default="the COCO images"
     ),
-    offline: bool = typer.Option(False, "--offline", metavar="", help="Download nothing (also HF_HUB_OFFLINE=1)."),
+    offline: bool = typer.Option(False, "--offline", metavar="", help="Disable downloads (also HF_HUB_OFFLINE=1)."),
     images: Path = typer.Option(
-        None, "--images", metavar="DIR", help="Score pictures made elsewhere, called <prompt id>-<sample>.png."
+        None, "--images", metavar="DIR", help="Score external images named <prompt id>-<sample>.png."
     ),
-    prompts: str = typer.Option(None, "--prompts", metavar="SET|FILE", help="The prompts of --images."),
+    prompts: str = typer.Option(None, "--prompts", metavar="SET|FILE", help="Prompts of --images."),
     against: str = typer.Option(
-        None, "--against", metavar="RUN", help="Print what differs from this run instead, over the images both have."
+        None, "--against", metavar="RUN", help="Print paired score differences from this run instead."
     ),
 ) -> None:
     values = merge(_SCORE, flags)
     names = _metrics_asked_for(metric or (), protocol)
     if (images is None) != (prompts is None):
-        raise SpecbenchError("--images and --prompts go together", "the prompts say what the pictures should show")
+        raise SpecbenchError(
+            "--images and --prompts must be given together", "--prompts names the prompts of the images"
+        )
     if images is not None and runs:
-        raise SpecbenchError("--images scores a folder of pictures, so no RUN can be named beside it")
+        raise SpecbenchError("--images and RUN exclude each other", "--images scores a folder of external images")
     if against and (images is not None or not names):
-        raise SpecbenchError("--against compares runs by metrics", "name them with --metric or --protocol")
+        raise SpecbenchError("--against compares runs by metric", "name the metrics with --metric or --protocol")
     from specbench import api
     from specbench.metrics.base import Settings
 
-    told = not values["quiet"].value
-    settings = Settings(device, batch, reference, offline, TransferLines("weights") if told else None)
+    verbose = not values["quiet"].value
+    settings = Settings(device, batch, reference, offline, TransferLines("weights") if verbose else None)
     settings.check()
-    options = {"protocol": protocol, "settings": settings, "reporter": ScoreProgress() if told else None}
+    options = {"protocol": protocol, "settings": settings, "reporter": ScoreProgress() if verbose else None}
     out = str(values["out"].value)
     if images is not None:
         rows = api.score_folder(images, prompts, metric or None, out, **options)
@@ -99,7 +105,7 @@ def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> Non
         console.say(
             "nothing to compare: no images in common, or a metric without paired differences"
             if differences
-            else "no metric was named or knows by itself how to judge these prompts (see: specbench list metrics)"
+            else "no metric given, and no built-in metric supports these prompts (see: specbench list metrics)"
         )
     for warning in dict.fromkeys(f"{row['metric']}: {row['note']}" for row in rows if row.get("note")):
         console.say(warning)
@@ -126,14 +132,22 @@ def report(
         "markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}; tables also {', '.join(MORE)}."
     ),
     html: Path = typer.Option(
-        None, "--html", metavar="FILE", help="Write one page with tables, plots and images to this file instead."
+        None, "--html", metavar="FILE", help="Write an HTML page with tables, plots and images to this file instead."
     ),
-    to: Path = typer.Option(None, "--to", metavar="FILE", help="Write the table to this file; needed for parquet."),
+    to: Path = typer.Option(None, "--to", metavar="FILE", help="Write the table to this file; required for parquet."),
     model: str = typer.Option(
-        None, "--model", metavar="NAME", help="The model that ran in the place of the table's.", show_default="its own"
+        None,
+        "--model",
+        metavar="NAME",
+        help="Model to report instead of the table's model.",
+        show_default="the table's",
     ),
     prompts: str = typer.Option(
-        None, "--prompts", metavar="SET|FILE", help="The prompts in the place of the table's.", show_default="its own"
+        None,
+        "--prompts",
+        metavar="SET|FILE",
+        help="Prompts to report instead of the table's prompts.",
+        show_default="the table's",
     ),
 ) -> None:
     from specbench.papers.table_files import table_names
@@ -148,7 +162,7 @@ def report(
     if html:
         return _write_page(runs, out, html)
     if model or prompts or to:
-        raise SpecbenchError("--model, --prompts and --to go with a table", "see: specbench list tables")
+        raise SpecbenchError("--model, --prompts and --to require the name of a table", "see: specbench list tables")
     if fmt not in FORMATS:
         raise unknown_name("format", fmt, FORMATS)
     from specbench import api, reporting
@@ -157,7 +171,7 @@ def report(
 
 
 def _refuse_mistyped_tables(names: Sequence[str], out: str) -> None:
-    """A name like a table's that no run has."""
+    """Reject a name that resembles a table's name and matches no run."""
     from specbench.papers.table_files import table_names
     from specbench.store.run_folders import runs_in
 

@@ -1,4 +1,4 @@
-"""`specbench shapes`: look at the world of the embedded model."""
+"""Command `specbench shapes`: renderer of the embedded model's training images."""
 
 from __future__ import annotations
 
@@ -11,23 +11,21 @@ from specbench.runs.settings import MAX_SEED
 
 
 def add_to(parent: typer.Typer) -> None:
-    app = typer.Typer(help="The world of the embedded model: draw what a caption means.", no_args_is_help=True)
+    app = typer.Typer(help="Render captions of the embedded model `shapes`.", no_args_is_help=True)
     app.callback()(lambda: None)
-    app.command(name="render", help="Draw a caption as the renderer understands it, and print the picture's path.")(
-        render
-    )
+    app.command(name="render", help="Render a caption as a PNG file, and print its path.")(render)
     parent.add_typer(app, name="shapes")
 
 
 def render(
     caption: str = typer.Argument(metavar="CAPTION", help="For example: three red circles"),
     out: Path = typer.Option(
-        Path("shapes.png"), "--out", metavar="FILE", help="The PNG to write.", show_default="shapes.png"
+        Path("shapes.png"), "--out", metavar="FILE", help="PNG file to write.", show_default="shapes.png"
     ),
     seed: int = typer.Option(
-        0, "--seed", metavar="N", help="Chooses among the pictures of this caption.", show_default=True
+        0, "--seed", metavar="N", help="Seed of the random positions and colours.", show_default=True
     ),
-    count: int = typer.Option(1, "--count", metavar="N", help="Pictures side by side.", show_default=True),
+    count: int = typer.Option(1, "--count", metavar="N", help="Number of images side by side.", show_default=True),
     scale: int = typer.Option(4, "--scale", metavar="N", help="Screen pixels per image pixel.", show_default=True),
 ) -> None:
     for name, value, low, high in (("seed", seed, 0, MAX_SEED), ("count", count, 1, 64), ("scale", scale, 1, 32)):

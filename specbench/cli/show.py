@@ -1,4 +1,4 @@
-"""`specbench show`: the card of a run, or of one of its images."""
+"""Command `specbench show`: the card of a run or of one of its images."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ _PLAIN_WIDTH = 120
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(name="show", help="Print the card of a run, or of one of its images: what it was, and what came out.")(
-        show
-    )
+    app.command(name="show", help="Print settings and results of a run, or of one of its images.")(show)
 
 
 @flags(_SETTINGS)
 def show(
     flags: dict,
-    run: str = typer.Argument(metavar="RUN", help="A run id, or the start of one, or a folder."),
+    run: str = typer.Argument(metavar="RUN", help="Run id, prefix of a run id, or run folder."),
     prompt: str = typer.Argument(
-        None, metavar="PROMPT", help="A prompt's id, the start of one, or words of its text.", show_default="the run"
+        None, metavar="PROMPT", help="Prompt id, prefix of an id, or words of the prompt.", show_default="the run"
     ),
-    sample: int = typer.Option(0, "--sample", metavar="N", min=0, help="Which image of the prompt."),
+    sample: int = typer.Option(0, "--sample", metavar="N", min=0, help="Sample index of the image."),
 ) -> None:
     values = merge(_SETTINGS, flags)
     from specbench.store.run_folders import find_runs
@@ -38,7 +36,7 @@ def show(
     if prompt is None:
         _show_runs(folders, bool(values["json"].value))
     elif len(folders) > 1:
-        raise SpecbenchError(f"'{run}' holds {len(folders)} runs", "name the one that made the image")
+        raise SpecbenchError(f"'{run}' matches {len(folders)} runs", "name the run of the image")
     else:
         _show_image(folders[0], prompt, sample, bool(values["json"].value))
 
@@ -72,7 +70,7 @@ def _console() -> Console:
 
 
 def _print(console: Console, view: RenderableType) -> None:
-    """Without the blanks that fill up lines."""
+    """Print a view without trailing spaces."""
     with console.capture() as text:
         console.print(view)
     print("\n".join(line.rstrip() for line in text.get().splitlines()))

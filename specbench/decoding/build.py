@@ -1,4 +1,4 @@
-"""From a `DecoderSpec` to the objects the loop calls."""
+"""Builds the objects of a decoder from its `DecoderSpec`."""
 
 from __future__ import annotations
 
@@ -8,36 +8,41 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from specbench.decoding.context import Context
-from specbench.decoding.interfaces import Drafter
+from specbench.decoding.interfaces import DecodeLoop, Drafter
 from specbench.decoding.verification.ratio_tests import Verifier
-from specbench.decoding.verification.refinement import Resample
+from specbench.decoding.verification.refinement import Refinement
 from specbench.models.interface import ImageModel
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import DecoderSpec
 
 
 class Method(NamedTuple):
-    """A decoder ready to run on one model."""
+    """A decoder bound to one model.
+
+    Attributes:
+        loop: class of the loop that runs it.
+    """
 
     drafter: Drafter
     verifier: Verifier
-    refine: Resample
+    refinement: Refinement
+    loop: type[DecodeLoop]
 
 
 def load_target(target: str) -> object:
-    """The object "module:attribute" names."""
+    """Import the object named "module:attribute"."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
 
 def is_built_in(decoder: DecoderSpec) -> bool:
-    """Whether all its parts are this package's own."""
+    """Whether all components belong to this package."""
     parts = (CHOICES[kind][getattr(decoder, kind)] for kind in CHOICES)
     return all(part.target.startswith("specbench.") for part in parts)
 
 
 def build(decoder: DecoderSpec, model: ImageModel) -> Method:
-    """The parts of `decoder`, bound to `model`'s grammar, codebook and device."""
+    """Build the components of `decoder` for `model`'s token layout, codebook and device."""
 
     def part(kind: str, *arguments: object) -> object:
         component = CHOICES[kind][getattr(decoder, kind)]
@@ -49,10 +54,11 @@ def build(decoder: DecoderSpec, model: ImageModel) -> Method:
     context = Context(model.layout, model.codebook, model.device, residual, model=model)
     drafter = part("drafter", context, part("init", context))
     context = replace(context, drafts=drafter.window - 1)
-    return Method(drafter, part("verifier", context), part("refine", context))
+    loop = load_target(CHOICES["drafter"][decoder.drafter].loop)
+    return Method(drafter, part("verifier", context), part("refine", context), loop)
 
 
 def _parameter(option: str) -> str:
-    """The parameter that takes an option."""
+    """Name of the constructor parameter for an option."""
     name = option.replace("-", "_")
     return f"{name}_" if keyword.iskeyword(name) else name

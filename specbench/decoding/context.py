@@ -1,27 +1,32 @@
-"""What a component of a decoder may know when it is built."""
+"""What a component is built from: facts of the model and of the decoder."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specbench.decoding.verification.residuals import Residual
 from specbench.models.interface import ImageModel, TokenLayout
+
+Acceptance = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""a(x; p, q) [..., n] of p, q [..., V] and tokens x [..., n]."""
+Residual = Callable[[Tensor, Tensor, Acceptance], Tensor]
+"""A residual distribution's function, see `specbench.decoding.verification.residuals`."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """Facts of the model, and the residual the decoder uses.
+    """Facts of the model, and the decoder's residual distribution.
 
     Attributes:
-        layout: the grammar of the token stream.
+        layout: grammar of the token stream.
         codebook: [v_image, d] float32 embedding of each image token for distance rules, or None.
-        device: where decoding happens.
-        residual: what is drawn after a rejection.
-        drafts: the most drafts in a row that one step can test; 0 while that is not known.
-        model: the target itself.
+        device: of the target.
+        residual: residual distribution after a rejection.
+        drafts: maximum draft depth of a step; 0 while the drafter is built, which decides it.
+        model: the target.
     """
 
     layout: TokenLayout

@@ -1,6 +1,6 @@
-"""Continuous batching: a row that finishes is given to the next image while the other rows go on.
+"""Continuous batching: the next image starts in a complete row while the other rows continue.
 
-Noise is addressed by image, and steps are counted by row, so that an image is the same whoever decodes beside it.
+Noise is addressed by image and steps are counted by row, so that an image does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from specbench.decoding.build import Method, build
 from specbench.decoding.generation import Generation
+from specbench.decoding.interfaces import RestartableDrafter
 from specbench.decoding.loop import Request, begin, checked, decode, noise_keys
 from specbench.decoding.timing import Spans
 from specbench.errors import SpecbenchError
@@ -28,12 +29,12 @@ Outcome = tuple[Request, Generation | SpecbenchError]
 
 
 def refills(method: Method) -> bool:
-    """Whether rows of this decoder can be given to other images.
+    """Whether single rows of this decoder can start other images.
 
-    Not with EAGLE, which has no features to draft from in an image's first step and then takes an AR step for the whole
-    batch, and not with ZipAR, whose forwards hold the image rows that any image of the batch is working on.
+    Not with EAGLE, which has no features in an image's first step, an AR step for the whole batch, and not with ZipAR,
+    whose forwards hold the active image rows of all images of the batch.
     """
-    return hasattr(method.drafter, "restart")
+    return isinstance(method.drafter, RestartableDrafter)
 
 
 def decode_each(
@@ -45,9 +46,9 @@ def decode_each(
     seed: int,
     trace: bool = False,
 ) -> Iterator[Outcome]:
-    """Decode `requests`, `rows` at a time, and yield each with its image (or why it has none) as soon as that is done.
+    """Decode `requests`, `rows` at a time, and yield each with its image or error as soon as it is complete.
 
-    A request is taken only when a row is free. Where rows cannot be refilled, whole batches follow each other.
+    A request is taken only when a row is free. Decoders whose rows cannot be refilled run in whole batches.
     """
     waiting = iter(requests)
     if refills(build(decoder, model)):
@@ -60,17 +61,17 @@ def decode_each(
 
 @dataclass
 class ImageSlot:
-    """An image that a row is busy with, and its share of the time by span, in milliseconds."""
+    """Image assigned to a row, and its share of the time by span, in milliseconds."""
 
     request: Request
     share_ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class ContinuousBatch:
-    """A batch whose rows are refilled.
+    """Batch with refilled rows.
 
-    A step's time is shared evenly by the images in work, what is done for some images alone (encoding, prefill,
-    rendering) by those.
+    The time of a step is divided evenly among the active images; that of encoding, prefill and rendering among the
+    images encoded, prefilled or rendered.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class ContinuousBatch:
 
     @torch.inference_mode()
     def run(self) -> Iterator[Outcome]:
-        """Decode until no request is left."""
+        """Decode until all requests are done."""
         if not self._begin():
             return
         length, behind = self._model.layout.length, 0
@@ -121,7 +122,7 @@ class ContinuousBatch:
         return True
 
     def _finish(self, done: Sequence[int]) -> list[Outcome]:
-        """The images of rows that are complete, which leave their slots."""
+        """Return the images of the complete rows `done` and free the rows."""
         self._share_steps()
         model, loop = self._model, self._loop
         rows = torch.tensor(done, device=model.device)
@@ -137,7 +138,7 @@ class ContinuousBatch:
         return [(request, checked(image, request)) for request, image in zip(requests, images, strict=True)]
 
     def _start_next(self, free: Sequence[int]) -> list[int]:
-        """Give free rows to the next requests; the rows that were given."""
+        """Start the next requests in free rows; return the rows refilled."""
         requests = list(islice(self._waiting, len(free)))
         if not requests:
             return []
@@ -153,7 +154,7 @@ class ContinuousBatch:
         return taken
 
     def _share_steps(self) -> None:
-        """Share the time of the steps since the last call among the images in work."""
+        """Divide the time of the steps since the last call among the active images."""
         rows = list(self._in_work)
         spent = self._share(rows, "draft", "target", "verify", "trace")
         busy = spent["draft"] + spent["target"] + spent["verify"]
@@ -164,7 +165,7 @@ class ContinuousBatch:
         self._steps_ms = 0.0
 
     def _share(self, rows: Sequence[int], *names: str) -> dict[str, float]:
-        """Share the time of some spans since the last call among `rows`; milliseconds by span."""
+        """Divide the time of some spans since the last call among `rows`; return milliseconds by span."""
         totals = self._spans.totals_ms()
         spent = {name: totals.get(name, 0.0) - self._known_ms.get(name, 0.0) for name in names}
         self._known_ms |= {name: totals.get(name, 0.0) for name in names}
@@ -174,5 +175,5 @@ class ContinuousBatch:
         return spent
 
     def _scale(self, rows: Sequence[int]) -> float:
-        """What a span is multiplied with, a `batch`-th of the result being the share of each of `rows`."""
+        """Factor for the time of a span; the share of each of `rows` is the result divided by `batch`."""
         return len(self._loop.committed) / len(rows)

@@ -1,4 +1,4 @@
-"""Static trees of drafts, and the tables that let verification walk one without asking the host."""
+"""Static draft trees, and the index tables with which tree verification runs without host syncs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from specbench.models.interface import Tree
 from specbench.specs.tree_paths import node_paths
 
 DEPTHS = 8
-"""Depths of a draft for which its distance to the target is kept apart."""
+"""Draft depths for which the distance to the target is recorded separately."""
 
 
 @lru_cache
 def chain(columns: int) -> Tree:
-    """The root and `columns - 1` drafts in a row."""
+    """A chain: the root and `columns - 1` drafts."""
     return Tree(tuple(range(-1, columns - 1)))
 
 
 class Level(NamedTuple):
-    """The tests of one sibling rank: the `children` with that rank, and their parents, one each.
+    """The tests of one sibling index: the `children` with that index, and the parent of each.
 
     Attributes:
         parents, children: columns, as a slice where they are consecutive.
         depth: [K] depth of the children, 1 for those of the root.
-        within: [K] place of each parent among the previous rank's parents.
+        within: [K] index of each parent among the previous level's parents.
     """
 
     parents: slice | Tensor
@@ -38,19 +38,18 @@ class Level(NamedTuple):
 
 
 class Routes:
-    """Tables of one tree on one device. C columns, T = depth of the deepest column + 1.
+    """Index tables of one tree on one device. C columns, T = depth of the deepest column + 1.
 
     Attributes:
-        levels: the tests by sibling rank, eldest first.
-        depth: [C] of each column; rank: [C] of each among its siblings; parent: [C], 0 for the root too.
-        peer: [C] number of each among the columns of its depth, which a narrower window does not change.
-        ancestors: [C, C] float32, 1 where the second column is the first one or above it.
-        by_depth: [C, DEPTHS] float32, 1 where a column has that depth, counted from 1.
-        last_rank: [C] rank of a column's youngest child, -1 for a leaf.
-        place: [C] place of a column among the parents of its youngest child's level, 0 for a leaf.
-        route: [C, T] the columns by depth on the way to a column and, from there, along first children; where those
-            end, along the trunk.
-        next: [C] the column after it on its route, itself where the route ends.
+        levels: the tests by sibling index.
+        depth: [C] of each column; rank: [C] its sibling index; parent: [C] its parent, 0 for the root too.
+        peer: [C] index of each among the columns of its depth; the same in a tree pruned to fewer depths.
+        ancestors: [C, C] float32, 1 where the second column is the first one or an ancestor of it.
+        by_rank: [C - 1, ranks] float32, 1 where draft d (of column d + 1) has that sibling index.
+        last_rank: [C] sibling index of a column's last child, -1 for a leaf.
+        place: [C] index of a column among the parents of its last child's level, 0 for a leaf.
+        route: [C, T] path by depth: the ancestors of a column, itself, then first children; where those end, the trunk.
+        next: [C] the column after it on its path, itself where the path ends.
         in_trunk, has_children, has_next: [C] bool.
     """
 
@@ -58,7 +57,6 @@ class Routes:
         children: list[list[int]] = [[] for _ in tree.parents]
         for column, parent in enumerate(tree.parents[1:], start=1):
             children[parent].append(column)
-        self.is_chain = tree.parents == chain(len(tree.parents)).parents
         self.depth = torch.tensor(tree.depth, device=device)
         peers = [tree.depth[:column].count(depth) for column, depth in enumerate(tree.depth)]
         self.peer = torch.tensor(peers, device=device)
@@ -80,7 +78,8 @@ class Routes:
             places = torch.tensor(within, device=device)
             self.levels.append(Level(_index(parents, device), _index(own, device), self.depth[own], places))
             before = parents
-        self.by_depth = (self.depth[:, None] == torch.arange(1, DEPTHS + 1, device=device)).float()
+        ranks = torch.arange(len(self.levels), device=device)
+        self.by_rank = (self.rank[1:, None] == ranks).float()
         route = [_route(column, tree, children) for column in range(len(children))]
         self.route = torch.tensor(route, device=device)
         after = [min(depth + 1, len(route[0]) - 1) for depth in tree.depth]
@@ -110,12 +109,20 @@ def _route(column: int, tree: Tree, children: Sequence[Sequence[int]]) -> list[i
 
 @lru_cache(maxsize=256)
 def routes(tree: Tree, device: torch.device) -> Routes:
-    """The tree's tables, made once."""
+    """The tree's tables, built once per device."""
     return Routes(tree, device)
 
 
+@lru_cache(maxsize=256)
+def first_drafts_by_depth(tree: Tree, device: torch.device) -> Tensor:
+    """[C - 1, DEPTHS] float32, 1 where draft d (of column d + 1) is its parent's first child and has that depth."""
+    first = [parent not in tree.parents[:column] for column, parent in enumerate(tree.parents)]
+    depth = torch.tensor([depth if own else 0 for depth, own in zip(tree.depth, first, strict=True)][1:], device=device)
+    return (depth[:, None] == torch.arange(1, DEPTHS + 1, device=device)).float()
+
+
 def parse_tree(text: str) -> Tree:
-    """A tree by name or from its nodes' paths, as `node_paths` reads them."""
+    """Parse a tree, given by name or as its nodes' paths; see `node_paths`."""
     nodes = node_paths(text)
     column = {"": 0} | {path: number for number, path in enumerate(nodes, start=1)}
     return Tree((-1, *(column[path[:-1]] for path in nodes)))

@@ -1,4 +1,4 @@
-"""What one decoded image left behind: raw facts only. Derived numbers live in `specbench.stats`."""
+"""Raw measurements of one decoded image. Derived numbers are defined in `specbench.stats`."""
 
 from __future__ import annotations
 
@@ -7,40 +7,48 @@ from dataclasses import dataclass, field
 import numpy as np
 
 SPANS = ("encode", "prefill", "target", "draft", "verify", "host", "render")
-"""Named spans in the order they are reported; milliseconds in `Generation.spans_ms`.
+"""Names of the time spans in reporting order; `Generation.spans_ms` holds milliseconds.
 
 encode: prompt to embeddings. prefill: prompt into the cache. target: target forwards with guidance. draft: filling the
-window. verify: sampling, verification, refinement and commit. host: waiting for the host between steps. render: tokens
+window. verify: sampling, verification, refinement and commit. host: host time between steps. render: tokens
 to pixels.
 """
 
 
+ORDERS = ("u_id", "u_p", "u_pq", "u_qq")
+"""Orders of the vocabulary in the Rosenblatt transform: token id; p descending; p / q descending, q being the
+distribution of the tested draft; q / q' descending, q' being the distribution of the same slot's draft one step before.
+The last two are NaN in slots without a tested draft, `u_qq` also where the draft is new in the step that tests it."""
+
+
 @dataclass
 class Generation:
-    """One image, as (prompt, sample), with everything the decode loop saw. N = stream slots, W = window.
+    """One decoded image and its measurements. N stream slots, window W.
 
     Attributes:
         tokens: [N] int32 stream tokens, forced grammar tokens included.
-        forced: [N] bool, True where the grammar left no choice; such slots never enter statistics as choices.
+        forced: [N] bool, True where the grammar forces the token; such slots are left out of statistics.
         logp: [N] float32 log p of the committed token under the processed target distribution (guidance, temperature,
-            top-k, top-p) given its final prefix; -inf if a lossy rule committed a token outside its support.
+            top-k, top-p) given its final prefix; -inf if a lossy decoder committed a token outside its support.
         entropy: [N] float32 entropy of that distribution, in nats.
         top1: [N] float32 its largest probability.
         committed_step: [N] int32, 1-based target forward that committed the slot.
         nfe: target forwards after prefill (a guidance pair counts once).
         prefills: prefill forwards.
-        drafted, tested, accepted: [W] int64 by window offset: drafts that existed at the offset, that the
-            left-to-right scan reached, that it accepted. Forced slots are not counted.
+        drafted, tested, accepted: [W] int64, by window offset: drafts that existed, that were tested (all earlier ones
+            accepted), that were accepted. Forced slots are not counted.
         facts: extra per-image numbers. `rounds`: target forwards that had drafts to verify. `draft_tv_d`: total
-            variation between p and the draft's law at depth d of a step, estimated from the drafts tested there.
+            variation between p and q at depth d of a step, estimated from the first drafts tested there.
             `theorem2_bound`: Cool-SD's bound on the distance to the exact image distribution, summed over the image,
-            had the residual been the optimal one. `sibling_j_tested`, `sibling_j_accepted`: how many j-th siblings were
-            tested, and the share accepted. Others are means over the drafts tested, for example of the cluster size.
-        spans_ms: milliseconds by span name; when `batch` > 1, a `batch`-th of them is the image's share of the time.
+            assuming the optimal residual. `sibling_j_tested`, `sibling_j_accepted`: number of j-th siblings tested, and
+            the share accepted. Others are means over the drafts tested, for example of the cluster size.
+        spans_ms: milliseconds by span name; when `batch` > 1, each is divided by `batch`.
         batch: rows decoded together.
-        draft_tv: [N] float32 total variation between p and the law of the draft tested in the slot, NaN where none was;
-            only where asked for.
-        draft_top1: [N] float32 that law's largest probability, likewise.
+        uniforms: [N] float32 u_i of the Rosenblatt transform (`specbench.decoding.uniforms`) by order, see `ORDERS`;
+            an order is absent where no slot has it.
+        draft_tv: [N] float32 total variation between p and the q of the draft tested in the slot, NaN where none was;
+            None unless traced.
+        draft_top1: [N] float32 largest probability of that q, likewise.
         image: uint8 [3, H, W] pixels, once rendered.
     """
 
@@ -58,6 +66,7 @@ class Generation:
     spans_ms: dict[str, float]
     batch: int
     facts: dict[str, float] = field(default_factory=dict)
+    uniforms: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
     draft_tv: np.ndarray | None = field(default=None, repr=False)
     draft_top1: np.ndarray | None = field(default=None, repr=False)
     image: np.ndarray | None = field(default=None, repr=False)

@@ -1,27 +1,25 @@
-"""What drafters, verification and the loop hand each other."""
+"""Types that drafters, verification and the decode loops exchange."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from specbench.decoding.draft_tree import routes
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Target
-from specbench.models.interface import Session, Tree
+from specbench.models.interface import Call, Session, Tree
 from specbench.models.transformer.compilation import call_eager
 
 
 class Batch(NamedTuple):
-    """What a drafter works on.
+    """One batch of images, as a drafter sees it.
 
     Attributes:
-        session: of the target, whose last forward verified this drafter's last proposal.
+        session: of the target; its latest forward verified this drafter's latest proposal.
         target: turns guided logits into distributions.
         noise: of the rows.
-        tokens: [B, L] stream tokens: committed ones, then drafts; the loop keeps it up to date.
+        tokens: [B, L] stream tokens, committed ones, then drafts; kept up to date by the loop.
         call: `call(fn, *args)` runs fn eagerly or as a compiled function.
     """
 
@@ -29,19 +27,33 @@ class Batch(NamedTuple):
     target: Target
     noise: Noise
     tokens: Tensor
-    call: Callable = call_eager
+    call: Call = call_eager
+
+
+class Earlier(NamedTuple):
+    """Distributions of the drafts of the step before. B rows, D draft slots then.
+
+    Attributes:
+        q: [B, D, V].
+        place: [B, W - 1] per draft slot of this step, its place in `q`; -1 where its draft is new.
+    """
+
+    q: Tensor
+    place: Tensor
 
 
 class Proposal(NamedTuple):
-    """One target forward: C columns per row, column 0 being the root, which consumes the last committed token.
+    """One target forward: C columns per row. Column 0, the root, consumes the last committed token, others a draft.
 
     Attributes:
         tokens: [B, C] token each column consumes.
         positions: [B, C] stream slot each column predicts.
-        q: [B, C, V] proposal distribution of each column's first child; later siblings are drawn from it without
-            replacement. Undefined in columns without a draft after them.
-        tree: the columns' shape.
-        max_columns: the most columns a forward of this drafter has.
+        q: [B, C', V] distribution that the draft after each column was drawn from; later siblings are drawn from it
+            without replacement. C' is C for a tree and C - 1 for a chain, whose last column has no draft after it.
+            Undefined in the columns of a tree after which there is none.
+        tree: parents of the columns.
+        max_columns: the largest C of this drafter.
+        earlier: where drafts outlive a step, their distributions one step before; for the record only.
     """
 
     tokens: Tensor
@@ -49,48 +61,25 @@ class Proposal(NamedTuple):
     q: Tensor
     tree: Tree
     max_columns: int
+    earlier: Earlier | None = None
 
     @property
     def branches(self) -> Tree | None:
         """The tree as a session takes it: None for a chain."""
-        return None if routes(self.tree, self.tokens.device).is_chain else self.tree
-
-
-class Drafter(Protocol):
-    """Attributes: window, the most slots one step can commit; columns, the most a forward can have.
-
-    One that can also give rows to other images while their neighbours go on has `restart(rows [K])`, which makes them
-    what they were after `begin`; see `specbench.decoding.continuous_batching`.
-    """
-
-    window: int
-    columns: int
-
-    def begin(self, batch: Batch) -> None:
-        """A new batch of images, with nothing committed yet."""
-        ...
-
-    def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
-        """The forward of one step that can commit at most `width` slots after the `committed` [B] ones; it is the
-        `step`-th [B, 1] of each row."""
-        ...
-
-    def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
-        """What became of the proposal: `shift` [B] of its slots `positions` [B, T] are committed now."""
-        ...
+        return None if self.tree.is_chain else self.tree
 
 
 class Verification(NamedTuple):
-    """What one step's verification decided. T slots of a path, slot j of a row being stream slot n + j; C columns.
+    """Outcome of one step. T slots of the verified path, slot j of a row being stream slot n + j; C columns.
 
     Attributes:
-        first: [B] slot whose token no draft gave: slots before it hold accepted drafts.
-        columns: [B, T] the columns that predict the path's slots; beyond `first` those a tail is refined from.
-        tokens: [B, T] accepted drafts, then the replacement or bonus at `first`, then refined drafts.
-        p: [B, T, V] target distribution of each slot; beyond `first` possibly of an abandoned branch (still a legal
-            law to draft from: it looks at earlier slots only).
-        tested, accepted: [B, C] bool, drafts by the column that consumes them.
-        facts: [B, C] the verifier's numbers about each tested draft.
+        first: [B] slot of the first token that is no accepted draft; slots before it hold accepted drafts.
+        columns: [B, T] columns that predict the path's slots; beyond `first`, those that the tail is refined from.
+        tokens: [B, T] accepted drafts, then the replacement or bonus token at `first`, then refined drafts.
+        p: [B, T, V] target distribution of each slot. Beyond `first` it may be that of a rejected branch, which is a
+            valid distribution to draft from, as it depends on earlier slots only.
+        tested, accepted: [B, C - 1] bool, by draft: entry d is the draft that column d + 1 consumes.
+        facts: [B, C - 1] the verifier's numbers about each tested draft, by name.
     """
 
     first: Tensor
@@ -100,3 +89,53 @@ class Verification(NamedTuple):
     tested: Tensor
     accepted: Tensor
     facts: dict[str, Tensor]
+
+
+class Drafter(Protocol):
+    """Proposes the columns of each target forward.
+
+    Attributes:
+        window: maximum number of slots that one step commits.
+        columns: maximum number of columns of a forward.
+    """
+
+    window: int
+    columns: int
+
+    def begin(self, batch: Batch) -> None:
+        """Start a new batch of images, with nothing committed yet."""
+        ...
+
+    def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
+        """Propose a forward that commits at most `width` slots after the `committed` [B] ones; it is the `step`-th
+        [B, 1] of each row."""
+        ...
+
+    def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
+        """Take in the outcome of the proposal: the first `shift` [B] of its slots `positions` [B, T] are committed."""
+        ...
+
+
+@runtime_checkable
+class RestartableDrafter(Drafter, Protocol):
+    """A drafter that can give rows to other images while the other rows continue, as continuous batching needs it."""
+
+    def restart(self, rows: Tensor) -> None:
+        """Reset `rows` [K] to their state after `begin`."""
+        ...
+
+
+class DecodeLoop(Protocol):
+    """State of one batch while it is decoded; `specbench.decoding.loop.begin` lists the constructor's arguments.
+
+    Attributes:
+        tokens: [B, L] stream tokens; the first N are the image's when `run` returns.
+        recorder: a `StepRecorder`.
+    """
+
+    tokens: Tensor
+    recorder: Any
+
+    def run(self) -> None:
+        """Decode every row to its end."""
+        ...

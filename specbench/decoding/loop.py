@@ -1,14 +1,16 @@
-"""The one decode loop. Every decoder is this loop with another drafter, verifier, residual or refinement.
+"""The decode loop of all decoders but ZipAR, and `decode`, which runs a batch of requests.
 
-One step: fill the window with drafts, run one target forward, accept drafts from the left until the first rejection,
-commit the accepted ones and one more token, turn the rest into the next drafts. Rows of a batch accept at their own
-pace.
+One step: propose drafts, run one target forward, verify the drafts, commit the accepted ones and one more token, refine
+the rest into the next drafts. Rows of a batch commit at their own pace.
+
+ZipAR, which drafts nothing and decodes image rows in parallel, has a loop of its own (`specbench.decoding.zipar`).
+Continuous batching (`specbench.decoding.continuous_batching`) runs the steps of this loop and refills complete rows.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,17 +18,18 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.build import Method, build, is_built_in
-from specbench.decoding.draft_tree import Routes, routes
+from specbench.decoding.draft_tree import Routes, first_drafts_by_depth, routes
 from specbench.decoding.generation import Generation
-from specbench.decoding.interfaces import Batch, Proposal, Verification
+from specbench.decoding.interfaces import Batch, DecodeLoop, Proposal, Verification
 from specbench.decoding.noise import Noise, row_key
 from specbench.decoding.progress_bounds import CommittedBounds
 from specbench.decoding.recorder import StepRecorder
 from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
+from specbench.decoding.verification.chain_verification import verify_chain
 from specbench.decoding.verification.tree_verification import verify_tree
 from specbench.errors import SpecbenchError
-from specbench.models.interface import ImageModel, Session
+from specbench.models.interface import Call, CompilableModel, ImageModel, Session
 from specbench.models.transformer.compilation import call_eager
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import Sampling
@@ -34,7 +37,7 @@ from specbench.specs.run_spec import Sampling
 
 @dataclass(frozen=True)
 class Request:
-    """One image to make: `sample` counts images of the same prompt."""
+    """One image to decode; `sample` numbers the images of a prompt."""
 
     text: str
     prompt_id: str
@@ -54,8 +57,11 @@ def decode(
 ) -> list[Generation | SpecbenchError]:
     """Decode `requests` as one batch.
 
-    `trace` keeps `Generation.draft_tv` and `draft_top1`; the time it takes is in no span. A batch of a `rare` size is
-    not worth compiling the decoder for.
+    Args:
+        seed: random seed of the run; with prompt id and sample it determines an image's noise.
+        render: whether to decode the tokens into pixels.
+        trace: whether to record `Generation.draft_tv` and `draft_top1`; their time is in no span.
+        rare: whether batches of this size are too few to compile the decoder for.
 
     Returns:
         Per request its `Generation`, or the `SpecbenchError` that made this image fail (for example NaN logits); one
@@ -90,8 +96,8 @@ def begin(
     spans: Spans,
     trace: bool,
     rare: bool,
-) -> Loop:
-    """The loop of one batch, its prompts in the target's cache; see `decode`."""
+) -> DecodeLoop:
+    """Create the loop of one batch, with its prompts in the target's cache; see `decode`."""
     method = build(decoder, model)
     noise = Noise(noise_keys(requests, seed), model.layout.vocab, model.device)
     with spans("encode"):
@@ -100,23 +106,23 @@ def begin(
         session = model.begin(prefix, sampling.guidance, method.drafter.columns)
     target = Target(model.layout, sampling, model.device)
     call = call_eager
-    # What a trace takes is timed inside verification; what plug-ins keep between steps is not known.
-    if hasattr(model, "call_for") and not trace and not rare and is_built_in(decoder):
+    # The time of a trace is measured inside verification, and plug-in components may hold state between steps: neither
+    # can be compiled.
+    if isinstance(model, CompilableModel) and not trace and not rare and is_built_in(decoder):
         call = model.call_for((decoder, sampling), len(requests))
-    make = getattr(method.drafter, "loop", Loop)
-    loop = make(method, session, target, noise, len(requests), spans, call)
+    loop = method.loop(method, session, target, noise, len(requests), spans, call)
     if trace:
         loop.recorder.trace(spans)
     return loop
 
 
 def noise_keys(requests: Sequence[Request], seed: int) -> list[int]:
-    """What addresses the noise of each image."""
+    """Noise key of each image."""
     return [row_key(seed, request.prompt_id, request.sample) for request in requests]
 
 
 def checked(row: Generation, request: Request) -> Generation | SpecbenchError:
-    """The image, or why it is none."""
+    """The image, or the error that made it fail."""
     if np.isnan(row.entropy).any():
         slot = int(np.isnan(row.entropy).argmax())
         return SpecbenchError(f"prompt '{request.prompt_id}': the model gave NaN logits at token {slot}", exit_code=1)
@@ -124,14 +130,14 @@ def checked(row: Generation, request: Request) -> Generation | SpecbenchError:
 
 
 class Loop:
-    """State of one batch while it decodes. B rows, N stream slots, window W.
+    """The draft-and-verify loop of one batch. B rows, N stream slots, window W.
 
     Attributes:
         tokens: [B, N + W] committed tokens, then drafts, by stream slot.
-        committed: [B] tokens committed per row.
-        steps: [B, 1] target forwards each row has been through.
+        committed: [B] committed tokens per row.
+        steps: [B, 1] target forwards per row.
         session: of the target.
-        recorder: what is measured along the way.
+        recorder: measurements of the batch.
     """
 
     def __init__(
@@ -142,77 +148,79 @@ class Loop:
         noise: Noise,
         rows: int,
         spans: Spans,
-        call: Callable = call_eager,
+        call: Call = call_eager,
     ):
         """`call(fn, *args)` runs fn eagerly or as a compiled function."""
-        self._drafter, self._verifier, self._refine = method
-        self.session, self._target, self._noise, self._spans, self._call = (
-            session,
-            target,
-            noise,
-            spans,
-            call,
-        )
+        self._drafter, self._verifier, self._refinement = method.drafter, method.verifier, method.refinement
+        self.session, self._target, self._noise, self._spans, self._call = session, target, noise, spans, call
         device = target.forced.device
         self._length = len(target.forced) - 1
         window = self._drafter.window
         self.tokens = torch.zeros(rows, self._length + window, dtype=torch.long, device=device)
         self.committed = torch.zeros(rows, dtype=torch.long, device=device)
         self.steps = torch.zeros(rows, 1, dtype=torch.long, device=device)
-        self.recorder = StepRecorder(rows, self._length, window, target.forced)
+        self.recorder = StepRecorder(rows, self._length, window, target.forced, noise)
         self._was_full = False
         self._drafter.begin(Batch(session, target, noise, self.tokens, call))
 
     def run(self) -> None:
         """Decode every row to its end."""
-        progress = CommittedBounds(self._length, self._drafter.window)
-        while not progress.done:
-            self.step(progress.behind)
-            progress.step(self.committed)
+        bounds = CommittedBounds(self._length, self._drafter.window)
+        while not bounds.done:
+            self.step(bounds.behind)
+            bounds.step(self.committed)
 
     def step(self, behind: int) -> None:
-        """Queue one target forward and what follows from it, without waiting for either; no row has committed fewer
-        than `behind` slots."""
+        """Queue one step without waiting for the device; every row has committed at least `behind` tokens."""
         self.steps = self.steps + 1
-        # Near the end a full window would only predict slots past it. The one column too many lets the last slot
-        # hold a tested draft whatever else is in the batch, so that an image does not depend on it.
+        # Near the end a full window would only predict slots past it. The one column more lets the last slot hold a
+        # tested draft whatever else is in the batch, so that an image does not depend on it.
         width = min(self._drafter.window, self._length - behind + 1)
         with self._spans("draft"):
             proposal = self._drafter.propose(self.committed, width, self.steps)
         with self._spans("target"):
             logits = self.session.forward(proposal.tokens, proposal.positions, proposal.branches)
         with self._spans("verify"):
-            self._verify(logits, proposal)
+            self._commit(logits, proposal)
 
     def restart(self, rows: Tensor, keys: Sequence[int]) -> None:
-        """Begin other images, of these noise keys, in `rows` [K]; their prompts are in the session already."""
+        """Start other images, of these noise keys, in `rows` [K], whose prompts are in the session already."""
         self._noise.rekey(rows.tolist(), keys)
         for state in (self.tokens, self.committed, self.steps):
             state[rows] = 0
         self.recorder.restart(rows)
         self._drafter.restart(rows)
 
-    def _verify(self, logits: Tensor, proposal: Proposal) -> None:
-        """Verify the drafts, commit what holds, and tell the drafter."""
-        tables = routes(proposal.tree, logits.device)
-        full = len(proposal.tree.parents) == self._drafter.columns
-        # Compiled code must not find anything new: a first full window makes all that the record will ever hold.
+    def _commit(self, logits: Tensor, proposal: Proposal) -> None:
+        """Verify the drafts, commit the accepted ones and one more token, and update drafter and cache."""
+        tree, device = proposal.tree, logits.device
+        tables = None if tree.is_chain else routes(tree, device)
+        full = len(tree.parents) == self._drafter.columns
+        # The first full window runs eagerly, so that all recorder buffers exist before tracing.
         call = self._call if full and self._was_full else call_eager
-        verified, positions, shift = call(Loop._judge, self, logits, proposal, tables, self.committed, self.steps)
+        arguments = (logits, proposal, tables, first_drafts_by_depth(tree, device), self.committed, self.steps)
+        verified, positions, shift = call(Loop._verify, self, *arguments)
         self._was_full |= full
-        if proposal.branches is not None:
+        if tables is not None:
             self.session.keep(verified.columns[:, 1:], positions[:, 1:])
-        self._drafter.observe(verified, positions, shift, self._refine.keeps_tail)
+        self._drafter.observe(verified, positions, shift, self._refinement.keeps_tail)
         self.committed = self.committed + shift
 
-    def _judge(
-        self, logits: Tensor, proposal: Proposal, tables: Routes, committed: Tensor, step: Tensor
+    def _verify(
+        self,
+        logits: Tensor,
+        proposal: Proposal,
+        tables: Routes | None,
+        by_depth: Tensor,
+        committed: Tensor,
+        step: Tensor,
     ) -> tuple[Verification, Tensor, Tensor]:
-        """Verify the drafts and record the outcome: it, the slots [B, T] of its path, and the tokens [B] to commit."""
+        """Verify and record the drafts: the outcome, its slots [B, T], and the number of tokens [B] to commit."""
         p = self._target(logits, proposal.positions)
-        verified = verify_tree(p, proposal, tables, self._verifier, self._refine, self._noise, step)
+        parts = self._verifier, self._refinement, self._noise, step
+        verified = verify_chain(p, proposal, *parts) if tables is None else verify_tree(p, proposal, tables, *parts)
         positions = committed[:, None] + torch.arange(verified.tokens.shape[1], device=p.device)
         self.tokens.scatter_(1, positions, verified.tokens)
         self.recorder.slots(verified.p, verified.tokens, positions, step)
-        self.recorder.verification(verified, proposal, tables, positions)
+        self.recorder.verification(verified, proposal, tables, by_depth, positions)
         return verified, positions, (verified.first + 1).minimum(self._length - committed)

@@ -1,4 +1,4 @@
-"""How far a batch is, as far as the host knows: bounds grow with every step, and it looks where they stop helping."""
+"""Host-side bounds on committed tokens: the host synchronises with the device only when they cannot decide."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from specbench.models.transformer.host_sync import to_host
 
 
 class CommittedBounds:
-    """Bounds on the tokens of the slowest row, of `length`, when a step commits from 1 to `most` tokens a row.
+    """Bounds on the committed tokens of the slowest row, when a step commits 1 to `most` of `length` tokens per row.
 
-    AR is never looked at; a window of W about once per W / (tokens per step) steps, and every step of the last window.
+    AR needs no host sync; a window of W one per W / (tokens per step) steps, and one per step in the last window.
 
     Attributes:
-        behind: tokens that the slowest row has at least.
+        behind: lower bound on the tokens that the slowest row has committed.
     """
 
     def __init__(self, length: int, most: int):
@@ -23,10 +23,11 @@ class CommittedBounds:
 
     @property
     def done(self) -> bool:
+        """Whether every row is complete."""
         return self.behind >= self._length
 
     def step(self, committed: Tensor) -> None:
-        """A step was queued, after which rows have `committed` [B] tokens."""
+        """Update the bounds for a queued step; `committed` [B]: tokens per row after it."""
         self.behind += 1
         self._ahead += self._most
         if self.behind < self._length <= self._ahead:

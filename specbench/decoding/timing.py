@@ -1,4 +1,4 @@
-"""Named spans of time inside one decode, without making the device wait."""
+"""Named time spans inside one decode, measured without host syncs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 class Spans:
-    """Adds up milliseconds by name. On CUDA device events are recorded and read once, at the end."""
+    """Sums of milliseconds by name. On CUDA, events are recorded and read once, at the end."""
 
     def __init__(self, device: torch.device):
         self._cuda = device.type == "cuda"
@@ -31,7 +31,7 @@ class Spans:
             self._totals[name] += (time.perf_counter() - start) * 1e3
 
     def totals_ms(self) -> dict[str, float]:
-        """Milliseconds by span name; waits for the device."""
+        """Milliseconds by span name; synchronises with the device."""
         if self._events:
             torch.cuda.synchronize()
             for name, first, last in self._events:

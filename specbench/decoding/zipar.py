@@ -1,16 +1,16 @@
-"""ZipAR (He et al., ICML 2025, arXiv 2412.04062): a row of the image does not wait for the row above to finish.
+"""ZipAR (He et al., ICML 2025, arXiv 2412.04062): decode an image row before the row above is complete.
 
-Row r starts once row r - 1 has a window of tokens; from then on every unfinished row gets one token per forward, each
+Row r starts once row r - 1 has a window of tokens; from then on every incomplete row gets one token per forward, each
 column attending to the prompt and to all generated tokens earlier in raster order. No training, no verification, lossy:
-a token never sees what comes later in the rows above. Windows as wide as the row are AR.
+a token is conditioned on a part of the rows above only. A window as wide as the row is AR.
 
-Where the grammar closes rows with a forced token, that token is fed early, at its true place. Elsewhere the first token
-of a row would need the last one of the row above: the newest token of the row above that one (of row 0 for row 1)
-stands in, under the true position, seen by that one column and not remembered.
+Where the grammar ends rows with a forced token, that token is fed early, at its true position. Elsewhere the first
+token of a row needs the last token of the row above: the newest token of the row above that one (of row 0 for row 1)
+stands in for it, at the true position; only that one column attends to it, and it is not kept in the cache.
 
 The adaptive window draws the first token x of a row from p and, each time the row above has grown, keeps it with
-probability min(1, p'(x)/p(x)) under the new p', else redraws it from [p' - p]+ and waits once more. The paper's code
-does not have it; this follows its text.
+probability min(1, p'(x)/p(x)) under the new p', else redraws it from [p' - p]+ and tests it once more. The paper's
+code does not have it; this follows its text.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ if TYPE_CHECKING:
 
 
 class Lanes(NamedTuple):
-    """The columns of one forward, one per image row at work. B images, C of the rows.
+    """Columns of one forward, one per active image row. B images, C of the rows.
 
     Attributes:
         rows: [C] image rows.
-        tokens, positions: [B, C] as a forward takes them; a column without work names the slot past the end.
-        fed: [B, C] bool, columns that are remembered.
-        aside: [B, C] bool, columns fed with a stand-in.
+        tokens, positions: [B, C] as `ScatteredSession.forward_scattered` takes them; an idle column has the position
+            past the end.
+        fed: [B, C] bool, columns whose keys and values stay in the cache.
+        aside: [B, C] bool, columns that consume a stand-in token.
         wanted: [B, C] bool, columns whose prediction is needed.
     """
 
@@ -57,19 +58,26 @@ class Lanes(NamedTuple):
 
 
 class ZipAR:
-    """The settings of `RowsLoop`."""
+    """Settings of `RowsLoop`, registered as a drafter although nothing is drafted.
 
-    def __init__(self, context: Context, init: Init | None, rows_window: int, adaptive: bool):
+    Attributes:
+        lags: [H] tokens that the row above must have before a row starts.
+    """
+
+    def __init__(
+        self, context: Context, init: Init | None, rows_window: int, adaptive: bool, rows_count: str = "tokens"
+    ):
         layout = context.layout
         self.window = 1
         self.columns = layout.height
-        self.lag = min(rows_window, layout.width)
+        lags = [min(rows_window, layout.width)] * layout.height
+        if rows_count == "released" and any(token >= 0 for token in layout.forced):
+            lags = [min(max(rows_window - 1, 1), layout.width)] * layout.height
+        elif rows_count == "released":
+            lags[1:2] = [layout.width] * len(lags[1:2])
+        self.lags = torch.tensor(lags, device=context.device)
         self.adaptive = adaptive
         self.slots = torch.tensor(_grid(layout), device=context.device)
-
-    def loop(self, *parts: object) -> RowsLoop:
-        """The loop that stands in for the usual one."""
-        return RowsLoop(*parts)
 
 
 def _grid(layout: TokenLayout) -> list[list[int]]:
@@ -85,12 +93,13 @@ def _grid(layout: TokenLayout) -> list[list[int]]:
 
 
 class RowsLoop:
-    """State of one batch while its rows grow side by side. B images, H rows of W tokens, N stream slots.
+    """Decode loop that processes several image rows of each image in parallel. B images, H rows of W tokens, N stream
+    slots.
 
     Attributes:
         tokens: [B, N + 1] by stream slot.
-        count: [B, H] tokens of each row.
-        recorder: what is measured along the way.
+        count: [B, H] tokens of each image row so far.
+        recorder: measurements of the batch.
     """
 
     def __init__(
@@ -118,7 +127,7 @@ class RowsLoop:
         self.recorder = StepRecorder(rows, self._length, 1, target.forced)
 
     def run(self) -> None:
-        """Decode every image to its end."""
+        """Decode all images."""
         step = self.count.new_zeros(len(self.count), 1)
         while True:
             with self._spans("draft"):
@@ -132,15 +141,15 @@ class RowsLoop:
                 self._commit(self._target(logits, lanes.positions), lanes, step)
 
     def _lanes(self) -> Lanes | None:
-        """What to feed next; None when every row of every image is complete."""
+        """Columns of the next forward; None if all images are complete."""
         count, width = self.count, self._width
         above = torch.nn.functional.pad(count[:, :-1], (1, 0), value=width)
-        starting = (count == 0) & (above >= self._plan.lag)
+        starting = (count == 0) & (above >= self._plan.lags)
         growing = (count > 0) & (count < width)
         closing = (count == width) & ~self._done_feeding
         closing[:, -1] = False
         wanted = starting | growing
-        # Which rows work depends on what was drawn where the window is adaptive, and sizes the forward.
+        # Host sync: with an adaptive window, the active rows, and so the width of the forward, depend on drawn tokens.
         working = [row for row, works in enumerate(to_host((wanted | closing).any(0))) if works]
         if not working:
             return None
@@ -163,7 +172,7 @@ class RowsLoop:
         return lanes
 
     def _commit(self, p: Tensor, lanes: Lanes, step: Tensor) -> None:
-        """Draw the columns' tokens [B, C] and note those that stay."""
+        """Draw the columns' tokens [B, C] and commit the final ones."""
         drawn, stays = self._noise.run_race(p, lanes.positions, Stream.TOKEN), lanes.wanted
         if self._plan.adaptive:
             drawn, stays = self._reconsider(p, drawn, lanes, step)
@@ -174,7 +183,7 @@ class RowsLoop:
         self.count[:, lanes.rows] += stays
 
     def _reconsider(self, p: Tensor, drawn: Tensor, lanes: Lanes, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Adaptive window: first tokens of rows [B, C], and which tokens stay."""
+        """Adaptive window: resample first tokens of rows [B, C]; also returns which tokens stay."""
         count = self.count[:, lanes.rows]
         above = torch.nn.functional.pad(self.count[:, :-1], (1, 0), value=self._width)[:, lanes.rows]
         starting = lanes.wanted & (count == 0)

@@ -1,20 +1,23 @@
-"""Metrics by name, without importing their code: the built-in table, and what installed plug-ins add."""
+"""Catalogue of metrics by name, built-in and from plug-ins; their code is imported on use."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specbench.errors import unknown_name
 from specbench.system.plugins import load_object, plugins
 
 
 class MetricEntry(NamedTuple):
-    """A metric before its code is imported.
+    """Catalogue entry of a metric.
 
-    `variant` is handed to the class first, where one class has several; `bundled` ones need nothing from outside
-    and are computed unless others are named.
+    Attributes:
+        target: "module:class" of the implementation.
+        summary: one line for `specbench list metrics`.
+        variant: first argument of the class, for classes with several variants.
+        bundled: needs no external files, and is computed by default.
     """
 
     target: str
@@ -25,45 +28,45 @@ class MetricEntry(NamedTuple):
 
 _FRONT_ENDS = {
     "pytorch-fid": "bilinear",
-    "tf1": "bilinear of TensorFlow 1",
+    "tf1": "TensorFlow 1 bilinear",
     "tm-aa": "antialiased bilinear",
     "clean": "Pillow bicubic",
 }
 
 
-_FID = "distance to the reference images in Inception features, {} to 299{}; KID beside it"
+_FID = "Frechet distance to the reference images in Inception features, {} resize to 299{}; also computes KID"
 
 
-_CLIP = "cosine of image and caption under CLIP {}, mean over images"
+_CLIP = "cosine similarity of image and caption under CLIP {}, mean over images"
 
 
 _CLIPS = {
     "b16": "ViT-B/16",
-    "b16+299": "ViT-B/16, images first squashed to 299 by bilinear interpolation",
+    "b16+299": "ViT-B/16, images first resized to 299 x 299 (bilinear)",
     "b32": "ViT-B/32",
-    "b32+prefix": 'ViT-B/32, captions after "A photo depicts"',
-    "b32+prefix+center256": 'ViT-B/32, captions after "A photo depicts", images cropped to the middle 256 square',
+    "b32+prefix": 'ViT-B/32, captions prefixed with "A photo depicts"',
+    "b32+prefix+center256": 'ViT-B/32, captions prefixed with "A photo depicts", images centre-cropped to 256',
     "l14": "ViT-L/14",
 }
 
 
-_CROPS = {"": "", "+center256": " after cropping to the middle 256 square"}
+_CROPS = {"": "", "+center256": " after a centre crop to 256"}
 
 
 METRICS: dict[str, MetricEntry] = {
     "shapes-detector": MetricEntry(
         "specbench.metrics.shapes_detector:ShapesDetector",
-        "share of images in which the exact detector finds what the caption asked for, mean over categories",
+        "fraction of images that match their caption by the exact detector of `shapes`, mean over categories",
         bundled=True,
     ),
     "shapes-clip": MetricEntry(
         "specbench.metrics.shapes_clip:ShapesClip",
-        "cosine of image and caption under the small CLIP of the shapes world, mean over images",
+        "cosine similarity of image and caption under the small CLIP of `shapes`, mean over images",
         bundled=True,
     ),
     "shapes-frechet": MetricEntry(
         "specbench.metrics.shapes_frechet:ShapesFrechet",
-        "Frechet distance to renders of the same captions in a small network's 64 features; no interval up to n = 64",
+        "Frechet distance to renders of the same captions in 64 features of a small network; no interval up to n = 64",
         bundled=True,
     ),
     **{
@@ -88,50 +91,51 @@ METRICS: dict[str, MetricEntry] = {
         for variant in ("v2.1", "v2.0")
     },
     "imagereward": MetricEntry(
-        "specbench.metrics.imagereward:ImageReward", "learned human preference, mean reward over images"
+        "specbench.metrics.imagereward:ImageReward", "learned human preference reward, mean over images"
     ),
     "geneval[hf-m2f]": MetricEntry(
         "specbench.metrics.geneval:GenEval",
-        "share of images in which transformers' Mask2Former finds what GenEval asked for, mean over tags",
+        "fraction of images that fulfil the GenEval prompt by transformers' Mask2Former, mean over tags",
     ),
     "compbench[blip-vqa]": MetricEntry(
         "specbench.metrics.compbench:BlipVqa",
-        "T2I-CompBench++: BLIP's yes to every noun phrase of colour, shape and texture prompts, mean over images",
+        "T2I-CompBench++: BLIP-VQA probability of the noun phrases of colour, shape and texture prompts, "
+        "mean over images",
     ),
     "compbench[clip-b32]": MetricEntry(
         "specbench.metrics.compbench:CompBenchClip",
-        "T2I-CompBench++: cosine of CLIP ViT-B/32 on non-spatial prompts, mean over images",
+        "T2I-CompBench++: cosine similarity under CLIP ViT-B/32 for non-spatial prompts, mean over images",
     ),
     **{
         f"compbench[{part}-owlv2]": MetricEntry(
             f"specbench.metrics.compbench_detected:{target}",
-            f"T2I-CompBench++'s {rules}, mean over images; uncalibrated, the paper's own detector by export and import",
+            f"T2I-CompBench++: {rules}, mean over images; not the paper's detector (use export and import for that)",
         )
         for part, target, rules in (
-            ("spatial", "Spatial2d", "2D rules on what OWLv2 finds"),
-            ("3d-spatial", "Spatial3d", "3D rules on what OWLv2 and Depth Anything V2 find"),
-            ("numeracy", "Numeracy", "counting rules on what OWLv2 finds"),
-            ("3-in-1", "ThreeInOne", "3-in-1 for complex prompts with OWLv2 in its 2D part"),
+            ("spatial", "Spatial2d", "2D spatial rules on OWLv2 detections"),
+            ("3d-spatial", "Spatial3d", "3D spatial rules on OWLv2 detections and Depth Anything V2 depth"),
+            ("numeracy", "Numeracy", "counting rules on OWLv2 detections"),
+            ("3-in-1", "ThreeInOne", "3-in-1 score for complex prompts with OWLv2 in its 2D part"),
         )
     },
 }
 """The built-in metrics by name."""
 
 
-_BESIDE = {
+_DERIVED = {
     "kid": "unbiased squared MMD to the reference images in Inception features, cubic kernel",
-    "geneval[official]": "share of right images by the official evaluator, mean over tags",
-    "compbench[official]": "answers of the official T2I-CompBench++ scripts, mean over images",
+    "geneval[official]": "fraction of correct images by the official evaluator, mean over tags",
+    "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
-"""Scores that stand in tables and are not metrics a user names."""
+"""Scores in tables that are not metrics of their own."""
 
 
 def metric_names() -> list[str]:
     return sorted({*METRICS, *plugins("metrics")})
 
 
-def metric(name: str) -> Callable[..., object]:
-    """What makes a metric, called with `specbench.metrics.base.Settings`.
+def metric(name: str) -> Callable[..., Any]:
+    """Load the factory of a metric, to be called with `specbench.metrics.base.Settings`.
 
     Raises:
         SpecbenchError: unknown name, or its code cannot be imported.
@@ -146,17 +150,17 @@ def metric(name: str) -> Callable[..., object]:
 
 
 def bundled_metrics() -> list[str]:
-    """Metrics that need nothing from outside, and those of plug-ins."""
+    """List the metrics without external files, and those of plug-ins."""
     return sorted({*(name for name, entry in METRICS.items() if entry.bundled), *plugins("metrics")})
 
 
 def metric_summary(name: str) -> str:
-    """One line about a score of that name; nothing of a built-in metric is imported.
+    """One-line summary of a score, without importing the code of built-in metrics.
 
     Raises:
         SpecbenchError: unknown name, or a plug-in's code cannot be imported.
     """
-    beside = _BESIDE.get(name) or _BESIDE.get(name.partition("[")[0])
-    if beside:
-        return beside
+    derived = _DERIVED.get(name) or _DERIVED.get(name.partition("[")[0])
+    if derived:
+        return derived
     return METRICS[name].summary if name in METRICS else metric(name).summary

@@ -1,6 +1,6 @@
-"""Images out to the official GenEval and T2I-CompBench++ programs, and their results back in.
+"""Export images to the official GenEval and T2I-CompBench++ programs, and import their results.
 
-What comes back stands in columns named `geneval[official]` and `compbench[official]`.
+Imported scores are named `geneval[official]` and `compbench[official]`.
 """
 
 from __future__ import annotations
@@ -17,16 +17,20 @@ import pandas as pd
 import pyarrow as pa
 from PIL import Image
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics.base import Metric, Sample, Score
 from specbench.metrics.compbench_rules import THREE_IN_ONE, three_in_one
 from specbench.metrics.geneval import JudgedMetric
+from specbench.metrics.score_store import read_scores
+from specbench.metrics.scoring import run_images, score_with
 from specbench.prompts.geneval import official_row
 from specbench.prompts.t2i_compbench import CATEGORIES
 from specbench.stats import mean_interval
 from specbench.store.run_store import RunStore
 from specbench.system.downloads import digest_of
 from specbench.system.images import read_picture
+
+BENCHMARKS = ("geneval", "t2i-compbench")
 
 RESULTS: Mapping[str, str] = {
     "color": "annotation_blip/vqa_result.json",
@@ -45,8 +49,46 @@ PARTS: Mapping[str, str] = {"blip": RESULTS["color"], "clip": RESULTS["non_spati
 images a prompt; where it left nothing, the parts are combined here, for any number."""
 
 
+def export_images(benchmark: str, run: Path, target: Path) -> int:
+    """Export a run's images for the official evaluator of a benchmark; see `export_geneval`, `export_compbench`.
+
+    Raises:
+        SpecbenchError: an unknown benchmark, a run of other prompts, or a folder that is not empty or not writable.
+    """
+    write = {"geneval": export_geneval, "t2i-compbench": export_compbench}.get(benchmark)
+    if write is None:
+        raise unknown_name("benchmark", benchmark, BENCHMARKS)
+    try:
+        return write(run, target)
+    except OSError as error:
+        raise SpecbenchError(f"cannot write to {target}: {error.strerror or error}") from error
+
+
+def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, object]]:
+    """Store the results of a benchmark's official evaluator as scores of a run, and return them.
+
+    Args:
+        results: GenEval's results file, or the folder that T2I-CompBench++ was exported to.
+
+    Raises:
+        SpecbenchError: an unknown benchmark, or results that do not match the run.
+    """
+    if benchmark not in BENCHMARKS:
+        raise unknown_name("benchmark", benchmark, BENCHMARKS)
+    images = run_images(run)
+    if benchmark == "geneval":
+        metric: Metric = OfficialGenEval(results)
+    else:
+        metric = OfficialCompBench(results, 1 + int(images.rows["sample"].max()))
+    outcome = score_with(images, metric)
+    if outcome.skipped:
+        raise SpecbenchError(f"the results cannot be scores of {outcome.run_id}: {outcome.skipped}")
+    own = (row for row in read_scores(run) if str(row["metric"]).partition(":")[0] == metric.name)
+    return [{"run_id": images.name, **row} for row in own]
+
+
 def export_geneval(run: Path, target: Path) -> int:
-    """Lay a run's images out for the official evaluator: `<line>/metadata.jsonl` and `<line>/samples/<sample>.png`.
+    """Export a run's images for the official evaluator: `<line>/metadata.jsonl` and `<line>/samples/<sample>.png`.
 
     Returns:
         The number of images.
@@ -65,7 +107,7 @@ def export_geneval(run: Path, target: Path) -> int:
 
 
 def export_compbench(run: Path, target: Path) -> int:
-    """Lay a run's images out for the official scripts: `<category>/samples/<prompt>_<number>.png`, the number being
+    """Export a run's images for the official scripts: `<category>/samples/<prompt>_<number>.png`, the number being
     the prompt's line times the images per prompt plus the sample.
 
     Returns:
@@ -151,7 +193,7 @@ class OfficialCompBench(Metric):
         return [{"value": self._value(sample)} for sample in samples]
 
     def _combines(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        """Whether an answer is made of the answers to its parts."""
+        """Whether an answer is combined from the answers of its parts."""
         return category == "complex" and "complex/blip" in self._answers and meta.get("kind") in THREE_IN_ONE
 
     def _value(self, sample: Sample) -> float:

@@ -1,4 +1,4 @@
-"""The scores kept beside a run's images: reading them, writing them, and what two runs differ by.
+"""Stored scores of a run: reading, writing, and differences between runs.
 
 `scores/<metric>-<feature fingerprint>/*.parquet` holds one row per image: its key, the `started_at` of its sample row,
 its category, and the metric's columns. `scores/<metric>-<fingerprint>.parquet` holds the run's numbers.
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Metric, feature_fingerprint, fingerprint
-from specbench.store.parquet_log import Parts
+from specbench.store.parquet_log import ParquetLog
 from specbench.store.schema import KEY
 from specbench.system.files import take_lock, write_atomically
 
@@ -40,7 +40,7 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
 
 
 def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
-    """What is kept of each scored image: key, category and the metric's own columns."""
+    """Stored features of each scored image: key, category and the metric's columns."""
     return feature_parts(Path(folder), metric).read().to_pandas()
 
 
@@ -53,7 +53,7 @@ def image_values(folder: Path, metric: Metric) -> pd.DataFrame | None:
 
 
 def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object] | None:
-    """How a run's score differs from a baseline's over the images both have; None where there is nothing to compare.
+    """Paired difference between the scores of a run and a baseline on common images; None if there are none.
 
     Returns:
         `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`; interval and p-value are paired.
@@ -109,8 +109,8 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
     write_atomically(folder / "scores" / f"{metric.name}-{digest}.parquet", sink.getvalue())
 
 
-def feature_parts(folder: Path, metric: Metric) -> Parts:
-    """Where a metric's features of a run's images are kept."""
+def feature_parts(folder: Path, metric: Metric) -> ParquetLog:
+    """Parquet log of a metric's features of a run."""
     fixed = [
         ("prompt_id", pa.string()),
         ("sample", pa.int64()),
@@ -118,12 +118,12 @@ def feature_parts(folder: Path, metric: Metric) -> Parts:
         ("category", pa.string()),
     ]
     schema = pa.schema([*fixed, *metric.columns.items()])
-    return Parts(folder / "scores" / f"{metric.name}-{feature_fingerprint(metric)}", schema, KEY)
+    return ParquetLog(folder / "scores" / f"{metric.name}-{feature_fingerprint(metric)}", schema, KEY)
 
 
 @contextmanager
-def writing(folder: Path, parts: Parts) -> Iterator[None]:
-    """Hold the scores of a run against another scorer."""
+def writing(folder: Path, parts: ParquetLog) -> Iterator[None]:
+    """Lock the scores of a run against concurrent scorers."""
     try:
         parts.folder.mkdir(parents=True, exist_ok=True)
         handle = take_lock(folder / "scores" / ".lock", f"{folder} is being scored by another process")

@@ -1,5 +1,4 @@
-"""`shapes-detector`: does the image show what its caption asked for, found by the exact detector of the
-`shapes` world."""
+"""`shapes-detector`: share of images that match their caption, by the exact detector of the `shapes` world."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models by name, as facts that need no torch: what `list models` shows and a plan is checked against."""
+"""Catalogue of models by name, for `list models` and validation of plans. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
+from specbench.models.facts import ModelFacts
 from specbench.models.families.model_specs import MODELS
-from specbench.models.hub_model import BYTES, HubModel
+from specbench.models.hub_model import HubModel
 from specbench.models.transformer.size import Size, llama_size
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ModelInfo:
-    """A model before it is loaded, with its files at known paths; `HubModel` has the same interface.
+class ModelInfo(ModelFacts):
+    """A model with its files at known paths.
 
     Attributes:
         target: "module:function" called as `function(device: str, dtype: torch.dtype)`, returning an `ImageModel`.
@@ -59,9 +60,18 @@ class ModelInfo:
     renders_together = True
 
     def configured(
-        self, weights: str | None = None, revision: str | None = None, random: bool = False, tiny: bool = False
+        self,
+        weights: str | None = None,
+        revision: str | None = None,
+        random: bool = False,
+        tiny: bool = False,
+        guidance_rows: str = "official",
     ) -> ModelInfo:
-        """This model with other weights, which it does not take."""
+        """Reject other weights, which these models do not support."""
+        if guidance_rows != "official":
+            raise SpecbenchError(
+                f"--guidance-rows {guidance_rows}: '{self.name}' has one unconditional prompt", "leave it away"
+            )
         if weights or revision or random or tiny:
             raise SpecbenchError(
                 f"model '{self.name}' comes with its weights, at one size",
@@ -71,14 +81,14 @@ class ModelInfo:
 
     @property
     def size(self) -> Size | None:
-        """What a forward reads and computes; None unless the configuration has the sizes of a Llama."""
+        """Memory reads and operations of a forward; None unless the configuration has the sizes of a Llama."""
         network = self._read_config()["network"]
         names = ("width", "inner", "layers", "heads", "codes")
         return llama_size(*(network[name] for name in names)) if all(name in network for name in names) else None
 
     @property
     def layers(self) -> int:
-        """Of the network."""
+        """Number of layers of the network."""
         return self._read_config()["network"]["layers"]
 
     @property
@@ -95,19 +105,6 @@ class ModelInfo:
         """Weights in memory at most: files of half precision, as the package's are, held in full."""
         return 2 * sum(path.stat().st_size for path in self.weights)
 
-    def memory_bytes(self, dtype: str | None = None, batch: int = 1) -> int | None:
-        """What is held while decoding with guidance; None where nobody has counted."""
-        kv = self.kv_bytes(dtype)
-        return None if kv is None else self.fixed_bytes(dtype) + 2 * batch * (self.stream + 256) * kv
-
-    def step_bytes(self, dtype: str | None = None) -> int | None:
-        """Weight bytes that one forward reads; None where nobody has counted."""
-        return self.size and self.size.weights * BYTES[dtype or self.dtype]
-
-    def kv_bytes(self, dtype: str | None = None) -> int | None:
-        """Cache bytes of one token of one row; None where nobody has counted."""
-        return self.size and self.size.kv * BYTES[dtype or self.dtype]
-
     def load(self, device: str, dtype: str | None = None) -> ImageModel:
         """The model, ready to decode."""
         import torch
@@ -117,7 +114,7 @@ class ModelInfo:
 
     @property
     def ready(self) -> bool:
-        """Whether all its files are on this disk."""
+        """Whether all files are on disk."""
         return all(path.is_file() for path in (self.config, *self.weights))
 
     def require_weights(self) -> None:
@@ -153,7 +150,7 @@ class ModelInfo:
         return Sampling(**{name: given[name] for name in Sampling.__dataclass_fields__ if name in given})
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Refuse the first prompt the model has no way to read."""
+        """Reject the first prompt that the model cannot encode."""
         if self.prompt_check is None:
             return
         check = plugins.load_object(self.prompt_check, "prompt check")
@@ -170,8 +167,6 @@ class ModelInfo:
             self.require_weights()
         return json.loads(self.config.read_text())
 
-
-Model = ModelInfo | HubModel
 
 _SHAPES = Path(__file__).parent / "shapes" / "weights"
 
@@ -195,24 +190,24 @@ _BUILT_IN = (
 
 
 @functools.cache
-def models() -> dict[str, Model]:
-    """Every model, the built-in ones first; a built-in name wins over a plug-in's."""
-    found: dict[str, Model] = {model.name: model for model in (*_BUILT_IN, *MODELS)}
+def models() -> dict[str, ModelFacts]:
+    """All models, built-in ones first; built-in names take precedence over plug-ins'."""
+    found: dict[str, ModelFacts] = {model.name: model for model in (*_BUILT_IN, *MODELS)}
     for name in plugins.plugins("models"):
-        model = plugins.load_plugin("models", name, lambda one: isinstance(one, Model), "a ModelInfo")
+        model = plugins.load_plugin("models", name, lambda one: isinstance(one, ModelInfo | HubModel), "a ModelInfo")
         if model is not None:
             found.setdefault(model.name, model)
     return found
 
 
-def find_model(name: str) -> Model:
-    """The model of that name, or a SpecbenchError with the nearest one."""
+def find_model(name: str) -> ModelFacts:
+    """Find a model by name; the SpecbenchError for an unknown one suggests the nearest name."""
     if name not in models():
         raise unknown_name("model", name, models())
     return models()[name]
 
 
-def load_model(model: str | Model, device: str = "cpu", dtype: str | None = None) -> ImageModel:
+def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:
     """The model, ready to decode.
 
     Args:
@@ -240,7 +235,7 @@ def load_model(model: str | Model, device: str = "cpu", dtype: str | None = None
     return info.load(device, dtype)
 
 
-def check_model(info: Model) -> None:
+def check_model(info: ModelFacts) -> None:
     """Account for every tensor and token as `load_model` does, reading names and shapes but not the weights.
 
     Raises:

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 
 INDEX = "model.safetensors.index.json"
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
+"""Suffixes of files that hold tensors."""
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
+_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True)
@@ -22,10 +28,12 @@ class Source:
     Attributes:
         what: what they are, for messages: "the language model".
         repo: hub id, "owner/name".
-        files: glob patterns that must each match.
+        files: glob patterns that must each match; "a|b" takes b where nothing matches a.
         licence: under which they may be used.
         beside: files in a `--weights` folder that serve instead, relative paths.
         note: one more thing to know before getting them.
+        folders: folders of a `--weights` folder that hold its files, besides the one named like the repository.
+        optional: files that are read where they exist.
     """
 
     what: str
@@ -34,6 +42,8 @@ class Source:
     licence: str
     beside: tuple[str, ...] = ()
     note: str = ""
+    folders: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
 
     @property
     def folder_name(self) -> str:
@@ -44,15 +54,22 @@ class Source:
         """What to type to have its files, or those of another repository, and under which licence."""
         repo = repo or self.repo
         at = f" --revision {revision}" if revision else ""
-        only = "".join(f' --include "{pattern}"' for pattern in self.files)
+        only = "".join(f' --include "{pattern}"' for pattern in self.patterns())
         licence = self.licence if repo == self.repo else "as its card says"
         beside = f", or put {self.beside[0]} into the --weights folder" if self.beside else ""
         note = f" ({self.note})" if self.note else ""
         return f"type 'hf download {repo}{at}{only}'{beside}; licence: {licence}{note}"
 
+    def patterns(self, other: bool = False) -> list[str]:
+        """Glob patterns of its files on the hub; those of every alternative for an `other` repository or revision."""
+        alternatives = (pattern.split("|") for pattern in self.files)
+        return [pattern for group in alternatives for pattern in (group if other else group[:1])] + [*self.optional]
+
     def damaged(self, path: Path, error: Exception) -> SpecbenchError:
         """One of its files is not what it should be."""
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        if _is_pointer(path):
+            reason = "it is a Git LFS pointer, not the file itself"
         return SpecbenchError(
             f"{path} cannot be read: {reason}", f"get it again: {self.how_to_get()}", MISSING_PREREQUISITE
         )
@@ -69,6 +86,14 @@ class CheckpointFiles:
         """The file of that name."""
         return next(path for path in self.paths if path.name == name)
 
+    def holds(self, name: str) -> bool:
+        """Whether there is a file of that name."""
+        return any(path.name == name for path in self.paths)
+
+    def only(self, *names: str) -> CheckpointFiles:
+        """The files whose name has one of these glob patterns."""
+        return CheckpointFiles(self.source, tuple(path for path in self.paths if any(map(path.match, names))))
+
     def ending(self, *suffixes: str) -> tuple[Path, ...]:
         """The files with one of these suffixes."""
         return tuple(path for path in self.paths if path.suffix in suffixes)
@@ -76,7 +101,7 @@ class CheckpointFiles:
     @property
     def where(self) -> str:
         """The weight file, or the folder of several, for messages."""
-        paths = self.ending(".safetensors", ".pt", ".ckpt", ".jit")
+        paths = self.ending(*WEIGHTS) or self.paths
         return str(paths[0] if len(paths) == 1 else paths[0].parent)
 
     def refusal(self, problem: str, path: Path | None = None) -> SpecbenchError:
@@ -84,9 +109,6 @@ class CheckpointFiles:
         return SpecbenchError(
             f"{path or self.where}{problem}", f"is this {self.source.what}? the official: {self.source.how_to_get()}"
         )
-
-    def size_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self.paths)
 
     def sha256(self) -> str:
         """Digest over the names and contents of all files.
@@ -112,24 +134,24 @@ def find(source: Source, weights: str | None = None, revision: str | None = None
 
     Args:
         weights: a folder, or a hub id that takes the place of the main source's; None for the source's own.
-        main: whether `weights` and `revision` are about this source; a companion is looked for inside the folder.
+        main: whether `weights` and `revision` are about this source; a companion is looked for inside the folder and
+            beside it.
 
     Raises:
         SpecbenchError: exit code 5, naming the first missing file, where to get it and under which licence.
     """
-    folder = _folder(weights)
-    if folder and not main:
+    folder = local_folder(weights)
+    if folder and main:
+        return _in_folder(source, folder)
+    if folder:
         for name in source.beside:
             if (folder / name).is_file():
                 return CheckpointFiles(source, (folder / name,))
-        if (folder / source.folder_name).is_dir():
-            return _in_folder(source, folder / source.folder_name)
-    if folder and main:
-        return _in_folder(source, folder)
-    repo = weights if weights and main else source.repo
-    snapshot = _snapshot(repo, source, revision if main else None, download=False)
+        if own := _companion_folder(source, folder):
+            return _in_folder(source, own)
+    repo, revision = _asked(source, weights, revision, main)
+    snapshot = _snapshot(repo, source, revision, download=False)
     if snapshot is None:
-        revision = revision if main else None
         raise _missing(source, f"{_called(repo, revision)} is not in the hub cache", repo, revision)
     return _in_folder(source, snapshot, repo)
 
@@ -141,19 +163,42 @@ def fetch(
     try:
         return find(source, weights, revision, main)
     except SpecbenchError:
-        folder = _folder(weights)
-        if folder and (main or (folder / source.folder_name).is_dir()):
+        folder = local_folder(weights)
+        if folder and (main or _companion_folder(source, folder)):
             raise
-    repo = weights if weights and main else source.repo
-    return _in_folder(source, _snapshot(repo, source, revision if main else None, download=True), repo)
+    repo, revision = _asked(source, weights, revision, main)
+    return _in_folder(source, _snapshot(repo, source, revision, download=True), repo)
+
+
+def _asked(source: Source, weights: str | None, revision: str | None, main: bool) -> tuple[str, str | None]:
+    """Repository and revision to look in."""
+    return (weights or source.repo, revision) if main else (source.repo, None)
+
+
+def _companion_folder(source: Source, folder: Path) -> Path | None:
+    """Where a companion's files lie in or beside a `--weights` folder."""
+    inside = (folder / name for name in (source.folder_name, *source.folders))
+    places = (*inside, folder.resolve().parent / source.folder_name)
+    return next((place for place in places if place.is_dir()), None)
+
+
+def find_snapshot(
+    source: Source, weights: str, revision: str | None, patterns: Sequence[str], download: bool
+) -> Path | None:
+    """Folder of a hub repository in the cache, with the files of `patterns` at least; None where it is absent.
+
+    Raises:
+        SpecbenchError: exit code 5 where a download fails.
+    """
+    return _snapshot(weights, source, revision, download, patterns)
 
 
 def is_folder(weights: str) -> bool:
     """Whether `--weights` names a folder, as opposed to a hub repository."""
-    return _folder(weights) is not None
+    return local_folder(weights) is not None
 
 
-def _folder(weights: str | None) -> Path | None:
+def local_folder(weights: str | None) -> Path | None:
     """`weights` as a folder, None if it is a hub id or nothing."""
     if weights is None:
         return None
@@ -167,25 +212,46 @@ def _folder(weights: str | None) -> Path | None:
 
 def _in_folder(source: Source, folder: Path, repo: str | None = None) -> CheckpointFiles:
     paths: list[Path] = []
-    for pattern in source.files:
-        found = sorted(path for path in folder.glob(pattern) if path.is_file())
-        if not found:
-            raise _missing(source, f"{folder} has no {pattern}", repo)
+    for group in source.files:
+        alternatives = group.split("|")
+        found = next((found for pattern in alternatives if (found := _matching(folder, pattern))), None)
+        if found is None:
+            raise _missing(source, f"{folder} has no {' or '.join(alternatives)}", repo)
+        _check_shards(source, folder, found, repo)
         paths += found
-    for name in _shards(source, folder) if any(path.suffix == ".safetensors" for path in paths) else ():
-        if not (folder / name).is_file():
-            raise _missing(source, f"{folder} has no {name}, which its {INDEX} lists", repo)
+    paths += [folder / name for name in source.optional if (folder / name).is_file()]
     return CheckpointFiles(source, tuple(paths))
 
 
-def _shards(source: Source, folder: Path) -> set[str]:
-    index = folder / INDEX
-    if not index.is_file():
-        return set()
-    files = read_json(source, index).get("weight_map")
-    if not isinstance(files, dict):
-        raise source.damaged(index, ValueError("no weight_map inside"))
-    return set(map(str, files.values()))
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    """Files of a pattern, less what a download in progress leaves behind."""
+    known = (*WEIGHTS, ".json", ".txt", ".tiktoken")
+    return sorted(path for path in folder.glob(pattern) if path.is_file() and path.suffix in known)
+
+
+def _check_shards(source: Source, folder: Path, paths: Sequence[Path], repo: str | None) -> None:
+    """Refuse an index without its shards, and shards without their index."""
+    indices = [path for path in paths if path.name.endswith(".index.json")]
+    for index in indices:
+        files = read_json(source, index).get("weight_map")
+        if not isinstance(files, dict) or not files:
+            raise source.damaged(index, ValueError("no weight_map inside"))
+        for name in sorted(set(map(str, files.values()))):
+            if not (folder / name).is_file():
+                raise _missing(source, f"{folder} has no {name}, which its {index.name} lists", repo)
+    for path in paths:
+        shard = _SHARD.fullmatch(path.name)
+        if shard and not indices:
+            raise _missing(source, f"{folder} has {path.name}, but no {shard[1]}{shard[4]}.index.json", repo)
+
+
+def _is_pointer(path: Path) -> bool:
+    """Whether Git LFS has left its placeholder instead of the file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_POINTER)) == _POINTER
+    except OSError:
+        return False
 
 
 def read_json(source: Source, path: Path) -> dict[str, object]:
@@ -203,7 +269,9 @@ def read_json(source: Source, path: Path) -> dict[str, object]:
     return held
 
 
-def _snapshot(repo: str, source: Source, revision: str | None, download: bool) -> Path | None:
+def _snapshot(
+    repo: str, source: Source, revision: str | None, download: bool, patterns: Sequence[str] = ()
+) -> Path | None:
     """Folder of the repository in the hub cache, None if it is not there and must not be fetched."""
     from huggingface_hub import constants
 
@@ -212,7 +280,7 @@ def _snapshot(repo: str, source: Source, revision: str | None, download: bool) -
         return None
     from huggingface_hub import errors, snapshot_download
 
-    files = list(source.files)
+    files = list(patterns) or source.patterns(other=repo != source.repo or revision is not None)
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=files, local_files_only=not download))
     except errors.GatedRepoError:

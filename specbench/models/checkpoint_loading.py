@@ -26,7 +26,7 @@ def read_tensors(found: CheckpointFiles) -> dict[str, Tensor]:
         SpecbenchError: a damaged file, or a name stored twice.
     """
     tensors: dict[str, Tensor] = {}
-    for path in found.ending(".safetensors", ".pt", ".ckpt"):
+    for path in found.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt"):
         held = (_read_safetensors if path.suffix == ".safetensors" else _read_pickle)(found.source, path)
         if twice := tensors.keys() & held.keys():
             raise SpecbenchError(f"{path}: '{min(twice)}' is also in another file of {found.source.what}")
@@ -67,9 +67,9 @@ def read_config(found: CheckpointFiles, kind: type):
         raise found.source.damaged(path, error) from error
 
 
-def read_tokenizer(found: CheckpointFiles) -> Tokenizer:
-    """`tokenizer.json` exactly as the file describes it, which no tokenizer class can then reinterpret."""
-    path = found.named("tokenizer.json")
+def read_tokenizer(found: CheckpointFiles, name: str = "tokenizer.json") -> Tokenizer:
+    """A tokenizers file exactly as it describes itself, which no tokenizer class can then reinterpret."""
+    path = found.named(name)
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:
@@ -94,6 +94,11 @@ def drop(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[str, Te
     return {name: tensor for name, tensor in tensors.items() if not name.startswith(tuple(prefixes))}
 
 
+def rotary_halves(matrix: Tensor, head: int) -> Tensor:
+    """Rows [heads * head, d] from rotated pairs side by side, as authors store them, to pairs half a head apart."""
+    return matrix.view(-1, head // 2, 2, matrix.shape[1]).transpose(1, 2).reshape(-1, matrix.shape[1])
+
+
 def build(kind: Callable[..., nn.Module], *arguments: object, found: CheckpointFiles | None = None) -> nn.Module:
     """A network without memory: its parameters are to be assigned by `fill` or drawn by `randomise`.
 
@@ -106,7 +111,8 @@ def build(kind: Callable[..., nn.Module], *arguments: object, found: CheckpointF
     except Exception as error:
         if found is None:
             raise
-        raise found.source.damaged(found.named("config.json"), error) from error
+        described = next((path for path in found.paths if path.suffix == ".json"), found.paths[0])
+        raise found.source.damaged(described, error) from error
 
 
 def fill(

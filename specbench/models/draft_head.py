@@ -27,8 +27,8 @@ from transformers.models.chameleon.modeling_chameleon import ChameleonDecoderLay
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import renew_rotary
-from specbench.models.draft_head_files import find_head
-from specbench.models.interface import ImageModel
+from specbench.models.draft_head_files import find_head, no_own_head
+from specbench.models.interface import DraftHeadModel, ImageModel
 from specbench.system.console import one_line
 
 _INPUT_NORM = "layers.0.input_layernorm.weight"
@@ -36,7 +36,7 @@ _QUERY_NORM = "layers.0.self_attn.q_norm.weight"
 
 
 class EagleHead(LlamaModel):
-    """A one-layer Llama without final norm, fed with features.
+    """A one-layer Llama without final norm that takes features as input.
 
     Args:
         config: sizes, with `num_hidden_layers` 1.
@@ -67,10 +67,10 @@ class EagleHead(LlamaModel):
         attention_mask: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
-        """Features [R, T, d] to come, from tokens [R, T] of the table and the features [R, T, d] that came before them.
+        """Predict the next features [R, T, d] from table ids of tokens [R, T] and the features [R, T, d] before them.
 
-        Without mask and positions the elements are a sequence from its start, each seeing those before it. The layer is
-        called directly, since what `LlamaModel.forward` does around it takes a quarter of a small layer's time.
+        Without mask and positions the elements are a causal sequence from position 0. The layer is called directly,
+        since the rest of `LlamaModel.forward` takes a quarter of a small layer's time.
         """
         inputs = self.fc(torch.cat([self.embed_tokens(ids), features], dim=-1))
         if position_ids is None:
@@ -84,7 +84,7 @@ class EagleHead(LlamaModel):
 
 
 class _QueryNormed(ChameleonDecoderLayer):
-    """Chameleon's layer, returning what Llama's does."""
+    """Chameleon's layer with the return type of Llama's."""
 
     def forward(self, *args: object, **kwargs: object) -> Tensor:
         return super().forward(*args, **kwargs)[0]
@@ -108,35 +108,38 @@ def new_head(config: LlamaConfig, embedding: Tensor, seed: int) -> EagleHead:
 
 
 _LATEST: WeakKeyDictionary[ImageModel, tuple[tuple[object, ...], EagleHead]] = WeakKeyDictionary()
-"""Per model the head that drafted for it last, and what it was made from."""
+"""Per model the head that was used last, and its source."""
 
 
 def head_for(model: ImageModel, path: str) -> EagleHead:
-    """The head `path` (a folder or hub id), or the model's own one if that is empty, ready to draft for `model`.
+    """Load the head `path` (a folder or hub id), or the model's own one if that is empty, ready to draft for `model`.
 
-    The one asked for last is kept; it is made anew when its files, or the model's device or format, have changed.
+    The latest one is cached, and loaded again when its files or the model's device or dtype have changed.
 
     Raises:
-        SpecbenchError: exit code 5 where there is none; the file is not a head, or not one of this model.
+        SpecbenchError: exit code 5 if there is no head; the files are not of a head, or not of a head of this model.
     """
-    own = not path and hasattr(model, "own_head")
-    found = None if own else find_head(path, model.name, None, download=True)
-    made_from = (_identity(found) if found else "own", model.device, model.dtype)
-    kept = _LATEST.get(model)
-    if kept is None or kept[0] != made_from:
+    if not isinstance(model, DraftHeadModel):
+        raise SpecbenchError(f"model '{model.name}' cannot be used with a draft head", "choose a decoder without one")
+    found = find_head(path, model.name, None, download=True) if path else None
+    source = (_identity(found) if found else "own", model.device, model.dtype)
+    cached = _LATEST.get(model)
+    if cached is None or cached[0] != source:
         head = load_head(found) if found else model.own_head()
-        kept = _LATEST[model] = made_from, _adopted(head, model, path)
-    return kept[1]
+        if head is None:
+            raise no_own_head(model.name)
+        cached = _LATEST[model] = source, _adopted(head, model, path)
+    return cached[1]
 
 
 def _identity(found: CheckpointFiles) -> tuple[tuple[Path, int, int], ...]:
-    """What tells these files from others, and from themselves once they are written anew."""
+    """Path, size and modification time of each file."""
     states = [(path.resolve(), path.stat()) for path in found.paths]
     return tuple((path, state.st_size, state.st_mtime_ns) for path, state in states)
 
 
-def _adopted(head: EagleHead, model: ImageModel, path: str) -> EagleHead:
-    """`head` where and as `model` runs, once it is known to fit."""
+def _adopted(head: EagleHead, model: DraftHeadModel, path: str) -> EagleHead:
+    """Check that `head` fits `model`, and move it to the model's device and dtype."""
     if head.config.hidden_size != model.feature_size:
         raise SpecbenchError(
             f"--head {path}: made for features of size {head.config.hidden_size}, those of '{model.name}' "
@@ -149,13 +152,11 @@ def _adopted(head: EagleHead, model: ImageModel, path: str) -> EagleHead:
             f"--head {path}: knows {head.embed_tokens.num_embeddings} tokens, '{model.name}' has a token {largest}",
             "is it a head of another model?",
         )
-    if hasattr(model, "adopt_head"):
-        head = model.adopt_head(head)
-    return head.to(model.device, model.dtype).eval().requires_grad_(False)
+    return model.adopt_head(head).to(model.device, model.dtype).eval().requires_grad_(False)
 
 
 def load_head(found: CheckpointFiles) -> EagleHead:
-    """The head in these files, float32.
+    """Load the head in these files, in float32.
 
     Raises:
         SpecbenchError: a damaged file, or no EAGLE-1 head.
@@ -181,7 +182,7 @@ def load_head(found: CheckpointFiles) -> EagleHead:
 
 @contextmanager
 def _blamed(path: Path) -> Iterator[None]:
-    """Whatever goes wrong in the block is the file's fault."""
+    """Report any error of the block as a SpecbenchError about this file."""
     try:
         yield
     except SpecbenchError:
@@ -192,7 +193,7 @@ def _blamed(path: Path) -> Iterator[None]:
 
 
 def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:
-    """Query and key norms that are stored once, for every head; those stored per head stay."""
+    """Repeat query and key norms that are stored once for all attention heads; those stored per head stay."""
     largest = max((len(tensor) for tensor in tensors.values() if tensor.dim()), default=0)
     for name, count in (("q_norm", config.num_attention_heads), ("k_norm", config.num_key_value_heads)):
         for norm in (f"layers.0.self_attn.{name}.{part}" for part in ("weight", "bias")):

@@ -1,4 +1,4 @@
-"""The files of a draft head: a folder, a hub repository, or what a model brings along. No torch here."""
+"""Files of a draft head: a folder, a hub repository, or a model's own. No torch here."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
 
 
 def find_head(given: str, model: str, own: Path | None, download: bool = False) -> CheckpointFiles:
-    """The files of the head `given`, a folder or hub id, or of `own` if that is empty.
+    """Find the files of the head `given`, a folder or hub id, or of `own` if that is empty.
 
     Args:
-        model: name of the model to draft for, for messages.
-        own: folder of the head that the model brings along, if any.
-        download: whether a hub repository that is not on this disk may be fetched.
+        model: name of the target, for messages.
+        own: folder of the target's own head, if any.
+        download: whether a hub repository that is not on this disk may be downloaded.
 
     Raises:
-        SpecbenchError: exit code 5 where there is no head.
+        SpecbenchError: exit code 5 if there is no head.
     """
     if not given and own is None:
-        raise SpecbenchError(
-            f"model '{model}' has no draft head of its own",
-            f"--head FOLDER, or make one with 'specbench train-head --model {model}'",
-            MISSING_PREREQUISITE,
-        )
+        raise no_own_head(model)
     if not given or not _is_hub_id(given):
         return head_in(Path(given).expanduser() if given else own)
     source = Source("the draft head", given, (CONFIG, "*model.[sb]*"), "see its page on the hub")
     return head_in((fetch if download else find)(source).named(CONFIG).parent)
 
 
+def no_own_head(model: str) -> SpecbenchError:
+    """The error for a model without a draft head."""
+    return SpecbenchError(
+        f"model '{model}' has no draft head of its own",
+        f"--head FOLDER, or make one with 'specbench train-head --model {model}'",
+        MISSING_PREREQUISITE,
+    )
+
+
 def require_head(given: str, model: str, own: Path | None) -> None:
-    """Raise what `find_head` raises where nothing can be downloaded instead."""
+    """Raise the error of `find_head` unless the head can be downloaded."""
     from huggingface_hub import constants
 
     try:
@@ -49,7 +54,7 @@ def _is_hub_id(given: str) -> bool:
 
 
 def head_in(folder: Path) -> CheckpointFiles:
-    """The head's configuration and weights in `folder`, or a SpecbenchError with exit code 5."""
+    """Configuration and weights of the head in `folder`; a SpecbenchError with exit code 5 if they are missing."""
     weights = [folder / name for name in WEIGHTS if (folder / name).is_file()]
     if not weights or not (folder / CONFIG).is_file():
         raise SpecbenchError(

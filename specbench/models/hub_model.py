@@ -1,4 +1,4 @@
-"""A model whose weights are published elsewhere: its facts, its files, and how it is loaded. No torch here."""
+"""Models with weights on the Hugging Face hub: facts, files and loading. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch, find, is_folder
+from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder
+from specbench.models.checkpoint_layouts import Layout, locate, recognise
+from specbench.models.facts import BYTES, ModelFacts
+from specbench.models.network_sizes import NetworkSize
+from specbench.models.stored_sizes import stored_size
 from specbench.models.transformer.size import Size
 from specbench.specs.run_spec import Sampling
 
@@ -17,36 +21,34 @@ if TYPE_CHECKING:
     from specbench.prompts import Prompt
 
 RANDOM = "+random"
-"""In the name of every model with random weights, hence in every record of its runs."""
+"""Part of the name of every model with random weights, and so of all records of its runs."""
+RELEASED_ROWS = ("lumina", "anole")
+"""Families whose unconditional prompt differs in SJD's and GSD's released code."""
 TINY_GRID = (4, 4)
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
-class HubModel:
+class HubModel(ModelFacts):
     """A model whose weights are published elsewhere.
 
     Attributes:
         target: "module:function" called with a `specbench.models.families.base.LoadRequest`.
         source: the language model's files.
-        companions: what it needs besides: tokenizer, text encoder, image decoder.
+        companions: other required files: tokenizer, text encoder, image decoder.
+        also: the other layouts that `weights` may have.
         patch: pixels per image token, each way.
         grid: image tokens, height and width.
         row_ends: whether the grammar closes every row with a forced token.
         v_image: image vocabulary.
         defaults: the official sampling.
-        parameters: of the language model.
-        step_parameters: of those, what one forward reads: no input embedding, image rows of the head only.
-        layers: of the network.
-        kv_numbers: numbers cached per token and row.
-        attention_numbers: width of the queries, summed over layers.
+        network: sizes of the language model.
         other_bytes: image decoder and text encoder in memory.
-        table: rows of the token table, which draft heads have a copy of.
         pixel_numbers: float32 numbers per pixel alive at once while an image is decoded, one after the other; 0 where
             the decoder cannot be looked into.
         weights: folder or hub id that takes the place of `source`.
         revision: of the hub repository.
         random: the true architecture with random weights.
+        guidance_rows: "official", or "released" for the unconditional prompt of SJD's and GSD's released code.
         tiny: a grid of 4 x 4 tokens, checkpoints of any vocabulary, and with `random` a network to match.
     """
 
@@ -57,15 +59,11 @@ class HubModel:
     grid: tuple[int, int]
     v_image: int
     defaults: Sampling
-    parameters: int
-    step_parameters: int
-    layers: int
-    kv_numbers: int
-    attention_numbers: int
+    network: NetworkSize
     other_bytes: int
-    table: int
     pixel_numbers: int
     companions: tuple[Source, ...] = ()
+    also: tuple[Layout, ...] = ()
     patch: int = 16
     row_ends: bool = False
     dtype: str = "bfloat16"
@@ -73,24 +71,73 @@ class HubModel:
     revision: str | None = None
     random: bool = False
     tiny: bool = False
+    guidance_rows: str = "official"
 
     def configured(
-        self, weights: str | None = None, revision: str | None = None, random: bool = False, tiny: bool = False
+        self,
+        weights: str | None = None,
+        revision: str | None = None,
+        random: bool = False,
+        tiny: bool = False,
+        guidance_rows: str = "official",
     ) -> HubModel:
-        """This model with other weights. What is not the official model at its official size says so in its name."""
+        """Copy with other weights or size; the name states any deviation from the official model.
+
+        Sizes are those of the checkpoint in a `weights` folder, so that memory and roofline are planned for it.
+        """
         if random and (weights or revision):
             raise SpecbenchError("--random-weights: cannot go together with --weights or --revision")
         if revision and weights and is_folder(weights):
             raise SpecbenchError(f"--revision {revision}: --weights {weights} is a folder, not a hub repository")
-        name = self.name + RANDOM * random + "+tiny" * tiny
+        released = guidance_rows == "released"
+        if released and self.family not in RELEASED_ROWS:
+            raise SpecbenchError(
+                f"--guidance-rows released: SJD's and GSD's code have no other rows for '{self.name}'",
+                f"it is for models of these families: {', '.join(RELEASED_ROWS)}",
+            )
+        name = self.name + RANDOM * random + "+tiny" * tiny + "+released-rows" * released
         changes = {"weights": weights or None, "revision": revision or None, "random": random, "tiny": tiny}
+        changes["guidance_rows"] = guidance_rows
+        folder = local_folder(weights) if weights and not tiny else None
+        if folder:
+            changes["network"] = stored_size(self.family, self.network, folder)
         return replace(self, name=name, grid=TINY_GRID if tiny else self.grid, **changes)
 
     head = None
-    """No family brings a draft head along."""
+    """No family includes a draft head."""
     slot_numbers = 0
     """Families embed image tokens by tables alone."""
     renders_together = False
+
+    @property
+    def parameters(self) -> int:
+        """Of the language model."""
+        return self.network.parameters
+
+    @property
+    def step_parameters(self) -> int:
+        """Of those, what one forward reads: no input embedding, image rows of the head only."""
+        return self.network.step_parameters(self.v_image)
+
+    @property
+    def layers(self) -> int:
+        """Number of layers of the network."""
+        return self.network.layers
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers cached per token and row."""
+        return self.network.kv_numbers
+
+    @property
+    def attention_numbers(self) -> int:
+        """Width of the queries, summed over layers."""
+        return self.network.attention_numbers
+
+    @property
+    def table(self) -> int:
+        """Rows of the token table, which draft heads have a copy of."""
+        return self.network.table
 
     @property
     def licence(self) -> str:
@@ -126,7 +173,7 @@ class HubModel:
                 raise
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Any text will do."""
+        """Accepts any text."""
 
     def sampling(self) -> Sampling:
         """The sampling the model is meant to be used with."""
@@ -137,23 +184,18 @@ class HubModel:
         """What a forward reads and computes; None at tiny scale, whose sizes vary."""
         return None if self.tiny else Size(self.step_parameters, self.kv_numbers, self.attention_numbers)
 
-    def step_bytes(self, dtype: str | None = None) -> int | None:
-        """Weight bytes that one forward reads, however wide its window; None at tiny scale, whose sizes vary."""
-        return None if self.tiny else self.step_parameters * BYTES[dtype or self.dtype]
-
-    def kv_bytes(self, dtype: str | None = None) -> int | None:
-        """Cache bytes of one token of one row, None at tiny scale; guidance takes two rows per image."""
-        return None if self.tiny else self.kv_numbers * BYTES[dtype or self.dtype]
-
-    def memory_bytes(self, dtype: str | None = None, batch: int = 1) -> int | None:
-        """Weights, cache with guidance, image decoder and text encoder while decoding; None at tiny scale."""
-        if self.tiny:
-            return None
-        return self.fixed_bytes(dtype) + 2 * batch * (self.stream + 256) * self.kv_bytes(dtype)
-
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Weights, image decoder and text encoder in memory."""
         return self.parameters * BYTES[dtype or self.dtype] + self.other_bytes
+
+    @property
+    def source_facts(self) -> dict[str, object] | None:
+        """Weights, revision and layout of a checkpoint that is not the official one, for `run.json`."""
+        if not self.weights and not self.revision:
+            return None
+        folder = local_folder(self.weights)
+        layout = recognise(folder) if folder else None
+        return {"weights": self.weights or self.source.repo, "revision": self.revision, "layout": layout}
 
     @property
     def ready(self) -> bool:
@@ -165,22 +207,27 @@ class HubModel:
         return True
 
     def find(self) -> tuple[CheckpointFiles, ...]:
-        """Its files on this disk, the language model's first; none for random weights. Nothing is downloaded.
+        """Find the local files, the language model's first; none for random weights. Nothing is downloaded.
 
         Raises:
             SpecbenchError: exit code 5, naming what is missing.
         """
-        return self._each(find)
+        return self._located(download=False)
 
     def fetch(self) -> tuple[CheckpointFiles, ...]:
-        """Its files, downloaded where needed."""
-        return self._each(fetch)
+        """Local files, downloaded if necessary."""
+        return self._located(download=True)
 
-    def _each(self, get) -> tuple[CheckpointFiles, ...]:
+    @property
+    def family(self) -> str:
+        """Name of the loading module in `specbench.models.families`."""
+        return self.target.partition(":")[0].rpartition(".")[2]
+
+    def _located(self, download: bool) -> tuple[CheckpointFiles, ...]:
         if self.random:
             return ()
-        main = get(self.source, self.weights, self.revision)
-        return (main, *(get(source, self.weights, main=False) for source in self.companions))
+        own = Layout(self.family, (self.source, *self.companions))
+        return locate(self.name, self.family, (own, *self.also), self.weights, self.revision, download)
 
     def files(self) -> tuple[Path, ...]:
         """Its files on this disk; raises what `find` raises."""

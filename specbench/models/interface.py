@@ -1,4 +1,4 @@
-"""The model seam: what a decoder may know about a text-to-image model, and nothing else.
+"""The interface between decoders and text-to-image models: token layout, draft tree, session, model.
 
 Coordinates are *stream* coordinates: slot 0 is the first token after the prompt. A column of a forward names the slot
 it predicts; the token it consumes is the one at the slot before (for slot 0, the prompt's last element).
@@ -6,23 +6,26 @@ it predicts; the token it consumes is the one at the slot before (for slot 0, th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+Call = Callable[..., Any]
+"""`call(fn, *args)` returns fn(*args), computed eagerly or by compiled code."""
 
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """The grammar of one image's token stream.
+    """Grammar of one image's token stream.
 
     Attributes:
         height, width: the grid of free image tokens.
         v_image: image vocabulary; free slots hold ids 0 .. v_image-1.
-        forced: per stream slot, -1 where the model chooses, else the special id (>= v_image) the grammar demands.
+        forced: per stream slot, -1 where the model chooses, else the special id (>= v_image) that the grammar forces.
     """
 
     height: int
@@ -76,10 +79,10 @@ class TokenLayout:
 
 @dataclass(frozen=True)
 class Tree:
-    """Static shape of a window with branches: column 0 consumes the last committed token, the rest are drafts.
+    """Static draft tree: column 0, the root, consumes the last committed token, the others a draft each.
 
     Attributes:
-        parents: per column the column whose token comes right before its own; -1 for column 0, earlier columns only.
+        parents: parent of each column, an earlier column; -1 for column 0.
     """
 
     parents: tuple[int, ...]
@@ -92,15 +95,20 @@ class Tree:
 
     @cached_property
     def depth(self) -> tuple[int, ...]:
-        """Per column, its distance from column 0: it predicts the root's position plus this."""
+        """Depth of each column, 0 for the root; a column predicts the root's position plus its depth."""
         depth = [0]
         for parent in self.parents[1:]:
             depth.append(depth[parent] + 1)
         return tuple(depth)
 
     @cached_property
+    def is_chain(self) -> bool:
+        """Whether every column but the last has one child, the next column."""
+        return self.parents == tuple(range(-1, len(self.parents) - 1))
+
+    @cached_property
     def in_trunk(self) -> tuple[bool, ...]:
-        """Per column, whether it lies on the path of first children: the trunk is cached in place, the rest aside."""
+        """Whether each column is on the path of first children, the trunk, whose cache entries are written in place."""
         trunk, taken = [True], set()
         for parent in self.parents[1:]:
             trunk.append(trunk[parent] and parent not in taken)
@@ -117,13 +125,13 @@ class Tree:
 
 
 class Session(Protocol):
-    """One batch of images being decoded: prompt and committed tokens are in a position-addressed cache.
+    """One batch of images being decoded, with prompt and committed tokens in a position-addressed KV cache.
 
-    Rolling back needs no call: a slot is overwritten before anything may attend to it.
+    Rejected drafts need no call: a slot is overwritten before anything may attend to it.
     """
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
-        """Guided logits over the image vocabulary.
+        """Compute guided logits over the image vocabulary.
 
         Args:
             tokens: [B, T] stream token each column consumes: the one at slot `positions - 1`.
@@ -138,18 +146,18 @@ class Session(Protocol):
         ...
 
     def keep(self, columns: Tensor, positions: Tensor) -> None:
-        """After a tree forward, put the cache entries of `columns` [B, D] where trunk columns predicting `positions`
-        [B, D] would stand, so that the branch becomes part of the committed prefix.
+        """After a tree forward, copy the cache entries of `columns` [B, D] to the slots of trunk columns that predict
+        `positions` [B, D], so that the branch becomes part of the committed prefix.
         """
         ...
 
     def refill(self, rows: Tensor, prefix: Any) -> None:
-        """Give images `rows` [K] to the K other prompts of `prefix`: all but the prompt is forgotten."""
+        """Start new images in `rows` [K], with the K prompts of `prefix`."""
         ...
 
 
 class DraftPrompt(NamedTuple):
-    """The prompts of a batch as a draft head sees them. R rows of P elements each, padded behind.
+    """Prompts of a batch as a draft head sees them: R rows of P elements each, padded at the end.
 
     Attributes:
         lengths: [R] elements P.
@@ -163,10 +171,10 @@ class DraftPrompt(NamedTuple):
 
 
 class FeatureSession(Session, Protocol):
-    """A session that a draft head can work beside. R rows: the conditional ones, then any unconditional ones.
+    """A session that a draft head can draft for. R rows: the conditional ones, then any unconditional ones.
 
     Attributes:
-        features: [R, T, d] last hidden states of the latest forward, those that `logits` reads.
+        features: [R, T, d] last hidden states of the latest forward, the input of `logits`.
     """
 
     features: Tensor
@@ -184,14 +192,14 @@ class ScatteredSession(Protocol):
     """A session in which stream slots need not be filled from the left."""
 
     def forward_scattered(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
-        """Guided logits over the image vocabulary.
+        """Compute guided logits over the image vocabulary.
 
         Args:
             tokens, positions: [B, T] as in `Session.forward`, in any order; position N (past the end) is a column
-                that is neither read nor remembered.
+                whose logits are not read and whose keys and values are not kept.
             fed: [B, N + 1] bool by position: columns that were fed so far, this forward's included. A column attends
                 to the prompt and to those at its own and earlier positions.
-            aside: [B, T] bool, columns whose token is a stand-in: seen by themselves alone, then forgotten.
+            aside: [B, T] bool, columns whose token is a stand-in: no other column attends to them, now or later.
 
         Returns:
             [B, T, v_image] float32.
@@ -200,7 +208,12 @@ class ScatteredSession(Protocol):
 
 
 class ImageModel(Protocol):
-    """A text-to-image AR model as the decode loop, the runner and the reports see it."""
+    """An autoregressive text-to-image model.
+
+    Attributes:
+        codebook: [v_image, d] float32 embedding of each image token for distance rules, or None.
+        weights_sha256: digest of the weights.
+    """
 
     name: str
     layout: TokenLayout
@@ -210,13 +223,70 @@ class ImageModel(Protocol):
     weights_sha256: str
 
     def encode(self, prompts: Sequence[str]) -> Any:
-        """Prompts to whatever `begin` needs: conditional and unconditional rows."""
+        """Encode prompts into what `begin` takes: conditional and unconditional rows."""
         ...
 
     def begin(self, prefix: Any, guidance: float, columns: int) -> Session:
-        """Prefill the cache for a batch; no forward will have more than `columns` columns."""
+        """Prefill the KV cache for a batch; no forward will have more than `columns` columns."""
         ...
 
     def render(self, image_tokens: Tensor) -> Tensor:
-        """[B, height * width] image tokens to uint8 [B, 3, H, W] pixels."""
+        """Decode image tokens [B, height * width] into pixels, uint8 [B, 3, H, W]."""
+        ...
+
+
+class CompiledCode(Protocol):
+    """Something that was compiled.
+
+    Attributes:
+        seconds: time of the calls that compiled a form.
+        forms: number of compiled forms.
+    """
+
+    seconds: float
+    forms: int
+
+
+@runtime_checkable
+class CompilableModel(Protocol):
+    """A model whose steps can run compiled.
+
+    Attributes:
+        compiles: whether `compile` was called.
+        compiled: what was compiled so far.
+    """
+
+    compiles: bool
+    compiled: Sequence[CompiledCode]
+
+    def compile(self) -> None:
+        """Run the steps of later sessions compiled."""
+        ...
+
+    def call_for(self, key: Hashable, rows: int) -> Call:
+        """What calls the functions of a decoder and sampling, `key`, on batches of `rows` images; eager if the model
+        does not compile."""
+        ...
+
+
+@runtime_checkable
+class DraftHeadModel(Protocol):
+    """A model that a draft head can draft for; its sessions are `FeatureSession`s.
+
+    Attributes:
+        feature_size: width of the features, the hidden states that the image head reads.
+    """
+
+    feature_size: int
+
+    def table_ids(self, tokens: Tensor) -> Tensor:
+        """Map stream tokens to ids of a draft head's token table."""
+        ...
+
+    def own_head(self) -> nn.Module | None:
+        """Load the draft head that comes with the model; None if there is none."""
+        ...
+
+    def adopt_head(self, head: nn.Module) -> nn.Module:
+        """Adapt a loaded draft head to this model."""
         ...

@@ -1,4 +1,4 @@
-"""What running a table would take: images to make, time by recorded rows, disk at most. Nothing is decoded."""
+"""Cost estimate of running a paper's table: images, time (from recorded rows) and disk space."""
 
 from __future__ import annotations
 
@@ -8,26 +8,30 @@ from pathlib import Path
 
 from specbench import stats
 from specbench.errors import SpecbenchError
-from specbench.papers.reproduce import Planned
-from specbench.papers.table import Case, Table
+from specbench.papers.reproduce import PlannedCell
+from specbench.papers.table import CellSettings, Table
 from specbench.runs.plan import Plan
-from specbench.store.run_folders import read_info, runs_in
+from specbench.store.find import find_runs_like
 
 _BYTES_PER_PIXEL, _BYTES_PER_TOKEN, _BYTES_PER_ROW = 3, 32, 4096
-"""A PNG that does not compress, and a row's lists: an upper bound."""
+"""Upper bound per image: an incompressible PNG and the lists of its row."""
 
 
-def outlook(table: Table, planned: Sequence[Planned]) -> list[dict[str, object]]:
-    """One dict per case: `rows` (labels of the table's rows), `model, decoder, prompts, run_id, images, done, seconds`
-    (for what is not done, by recorded rows of the same run, or else of the same model, decoder and device; None
-    without any), `megabytes` (at most), `on_disk` (whether the weights are) and `problem`."""
+def estimate(table: Table, planned: Sequence[PlannedCell]) -> list[dict[str, object]]:
+    """Estimate the cost of running a table, without decoding anything.
+
+    Returns:
+        One dict per run: `rows` (labels of the table's rows), `model, decoder, prompts, run_id, images, done, seconds`
+        (for the missing images, from recorded rows of the same run, else of the same model, decoder and device; None
+        without any), `megabytes` (at most), `on_disk` (whether the weights are) and `problem`.
+    """
     labels = _labels(table)
     weights: dict[str, str | None] = {}
-    return [_row(one, labels[one.case], weights) for one in planned]
+    return [_row(one, labels[one.settings], weights) for one in planned]
 
 
 def total(rows: Sequence[Mapping]) -> str:
-    """The sum in a sentence; rows of one run count once."""
+    """Total cost in one sentence; rows of one run count once."""
     once = {row["run_id"] or number: row for number, row in enumerate(rows) if row["problem"] is None}.values()
     images = sum(row["images"] - row["done"] for row in once)
     known = [row["seconds"] for row in once if row["seconds"] is not None]
@@ -40,20 +44,20 @@ def total(rows: Sequence[Mapping]) -> str:
     return f"{images} images to make, {time}, at most {disk:,} MB{rest}"
 
 
-def _labels(table: Table) -> dict[Case, str]:
-    labels: dict[Case, list[str]] = {}
+def _labels(table: Table) -> dict[CellSettings, str]:
+    labels: dict[CellSettings, list[str]] = {}
     for row in table.rows:
         for column in table.columns:
-            case = table.case(row, column)
-            if case is not None and row.label not in labels.setdefault(case, []):
-                labels[case].append(row.label)
-    return {case: ", ".join(found) for case, found in labels.items()}
+            settings = table.cell_settings(row, column)
+            if settings is not None and row.label not in labels.setdefault(settings, []):
+                labels[settings].append(row.label)
+    return {settings: ", ".join(found) for settings, found in labels.items()}
 
 
-def _row(one: Planned, label: str, weights: dict[str, str | None]) -> dict[str, object]:
-    case, plan = one.case, one.plan
-    row = {"rows": label, "model": case.model, "decoder": case.decoder, "prompts": case.prompts, "run_id": None}
-    row |= dict.fromkeys(("images", "done", "seconds", "megabytes", "on_disk"))
+def _row(one: PlannedCell, label: str, weights: dict[str, str | None]) -> dict[str, object]:
+    settings, plan = one.settings, one.plan
+    row = {"rows": label} | {name: getattr(settings, name) for name in ("model", "decoder", "prompts")}
+    row |= dict.fromkeys(("run_id", "images", "done", "seconds", "megabytes", "on_disk"))
     if plan is None:
         return row | {"problem": str(one.problem)}
     if plan.model.name not in weights:
@@ -78,7 +82,7 @@ def _row(one: Planned, label: str, weights: dict[str, str | None]) -> dict[str, 
 
 
 def _run_id(plan: Plan, weights: str | None) -> str | None:
-    """The run's name, where weights and draft head are on this disk to be named after."""
+    """Run id, if weights and draft head are on disk."""
     if weights is None:
         return None
     try:
@@ -98,16 +102,11 @@ def _completed(plan: Plan, run_id: str | None) -> set[tuple[str, int]]:
 
 
 def _seconds(plan: Plan, run_id: str | None) -> float | None:
-    """Seconds per image of the run itself so far, or else of all runs of its model, decoder and device."""
+    """Mean seconds per image of the run, or else of all runs of its model, decoder and device."""
     if run_id and (own := _pace([plan.out / run_id])) is not None:
         return own
-    alike = []
-    for folder in runs_in(plan.out):
-        spec = read_info(folder)["spec"]
-        there = (spec["model"], spec["decoder"]["name"], spec["device"])
-        if there == (plan.model.name, plan.decoders[0].spec.name, plan.device):
-            alike.append(folder)
-    return _pace(alike)
+    decoder = {"name": plan.decoders[0].spec.name}
+    return _pace(list(find_runs_like(plan.out, model=plan.model.name, decoder=decoder, device=plan.device)))
 
 
 def _pace(folders: Sequence[Path]) -> float | None:

@@ -11,10 +11,11 @@ from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.papers.cells import NOT_SCORED, Cell, Measured, column_fingerprint, make_cell, same_hardware
-from specbench.papers.table import Case, Column, Row, Table
+from specbench.papers.table import CellSettings, Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.reporting.comparability import is_ar
 from specbench.reporting.report_rows import Run, nearest_ar, report_row
+from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import runs_in
 
 NOT_RUN = "not run"
@@ -48,6 +49,7 @@ class PaperTable:
         heading: what it is and where it was printed.
         remarks: about the whole table.
         definitions: what each column is, a line each.
+        problem: an error of running the table that did not prevent it from being shown.
     """
 
     table: Table
@@ -55,6 +57,7 @@ class PaperTable:
     lines: tuple[Line, ...]
     remarks: tuple[str, ...]
     definitions: tuple[str, ...]
+    problem: SpecbenchError | None = None
 
     @property
     def footnotes(self) -> list[str]:
@@ -67,11 +70,11 @@ class PaperTable:
         return list(found)
 
 
-def join(table: Table, found: Mapping[Case, Path | str]) -> PaperTable:
+def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
     """A table with what was measured for it.
 
     Args:
-        found: the run folder of each case, or a few words on why there is none.
+        found: the run folder of each cell, or a short reason why there is none.
 
     Raises:
         SpecbenchError: a damaged run folder.
@@ -79,8 +82,12 @@ def join(table: Table, found: Mapping[Case, Path | str]) -> PaperTable:
     runs = _runs(found)
 
     def measure(row: Row, column: Column) -> Measured | None:
-        case = table.case(row, column)
-        return _measured(row, case, runs[found[case]]) if case and isinstance(found.get(case), Path) else None
+        settings = table.cell_settings(row, column)
+        return (
+            _measured(row, settings, runs[found[settings]])
+            if settings and isinstance(found.get(settings), Path)
+            else None
+        )
 
     rows = [{column.name: measure(row, column) for column in table.columns} for row in table.rows]
     used = [one for row in rows for one in row.values() if one is not None]
@@ -94,7 +101,7 @@ def join(table: Table, found: Mapping[Case, Path | str]) -> PaperTable:
     return PaperTable(table, _heading(table), tuple(lines), remarks, tuple(map(_definition, table.columns)))
 
 
-def _runs(found: Mapping[Case, Path | str]) -> dict[Path, tuple[Run, Mapping, Run | None]]:
+def _runs(found: Mapping[CellSettings, Path | str]) -> dict[Path, tuple[Run, Mapping, Run | None]]:
     """Each run folder with its report row and the AR run nearest to it."""
     folders = list(dict.fromkeys(folder for folder in found.values() if isinstance(folder, Path)))
     known = {folder: Run(folder) for folder in folders}
@@ -111,16 +118,16 @@ def _runs(found: Mapping[Case, Path | str]) -> dict[Path, tuple[Run, Mapping, Ru
     return joined
 
 
-def _measured(row: Row, case: Case, joined: tuple[Run, Mapping, Run | None]) -> Measured:
+def _measured(row: Row, settings: CellSettings, joined: tuple[Run, Mapping, Run | None]) -> Measured:
     run, report, ar = joined
-    return Measured(run, report, ar, _unlike(case, run.info["spec"]), same_hardware(row.hardware, run))
+    return Measured(run, report, ar, _unlike(settings, run.info.spec), same_hardware(row.hardware, run))
 
 
-def _unlike(case: Case, spec: Mapping) -> tuple[str, ...]:
+def _unlike(settings: CellSettings, spec: RunSpec) -> tuple[str, ...]:
     """How a run differs from what the table asks for, each as "model shapes instead of lumina"."""
-    asked = {name: getattr(case, name) for name in ("model", "prompts", "dtype")}
-    asked |= {name.replace("_", "-"): value for name, value in case.sampling}
-    there = {**spec, **{name.replace("_", "-"): value for name, value in spec["sampling"].items()}}
+    asked = {name: getattr(settings, name) for name in ("model", "prompts", "dtype")}
+    asked |= {name.replace("_", "-"): value for name, value in settings.sampling}
+    there = {**vars(spec), **{name.replace("_", "-"): value for name, value in vars(spec.sampling).items()}}
     return tuple(
         f"{name} {there[name]} instead of {value}"
         for name, value in asked.items()
@@ -132,14 +139,14 @@ def _line(
     table: Table,
     row: Row,
     measured: Mapping[str, Measured | None],
-    found: Mapping[Case, Path | str],
+    found: Mapping[CellSettings, Path | str],
     fingerprints: Mapping[str, str | None],
 ) -> Line:
     cells, missing = {}, {}
     for column in table.columns:
-        case = table.case(row, column)
-        reason = found.get(case, NOT_RUN)
-        why = row.why or (None if isinstance(reason, Path) else reason)
+        settings = table.cell_settings(row, column)
+        reason = found.get(settings, NOT_RUN)
+        why = row.not_runnable_reason or (None if isinstance(reason, Path) else reason)
         if why and column.measurable:
             missing[why] = None
         short = NOT_RUN if why else None

@@ -1,4 +1,4 @@
-"""A paper's table, from its file to plans, runs, scores and the joined table.
+"""Plan, run and score the cells of a paper's table.
 
 A cell's settings come from the table; flags win over it, as for a small model in the place of the paper's.
 """
@@ -7,87 +7,96 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specbench import prompts
 from specbench.errors import BAD_INPUT, INTERRUPTED, MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import find_model
-from specbench.papers.table import SCORE, Case, Column, Table
-from specbench.runs.decoder_args import plan_decoders
+from specbench.papers.table import CellSettings, Table
 from specbench.runs.execute import execute
-from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
-from specbench.runs.settings import OPEN_IN_TABLES, Value, decoder_settings, merge, run_settings
-from specbench.store.run_folders import finite, read_info, runs_in
+from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, together
+from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
 
 _TRACED = ("draft_tv", "draft_top1")
 Warn = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A case with its plan, or with what keeps it from being run here."""
+class PlannedCell:
+    """The settings of one or more cells, with the plan of their run or the problem that prevents one.
 
-    case: Case
+    Attributes:
+        settings: as the table states them.
+        values: by setting name, with flags and environment applied; empty where they are refused.
+    """
+
+    settings: CellSettings
     values: Mapping[str, Value]
     plan: Plan | None = None
     problem: SpecbenchError | None = None
 
 
 @dataclass
-class Done:
-    """What running a table came to.
+class TableRun:
+    """The outcome of running a table.
 
     Attributes:
-        folders: run folder by case.
-        problems: why a case was not run.
-        trouble: why the command should not exit with 0, though the table can be shown.
+        folders: run folder by cell settings.
+        problems: by cell settings, why there is no run.
+        trouble: an error that ends the command after the table was shown, such as failed images.
     """
 
-    folders: dict[Case, Path] = field(default_factory=dict)
-    problems: dict[Case, SpecbenchError] = field(default_factory=dict)
+    folders: dict[CellSettings, Path] = field(default_factory=dict)
+    problems: dict[CellSettings, SpecbenchError] = field(default_factory=dict)
     trouble: SpecbenchError | None = None
 
     @property
-    def found(self) -> dict[Case, Path | str]:
+    def found(self) -> dict[CellSettings, Path | str]:
         """As `specbench.papers.join.join` takes it."""
-        return {**{case: problem.what for case, problem in self.problems.items()}, **self.folders}
+        return {**{cell: problem.what for cell, problem in self.problems.items()}, **self.folders}
 
 
-def plan_table(table: Table, flags: Mapping[str, object], env: Mapping[str, str] | None = None) -> list[Planned]:
-    """Every case of a table with its plan.
+def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, str] | None = None) -> list[PlannedCell]:
+    """The distinct cells of a table with their settings, without plans.
 
     Args:
         flags: by the name of a setting of `specbench run`; None means not given.
         env: the environment; the process's own if None. What the table says wins over it.
 
     Raises:
-        SpecbenchError: a flag that no case can be run with.
+        SpecbenchError: settings that are refused for every cell.
     """
-    planned = [_plan(case, table, flags, os.environ if env is None else env) for case in table.cases()]
-    refused = [one.problem for one in planned if one.problem is not None]
-    if refused and len(refused) == len(planned) and all(problem.exit_code == BAD_INPUT for problem in refused):
-        raise refused[0]
+    settings, env = run_settings(), os.environ if env is None else env
+    cells = [_resolve(asked, table, settings, flags, env) for asked in table.all_settings()]
+    _raise_if_all_refused(cells)
+    return cells
+
+
+def plan_table(table: Table, flags: Mapping[str, object], env: Mapping[str, str] | None = None) -> list[PlannedCell]:
+    """The distinct cells of a table, each with its plan or the problem that prevents one; see `resolve_cells`."""
+    planned = [_plan(cell) for cell in resolve_cells(table, flags, env)]
+    _raise_if_all_refused(planned)
     return planned
 
 
-def run_table(planned: Sequence[Planned], reporter=None, warn: Warn = lambda text: None) -> Done:
-    """Decode what is missing; cases that share model and prompts take turns. What cannot run is left out.
+def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda text: None) -> TableRun:
+    """Decode the missing images; cells that share model and prompts take turns. Cells that cannot run are left out.
 
     Raises:
         SpecbenchError: nothing could be run; exit code 5 where something is missing.
     """
-    done = Done(problems={one.case: one.problem for one in planned if one.problem is not None})
-    by_plan = {id(one.plan): one.case for one in planned if one.plan is not None}
+    done = TableRun(problems={one.settings: one.problem for one in planned if one.problem is not None})
+    by_plan = {id(one.plan): one.settings for one in planned if one.plan is not None}
     waiting = together(one.plan for one in planned if one.plan is not None)
     while waiting and (done.trouble is None or done.trouble.exit_code != INTERRUPTED):
         waiting += _run_together(waiting.pop(0), by_plan, done, reporter)
-    stopped = None if done.folders else _gravest(list(done.problems.values()))
+    stopped = None if done.folders else most_actionable(list(done.problems.values()))
     left_out: dict[tuple[str, str], dict[str, None]] = {}
-    for case, problem in done.problems.items():
+    for cell, problem in done.problems.items():
         if str(problem) != str(stopped):
-            left_out.setdefault((case.model, str(problem)), {})[case.decoder] = None
+            left_out.setdefault((cell.model, str(problem)), {})[cell.decoder] = None
     for (model, problem), decoders in left_out.items():
         warn(f"{model} ({', '.join(decoders)}) not run: {problem}")
     if stopped:
@@ -96,13 +105,12 @@ def run_table(planned: Sequence[Planned], reporter=None, warn: Warn = lambda tex
 
 
 def score_table(
-    table: Table, done: Done, settings, trial: bool = False, reporter=None, warn: Warn = lambda text: None
+    table: Table, done: TableRun, settings, trial: bool = False, reporter=None, warn: Warn = lambda text: None
 ) -> None:
-    """Score the runs with the metrics of the table's columns, where they can be had and fit.
+    """Score the runs with the metrics of the table's columns that are available and apply to their prompts.
 
     Args:
-        trial: another model is in the place of the paper's: nothing is downloaded, and metrics that need nothing from
-            outside are added.
+        trial: the paper's model was substituted: nothing is downloaded, and the bundled metrics are added.
     """
     from specbench.metrics import scoring
 
@@ -120,61 +128,54 @@ def score_table(
             warn(f"{name}: not scored: {problem}")
 
 
-def find_measured(planned: Sequence[Planned], out: Path) -> dict[Case, Path | str]:
-    """The run folder of each case in `out`, whatever machine it came from: the one of most images, then the newest."""
-    infos = {folder: read_info(folder) for folder in runs_in(out)}
-    found = {}
-    for one in planned:
-        known = [folder for folder, info in infos.items() if _matches(info["spec"], one.values)]
-        ranked = sorted(known, key=lambda folder: (_images(folder), infos[folder]["invocations"][-1]["started_at"]))
-        found[one.case] = ranked[-1] if ranked else "not in the results"
-    return found
-
-
-def with_scores_beside(table: Table, folders: Sequence[Path]) -> Table:
-    """The table with a column for each metric that needs nothing from outside and scored any of the runs: for a
-    model in the place of the paper's."""
-    from specbench.metrics.score_store import read_scores
-    from specbench.reporting.pareto import lower_is_better
-
-    scored = {score["metric"] for folder in folders for score in read_scores(folder)}
-    names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
-    better = {name: "lower" if lower_is_better(name) else "higher" for name in names}
-    columns = [Column(name, SCORE + name, name.replace("-", " "), name, 2, better[name], 1.0, {}) for name in names]
-    return replace(table, columns=(*table.columns, *columns))
-
-
-def _plan(case: Case, table: Table, flags: Mapping[str, object], env: Mapping[str, str]) -> Planned:
-    values: dict[str, Value] = {}
+def _resolve(
+    asked: CellSettings,
+    table: Table,
+    settings: Sequence[Setting],
+    flags: Mapping[str, object],
+    env: Mapping[str, str],
+) -> PlannedCell:
     try:
-        given = _settings(case, flags.get("model")) | {"trace": any(c.key in _TRACED for c in table.columns)}
-        closed = {setting.env for setting in (*decoder_settings(), *run_settings()) if setting.name in given}
-        closed |= {setting.env for setting in run_settings() if setting.name not in OPEN_IN_TABLES}
-        free = {name: value for name, value in env.items() if name not in closed}
-        values = merge(run_settings(), flags, free, given, f"{table.name}.toml")
-        return Planned(case, values, plan=make_plan(values))
+        given = _settings(asked, flags.get("model")) | {"trace": any(c.key in _TRACED for c in table.columns)}
+        open_here = {one.env for one in settings if one.name in OPEN_IN_TABLES and one.name not in given}
+        free = {name: value for name, value in env.items() if name in open_here}
+        return PlannedCell(asked, merge(settings, flags, free, given, f"{table.name}.toml"))
     except SpecbenchError as problem:
-        return Planned(case, values, problem=problem)
+        return PlannedCell(asked, {}, problem=problem)
 
 
-def _settings(case: Case, model: object) -> dict[str, object]:
-    """The case by setting name. A model in the place of the case's brings prompts it can read, and its vocabulary."""
-    inline = ",".join(f"{name}={value}" for name, value in case.options)
+def _plan(cell: PlannedCell) -> PlannedCell:
+    if cell.problem is not None:
+        return cell
+    try:
+        return replace(cell, plan=make_plan(cell.values))
+    except SpecbenchError as problem:
+        return replace(cell, problem=problem)
+
+
+def _raise_if_all_refused(cells: Sequence[PlannedCell]) -> None:
+    refused = [cell.problem for cell in cells if cell.problem is not None]
+    if refused and len(refused) == len(cells) and all(problem.exit_code == BAD_INPUT for problem in refused):
+        raise refused[0]
+
+
+def _settings(asked: CellSettings, model: object) -> dict[str, object]:
+    """The cell's values by setting name. A substituted model brings prompts it can read, and its vocabulary."""
+    inline = ",".join(f"{name}={value}" for name, value in asked.options)
     settings = {
-        name: getattr(case, name) for name in ("model", "prompts", "limit", "samples", "seed", "batch", "dtype")
+        name: getattr(asked, name) for name in ("model", "prompts", "limit", "samples", "seed", "batch", "dtype")
     }
-    settings["decoder"] = [f"{case.decoder}:{inline}" if inline else case.decoder]
-    settings |= {SAMPLING_SETTINGS[name]: value for name, value in case.sampling}
-    if model is not None and model != case.model:
+    settings["decoder"] = [f"{asked.decoder}:{inline}" if inline else asked.decoder]
+    settings |= {SAMPLING_SETTINGS[name]: value for name, value in asked.sampling}
+    if model is not None and model != asked.model:
         own = find_model(str(model))
-        settings["prompts"] = own.name if own.name in prompts.names() else case.prompts
+        settings["prompts"] = own.name if own.name in prompts.names() else asked.prompts
         settings["top-k"] = settings.get("top-k") if (settings.get("top-k") or 0) <= own.v_image else 0
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _run_together(plans: list[Plan], by_plan: Mapping[int, Case], done: Done, reporter) -> list[list[Plan]]:
-    """Run plans that share their work. Plans that one of them kept from running are returned, each alone."""
-
+def _run_together(plans: list[Plan], by_plan: Mapping[int, CellSettings], done: TableRun, reporter) -> list[list[Plan]]:
+    """Run plans that share their work; if one of them is refused, return each as a group of its own."""
     try:
         summary = execute(plans, reporter)
     except SpecbenchError as error:
@@ -192,8 +193,8 @@ def _run_together(plans: list[Plan], by_plan: Mapping[int, Case], done: Done, re
     return []
 
 
-def _gravest(problems: Sequence[SpecbenchError]) -> SpecbenchError | None:
-    """The first one for which something must be installed, or else the first."""
+def most_actionable(problems: Sequence[SpecbenchError]) -> SpecbenchError | None:
+    """The first problem that an installation or download solves, or else the first problem."""
     return min(problems, key=lambda problem: problem.exit_code != MISSING_PREREQUISITE, default=None)
 
 
@@ -204,22 +205,3 @@ def _unready(name: str, settings, no_download: bool) -> SpecbenchError | None:
     except SpecbenchError as error:
         return error
     return SpecbenchError(*missing[0], MISSING_PREREQUISITE) if missing else None
-
-
-def _matches(spec: Mapping, values: Mapping[str, Value]) -> bool:
-    """Whether a stored run is what the settings ask for; machine settings count where they were given."""
-    if not values:
-        return False
-    value = {name: held.value for name, held in values.items()}
-    model, (planned,) = plan_model(values), plan_decoders(value["decoder"], values)
-    decoder = {**asdict(planned.spec), "options": dict(planned.spec.options)}
-    asked = {"model": model.name, "prompts": value["prompts"], "seed": value["seed"], "batch": value["batch"]}
-    asked |= {"sampling": asdict(plan_sampling(model, values)), "decoder": decoder}
-    asked |= {name: value[name] for name in ("dtype", "device", "threads") if values[name].given}
-    return all(spec[name] == wanted for name, wanted in finite(asked).items())
-
-
-def _images(folder: Path) -> int:
-    from specbench.store.run_store import RunStore
-
-    return len(RunStore(folder).completed())

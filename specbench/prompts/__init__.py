@@ -1,4 +1,4 @@
-"""Prompt sets: the shipped ones by name, the public ones, and a user's own file. No torch here."""
+"""Prompt sets: shipped, public, from plug-ins, or from a file. Imports no torch."""
 
 from specbench.prompts.loading import load_prompts, names, public_names
 from specbench.prompts.prompt_set import Prompt, PromptSet, build, content_sha256, select, text_id

@@ -1,5 +1,5 @@
-"""COCO 2017 validation captions as the papers use them: of each image the longest caption, the first one of several
-that long; the text as published, stray white space and all."""
+"""COCO 2017 validation captions as used by the papers: the longest caption of each image (the first of equally long
+ones), with white space as published."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specbench.prompts.prompt_set import Prompt
 
 
 def read(folder: Path) -> list[Prompt]:
-    """One prompt per image in ascending image id; the id is the image file's name without its suffix."""
+    """Read one prompt per image, by ascending image id; the prompt id is the image file name without its suffix."""
     content = json.loads((folder / "captions_val2017.json").read_text(encoding="utf-8"))
     longest: dict[int, dict] = {}
     for annotation in content["annotations"]:

@@ -1,4 +1,4 @@
-"""GenEval: each prompt with the objects, counts, colours and positions its images must show."""
+"""GenEval prompts with the objects, counts, colours and positions required in their images."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ FILE = "evaluation_metadata.jsonl"
 
 
 def read(folder: Path) -> list[Prompt]:
-    """The prompts in file order. `meta` has the official `include` and `exclude` clauses, and `line`, which the
-    official evaluator knows the prompt by."""
+    """Read the prompts in file order. `meta` has the official `include` and `exclude` clauses, and `line`, the number
+    by which the official evaluator identifies the prompt."""
     lines = (folder / FILE).read_text(encoding="utf-8").splitlines()
     return [_prompt(number, json.loads(line)) for number, line in enumerate(lines) if line.strip()]
 
@@ -23,6 +23,6 @@ def _prompt(line: int, row: dict) -> Prompt:
 
 
 def official_row(category: str, text: str, meta: dict) -> dict:
-    """A prompt's line of the official file, as the official evaluator wants it beside the images."""
+    """Rebuild a prompt's line of the official metadata file, which the official evaluator reads beside the images."""
     clauses = {name: meta[name] for name in ("include", "exclude") if name in meta}
     return {"tag": category, **clauses, "prompt": text}

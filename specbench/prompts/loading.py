@@ -1,4 +1,4 @@
-"""Load a prompt set: a shipped or public one by name, a plug-in's, or a user's own file."""
+"""Load a prompt set by name (shipped, public, plug-in) or from a file."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from specbench.system.package_data import data_folder
 
 
 def names() -> list[str]:
-    """Prompt sets that need no file of the user's; the public ones among them have to be fetched once."""
+    """List the prompt sets known by name; public ones must be fetched once."""
     return sorted({*_shipped(), *plugins.plugins("prompts"), *public_names()})
 
 
 def public_names() -> list[str]:
-    """The public prompt sets of the papers, see `specbench.prompts.public`."""
+    """List the public prompt sets of the papers, see `specbench.prompts.public`."""
     return public.names()
 
 
 def load_prompts(name_or_path: str | Path) -> PromptSet:
-    """A prompt set by name, or from a file whose suffix tells its format.
+    """Load a prompt set by name, or from a file in the format of its suffix.
 
     Raises:
         SpecbenchError: no such set or file; empty, binary, not UTF-8, malformed, an over-long prompt,
@@ -56,5 +56,5 @@ def _plugin_path(name: str) -> Path:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name too long, or with a NUL in it
+    except (OSError, ValueError):  # name too long, or with a NUL character
         return False

@@ -1,4 +1,4 @@
-"""PartiPrompts: a tab-separated file in which quotes are part of the prompts."""
+"""PartiPrompts: a tab-separated file; quotes are part of the prompts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from specbench.prompts.prompt_set import Prompt, text_id
 
 
 def read(folder: Path) -> list[Prompt]:
-    """The prompts in file order, as published; the category is the file's, challenge and note are metadata."""
+    """Read the prompts in file order, as published; challenge and note become metadata."""
     with (folder / "PartiPrompts.tsv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     return [

@@ -1,4 +1,4 @@
-"""Prompts, checked sets of them, and their stable ids. No torch here."""
+"""Prompts, validated prompt sets, and stable prompt ids. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MAX_ID_CHARS = 200
 
 @dataclass(frozen=True)
 class Prompt:
-    """One caption.
+    """One prompt.
 
     Attributes:
         id: stable name within its set; never a position.
-        text: the caption, without surrounding white space unless a public set publishes it with some.
-        category: what it tests, where the set says so.
-        meta: whatever else the set knows about it, for example the scene a caption was made from.
+        text: prompt text; stripped of surrounding white space, except in public sets published with it.
+        category: tested ability, if the set names one.
+        meta: further facts, for example the scene of a caption.
     """
 
     id: str
@@ -34,7 +34,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts in file order. `sha256` is of their content, whatever their order."""
+    """Prompts in file order. `sha256` is the digest of their content, independent of order."""
 
     name: str
     prompts: tuple[Prompt, ...]
@@ -42,10 +42,10 @@ class PromptSet:
 
 
 def build(name: str, prompts: Sequence[Prompt]) -> PromptSet:
-    """A checked set of prompts.
+    """Build a validated prompt set.
 
     Raises:
-        SpecbenchError: no prompts, an unusable id or text, or two prompts of one id.
+        SpecbenchError: no prompts, an invalid id or text, or a duplicate id.
     """
     if not prompts:
         raise SpecbenchError(f"prompts '{name}': no prompts in it")
@@ -62,12 +62,12 @@ def build(name: str, prompts: Sequence[Prompt]) -> PromptSet:
 
 
 def text_id(text: str) -> str:
-    """The id of a prompt whose set gives none: a hash of its text."""
+    """Compute the id of a prompt without one: a hash of its text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def content_sha256(prompts: Sequence[Prompt]) -> str:
-    """Digest of ids, texts, categories and metadata in order of id, so that shuffling a file changes nothing."""
+    """Digest of ids, texts, categories and metadata, sorted by id, so that the order in the file does not matter."""
     rows = sorted([prompt.id, prompt.text, prompt.category, prompt.meta] for prompt in prompts)
     digest = hashlib.sha256()
     for row in rows:
@@ -76,7 +76,7 @@ def content_sha256(prompts: Sequence[Prompt]) -> str:
 
 
 def select(prompts: PromptSet, limit: int | None = None, ids: Sequence[str] = ()) -> list[Prompt]:
-    """The prompts with these ids (all if none are named), at most `limit` of them, in file order.
+    """Select the prompts with these ids (all if empty), at most `limit`, in file order.
 
     Raises:
         SpecbenchError: an id that is not in the set.
@@ -102,7 +102,7 @@ def _check(name: str, prompt: Prompt) -> None:
     if len(prompt.text) > MAX_PROMPT_CHARS:
         raise SpecbenchError(
             f"prompts '{name}': prompt '{shown}' has {len(prompt.text):,} characters, more than {MAX_PROMPT_CHARS:,}",
-            "one prompt a line",
+            "write one prompt per line",
         )
     if not prompt.id or len(prompt.id) > MAX_ID_CHARS or not prompt.id.isprintable():
         raise SpecbenchError(

@@ -1,7 +1,6 @@
-"""The public prompt sets: what `prompts/manifest.toml` says about them, how they come to this disk, how they are read.
+"""Public prompt sets: manifest (`prompts/manifest.toml`), download and reading.
 
-A set's files are kept as published in `<cache>/prompts/<set>`, each checked against its digest when it arrived and
-again whenever it is read.
+Files are stored as published in `<cache>/prompts/<set>`; digests are verified after the download and before each read.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from specbench.system.package_data import data_folder
 
 @dataclass(frozen=True)
 class Images:
-    """The reference images of a set: an archive of `count` pictures under `licence`."""
+    """Reference images of a set: an archive of `count` images under `licence`."""
 
     archive: Remote
     count: int
@@ -34,13 +33,12 @@ class Images:
 
 @dataclass(frozen=True)
 class PublicSet:
-    """What is known about a set before anything of it is on this disk.
+    """Manifest entry of a public set, available before its download.
 
     Attributes:
-        prompts: how many it has.
-        files: its files by name. Where there is an `archive`, they come out of it and their address is the place
-            inside.
-        categories: those that are prompt sets of their own, called "<set>/<category>".
+        prompts: number of prompts.
+        files: files by name; with an `archive`, their `url` is the path inside it.
+        categories: categories that are also prompt sets, named "<set>/<category>".
     """
 
     name: str
@@ -55,29 +53,29 @@ class PublicSet:
 
     @property
     def folder(self) -> Path:
-        """Where its files are kept."""
+        """Folder of the downloaded files."""
         return cache_folder() / "prompts" / self.name
 
     @property
     def missing(self) -> list[str]:
-        """Files that are not on this disk."""
+        """Names of the files not yet downloaded."""
         return [name for name in self.files if not (self.folder / name).is_file()]
 
     @property
     def download_size(self) -> int | None:
-        """Bytes to download, where the publisher's sizes are known."""
+        """Bytes to download; None if the publisher states no sizes."""
         sizes = [self.archive.size] if self.archive else [remote.size for remote in self.files.values()]
         return None if None in sizes else sum(sizes)
 
 
 @functools.cache
 def public_sets() -> dict[str, PublicSet]:
-    """The sets of the manifest by name."""
+    """Read the shipped manifest: sets by name."""
     return read_manifest(data_folder("prompts") / "manifest.toml")
 
 
 def read_manifest(path: Path) -> dict[str, PublicSet]:
-    """The sets of a manifest file."""
+    """Read a manifest file: sets by name."""
     return {name: _entry(name, entry) for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items()}
 
 
@@ -96,22 +94,22 @@ def _entry(name: str, entry: dict) -> PublicSet:
 
 
 def names() -> list[str]:
-    """Public sets, and each of their categories that is a set of its own."""
+    """List the public sets, and their categories that are also sets."""
     sets = public_sets().values()
     return [name for found in sets for name in (found.name, *(f"{found.name}/{part}" for part in found.categories))]
 
 
 def find(name: str) -> tuple[PublicSet, str | None]:
-    """The set a name of `names()` belongs to, and its category if the name has one."""
+    """Find the set of a name of `names()`, and the category if the name has one."""
     base, _, category = name.partition("/")
     return public_sets()[base], category or None
 
 
 def read(name: str) -> list[Prompt]:
-    """The prompts of a public set or of one of its categories.
+    """Read the prompts of a public set or of one of its categories.
 
     Raises:
-        SpecbenchError: its files are not on this disk, or are not the published ones.
+        SpecbenchError: files are not downloaded, or differ from the published ones.
     """
     found, category = find(name)
     if found.missing:
@@ -125,15 +123,15 @@ def read(name: str) -> list[Prompt]:
 
 
 def read_set(found: PublicSet) -> list[Prompt]:
-    """All prompts of a set whose files are on this disk.
+    """Read all prompts of a downloaded set.
 
     Raises:
-        SpecbenchError: a file was changed, or the count is not the manifest's.
+        SpecbenchError: a file was modified, or the number of prompts differs from the manifest's.
     """
     for file, remote in found.files.items():
         if not matches(found.folder / file, remote):
             raise SpecbenchError(
-                f"{found.folder / file} is not the published file any more",
+                f"{found.folder / file} differs from the published file",
                 f"delete it and run: specbench prompts fetch {found.name}",
             )
     module = importlib.import_module(f"specbench.prompts.{found.name.replace('-', '_')}")
@@ -144,7 +142,7 @@ def read_set(found: PublicSet) -> list[Prompt]:
 
 
 def fetch_set(found: PublicSet, progress: Progress | None = None, forbidden: bool = False) -> Path:
-    """Bring the files of a set to this disk; those that are there and right stay.
+    """Download the missing or damaged files of a set.
 
     Raises:
         SpecbenchError: see `specbench.system.downloads.fetch`.
@@ -160,10 +158,10 @@ def fetch_set(found: PublicSet, progress: Progress | None = None, forbidden: boo
 
 
 def adopt_set(found: PublicSet, source: Path) -> Path:
-    """Take a set from a local copy: its archive, one of its files, or a folder that holds them, told by digest.
+    """Import a set from a local copy (archive, file, or folder with the files), verified by digest.
 
     Raises:
-        SpecbenchError: a file is missing there or is not the published one.
+        SpecbenchError: a file is missing, or differs from the published one.
     """
     candidates = [path for path in sorted(source.rglob("*")) if path.is_file()] if source.is_dir() else [source]
     if found.archive is not None and len(candidates) == 1 and zipfile.is_zipfile(candidates[0]):
@@ -176,26 +174,29 @@ def adopt_set(found: PublicSet, source: Path) -> Path:
         if path is not None:
             adopt(remote, path, found.folder / name)
         elif not _is_right(found, name):
-            raise SpecbenchError(f"{source} holds no {name}", f"'{found.name}' needs {', '.join(found.files)}")
+            raise SpecbenchError(f"{source} does not contain {name}", f"'{found.name}' needs {', '.join(found.files)}")
     return found.folder
 
 
 def images_folder(name: str = "coco") -> Path:
-    """Where the reference images of a set are kept once they were fetched."""
+    """Folder of the downloaded reference images of a set."""
     return public_sets()[name].folder / "images"
 
 
 def fetch_images(
     found: PublicSet, progress: Progress | None = None, forbidden: bool = False, source: Path | None = None
 ) -> Path:
-    """Bring the reference images of a set to this disk, from `source` if given; all of them or an error.
+    """Download the reference images of a set, or import them from `source`.
 
     Raises:
-        SpecbenchError: the set has none, see `specbench.system.downloads.fetch`, or the archive lacks some.
+        SpecbenchError: the set has none, the download fails (see `specbench.system.downloads.fetch`), or the archive is
+            incomplete.
     """
     if found.images is None:
         having = ", ".join(name for name, entry in public_sets().items() if entry.images)
-        raise SpecbenchError(f"prompts '{found.name}' have no reference images", f"sets that have: {having}")
+        raise SpecbenchError(
+            f"prompts '{found.name}' have no reference images", f"sets with reference images: {having}"
+        )
     folder = found.folder / "images"
     if _count(folder) == found.images.count:
         return folder
@@ -206,7 +207,7 @@ def fetch_images(
         archive = fetch(found.images.archive, found.folder / "images.zip", progress, forbidden)
         _unpack_images(archive, folder)
     if _count(folder) != found.images.count:
-        raise SpecbenchError(f"{folder} holds {_count(folder)} images instead of {found.images.count}",
+        raise SpecbenchError(f"{folder} contains {_count(folder)} images instead of {found.images.count}",
                              "delete it and fetch again")  # fmt: skip
     if source is None:
         archive.unlink()
@@ -247,7 +248,7 @@ def _unpack(found: PublicSet, archive: Path) -> None:
 
 
 def _unpack_images(archive: Path, folder: Path) -> None:
-    """Every picture at the archive's second level; what is there in full size stays."""
+    """Extract the images of the archive; files that already have their full size are kept."""
     with _writing(folder), zipfile.ZipFile(archive) as content:
         for item in content.infolist():
             name = item.filename.rpartition("/")[2]

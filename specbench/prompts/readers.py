@@ -1,7 +1,7 @@
-"""Readers of prompt files: text, JSONL, CSV, TSV and parquet to `Prompt`s.
+"""Readers of prompt files: text, JSONL, CSV, TSV, parquet.
 
-Text has one prompt a line. The others need a text column called `text`, `prompt` or `caption`; `id` (or
-`prompt_id`) and `category` are used where present, and every other column is kept as metadata.
+Text files have one prompt per line. The other formats need a column `text`, `prompt` or `caption`; `id` (or
+`prompt_id`) and `category` are optional, and every other column becomes metadata.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ID_KEYS = ("id", "prompt_id")
 
 
 def read_file(path: Path) -> list[Prompt]:
-    """The prompts of one file, in order.
+    """Read the prompts of one file, in order.
 
     Raises:
-        SpecbenchError: naming the file and, where there is one, the line.
+        SpecbenchError: names the file and the line, if any.
     """
     if path.is_dir():
         raise SpecbenchError(f"prompt file '{path}' is a folder")
@@ -34,13 +34,13 @@ def read_file(path: Path) -> list[Prompt]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Numbered lines with their ends, checked one at a time so that a huge line is never held in memory."""
+    """Iterate over numbered lines with their line ends; an over-long line is rejected before it is read fully."""
     with path.open("rb") as file:
         number = 0
         while raw := file.readline(MAX_LINE_BYTES + 1):
             number += 1
             if b"\0" in raw:
-                raise SpecbenchError(f"prompt file '{path}' is binary (line {number} holds a NUL byte)", _FORMATS)
+                raise SpecbenchError(f"prompt file '{path}' is binary (NUL byte in line {number})", _FORMATS)
             if len(raw) > MAX_LINE_BYTES:
                 raise SpecbenchError(
                     f"prompt file '{path}': line {number} is longer than {MAX_LINE_BYTES:,} bytes", _FORMATS
@@ -51,7 +51,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 raise SpecbenchError(f"prompt file '{path}': line {number} is not UTF-8 text", _FORMATS) from None
 
 
-_FORMATS = "formats: .txt (one prompt a line), .jsonl, .csv, .tsv, .parquet"
+_FORMATS = "formats: .txt (one prompt per line), .jsonl, .csv, .tsv, .parquet"
 
 
 def _read_text(path: Path) -> Iterator[Prompt]:
@@ -117,7 +117,7 @@ def _prompt(path: Path, where: str, row: dict) -> Prompt:
         )
     text = text.strip()
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise SpecbenchError(f"prompt file '{path}': {where} holds half a character (a lone surrogate)")
+        raise SpecbenchError(f"prompt file '{path}': {where} contains an invalid character (lone surrogate)")
     name = _take(row, ID_KEYS)
     if isinstance(name, bool) or not isinstance(name, str | int | None):
         raise SpecbenchError(f"prompt file '{path}': {where}: the id must be text or a whole number, not {name!r:.40}")
@@ -126,7 +126,7 @@ def _prompt(path: Path, where: str, row: dict) -> Prompt:
     meta = {key: value for key, value in row.items() if value is not None and value != ""}
     if isinstance(extra, dict):
         meta |= extra
-    meta = json.loads(json.dumps(meta, default=str))  # parquet has types that JSON does not
+    meta = json.loads(json.dumps(meta, default=str))  # parquet has types without a JSON equivalent
     return Prompt(text_id(text) if name in (None, "") else str(name).strip(), text, category and str(category), meta)
 
 

@@ -1,4 +1,4 @@
-"""T2I-CompBench++: 300 validation prompts in each of eight categories, one file a category."""
+"""T2I-CompBench++: 8 categories with 300 validation prompts each, one file per category."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ KINDS = ("spatial", "action", "spatialaction")
 
 
 def read(folder: Path) -> list[Prompt]:
-    """All categories in the order of `CATEGORIES`.
+    """Read all categories in the order of `CATEGORIES`.
 
-    `meta` has `line`, the prompt's number in its file; for complex prompts `kind`, one of `KINDS`, which decides what
-    their score is made of; for numeracy prompts `counts`, how many of each object are asked for.
+    `meta` has `line`, the prompt's number in its file; for complex prompts `kind`, one of `KINDS`, which selects the
+    parts of their score; for numeracy prompts `counts`, the requested number of each object.
     """
     return [prompt for category in CATEGORIES for prompt in _category(folder, category)]
 
@@ -46,7 +46,7 @@ def _kinds(folder: Path) -> dict[str, str]:
 
 
 def counts(text: str, names: Mapping[str, str]) -> dict[str, int]:
-    """How many of each object a prompt asks for; `names` gives the singular of every word for one, singulars too."""
+    """Count the objects requested by a prompt; `names` maps each singular and plural noun to its singular."""
     words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     found: dict[str, int] = {}
     for number, word in re.findall(rf"\b({'|'.join(NUMBERS)}) ({words})\b", text.lower()):
@@ -60,6 +60,6 @@ def _names(folder: Path) -> dict[str, str]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Lines without their ends, of which the files have both kinds, and without white space around them."""
+    """Read the non-empty lines of a file, stripped (files have LF or CRLF line ends)."""
     lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
     return [line for line in lines if line]

@@ -1,5 +1,4 @@
-"""The columns of the printed tables: heading, text of a cell, and the definition that goes below the
-table."""
+"""Columns of the printed tables: heading, cell text, and definition printed below the table."""
 
 from __future__ import annotations
 
@@ -18,20 +17,25 @@ MISSING = "-"
 
 @dataclass(frozen=True)
 class Column:
-    """`cell` turns a report row into text; `source` is the function whose docstring defines the number, or the text."""
+    """A table column.
+
+    Attributes:
+        cell: formats a report row as text.
+        source: function whose docstring defines the number, or the definition.
+    """
 
     heading: str
     cell: Callable[[Mapping], str]
     source: Callable | str | None = None
 
     def definition(self) -> str | None:
-        """The text, or the first paragraph of the docstring, as one line."""
+        """Definition on one line: the text, or the first paragraph of the docstring."""
         text = self.source if isinstance(self.source, str | None) else inspect.getdoc(self.source).split("\n\n")[0]
         return text and " ".join(text.split())
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """`value` with `digits` decimals; "-" where there is none."""
+    """Format `value` with `digits` decimals; "-" for None."""
     if value is None:
         return MISSING
     if math.isinf(value):
@@ -40,12 +44,12 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def between(low: float, high: float, digits: int = 2) -> str:
-    """The ends of an interval, "2.20–2.41"; with a word where a minus sign would touch the dash."""
+    """Format the bounds of an interval: "2.20–2.41", or "-0.1 to 0.2" if a bound is negative."""
     return f"{number(low, digits)}{'–' if low >= 0 else ' to '}{number(high, digits)}"
 
 
 def with_interval(value: float | None, low: float | None, high: float | None, digits: int = 2, unit: str = "") -> str:
-    """A value and its interval, "2.31x [2.20, 2.41]"."""
+    """Format a value and its interval: "2.31x [2.20, 2.41]"."""
     if value is None:
         return MISSING
     interval = "" if low is None or high is None else f" [{number(low, digits)}, {number(high, digits)}]"
@@ -57,7 +61,7 @@ def _plain(key: str, digits: int, unit: str = "") -> Callable[[Mapping], str]:
 
 
 def _series(key: str, most: int = 5) -> Callable[[Mapping], str]:
-    """The first values of a list: a window has places without end."""
+    """Format the first `most` values of a list."""
 
     def cell(row: Mapping) -> str:
         values = row[key] or ()
@@ -96,17 +100,42 @@ def _images(row: Mapping) -> str:
 
 
 _FASTEST = (
-    "vs fastest AR: the same speed-up against the AR configuration (in brackets: number format, threads, compiled) "
-    "that is fastest on this machine among the runs at hand."
+    "vs fastest AR: speed-up over the fastest AR configuration among the runs on this machine (in brackets: number "
+    "format, threads, compiled)."
 )
 _BY_DEPTH = (
-    "Acceptance by depth: acceptance at each place of a round, counted from its first draft; on a tree a place is "
-    "accepted when one of the siblings tested there is."
+    "Acceptance by depth: acceptance at each draft depth, counted from 1; in a draft tree a depth counts as accepted "
+    "if one of the siblings verified there is accepted."
 )
-_WINDOW = "Window: tokens fed per target forward, on a tree its nodes and the token before them; ZipAR's number varies."
-_LOSSLESS = "Lossless: every chosen part keeps the joint distribution of the image equal to plain AR sampling."
+_WINDOW = "Window: tokens per target forward (for a draft tree: its nodes and the root token); varies for ZipAR."
+_LOSSLESS = "Lossless: the joint distribution of the image tokens equals AR sampling."
 
-DECODER = Column("decoder", lambda row: row["label"])
+FAILED_AUDIT = "NOT LOSSLESS: fails its audit"
+
+
+def failed_audit(row: Mapping) -> bool:
+    """Whether the decoder is declared lossless and the audit of this run found otherwise."""
+    return bool((row.get("audit") or {}).get("failed"))
+
+
+def _label(row: Mapping) -> str:
+    return f"{row['label']} ({FAILED_AUDIT})" if failed_audit(row) else row["label"]
+
+
+def audit_cell(row: Mapping) -> str:
+    """The verdict of the stored audit in one line."""
+    audit = row.get("audit")
+    if not audit:
+        return MISSING
+    if audit["verdict"] == "deviates":
+        cell = f"deviates, TV >= {with_interval(audit['tv'], audit['tv_low'], audit['tv_high'], 3)}"
+    else:
+        cell = f"consistent (detectable: {number(audit['detectable'], 3)})"
+    notes = [f"n={audit['images']}"] * (audit["images"] != row["n"]) + ["out of date"] * (not audit["current"])
+    return f"{cell} ({', '.join(notes)})" if notes else cell
+
+
+DECODER = Column("decoder", _label)
 WINDOW = Column("window", lambda row: str(window_of(row["options"]) or "-"), _WINDOW)
 IMAGES = Column("images", _images)
 
@@ -123,7 +152,7 @@ SPEED = (
     Column("step ms", _duration("step_ms"), stats.step_ms),
     Column("latency ms", _duration("latency_ms"), stats.latency_ms),
     Column("end-to-end ms", _duration("latency_e2e_ms"), stats.latency_e2e_ms),
-    Column("over floor", _plain("over_floor", 2, "x"), stats.over_floor),
+    Column("roofline ratio", _plain("over_floor", 2, "x"), stats.roofline_ratio),
 )
 
 THROUGHPUT = (
@@ -156,7 +185,7 @@ DRAFTS = (
     Column("TV(P, Q) by depth", _series("draft_tv_by_depth"), stats.draft_tv_by_depth),
     Column("Theorem 2 bound", _plain("theorem2_bound", 2), stats.theorem2_bound),
 )
-"""Shown where a draft head or a relaxed rule was at work."""
+"""Columns of decoders with a draft head or relaxed acceptance."""
 
 
 TRACED = (
@@ -164,18 +193,30 @@ TRACED = (
     Column("top-1 of p", _plain("top1", 3), stats.top1),
     Column("top-1 of q", _plain("draft_top1", 3), stats.draft_top1),
 )
-"""Shown where a run was traced."""
+"""Columns of runs with --trace."""
+
+
+AUDIT = (
+    Column(
+        "audit",
+        audit_cell,
+        "Audit: whether the tokens are exact samples of the model (specbench audit --run). Where they deviate, a lower "
+        "bound on the mean total variation per token with its 95 % interval; else the deviation that would have been "
+        "found with probability 0.95.",
+    ),
+)
+"""Shown where a run was audited."""
 
 
 def score_columns(rows: Sequence[Mapping]) -> list[Column]:
-    """One column per metric and fingerprint, as values that were computed differently never share one."""
+    """Build one column per metric and fingerprint, because differently computed values are not comparable."""
     names = dict.fromkeys(score["metric"] for row in rows for score in row["scores"])
     whole = [name for name in names if ":" not in name]
     return [column for name in whole for column in _columns_of(name, name, rows, _summary(name))]
 
 
 def part_columns(rows: Sequence[Mapping]) -> dict[str, list[Column]]:
-    """The same for the parts of metrics ("metric:part"), by metric; headings are the parts' own names."""
+    """Build the columns for the parts of metrics ("metric:part"), by metric; headings are the part names."""
     names = dict.fromkeys(score["metric"] for row in rows for score in row["scores"])
     columns: dict[str, list[Column]] = {}
     for name in names:
@@ -205,6 +246,6 @@ def _score_cell(name: str, fingerprint: str) -> Callable[[Mapping], str]:
 
 def _summary(metric: str) -> str | None:
     try:
-        return f"{metric}: {metric_catalog.metric_summary(metric)}, with its 95 % interval."
-    except SpecbenchError:  # scored by a plug-in that is not installed here
+        return f"{metric}: {metric_catalog.metric_summary(metric)}, with 95 % confidence interval."
+    except SpecbenchError:  # the metric belongs to a plug-in that is not installed
         return None

@@ -1,6 +1,6 @@
-"""Two runs side by side, over the images both have: what differs, how sure that is, and gates for scripts.
+"""Comparison of two runs on their common images: speed-up, score differences, p-values, and gates for scripts.
 
-Run A is the baseline: a speed-up above 1 means that B is the faster one, a difference is B's score minus A's.
+Run A is the baseline: a speed-up above 1 means that B is faster; a difference is the score of B minus that of A.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from specbench.errors import GATE, SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings, fingerprint
 from specbench.metrics.score_store import difference, read_scores
-from specbench.reporting.comparability import differences
+from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.report_rows import Run
 
 FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
 CHANGE = 0.02
-"""The relative change that `prompts_needed` is about."""
+"""Relative change to detect, for `prompts_needed`."""
 _BOUNDS = {"": "value", ".low": "low", ".high": "high"}
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
 def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dict[str, object]]:
-    """Speed and then every score that A or B has, one dict of `FIELDS` each.
+    """Compare the speed and all scores of two runs, one dict of `FIELDS` each.
 
-    `speedup` is B over A and `speedup_reverse` A over B, followed by the factors of `speedup`; every other name is a
-    metric's. `p` is two-sided, of no difference; `p_holm` is corrected for the number of them. `prompts_needed` says
-    how many prompts would show a change of 2 % (of the speed-up, or of A's score). What cannot be compared is None, and
-    `note` says why.
+    `speedup` is B over A, `speedup_reverse` A over B, followed by the factors of `speedup`; other names are metrics.
+    `p` is the two-sided p-value of no difference, `p_holm` its Holm correction, `prompts_needed` the number of prompts
+    needed to detect a change of 2 % (of the speed-up, or of A's score). Values that cannot be compared are None, with
+    the reason in `note`.
 
     Raises:
         SpecbenchError: a damaged run folder.
@@ -43,14 +43,14 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dic
 
 
 def corrected(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """The rows with `p_holm`, their p-values corrected for how many they are."""
+    """Add the Holm-corrected p-values `p_holm` to the rows."""
     return [dict(row) | {"p_holm": p} for row, p in zip(rows, stats.holm([row["p"] for row in rows]), strict=True)]
 
 
 def speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
-    """The speed-up both ways, and its factors."""
+    """Compute the speed-up in both directions, and its factors."""
     names = ("speedup", "speedup_reverse", "step_ratio", "window_cost", "overhead")
-    differing = differences(b.info, a.info, other="A")
+    differing = mismatched_fields(b.info, a.info, other="A")
     result = None if differing else stats.speed_up(b.rows, a.rows)
     if result is None:
         return [_row(name, note=_why(differing, a, b)) for name in names]
@@ -58,7 +58,7 @@ def speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
     saved = stats.speed_difference(pairs)
     needed = stats.prompts_needed(saved.spread, CHANGE)
     back = stats.ratio_of_totals(pairs["ar_ms"], pairs["ar_ms_base"], pairs["prompt_id"])
-    partial = None if result.pairs == len(a.rows) == len(b.rows) else "over the images both have"
+    partial = None if result.pairs == len(a.rows) == len(b.rows) else "over the images in common"
     factors = zip(names[2:], (result.steps, result.window_cost, result.overhead), strict=True)
     return [
         _row(names[0], result.total, result.pairs, p=saved.p, prompts_needed=needed, note=partial),
@@ -70,7 +70,7 @@ def speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
 def quality_rows(
     a: Path, b: Path, settings: Settings | None = None, wanted: Callable[[str], bool] = lambda name: True
 ) -> list[dict[str, object]]:
-    """B's overall scores minus A's, paired, of the metrics that are wanted."""
+    """Compute the paired differences of overall scores, B minus A, for the metrics selected by `wanted`."""
     scores = [{(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b)]
     whole = [key for key in (scores[0] | scores[1]) if ":" not in key[0] and wanted(key[0])]
     rows = [_quality_row(a, b, scores[0][key], settings) for key in whole if key in scores[0] and key in scores[1]]
@@ -83,8 +83,8 @@ def quality_rows(
 
 @dataclass(frozen=True)
 class Gate:
-    """A condition on a compared number under which a script should stop, written `speedup<0.98`; `NAME.low` and
-    `NAME.high` are the ends of its interval."""
+    """A failure condition on a compared number, such as `speedup<0.98`; `NAME.low` and `NAME.high` are the bounds of
+    its interval."""
 
     text: str
     name: str
@@ -94,29 +94,29 @@ class Gate:
 
     @classmethod
     def parse(cls, text: str) -> Gate:
-        """Raise a SpecbenchError unless `text` is NAME SIGN NUMBER."""
+        """Parse NAME SIGN NUMBER; raises a SpecbenchError."""
         match = re.fullmatch(r"\s*(.+?)(\.low|\.high)?\s*(<=|>=|<|>)\s*(\S+)\s*", text)
         try:
             bound = float(match[4]) if match else math.nan
         except ValueError:
             bound = math.nan
-        if math.isnan(bound):  # nothing is below or above it: such a gate would let everything pass
+        if math.isnan(bound):  # comparisons with NaN are always false, so the gate would never fail
             raise SpecbenchError(
                 f"'{text}' is not a condition", "write a name, one of < <= > >=, and a number: speedup<0.98"
             )
         return cls(text, match[1], _BOUNDS[match[2] or ""], match[3], bound)
 
     def check(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Raise a SpecbenchError if the condition holds (exit code `GATE`), or cannot be judged."""
+        """Raise a SpecbenchError if the condition holds (exit code `GATE`), or if the value is missing."""
         named = [row for row in rows if row["name"] == self.name]
         if not named:
             raise unknown_name("number", self.name, {str(row["name"]) for row in rows})
         for row in named:
             value = row[self.field]
             if value is None:
-                raise SpecbenchError(f"'{self.text}' cannot be judged: {row['note'] or f'no {self.field} is known'}")
+                raise SpecbenchError(f"gate '{self.text}' cannot be evaluated: {row['note'] or f'no {self.field}'}")
             if _SIGNS[self.sign](value, self.bound):
-                raise SpecbenchError(f"'{self.text}' is so: {self.name} is {value:.4g}", exit_code=GATE)
+                raise SpecbenchError(f"gate '{self.text}' failed: {self.name} = {value:.4g}", exit_code=GATE)
 
 
 def _row(
@@ -134,7 +134,7 @@ def _row(
 def _why(differing: Sequence[str], a: Run, b: Run) -> str:
     if differing:
         return f"differs in {', '.join(differing)}"
-    if a.info["spec"]["batch"] > 1:
+    if a.info.spec.batch > 1:
         return "latency is measured at batch 1 only"
     return "no timed images in common"
 
@@ -142,16 +142,18 @@ def _why(differing: Sequence[str], a: Run, b: Run) -> str:
 def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) -> dict[str, object]:
     name = str(score["metric"])
     if name not in metric_catalog.metric_names():
-        return _row(name, note="no paired difference is known for it")
+        return _row(name, note="no paired difference is defined for this metric")
     try:
         metric = metric_catalog.metric(name)(settings)
         if fingerprint(metric) != score["fingerprint"]:
-            return _row(name, note=f"scored with another {_fields_that_differ(score['identity'], metric.identity())}")
+            return _row(
+                name, note=f"scored with a different {_fields_that_differ(score['identity'], metric.identity())}"
+            )
         found = difference(b, a, metric)
     except SpecbenchError as error:
         return _row(name, note=error.what)
     if found is None:
-        return _row(name, note="no images in common, or no paired difference is known for it")
+        return _row(name, note="no images in common, or no paired difference is defined for this metric")
     needed = stats.prompts_needed(found["spread"], CHANGE * score["value"])
     estimate = stats.Estimate(found["difference"], found["low"], found["high"])
     note = None if estimate.low is not None else "too few images for an interval"
@@ -159,11 +161,11 @@ def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) ->
 
 
 def _unlike(mine: Sequence[Mapping], theirs: Sequence[Mapping]) -> str:
-    """Why a metric that at least one run has cannot be compared."""
+    """Reason why a metric scored in at least one run cannot be compared."""
     if not mine or not theirs:
-        return f"only {'A' if mine else 'B'} is scored"
+        return f"scored only in run {'A' if mine else 'B'}"
     fields = _fields_that_differ(mine[0]["identity"], json.loads(theirs[0]["identity"]))
-    return f"computed differently: another {fields}"
+    return f"computed differently: different {fields}"
 
 
 def _fields_that_differ(identity: str, other: Mapping[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""A contact sheet: one row per prompt, one column per decoder, the same seed everywhere, steps under each image."""
+"""Contact sheet as PNG: one row per prompt, one column per run, same sample; NFE below each image."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ LINE = 17
 _INK, _PALE, _PAPER = "#1a1a1a", "#6a6a6a", "#ffffff"
 
 
-def gallery(folders: Sequence[Path], path: Path, limit: int = 8, sample: int = 0) -> Path:
-    """Draw the images of several runs side by side into a PNG.
+def contact_sheet(folders: Sequence[Path], path: Path, limit: int = 8, sample: int = 0) -> Path:
+    """Draw the images of several runs side by side into a PNG file.
 
     Args:
-        folders: run folders, in the order of the columns.
-        limit: prompts at most, in the order of the first run.
-        sample: which image of each prompt.
+        folders: run folders, one per column.
+        limit: maximum number of prompts, in the order of the first run.
+        sample: sample index of the images.
 
     Raises:
-        SpecbenchError: no images at all, a damaged one, or a file that cannot be written.
+        SpecbenchError: no images, a damaged image, or a file that cannot be written.
     """
     columns = [_column(Path(folder), sample) for folder in folders]
     prompts = list(dict.fromkeys(key for _, rows in columns for key in rows))[:limit]
     if not prompts:
-        raise SpecbenchError("these runs have no images to show", "make some with `specbench run`")
+        raise SpecbenchError("these runs have no images to show", "decode some with `specbench run`")
     head = LINE * max(len(lines) for lines, _ in columns) + GAP
     size = (TEXT_WIDTH + len(columns) * (TILE + GAP) + GAP, head + len(prompts) * (TILE + LINE + GAP) + GAP)
     sheet = Image.new("RGB", size, _PAPER)
@@ -58,10 +58,10 @@ def gallery(folders: Sequence[Path], path: Path, limit: int = 8, sample: int = 0
 
 
 def _column(folder: Path, sample: int) -> tuple[list[str], dict[tuple[str, str], dict]]:
-    """Heading lines of a run, and its rows by (prompt id, prompt)."""
+    """Read the heading lines of a run, and its rows by (prompt id, prompt)."""
     store = RunStore(folder)
-    decoder = store.info()["spec"]["decoder"]
-    window = decoder["options"].get("window")
+    decoder = store.info().spec.decoder
+    window = dict(decoder.options).get("window")
     heading = label(decoder) + (f" W={window}" if window else "")
     rows = store.samples(["prompt", "status", "nfe", "image"])
     rows = rows[rows["sample"] == sample]

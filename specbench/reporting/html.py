@@ -1,7 +1,7 @@
-"""`specbench report --html`: one page in one file, which opens offline on a phone and on a desk, in light and in dark.
+"""HTML report (`specbench report --html`): one self-contained file for small and large screens, light and dark.
 
-The template escapes everything it is given; only what `plots` draws goes in as it is. The page has no script, and a
-content policy that lets it load nothing.
+The template escapes all text; only the SVG of `plots` is inserted unescaped. The page has no script, and its content
+security policy forbids loading anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.compare import corrected, quality_rows
 from specbench.reporting.image_tiles import Tile, first_prompts, tiles
 from specbench.reporting.pareto import Point, lower_is_better, pareto
-from specbench.reporting.plot_data import Evidence, gather
+from specbench.reporting.plot_data import PlotData, gather
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.sections import Section, circumstances, definitions, sections
 from specbench.system.environment import now
@@ -29,17 +29,17 @@ from specbench.system.files import write_atomically
 from specbench.system.version import __version__
 
 PROMPTS = 12
-"""Prompts of a gallery."""
+"""Number of prompts in the image gallery."""
 LONGEST_SIDE = 256
 _EXACT_SIDE = 128
-"""Pictures up to this size are kept as they are; larger ones become small JPEGs."""
+"""Images up to this size are embedded losslessly; larger ones as small JPEGs."""
 
 
 def write_page(folders: Sequence[Path], path: Path, limit: int = PROMPTS) -> Path:
-    """Write the page of these runs.
+    """Write the report page of these runs.
 
     Args:
-        limit: prompts shown in each gallery.
+        limit: number of prompts in each image gallery.
 
     Raises:
         SpecbenchError: a damaged run, or a file that cannot be written.
@@ -49,7 +49,7 @@ def write_page(folders: Sequence[Path], path: Path, limit: int = PROMPTS) -> Pat
 
 
 def page(rows: Sequence[Mapping], limit: int = PROMPTS) -> str:
-    """The page of report rows, whose run folders are read again for pictures and plots."""
+    """Render the page of report rows; images and plot data are read from their run folders."""
     found = sections(rows)
     return template("page.html.jinja").render(
         sections=[_section(section, limit) for section in found],
@@ -61,7 +61,7 @@ def page(rows: Sequence[Mapping], limit: int = PROMPTS) -> str:
 
 
 def template(name: str) -> jinja2.Template:
-    """A template of this package, which escapes what it is given."""
+    """Load a template of this package, with autoescaping."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("specbench.reporting"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
@@ -71,7 +71,7 @@ def template(name: str) -> jinja2.Template:
 
 def _section(section: Section, limit: int) -> dict:
     names = _names(section.runs)
-    evidence = {name: gather(Path(row["folder"])) for name, row in names.items()}
+    data = {name: gather(Path(row["folder"])) for name, row in names.items()}
     return {
         "heading": section.heading,
         "tables": [
@@ -84,10 +84,10 @@ def _section(section: Section, limit: int) -> dict:
             for table in section.tables
         ],
         "differences": _differences(names),
-        "figures": [*_pareto_figures(names), *_figures(names, evidence)],
+        "figures": [*_pareto_figures(names), *_figures(names, data)],
         "maps": [
             {"name": name, "picture": _data(plots.share_picture(found.accepted))}
-            for name, found in evidence.items()
+            for name, found in data.items()
             if found.accepted is not None
         ],
         "gallery": _gallery(names, limit),
@@ -95,7 +95,7 @@ def _section(section: Section, limit: int) -> dict:
 
 
 def _names(runs: Sequence[Mapping]) -> dict[str, Mapping]:
-    """The runs by a name of their own: the label, and what else it takes to tell them apart."""
+    """Name the runs uniquely: the label, with window and run id where needed."""
     names: dict[str, Mapping] = {}
     labels = [row["label"] for row in runs]
     for row in runs:
@@ -120,24 +120,24 @@ def _pareto_figures(names: Mapping[str, Mapping]) -> list[dict]:
 
 def _pareto_caption(points: Sequence[Point]) -> str:
     dominated = [f"{point.label} (by {point.dominated_by})" for point in points if point.dominated_by]
-    said = f"Dominated: {', '.join(dominated)}." if dominated else "No run dominates another."
-    return f"Bars: 95 % intervals. Hollow: dominated, another run is as fast and as good, and better in one. {said}"
+    listed = f"Dominated: {', '.join(dominated)}." if dominated else "No run dominates another."
+    return f"Bars: 95 % confidence intervals. Hollow: Pareto-dominated. {listed}"
 
 
-def _figures(names: Mapping[str, Mapping], evidence: Mapping[str, Evidence]) -> list[dict]:
+def _figures(names: Mapping[str, Mapping], data: Mapping[str, PlotData]) -> list[dict]:
     order = list(names)
     rates = {name: row["acceptance_by_offset"] for name, row in names.items() if row["acceptance"] is not None}
-    times = {name: found.step_ms for name, found in evidence.items() if found.step_ms}
-    logp = {name: found.logp for name, found in evidence.items() if found.logp is not None}
+    times = {name: found.step_ms for name, found in data.items() if found.step_ms}
+    logp = {name: found.logp for name, found in data.items() if found.logp is not None}
     figures = []
     if rates:
-        caption = "Share of the drafts the scan reached that it accepted, by place in the window."
+        caption = "Fraction of the verified draft tokens that were accepted, by position in the window."
         figures.append(_figure("Acceptance by window offset", plots.offsets_plot(rates, order), caption))
     if times:
-        caption = "Time of each span over target forwards, a ratio of totals; prefill and rendering are left out."
-        figures.append(_figure("Where a step's time goes", plots.time_plot(times), caption))
+        caption = "Total time of each span over the number of target forwards, without prefill and rendering."
+        figures.append(_figure("Time per step", plots.time_plot(times), caption))
     if logp:
-        caption = "Natural log of each free token's probability under the target distribution it was judged by."
+        caption = "Natural log of the target probability of each free token."
         figures.append(_figure("Log-probability of the tokens", plots.logp_plot(logp, order), caption))
     return figures
 
@@ -147,8 +147,8 @@ def _figure(title: str, drawing: str, caption: str) -> dict:
 
 
 def _differences(names: Mapping[str, Mapping]) -> list[list[str]]:
-    """Paired differences of every run's scores from AR's, corrected together; distances to reference images, which
-    take those images to compare, are left to `specbench score --against`."""
+    """Paired score differences of every run from AR, Holm-corrected together. Distances to reference images need those
+    images and are left to `specbench score --against`."""
     baselines = {row["baseline"] for row in names.values()} - {None}
     baseline = next((row for row in names.values() if row["run_id"] in baselines), None)
     if baseline is None:
@@ -188,7 +188,7 @@ def _gallery(names: Mapping[str, Mapping], limit: int) -> dict:
 def _shown(name: str, tile: Tile | None) -> dict:
     if tile is None or tile.problem:
         return {"name": name, "problem": tile.problem if tile else "not decoded"}
-    facts = [f"{tile.nfe} steps", f"{number(tile.step_compression)} tokens a step"]
+    facts = [f"{tile.nfe} steps", f"{number(tile.step_compression)} tokens per step"]
     facts += [f"{tile.latency_ms / 1e3:.2f} s"] if tile.latency_ms is not None else []
     facts += [f"{metric} {number(value, 0 if value in (0, 1) else 3)}" for metric, value in tile.scores.items()]
     return {
@@ -199,7 +199,7 @@ def _shown(name: str, tile: Tile | None) -> dict:
         if tile.steps is None
         else [
             ("step that committed each token", _data(plots.step_picture(tile.steps))),
-            ("accepted drafts and tokens drawn afresh", _data(plots.origin_picture(tile.origins))),
+            ("accepted drafts and sampled tokens", _data(plots.origin_picture(tile.origins))),
         ],
         "facts": facts,
     }

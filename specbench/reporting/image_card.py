@@ -1,4 +1,4 @@
-"""What `specbench show RUN PROMPT` says about one image: its own facts and numbers, and the maps of its tokens."""
+"""Image card (`specbench show RUN PROMPT`): facts, numbers and token maps of one image."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _MOST_NAMED = 5
 
 
 def image_card(folder: Path, prompt: str, sample: int = 0) -> tuple[dict, Tile]:
-    """One image as nested plain values, and its pictures.
+    """Collect the facts of one image as nested plain values, and its tile.
 
     Keys: `run_id, prompt_id, sample, prompt, category, seed, status, error, started_at, image` (a path), the numbers of
     `specbench.stats` for this image alone (`nfe, step_compression, latency_ms, latency_e2e_ms, acceptance,
-    acceptance_by_offset, logp_mean, logp_std, perplexity, nll_gap, top1`), `spans_ms`, `facts` (what the decoder
-    noted), `scores` by metric, `committed_step` and `accepted_draft` (rows of the token grid; None where it is not
-    known).
+    acceptance_by_offset, logp_mean, logp_std, perplexity, nll_gap, top1`), `spans_ms`, `facts` (additional statistics
+    of the decoder), `scores` by metric, `committed_step` and `accepted_draft` (rows of the token grid; None if the grid
+    is unknown).
 
     Args:
-        prompt: a prompt's id, the start of one, or words of its text.
+        prompt: prompt id, unique prefix of an id, or part of the prompt text.
 
     Raises:
-        SpecbenchError: no image, or several, of that name.
+        SpecbenchError: no image matches, or several prompts match.
     """
     row = _find(folder, prompt, sample)
     rows = stats.condense(row)
@@ -63,7 +63,7 @@ def _numbers(rows: pd.DataFrame) -> dict[str, object]:
 
 
 def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
-    """The stored row of the image, one row."""
+    """Read the stored row of the image (one row)."""
     store = RunStore(folder)
     names = store.samples(["prompt"])
     names = names[names["sample"] == sample]
@@ -73,11 +73,13 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
             break
     else:
         some = ", ".join(map(one_line, ids.head(_MOST_NAMED)))
-        raise SpecbenchError(f"no prompt of this run is called '{prompt}'", f"an id, or words of its text; ids: {some}")
+        raise SpecbenchError(
+            f"no prompt of this run matches '{prompt}'", f"give an id or words of its text; ids: {some}"
+        )
     chosen = ids[found].to_list()
     if len(chosen) > 1:
         shown = ", ".join(map(one_line, chosen[:_MOST_NAMED]))
-        raise SpecbenchError(f"prompt '{prompt}' is ambiguous", f"{len(chosen)} are called so, for example {shown}")
+        raise SpecbenchError(f"prompt '{prompt}' is ambiguous", f"{len(chosen)} prompts match, for example {shown}")
     here = (pc.field("prompt_id") == chosen[0]) & (pc.field("sample") == sample)
     for piece in store.batches(SAMPLES.names):
         if (row := piece.filter(here)).num_rows:

@@ -1,4 +1,4 @@
-"""The images of a gallery: the same prompts and sample of several runs, with what is known of each image."""
+"""Tiles of an image gallery: the image of a prompt and sample with its numbers and token maps."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ _COLUMNS = ("prompt", "status", "error", "nfe", "ar_ms", "image", "forced", "com
 
 @dataclass
 class Tile:
-    """One image of a run, or why there is none.
+    """One image of a run with its numbers.
 
     Attributes:
+        problem: reason for a missing image.
         pixels: uint8 [H, W, 3].
-        steps, origins: see `specbench.reporting.token_maps`; None where the token grid is not known.
-        scores: by metric.
+        steps, origins: see `specbench.reporting.token_maps`; None if the token grid is unknown.
+        scores: value by metric.
     """
 
     problem: str | None = None
@@ -43,7 +44,7 @@ class Tile:
 
 
 def first_prompts(folder: Path, limit: int, sample: int = 0) -> dict[str, str]:
-    """Text by prompt id of the first images of a run."""
+    """Read the prompt texts by prompt id of the first images of a run."""
     found: dict[str, str] = {}
     for piece in RunStore(folder).batches(["prompt"]):
         rows = piece.filter(pc.equal(piece["sample"], sample)).slice(0, limit - len(found))
@@ -54,7 +55,7 @@ def first_prompts(folder: Path, limit: int, sample: int = 0) -> dict[str, str]:
 
 
 def tiles(folder: Path, prompts: Sequence[str], sample: int = 0) -> dict[str, Tile]:
-    """The run's tiles by prompt id; prompts it has no row of are absent."""
+    """Read the tiles of a run by prompt id; prompts without a row are absent."""
     rows = _rows(folder, prompts, sample)
     scores = _scores(folder, prompts, sample)
     return {row.prompt_id: _tile(folder, row, scores.get(row.prompt_id, {})) for row in rows.itertuples(index=False)}
@@ -73,14 +74,14 @@ def _rows(folder: Path, prompts: Sequence[str], sample: int) -> pd.DataFrame:
 
 
 def _scores(folder: Path, prompts: Sequence[str], sample: int) -> dict[str, dict[str, float]]:
-    """Scores by metric of each prompt's image, of metrics that judge images one by one."""
+    """Read per-image scores by prompt id and metric; metrics without per-image values are left out."""
     found: dict[str, dict[str, float]] = {}
     for name in dict.fromkeys(row["metric"] for row in read_scores(folder) if ":" not in str(row["metric"])):
         try:
             values = (
                 image_values(folder, metric_catalog.metric(name)()) if name in metric_catalog.metric_names() else None
             )
-        except SpecbenchError:  # a metric that this machine cannot make has no values to show
+        except SpecbenchError:  # the metric cannot be constructed on this machine
             continue
         if values is None:
             continue
@@ -94,7 +95,7 @@ def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
     if row.status != "ok":
         return Tile(problem=f"failed: {row.error}")
     if not isinstance(row.image, str) or not (folder / row.image).exists():
-        return Tile(problem="no picture was kept")
+        return Tile(problem="no image file")
     pixels = read_image(folder / row.image)
     grid = grid_of(row.forced, pixels.shape[:2])
     return Tile(

@@ -1,4 +1,4 @@
-"""Quality against speed: which settings are worth having, and which another one dominates."""
+"""Pareto front of speed-up and quality."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DISTANCES = ("fid[", "kid[", "cmmd[", "shapes-frechet")
 
 @dataclass(frozen=True)
 class Point:
-    """One run; `dominated_by` is the label of a run that is at least as fast and as good, and better in one."""
+    """Speed and quality of one run; `dominated_by` is the label of a run that Pareto-dominates it."""
 
     label: str
     run_id: str
@@ -22,14 +22,14 @@ class Point:
 
 
 def lower_is_better(metric: str) -> bool:
-    """Distances to reference images are better when small, every other score when large."""
+    """Whether a lower score is better: distances to reference images."""
     return metric.startswith(_DISTANCES)
 
 
 def pareto(runs: Sequence[Mapping], metric: str, fingerprint: str) -> list[Point]:
-    """A point for each report row that has both a speed-up and this score, the dominated ones marked.
+    """Build a point for each report row with a speed-up and this score, and mark Pareto-dominated points.
 
-    Whether a run dominates another is a matter of the values alone; the intervals say how sure that is.
+    Dominance uses the point values, not the intervals.
     """
     points = []
     for row in runs:

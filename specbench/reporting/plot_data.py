@@ -1,4 +1,4 @@
-"""What plots need of a run beyond its report row, gathered in one pass over its rows, a piece at a time."""
+"""Data for plots of a run, collected in one pass over its rows."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from specbench.reporting.token_maps import grid_of, origins
 from specbench.store.run_store import RunStore
 
 STEP_SPANS = ("target", "draft", "verify", "host")
-"""The spans of a decoding step, as in `specbench.decoding.generation.SPANS`."""
+"""Timing spans of a decode step, as in `specbench.decoding.generation.SPANS`."""
 LOGP_EDGES = np.arange(-12.0, 0.001, 0.5)
-"""Bins of log p, in nats; what is smaller counts in the first."""
+"""Histogram bins of log p in nats; smaller values count in the first bin."""
 _COLUMNS = ("status", "nfe", "forced", "logp", "committed_step", "accepted", "image", *(f"{s}_ms" for s in STEP_SPANS))
 
 
 @dataclass
-class Evidence:
-    """Totals over a run's decoded images.
+class PlotData:
+    """Aggregates over the decoded images of a run.
 
     Attributes:
-        step_ms: milliseconds per target forward by span, a ratio of totals; None where batches blur them.
-        logp: share of the free tokens in each bin of `LOGP_EDGES`.
-        accepted: per place of the token grid, the share of images in which its token is an accepted draft; None where
-            the grid is not known or nothing was drafted.
+        step_ms: milliseconds per target forward by span, a ratio of totals; None for batch sizes above 1.
+        logp: fraction of the free tokens in each bin of `LOGP_EDGES`.
+        accepted: [height, width] fraction of images whose token at this grid position is an accepted draft; None if the
+            token grid is unknown or nothing was drafted.
     """
 
     step_ms: dict[str, float] | None
@@ -36,9 +36,9 @@ class Evidence:
     accepted: np.ndarray | None
 
 
-def gather(folder: Path) -> Evidence:
-    """Read a run's rows once."""
-    spans, nfe, batched = dict.fromkeys(STEP_SPANS, 0.0), 0, RunStore(folder).info()["spec"]["batch"] > 1
+def gather(folder: Path) -> PlotData:
+    """Aggregate the rows of a run in one pass."""
+    spans, nfe, batched = dict.fromkeys(STEP_SPANS, 0.0), 0, RunStore(folder).info().spec.batch > 1
     counts, kept, images, grid = np.zeros(len(LOGP_EDGES) - 1), 0, 0, None
     for piece in RunStore(folder).batches(_COLUMNS):
         rows = piece.filter(pc.equal(piece["status"], "ok"))
@@ -53,11 +53,11 @@ def gather(folder: Path) -> Evidence:
             kept, images = kept + found.sum(axis=0), images + len(found)
     step = {span: total / nfe for span, total in spans.items()} if nfe and not batched else None
     shares = kept / images if images and np.any(kept) else None
-    return Evidence(step, counts / counts.sum() if counts.sum() else None, shares)
+    return PlotData(step, counts / counts.sum() if counts.sum() else None, shares)
 
 
 def _grid(folder: Path, rows: pa.Table) -> tuple[int, int] | None:
-    """From the first picture that is there; every image of a run has the same shape."""
+    """Token grid (height, width) from the first existing image; all images of a run have the same shape."""
     names = [name for name in rows["image"].slice(0, 1).to_pylist() if name and (folder / name).exists()]
     if not names:
         return None
@@ -71,6 +71,6 @@ def _histogram(rows: pa.Table) -> np.ndarray:
 
 
 def _accepted(rows: pa.Table, grid: tuple[int, int]) -> np.ndarray:
-    """[n, height, width], 1 where the token is an accepted draft."""
+    """Mark accepted draft tokens: [n, height, width], 1 or 0."""
     columns = (rows[name].to_pandas() for name in ("committed_step", "forced", "accepted"))
     return np.stack([origins(step, forced, accepted, grid) for step, forced, accepted in zip(*columns, strict=True)])

@@ -1,6 +1,6 @@
-"""Plots as SVG text for a page: the page's own ink and rules, so that light and dark both work.
+"""Plots as inline SVG in the colours of the page, light and dark.
 
-matplotlib draws with two stand-in colours, which become `currentColor` and the page's `--rule`.
+matplotlib draws with two placeholder colours, which are replaced by `currentColor` and the page's `--rule`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specbench.stats import Estimate
 from specbench.system.console import printable
 
 PALETTE = ("#8a8a8a", "#3d8bd4", "#e0862a", "#2fa36f", "#cf5ca0", "#8d74dd", "#b3932b", "#d9584a", "#3aa8b8", "#86a336")
-"""Told apart on white and on black; runs beyond the last colour start again with another line."""
+"""Colours distinguishable on white and on black; further runs repeat them with another line style."""
 DRAWN_COLOUR, ACCEPTED_COLOUR = (224, 134, 42), (61, 139, 212)
 _DASHES = ("-", "--", ":", "-.")
 _INK, _RULE = "#123456", "#123457"
@@ -42,7 +42,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of a paper's figure, printed or measured: x (a number, or the name of a category) and y."""
+    """Printed or measured points of a paper's figure: x (a number or a category) and y."""
 
     label: str
     measured: bool
@@ -50,7 +50,7 @@ class Curve:
 
 
 def figure_plot(curves: Sequence[Curve], x_label: str, y_label: str) -> str:
-    """A paper's figure: printed values hollow and dashed, measured ones filled and with their intervals."""
+    """Plot a paper's figure: printed values hollow and dashed, measured values filled with intervals."""
     groups = list(dict.fromkeys(curve.label for curve in curves))
     with mpl.rc_context(_STYLE):
         figure, axes = _canvas(f"{y_label} against {x_label}", len(curves))
@@ -72,10 +72,10 @@ def figure_plot(curves: Sequence[Curve], x_label: str, y_label: str) -> str:
 
 
 def pareto_plot(points: Sequence[Point], metric: str, order: Sequence[str]) -> str:
-    """Speed-up against a score, both with intervals; up and right is better. Dominated runs are hollow.
+    """Plot speed-up against a score, both with intervals; up and right is better. Dominated runs are hollow.
 
     Args:
-        order: run ids in the order of the page, which gives each its colour.
+        order: run ids in the order of the page, which determines their colours.
     """
     with mpl.rc_context(_STYLE):
         figure, axes = _canvas(f"speed-up and {metric} of each run", len(points) + 1)
@@ -88,18 +88,18 @@ def pareto_plot(points: Sequence[Point], metric: str, order: Sequence[str]) -> s
             )  # fmt: skip
         best = sorted((p.speed.value, p.quality.value) for p in points if p.dominated_by is None)
         axes.plot(*zip(*best, strict=True), color=_INK, lw=0.8, ls=":", zorder=1)
-        axes.set(xlabel="speed-up over AR", ylabel=f"{metric}{' (axis turned)' if lower_is_better(metric) else ''}")
+        axes.set(xlabel="speed-up over AR", ylabel=f"{metric}{' (axis inverted)' if lower_is_better(metric) else ''}")
         if lower_is_better(metric):
             axes.invert_yaxis()
         return _svg(figure, axes)
 
 
 def offsets_plot(rates: Mapping[str, Sequence[float | None]], order: Sequence[str]) -> str:
-    """Acceptance by window offset, a line per run that tests drafts.
+    """Plot acceptance by window offset, one line per run with drafts.
 
     Args:
-        rates: per label, acceptance at each offset; None where nothing was tested.
-        order: the labels of the page's runs.
+        rates: per label, acceptance at each offset; None where no draft was verified.
+        order: labels of all runs of the page.
     """
     with mpl.rc_context(_STYLE):
         figure, axes = _canvas("acceptance by window offset", len(rates))
@@ -107,13 +107,13 @@ def offsets_plot(rates: Mapping[str, Sequence[float | None]], order: Sequence[st
             place = order.index(label)
             shown = [np.nan if value is None else value for value in values]
             axes.plot(range(1, len(shown) + 1), shown, **_line(place), marker="o", ms=3, label=_cut(label))
-        axes.set(xlabel="place of the draft in the window", ylabel="accepted of those tested", ylim=(0, 1.03))
+        axes.set(xlabel="position of the draft in the window", ylabel="acceptance", ylim=(0, 1.03))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         return _svg(figure, axes)
 
 
 def time_plot(step_ms: Mapping[str, Mapping[str, float]]) -> str:
-    """Milliseconds per step by span, a bar per label."""
+    """Plot milliseconds per step by span, one bar per label."""
     with mpl.rc_context(_STYLE | {"axes.grid.axis": "x"}):
         figure, axes = _canvas("time of a step", len(STEP_SPANS), height=0.65 + 0.3 * len(step_ms))
         places, left = np.arange(len(step_ms)), np.zeros(len(step_ms))
@@ -129,7 +129,7 @@ def time_plot(step_ms: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def logp_plot(shares: Mapping[str, np.ndarray], order: Sequence[str]) -> str:
-    """Histogram of log p of the committed tokens, a line per label."""
+    """Plot the histogram of log p of the committed tokens, one line per label."""
     with mpl.rc_context(_STYLE):
         figure, axes = _canvas("log p of the committed tokens", len(shares))
         for label, share in shares.items():
@@ -137,28 +137,28 @@ def logp_plot(shares: Mapping[str, np.ndarray], order: Sequence[str]) -> str:
             axes.plot(middles, np.where(share > 0, share * 100, np.nan), **_line(order.index(label)), label=_cut(label))
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.set(xlabel="log p in nats (first bin: that and less)", ylabel="% of free tokens")
+        axes.set(xlabel="log p in nats (first bin: and below)", ylabel="% of free tokens")
         return _svg(figure, axes)
 
 
 def step_picture(steps: np.ndarray) -> bytes:
-    """Which step committed each token, dark early and light late, as a PNG of one pixel per token."""
+    """Draw the commit step of each token (dark early, light late) as a PNG with one pixel per token."""
     shade = (steps - 1) / max(1, steps.max() - 1)
     return _png((colormaps["viridis"](shade)[..., :3] * 255).astype(np.uint8))
 
 
 def origin_picture(origins: np.ndarray) -> bytes:
-    """Accepted drafts and tokens drawn afresh, in two colours."""
+    """Draw accepted drafts and sampled tokens in two colours, as a PNG with one pixel per token."""
     return _png(np.where((origins == ACCEPTED)[..., None], ACCEPTED_COLOUR, DRAWN_COLOUR).astype(np.uint8))
 
 
 def share_picture(shares: np.ndarray) -> bytes:
-    """A share per place of the grid, from 0 (dark) to 1 (light)."""
+    """Draw a fraction per grid position, from 0 (dark) to 1 (light), as a PNG with one pixel per token."""
     return _png((colormaps["cividis"](shares)[..., :3] * 255).astype(np.uint8))
 
 
 def _canvas(title: str, entries: int, height: float = _HEIGHT) -> tuple[Figure, Axes]:
-    """A figure with room for a legend of so many entries in two columns below the axes."""
+    """Create a figure with room below the axes for a two-column legend of `entries` entries."""
     below = _LEGEND_LINE * -(-entries // 2)
     figure = Figure((_WIDTH, height + below), layout="constrained")
     figure.set_label(title)
@@ -172,7 +172,7 @@ def _bars(estimate: Estimate) -> list[list[float]] | None:
 
 
 def _all_bars(estimates: Sequence[Estimate]) -> np.ndarray:
-    """Lengths [2, points] below and above each value, 0 where there is no interval."""
+    """Error bar lengths [2, points] below and above each value; 0 without an interval."""
     return np.hstack([np.array(_bars(estimate) or [[0.0], [0.0]]) for estimate in estimates])
 
 
@@ -204,7 +204,7 @@ def _svg(figure: Figure, axes: Axes) -> str:
 
 
 def _inline(svg: str, title: str) -> str:
-    """The drawing as an element of a page: no header, ids of its own, the page's colours."""
+    """Convert an SVG document to an inline element: no header, unique ids, colours of the page."""
     body = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     prefix = f"f{zlib.crc32(body.encode()):08x}"
     body = re.sub(r'\bid="', f'id="{prefix}-', body)

@@ -1,7 +1,6 @@
-"""One report row per run: a flat dict of everything a table can show. Missing is None; infinite stays
-infinite.
+"""Report rows: one flat dict per run with all values that tables show. Missing values are None.
 
-Keys: `run_id, folder, model, decoder, label, lossless, options` (every option in force), `setting` (dtype, device,
+Keys: `run_id, folder, model, decoder, label, lossless, options` (with their defaults), `setting` (dtype, device,
 threads, batch, seed, prompts, weights and sampling), `n, failed`, the numbers named after functions of
 `specbench.stats` (`nfe, step_compression, latency_ms, latency_e2e_ms, step_ms, throughput, images_per_hour,
 over_floor, acceptance, acceptance_by_offset, rounds, acceptance_length, draft_ms, acceptance_by_sibling,
@@ -9,8 +8,10 @@ draft_tv_by_depth, theorem2_bound, top1, logp_mean, logp_std, perplexity, nll_ga
 traced images `draft_tv, draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low,
 speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR
 configuration (`speedup_fastest, speedup_fastest_low, speedup_fastest_high, fastest_ar`), `scores` (a list of dicts
-`metric, value, low, high, n, fingerprint`), `floor` (see `specbench.runs.roofline_facts.floor_facts`), `environment` (machine and
-versions, a line each) and `load` (load average at the start of each invocation).
+`metric, value, low, high, n, fingerprint`), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`;
+`current` is False where the images have changed since), `floor` (roofline inputs, see
+`specbench.runs.roofline_facts`), `environment` (machine and versions, a line each) and `load` (load average at the
+start of each invocation).
 """
 
 from __future__ import annotations
@@ -26,15 +27,18 @@ import pandas as pd
 from specbench import stats
 from specbench.decoding.generation import SPANS
 from specbench.metrics.score_store import read_scores
-from specbench.reporting.comparability import configuration, differences, is_ar
+from specbench.reporting.comparability import configuration, is_ar, mismatched_fields
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
-from specbench.specs.presets import PRESETS, resolve
+from specbench.specs.presets import PRESETS, DecoderSpec, resolve
+from specbench.specs.run_spec import RunSpec
 from specbench.specs.tree_paths import node_paths
+from specbench.store.run_audits import fingerprint, read_audit
 from specbench.store.run_folders import runs_in
+from specbench.store.run_info import RunInfo, spec_json
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY, SAMPLES
-from specbench.system.environment import describe
+from specbench.system.json_values import nonfinite_as_text
 
 _COLUMNS = (
     *("status", "nfe", "batch", "tested", "accepted", "facts", *stats.LISTS),
@@ -53,36 +57,36 @@ TRACED = ("draft_tv", "draft_tv_by_offset", "draft_top1")
 
 @dataclass(eq=False)
 class Run:
-    """A run folder as the report sees it: `run.json` now, rows when needed."""
+    """A run folder, read lazily."""
 
     folder: Path
 
     @cached_property
-    def info(self) -> dict:
+    def info(self) -> RunInfo:
         return RunStore(self.folder).info()
 
     @cached_property
     def stored(self) -> pd.DataFrame:
-        """A condensed row per stored image, failed ones too."""
+        """Condensed rows of all stored images, including failed ones."""
         pieces = [stats.condense(piece) for piece in RunStore(self.folder).batches(_COLUMNS)]
         return pd.concat(pieces, ignore_index=True) if pieces else stats.condense(SAMPLES.empty_table())
 
     @cached_property
     def rows(self) -> pd.DataFrame:
-        """Rows of images that were decoded, with what their decoder noted."""
+        """Rows of the decoded images, with the decoder's additional statistics as columns."""
         return stats.with_facts(self.stored[self.stored["status"] == "ok"])
 
     @cached_property
     def traced(self) -> pd.DataFrame:
-        """The traces of those that have one, with the step that committed each slot."""
+        """Traces of the traced images, with the step that committed each token."""
         store = RunStore(self.folder)
         traces = store.traces()
         return traces.merge(store.samples(["committed_step"]), on=KEY) if len(traces) else traces
 
 
 def report_rows(folders: Sequence[Path]) -> list[dict]:
-    """Rows for the runs in `folders`, AR first, then in the order of the presets. Baselines are looked for
-    beside them.
+    """Compute the report rows of the runs in `folders`, in the order of the presets (AR first). AR baselines are
+    searched in the same results folders.
 
     Raises:
         SpecbenchError: a damaged run folder.
@@ -98,18 +102,19 @@ def report_rows(folders: Sequence[Path]) -> list[dict]:
 
 
 def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
-    """The row of one run, compared with the AR runs it may be compared with."""
+    """Compute the row of one run, with its speed-up over the comparable AR runs."""
     info, rows = run.info, run.rows
-    spec = info["spec"]
+    spec = info.spec
     tokens, over = stats.token_stats(rows), cache(lambda ar: stats.speed_up(rows, ar.rows))
+    audit = _audit(run)
     return {
-        "run_id": info["run_id"],
+        "run_id": info.run_id,
         "folder": str(run.folder),
-        "model": spec["model"],
-        "decoder": spec["decoder"]["name"],
-        "label": label(spec["decoder"]),
-        "lossless": spec["decoder"]["lossless"],
-        "options": spec["decoder"]["options"],
+        "model": spec.model,
+        "decoder": spec.decoder.name,
+        "label": label(spec.decoder),
+        "lossless": spec.decoder.lossless,
+        "options": nonfinite_as_text(dict(spec.decoder.options)),
         "setting": setting(spec),
         "n": len(rows),
         "failed": int((run.stored["status"] == "failed").sum()),
@@ -118,10 +123,10 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "latency_ms": stats.latency_ms(rows),
         "latency_e2e_ms": stats.latency_e2e_ms(rows),
         "step_ms": stats.step_ms(rows),
-        "throughput": stats.throughput(rows) if spec["batch"] > 1 else None,
-        "images_per_hour": stats.images_per_hour(rows) if spec["batch"] > 1 else None,
-        "over_floor": stats.over_floor(rows, info.get("floor")),
-        "floor": info.get("floor"),
+        "throughput": stats.throughput(rows) if spec.batch > 1 else None,
+        "images_per_hour": stats.images_per_hour(rows) if spec.batch > 1 else None,
+        "over_floor": stats.roofline_ratio(rows, info.roofline),
+        "floor": info.roofline,
         **_against_ar(run, ar_runs, over),
         **_against_fastest(run, ar_runs, over),
         "acceptance": stats.acceptance(rows),
@@ -131,36 +136,48 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         **{name: getattr(stats, name)(run.traced) if len(run.traced) else None for name in TRACED},
         **{name: getattr(tokens, name, None) for name in stats.TokenStats.__dataclass_fields__},
         "scores": read_scores(run.folder),
-        "load": [call.get("load") for call in info["invocations"]],
-        "environment": list(dict.fromkeys(describe(call) for call in info["invocations"])),
+        **({"audit": audit} if audit else {}),
+        "load": [call.load for call in info.invocations],
+        "environment": list(dict.fromkeys(call.environment for call in info.invocations)),
     }
 
 
+def _audit(run: Run) -> dict | None:
+    """The stored audit of the run in short; None where there is none."""
+    found = read_audit(run.folder)
+    if found is None:
+        return None
+    rows = RunStore(run.folder).samples(["status", "started_at"])
+    current = fingerprint(rows[rows["status"] == "ok"]) == found["fingerprint"]
+    names = ("verdict", "failed", "tv", "tv_low", "tv_high", "p_value", "detectable", "images", "recomputed")
+    return {name: found.get(name) for name in names} | {"current": current}
+
+
 def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None:
-    """The AR run of the same model that differs least, after the fields that must agree and do not."""
-    model = run.info["spec"]["model"]
-    candidates = [(differences(run.info, ar.info), ar) for ar in ar_runs if ar.info["spec"]["model"] == model]
+    """Find the AR run of the same model with the fewest mismatched fields; returns (mismatched fields, run)."""
+    model = run.info.spec.model
+    candidates = [(mismatched_fields(run.info, ar.info), ar) for ar in ar_runs if ar.info.spec.model == model]
     return min(candidates, key=lambda pair: (len(pair[0]), pair[1].folder.name), default=None)
 
 
-def setting(spec: dict) -> dict:
-    """What the rows of one table share: everything of the spec but the decoder with its draft head."""
-    return {name: value for name, value in spec.items() if name not in ("decoder", "head_sha256", "model")}
+def setting(spec: RunSpec) -> dict:
+    """Settings shared by the rows of one table: the run spec without model, decoder and draft head."""
+    return {name: value for name, value in spec_json(spec).items() if name not in ("decoder", "head_sha256", "model")}
 
 
-def label(decoder: dict) -> str:
-    """The decoder's name with the choices and options that differ from its preset's own; the window has its
-    column."""
-    name, options = decoder["name"], decoder["options"]
+def label(decoder: DecoderSpec) -> str:
+    """Name of the decoder with the components and options that differ from its preset, except the window."""
+    name, options = decoder.name, dict(decoder.options)
     usual = resolve(name) if name in PRESETS else None
-    choices = {kind: decoder[kind] for kind in CHOICES if usual is None or decoder[kind] != getattr(usual, kind)}
+    choices = {kind: getattr(decoder, kind) for kind in CHOICES}
+    choices = {kind: value for kind, value in choices.items() if usual is None or value != getattr(usual, kind)}
     defaults = dict(usual.options) if usual else {}
     changed = {key: value for key, value in options.items() if key != "window" and str(value) != str(defaults.get(key))}
     return " ".join([name, *(f"{key}={plain(value)}" for key, value in (choices | changed).items())])
 
 
 def window_of(options: Mapping[str, object]) -> int | None:
-    """Tokens that each target forward is fed, or None if that varies."""
+    """Tokens per target forward; None if it varies."""
     if "tree" in options:
         return 1 + len(node_paths(str(options["tree"])))
     return None if "rows-window" in options else options.get("window", 1)
@@ -174,13 +191,13 @@ def _order(row: dict) -> tuple:
 
 
 def _natural(text: str) -> list[str | float]:
-    """A key by which "G=3" stands before "G=25": text and number by turns."""
+    """Sort key with numbers compared as numbers ("G=3" before "G=25"): alternating text and number."""
     pieces = re.split(r"(\d+(?:\.\d+)?)", text)
     return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
 
 
 _Over = Callable[[Run], stats.SpeedUp | None]
-"""The speed-up over an AR run."""
+"""Computes the speed-up over an AR run."""
 
 
 def _against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
@@ -195,7 +212,7 @@ def _against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
         return empty | {"speedup_note": f"differs from AR in {', '.join(differing)}"}
     result = over(ar)
     if result is None:
-        batch = run.info["spec"]["batch"]
+        batch = run.info.spec.batch
         note = f"batch {batch}: latency is not measured" if batch > 1 else "no images in common with AR"
         return empty | {"speedup_note": note}
     shared = f"{result.pairs} images" if result.pairs > 1 else "one image"
@@ -209,14 +226,14 @@ def _against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
         "overhead": result.overhead,
         "speedup_e2e": result.end_to_end,
         "pairs": result.pairs,
-        "baseline": ar.info["run_id"],
+        "baseline": ar.info.run_id,
         "speedup_note": partial,
     }
 
 
 def _against_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
-    """Against the AR configuration (dtype, threads) that leaves the smallest speed-up."""
-    comparable = [ar for ar in ar_runs if not differences(run.info, ar.info, any_configuration=True)]
+    """Speed-up over the fastest comparable AR configuration (dtype, threads, compilation)."""
+    comparable = [ar for ar in ar_runs if not mismatched_fields(run.info, ar.info, any_configuration=True)]
     results = [(over(ar), ar) for ar in comparable]
     known = [(result, ar) for result, ar in results if result is not None]
     if not known:

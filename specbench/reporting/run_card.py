@@ -1,4 +1,4 @@
-"""What `specbench show` says about one run: what it was, who made it where, what failed, and its numbers."""
+"""Run card (`specbench show RUN`): spec, origins of settings, invocations, failures, numbers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import pandas as pd
 
 from specbench import stats
 from specbench.reporting.report_rows import report_rows
+from specbench.store.run_info import decoder_json
 from specbench.store.run_store import RunStore
-from specbench.system.environment import describe
 
 
 def card(folder: Path) -> dict:
-    """One run as nested plain values.
+    """Collect the facts of one run as nested plain values.
 
-    Keys: `run_id, folder, model, decoder` (every choice and option), `setting, origins` (where each setting came
-    from), `window_curve` (of `--window auto`), `invocations` (each with `started_at, finished_at, environment`),
-    `images, failed` (counts), `errors` (how often each), `facts` (means of what the decoder noted per image) and
-    `numbers` (the report row).
+    Keys: `run_id, folder, model, decoder` (components and options), `setting, origins` (source of each setting),
+    `window_curve` (of `--window auto`), `invocations` (each with `started_at, finished_at, environment`), `images,
+    failed` (counts), `errors` (count by message), `facts` (means of the decoder's per-image statistics) and `numbers`
+    (the report row).
     """
     store = RunStore(folder)
     info = store.info()
@@ -26,16 +26,16 @@ def card(folder: Path) -> dict:
     decoded = rows[rows["status"] == "ok"]
     (numbers,) = report_rows([Path(folder)])
     return {
-        "run_id": info["run_id"],
+        "run_id": info.run_id,
         "folder": str(folder),
-        "model": info["spec"]["model"],
-        "decoder": info["spec"]["decoder"],
+        "model": info.spec.model,
+        "decoder": decoder_json(info.spec.decoder),
         "setting": numbers["setting"],
-        "origins": info.get("origins", {}),
-        "window_curve": info.get("window_curve"),
+        "origins": info.origins or {},
+        "window_curve": info.window_curve,
         "invocations": [
-            {name: call.get(name) for name in ("started_at", "finished_at")} | {"environment": describe(call)}
-            for call in info["invocations"]
+            {"started_at": call.started_at, "finished_at": call.finished_at, "environment": call.environment}
+            for call in info.invocations
         ],
         "images": len(decoded),
         "failed": len(rows) - len(decoded),

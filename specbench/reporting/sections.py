@@ -1,4 +1,4 @@
-"""What a report says, whatever it is rendered as: runs of one setting together, their tables, and the notes below."""
+"""Content of a report, independent of its format: runs grouped by setting, their tables and notes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from specbench.reporting.columns import (
+    AUDIT,
     DECODER,
     DRAFTS,
     QUALITY,
@@ -23,13 +24,13 @@ from specbench.reporting.report_rows import window_of
 
 READING = (
     "speed-up = step compression / (window cost x overhead), "
-    "step compression counted against AR's over the same images."
+    "with the step compression relative to AR over the same images."
 )
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns over the runs of a section; a table with a `title` is a detail whose columns need no definition."""
+    """Columns over the runs of a section; columns of a table with a `title` have no definitions."""
 
     columns: Sequence[Column]
     title: str | None = None
@@ -38,7 +39,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """Runs (report rows) that share a model and a setting, and their tables."""
+    """Runs (report rows) of one model and setting, and their tables."""
 
     heading: str
     runs: Sequence[Mapping]
@@ -46,13 +47,13 @@ class Section:
 
 
 def sections(rows: Sequence[Mapping]) -> list[Section]:
-    """The rows of `report_rows` by setting."""
+    """Group the rows of `report_rows` by model and setting."""
     groups = groupby(rows, key=lambda row: (row["model"], json.dumps(row["setting"], sort_keys=True)))
     return [_section(list(group)) for _, group in groups]
 
 
 def definitions(found: Sequence[Section]) -> list[str]:
-    """What every column means, once each."""
+    """List the definitions of all columns, each once."""
     columns = {
         column.heading: column
         for section in found
@@ -64,7 +65,7 @@ def definitions(found: Sequence[Section]) -> list[str]:
 
 
 def circumstances(rows: Sequence[Mapping]) -> list[str]:
-    """The machines and versions behind the rows, and how busy they were."""
+    """List machines, versions, roofline inputs and load averages of the rows."""
     machines = dict.fromkeys(line for row in rows for line in row["environment"])
     floors = dict.fromkeys(_floor(row["floor"]) for row in rows if row["floor"])
     return [f"Measured on {line}." for line in machines] + list(floors) + _load(rows)
@@ -72,7 +73,7 @@ def circumstances(rows: Sequence[Mapping]) -> list[str]:
 
 def _floor(floor: Mapping) -> str:
     return (
-        f"Floor of {floor['device']}: {floor['bytes_per_s'] / 1e9:,.1f} GB/s, {floor['flops'] / 1e12:,.3g} TFLOP/s "
+        f"Roofline of {floor['device']}: {floor['bytes_per_s'] / 1e9:,.1f} GB/s, {floor['flops'] / 1e12:,.3g} TFLOP/s "
         f"({floor['source']})."
     )
 
@@ -80,7 +81,8 @@ def _floor(floor: Mapping) -> str:
 def _section(runs: list[Mapping]) -> Section:
     speed = THROUGHPUT if runs[0]["setting"]["batch"] > 1 else SPEED
     traced = TRACED if any(row["draft_tv"] is not None for row in runs) else ()
-    quality = (*QUALITY, *traced, *score_columns(runs))
+    audited = AUDIT if any(row.get("audit") for row in runs) else ()
+    quality = (*QUALITY, *audited, *traced, *score_columns(runs))
     parts = part_columns(runs).items()
     tables = [
         Table(speed, remark=_window_remark(runs)),
@@ -114,27 +116,26 @@ def _heading(row: Mapping) -> str:
 
 
 def _window_remark(rows: Sequence[Mapping]) -> str | None:
-    """Says in words what the window cost column does to the speed-up, where a window is not free."""
+    """Remark on the largest window cost, if it exceeds 1.1."""
     costly = [row for row in rows if (row["window_cost"] or 0) > 1.1]
     if not costly:
         return None
     worst = max(costly, key=lambda row: row["window_cost"])
     fed = window_of(worst["options"]) or "several"
     return (
-        f"A window is not free on this machine: feeding {fed} tokens takes "
-        f"{worst['window_cost']:.1f} times as long as feeding one ({worst['label']}), so saving steps is not "
-        f"saving as much time."
+        f"Window cost on this machine: a target forward of {fed} tokens takes {worst['window_cost']:.1f} times as "
+        f"long as one of a single token ({worst['label']}), so the speed-up is smaller than the step compression."
     )
 
 
 def _score_remark(rows: Sequence[Mapping]) -> str | None:
-    """The warnings that came with the scores, once each."""
+    """Join the notes of the scores, each once."""
     notes = dict.fromkeys(f"{s['metric']}: {s['note']}." for row in rows for s in row["scores"] if s.get("note"))
     return " ".join(notes) or None
 
 
 def _load(rows: Sequence[Mapping]) -> list[str]:
-    """Other work makes latencies noisy, so it is said how busy the machine was."""
+    """Format the range of load averages; other load makes latencies noisy."""
     known = [load for row in rows for load in row["load"] if isinstance(load, int | float)]
     if not known:
         return []

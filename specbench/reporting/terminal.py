@@ -1,7 +1,7 @@
-"""Cards on a terminal: a run's, and an image's with its picture and its acceptance map.
+"""Run and image cards on a terminal, the latter with the image and its acceptance map.
 
-Pictures are half blocks, two pixels to a character, so any terminal with colours shows them; without colours there is
-the map in letters and the picture's path.
+Images are printed as half blocks (two pixels per character) on terminals with colours. Without colours, the acceptance
+map is printed as letters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,18 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from specbench.reporting.columns import MISSING, QUALITY, SPEED, THROUGHPUT, number, part_columns, score_columns
+from specbench.reporting.columns import (
+    AUDIT,
+    FAILED_AUDIT,
+    MISSING,
+    QUALITY,
+    SPEED,
+    THROUGHPUT,
+    failed_audit,
+    number,
+    part_columns,
+    score_columns,
+)
 from specbench.reporting.image_tiles import Tile
 from specbench.reporting.plots import ACCEPTED_COLOUR, DRAWN_COLOUR
 from specbench.reporting.token_maps import ACCEPTED
@@ -30,51 +41,58 @@ _MOST_COLUMNS = 64
 
 
 def run_view(card: Mapping) -> RenderableType:
-    """The card of `specbench.reporting.run_card`."""
+    """Lay out the card of `specbench.reporting.run_card`."""
     decoder, row = card["decoder"], card["numbers"]
-    columns = (*(THROUGHPUT if row["setting"]["batch"] > 1 else SPEED)[3:], *QUALITY[3:], *score_columns([row]))
+    audited = AUDIT if row.get("audit") else ()
+    columns = (
+        *(THROUGHPUT if row["setting"]["batch"] > 1 else SPEED)[3:],
+        *QUALITY[3:],
+        *audited,
+        *score_columns([row]),
+    )
     numbers = [(column.heading, column.cell(row)) for column in columns]
     for metric, parts in part_columns([row]).items():
         numbers += [(f"{metric} {part.heading}", part.cell(row)) for part in parts]
-    law = "lossless" if decoder["lossless"] else "not lossless"
+    exactness = "lossless" if decoder["lossless"] else "not lossless"
+    exactness = f"declared lossless, {FAILED_AUDIT}" if failed_audit(row) else exactness
     origins = card["origins"]
     return Group(
         _title(card["run_id"], f"{card['images']} images" + (f", {card['failed']} failed" if card["failed"] else "")),
-        _block("decoder", [(decoder["name"], law), *((kind, decoder[kind]) for kind in _CHOICES)]),
+        _block("decoder", [(decoder["name"], exactness), *((kind, decoder[kind]) for kind in _CHOICES)]),
         _block(
             "options", [(name, _with_origin(value, origins.get(name))) for name, value in decoder["options"].items()]
         ),
         _block("setting", _setting(card)),
         _block("numbers", numbers),
-        _block("noted by the decoder, mean over images", _numbers(card["facts"])),
+        _block("decoder statistics, mean over images", _numbers(card["facts"])),
         _block(
             "windows tried", [(f"{point['window']}", describe_point(point)) for point in card["window_curve"] or ()]
         ),
         _block("failures", [(f"{times} times", error) for error, times in card["errors"].items()]),
-        _block("made", [(call["started_at"], call["environment"]) for call in card["invocations"]]),
+        _block("invocations", [(call["started_at"], call["environment"]) for call in card["invocations"]]),
     )
 
 
 def image_view(card: Mapping, tile: Tile, console: Console) -> RenderableType:
-    """The card of `specbench.reporting.image_card`, with pictures as wide as the console allows."""
+    """Lay out the card of `specbench.reporting.image_card`, with images as wide as the console allows."""
     spans = [(f"{span} ms", number(value)) for span, value in card["spans_ms"].items()]
-    told = {name: value for name, value in card.items() if isinstance(value, int | float) and name not in _SAID}
+    shown = {name: value for name, value in card.items() if isinstance(value, int | float) and name not in _IN_TITLE}
     rates = [value for value in card.get("acceptance_by_offset") or () if value is not None]
     by_offset = [("acceptance by offset", " ".join(number(value) for value in rates))] if rates else []
     return Group(
         _title(card["prompt"], f"{card['run_id']}, {card['prompt_id']}, sample {card['sample']}, seed {card['seed']}"),
         _block("failed", [("error", card["error"])] if card["error"] else []),
-        _block("numbers", [*_numbers(told), *by_offset]),
+        _block("numbers", [*_numbers(shown), *by_offset]),
         _block("time", spans),
-        _block("noted by the decoder", _numbers(card["facts"])),
+        _block("decoder statistics", _numbers(card["facts"])),
         _block("scores", _numbers(card["scores"])),
         *_pictures(tile, console),
-        Text(card["image"] or "no picture was kept"),
+        Text(card["image"] or "no image file"),
     )
 
 
 def half_blocks(pixels: np.ndarray, columns: int) -> Text:
-    """A picture, uint8 [H, W, 3], as `columns` characters a line."""
+    """Render an image, uint8 [H, W, 3], as lines of `columns` half-block characters."""
     height = max(2, 2 * round(columns * pixels.shape[0] / pixels.shape[1] / 2))
     method = Image.Resampling.LANCZOS if columns < pixels.shape[1] else Image.Resampling.NEAREST
     small = np.asarray(Image.fromarray(pixels).resize((columns, height), method))
@@ -86,7 +104,7 @@ def half_blocks(pixels: np.ndarray, columns: int) -> Text:
     return text
 
 
-_SAID = ("sample", "seed")
+_IN_TITLE = ("sample", "seed")
 
 
 def _setting(card: Mapping) -> Iterator[tuple[str, str]]:
@@ -111,7 +129,7 @@ def _title(text: str, under: str) -> RenderableType:
 
 
 def _block(title: str, lines) -> RenderableType:
-    """Names and values under a title; nothing where there are none."""
+    """Names and values under a title; empty without lines."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="cyan", no_wrap=True)
     table.add_column(overflow="fold")
@@ -135,7 +153,12 @@ def _pictures(tile: Tile, console: Console) -> Iterator[RenderableType]:
         shown.append(half_blocks(np.where(accepted, ACCEPTED_COLOUR, DRAWN_COLOUR).astype(np.uint8), width))
     yield Padding(Columns(shown, padding=(0, 2)), (1, 0, 0, 0))
     if tile.origins is not None:
-        keys = (("■", _rgb(ACCEPTED_COLOUR)), " accepted draft  ", ("■", _rgb(DRAWN_COLOUR)), " drawn afresh")
+        keys = (
+            ("■", _rgb(ACCEPTED_COLOUR)),
+            " accepted draft  ",
+            ("■", _rgb(DRAWN_COLOUR)),
+            " sampled from p or the residual",
+        )
         yield Text.assemble(*keys)
 
 
@@ -143,7 +166,7 @@ def _letters(tile: Tile) -> Iterator[RenderableType]:
     if tile.origins is not None:
         lines = ("".join("#" if place == ACCEPTED else "." for place in row) for row in tile.origins)
         yield Padding(Text("\n".join(lines)), (1, 0, 0, 0))
-        yield Text("# accepted draft, . drawn afresh")
+        yield Text("# accepted draft, . sampled from p or the residual")
 
 
 def _rgb(colour) -> str:

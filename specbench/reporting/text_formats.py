@@ -1,21 +1,21 @@
-"""Report rows as text: markdown for people (definitions below), csv and json for programs."""
+"""Text formats of report rows: markdown with definitions, csv and json."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 from specbench.errors import unknown_name
 from specbench.reporting.columns import Column
 from specbench.reporting.sections import circumstances, definitions, sections
 from specbench.system.console import printable
+from specbench.system.json_values import nonfinite_as_null
 
 
 def render(rows: Sequence[Mapping], fmt: str = "markdown") -> str:
-    """The rows of `report_rows` in one of `FORMATS`.
+    """Format the rows of `report_rows` in one of `FORMATS`.
 
     Raises:
         SpecbenchError: unknown format.
@@ -26,7 +26,7 @@ def render(rows: Sequence[Mapping], fmt: str = "markdown") -> str:
 
 
 def markdown(rows: Sequence[Mapping]) -> str:
-    """Tables of speed and of quality for each setting, then what every column means, then the machine."""
+    """Format as markdown: tables of speed and quality by setting, column definitions, machines."""
     blocks, found = [], sections(rows)
     for section in found:
         blocks.append(f"### {_prose(section.heading)}")
@@ -40,12 +40,12 @@ def markdown(rows: Sequence[Mapping]) -> str:
 
 
 def to_json(rows: Sequence[Mapping]) -> str:
-    """One JSON array; what is missing or infinite is null."""
-    return json.dumps(finite(list(rows)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """Format as one JSON array; missing and non-finite numbers are null."""
+    return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def to_csv(rows: Sequence[Mapping]) -> str:
-    """One line per run; nested values as JSON, each score in a column of its own."""
+    """Format as CSV: one line per run, one column per score, nested values as JSON."""
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
     text = io.StringIO()
@@ -62,17 +62,6 @@ FORMATS: dict[str, Callable[[Sequence[Mapping]], str]] = {
 }
 
 
-def finite(value):
-    """`value` with every number JSON cannot hold replaced by None."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
 def _table(columns: Sequence[Column], rows: Sequence[Mapping]) -> str:
     lines = [
         " | ".join(escape(column.heading) for column in columns),
@@ -83,18 +72,18 @@ def _table(columns: Sequence[Column], rows: Sequence[Mapping]) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as a cell of a markdown table."""
+    """Escape text for a cell of a markdown table."""
     return _prose(str(text).replace("\\", "\\\\").replace("|", "\\|"))
 
 
 def _prose(text: str) -> str:
-    """Text as one line of markdown outside tables; no tag in it is one."""
+    """Escape text for one line of markdown outside tables, HTML tags included."""
     return " ".join(printable(str(text)).split()).replace("<", "&lt;")
 
 
 def _flat(row: Mapping) -> dict[str, object]:
     flat = {}
-    for name, value in finite(row).items():
+    for name, value in nonfinite_as_null(row).items():
         if name == "scores":
             flat |= {f"score {score['metric']} {score['fingerprint']}": score["value"] for score in value}
         elif isinstance(value, dict | list):
@@ -105,5 +94,5 @@ def _flat(row: Mapping) -> dict[str, object]:
 
 
 def inert(value: object) -> object:
-    """Text that a spreadsheet would run as a formula, made plain text."""
+    """Quote text that a spreadsheet would evaluate as a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value

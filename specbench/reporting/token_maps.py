@@ -1,4 +1,4 @@
-"""What a stored image says about each place of its token grid: when it was committed, and from where."""
+"""Maps over the token grid of an image: commit step and origin (accepted draft or sampled) of each token."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ DRAWN, ACCEPTED = 0, 1
 
 
 def grid_of(forced: Sequence[bool], pixels: tuple[int, int]) -> tuple[int, int] | None:
-    """Height and width of the token grid: the free slots, as rows and columns in the shape of the picture.
+    """Infer height and width of the token grid from the number of free tokens and the aspect ratio of the image.
 
     Args:
-        forced: per stream slot, whether the grammar left no choice.
-        pixels: height and width of the picture.
+        forced: [N] bool, tokens forced by the grammar.
+        pixels: height and width of the image.
 
     Returns:
-        None where no whole grid fits.
+        None if no integer grid fits.
     """
     free = int(np.size(forced) - np.count_nonzero(forced))
     height = round(math.sqrt(free * pixels[0] / pixels[1]))
@@ -26,17 +26,18 @@ def grid_of(forced: Sequence[bool], pixels: tuple[int, int]) -> tuple[int, int] 
 
 
 def commit_steps(committed_step: Sequence[int], forced: Sequence[bool], grid: tuple[int, int]) -> np.ndarray:
-    """The target forward, from 1, that committed each image token; [height, width]."""
+    """Map the 1-based target forward that committed each image token; [height, width]."""
     return np.asarray(committed_step)[~np.asarray(forced, dtype=bool)].reshape(grid)
 
 
 def origins(
     committed_step: Sequence[int], forced: Sequence[bool], accepted: Sequence[int] | None, grid: tuple[int, int]
 ) -> np.ndarray:
-    """Whether each image token is an `ACCEPTED` draft or was `DRAWN` afresh from p or a residual; [height, width].
+    """Map the origin of each image token: `ACCEPTED` draft, or `DRAWN` from p or a residual; [height, width].
 
-    A step commits the drafts it accepts and then one token drawn afresh, save for the last one, which may end the image
-    with a draft: `accepted` (per window offset) tells. Without tested drafts, as in AR, every token was drawn.
+    A step commits its accepted drafts and then one drawn token, except that the last step may end the image with an
+    accepted draft; the total of `accepted` (per window offset) tells the two apart. Without drafts, as in AR, every
+    token was drawn.
     """
     step, free = np.asarray(committed_step), ~np.asarray(forced, dtype=bool)
     total = 0 if accepted is None else int(np.sum(accepted))

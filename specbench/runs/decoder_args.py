@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.runs.settings import Value, decoder_settings
+from specbench.runs.settings import Value, decoder_settings, split_list
 from specbench.specs import plugin_decoders
 from specbench.specs.components import CHOICES, DRAFTERS
 from specbench.specs.presets import PRESETS, DecoderSpec, Preset, options_of, resolve
+from specbench.system import plugins
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,26 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
                 raise SpecbenchError(f"--decoder {piece}: '{decoder}' has two values of {option}", "give it once")
             given[option] = value
     return requests
+
+
+def labelled_decoders(names: Sequence[str]) -> list[tuple[str, Any]]:
+    """Decoders to audit or check, each with its label: names with inline options, or a user's own as "module:Name".
+
+    Returns:
+        Labels like "gsd:G=50" with a `DecoderSpec`, or with the reference of an object that is no preset.
+
+    Raises:
+        SpecbenchError: an unknown decoder or option, or an object that cannot be imported.
+    """
+    found: list[tuple[str, Any]] = []
+    for name, inline in parse_decoders([piece for given in names for piece in split_list(given)]):
+        label = ",".join([name, *(f"{key}={value}" for key, value in inline.items())]).replace(",", ":", 1)
+        target = plugins.load_user_object(name, "decoder") if ":" in name else None
+        if target is not None and not isinstance(target, Preset):
+            found.append((label, name))
+        else:
+            found.append((label, resolve(plugin_decoders.decoder_name(name), inline)))
+    return found
 
 
 def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str, Value]) -> PlannedDecoder:

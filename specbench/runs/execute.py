@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import Model, load_model
+from specbench.models.catalog import load_model
+from specbench.models.facts import ModelFacts
 from specbench.runs.plan import Plan, available_threads, together
 from specbench.specs import plugin_decoders
-from specbench.store.run_folders import read_info, runs_in
+from specbench.store.find import find_runs_like, without_options
 
 if TYPE_CHECKING:
     from specbench.models.interface import ImageModel
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def execute(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) -> RunSummary:
-    """Carry plans out. Those that share their work (`specbench.runs.plan.Plan.work`) take turns on one set of weights."""
+    """Run plans; those that share their work (`specbench.runs.plan.Plan.work`) take turns on one loaded model."""
     from specbench.runs.runner import RunSummary
 
     summary = RunSummary([], total=0, resumed=0)
@@ -41,7 +41,7 @@ def _execute_together(plans: Sequence[Plan], reporter: Reporter | None) -> RunSu
         reporter.note(note)
     with _executor(first, reporter) as (executor, model):
         weights_sha256 = model.weights_sha256 if model else first.model.weights_sha256()
-        specs, extras = [], {}
+        specs, run_facts = [], {}
         for plan in plans:
             for planned in plan.decoders:
                 decoder, curve = planned.spec, None
@@ -50,15 +50,17 @@ def _execute_together(plans: Sequence[Plan], reporter: Reporter | None) -> RunSu
                     decoder, curve = _choose_window(model, plan, decoder, reporter)
                 spec = plan.spec(decoder, weights_sha256)
                 specs.append(spec)
-                extras[spec.run_id] = {"origins": plan.origins(planned)} | ({"window_curve": curve} if curve else {})
-                extras[spec.run_id] |= _floor(plan) | ({"memory": dict(plan.memory)} if plan.memory else {})
-        return runner.run(executor, specs, first.units, first.out, reporter, extras, first.trace)
+                run_facts[spec.run_id] = {"origins": plan.origins(planned)} | _roofline(plan)
+                run_facts[spec.run_id] |= {"window_curve": curve} if curve else {}
+                run_facts[spec.run_id] |= {"memory": dict(plan.memory)} if plan.memory else {}
+                run_facts[spec.run_id] |= {"source": source} if (source := plan.model.source_facts) else {}
+        return runner.run(executor, specs, first.units, first.out, reporter, run_facts, first.trace)
 
 
 @contextmanager
 def _executor(plan: Plan, reporter: Reporter | None) -> Iterator[tuple[Executor, ImageModel | None]]:
     """Who decodes the plan, until the end of the block, and the model where that is this process."""
-    from specbench.runs.executors.local import InProcess
+    from specbench.runs.executors.local import LocalExecutor
 
     load = functools.partial(
         _load_worker, plan.model, plan.device, plan.dtype, plan.threads, plan.compiled, plan.workers.references
@@ -68,41 +70,43 @@ def _executor(plan: Plan, reporter: Reporter | None) -> Iterator[tuple[Executor,
         if reporter:
             reporter.note(f"loading {where}")
         model = load()
-        yield InProcess(model), model
+        yield LocalExecutor(model), model
         return
-    from specbench.runs.executors.ray_workers import RayCrew
-    from specbench.runs.executors.worker_pool import Pool
+    from specbench.runs.executors.ray_workers import RayWorkers
+    from specbench.runs.executors.worker_pool import WorkerPool
 
     plan.model.require_weights()
-    with closing(RayCrew(load, plan.workers.count, plan.workers.address, plan.device == "cuda")) as crew:
+    with closing(RayWorkers(load, plan.workers.count, plan.workers.address, plan.device == "cuda")) as crew:
         if reporter:
             reporter.note(f"{crew.size} workers load {where}")
-        yield Pool(crew), None
+        yield WorkerPool(crew), None
 
 
-def _floor(plan: Plan) -> dict[str, object]:
-    """The floor of this machine, where it is the one that decodes."""
-    from specbench.runs.roofline_facts import floor_facts
+def _roofline(plan: Plan) -> dict[str, object]:
+    """Roofline inputs of this machine, if this process decodes."""
+    from specbench.runs.roofline_facts import roofline_facts
 
     if plan.workers.elsewhere:
         return {}
-    return {"floor": floor_facts(plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads)}
+    return {"roofline": roofline_facts(plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads)}
 
 
-def load_for_run(model: Model, device: str, dtype: str | None, threads: int, compiled: bool) -> ImageModel:
-    import torch
+def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int, compiled: bool) -> ImageModel:
+    import torch  # slow to import: not for `--help`
+
+    from specbench.models.interface import CompilableModel
 
     torch.set_num_threads(threads or available_threads())
     loaded = load_model(model, device, dtype)
     if compiled:
-        if not hasattr(loaded, "compile"):
+        if not isinstance(loaded, CompilableModel):
             raise SpecbenchError(f"--compile: model '{model.name}' cannot be compiled", "--compile off")
         loaded.compile()
     return loaded
 
 
 def _load_worker(
-    model: Model, device: str, dtype: str | None, threads: int, compiled: bool, references: Sequence[str]
+    model: ModelFacts, device: str, dtype: str | None, threads: int, compiled: bool, references: Sequence[str]
 ) -> ImageModel:
     """The model in a process that may not know the plan's own decoders yet."""
     plugin_decoders.add_plugin_decoders()
@@ -115,15 +119,15 @@ def _choose_window(
     model: ImageModel | None, plan: Plan, decoder: DecoderSpec, reporter: Reporter | None
 ) -> tuple[DecoderSpec, list[dict] | None]:
     """The decoder with the window measured to be the fastest, or with the one chosen by an earlier call."""
-    from specbench.runs.window_tuning import choose_window, describe_point, with_window
+    from specbench.runs.window_tuning import describe_point, tune_window, with_window
 
-    if earlier := _earlier_choice(plan, decoder, model.weights_sha256 if model else plan.model.weights_sha256()):
+    if earlier := _earlier_window(plan, decoder, model.weights_sha256 if model else plan.model.weights_sha256()):
         return with_window(decoder, earlier), None
     if model is None:
         raise SpecbenchError(
             "--window auto: measured in this process only", "leave --workers and --ray away, or give N"
         )
-    window, curve = choose_window(model, plan.chosen, decoder, plan.sampling, plan.seed)
+    window, curve = tune_window(model, plan.chosen, decoder, plan.sampling, plan.seed)
     if reporter:
         for point in curve:
             reporter.note(f"{decoder.name}, window {point['window']}: {describe_point(point)}")
@@ -131,13 +135,10 @@ def _choose_window(
     return with_window(decoder, window), curve
 
 
-def _earlier_choice(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int | None:
+def _earlier_window(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int | None:
     """The window that `--window auto` chose for the same run before, so that repeating a command resumes it."""
-    for folder in runs_in(plan.out):
-        info = read_info(folder)
-        window = info["spec"].get("decoder", {}).get("options", {}).get("window")
-        if window and "window_curve" in info:
-            options = tuple(sorted((dict(decoder.options) | {"window": window}).items()))
-            if plan.spec(replace(decoder, options=options), weights_sha256).run_id == folder.name:
-                return window
+    wanted = vars(plan.spec(decoder, weights_sha256)) | {"decoder": without_options(decoder, "window")}
+    for info in find_runs_like(plan.out, **wanted).values():
+        if info.window_curve is not None:
+            return dict(info.spec.decoder.options)["window"]
     return None

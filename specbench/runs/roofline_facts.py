@@ -1,17 +1,22 @@
-"""What a report needs to say how far a run is from its device's floor, noted in `run.json` when the run is made."""
+"""Roofline inputs (model size, memory bandwidth, peak FLOP/s), stored in `run.json` under "floor"."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
-from specbench.models.catalog import Model
-from specbench.models.hub_model import BYTES
+from specbench.models.facts import BYTES, ModelFacts
 from specbench.system.device_peaks import find_peak
 
 
-def floor_facts(model: Model, guidance: float, dtype: str, device: str, threads: int) -> dict[str, object] | None:
-    """`size` (see `specbench.models.transformer.size.Size`), `itemsize`, `rows_per_image`, `device`, `bytes_per_s`, `flops` and
-    their `source`; None where the model has not been counted or the device is neither known nor measured."""
+def roofline_facts(
+    model: ModelFacts, guidance: float, dtype: str, device: str, threads: int
+) -> dict[str, object] | None:
+    """Roofline inputs of a model on a device; None if the model's size or the device's peaks are unknown.
+
+    Returns:
+        `size` (fields of `specbench.models.transformer.size.Size`), `itemsize` (bytes per number), `rows_per_image`,
+        `device`, `bytes_per_s`, `flops` (per second) and the `source` of the last two.
+    """
     size, peak = model.size, find_peak(device, dtype, threads)
     if size is None or peak is None:
         return None

@@ -17,7 +17,7 @@ from specbench.runs.executors.local import Chunk, Executor, Unit
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_store import RunStore
 from specbench.system import environment
-from specbench.system.monitor import advice
+from specbench.system.monitor import timing_warnings
 
 
 class Reporter(Protocol):
@@ -109,7 +109,7 @@ def run(
     units: Sequence[Unit],
     out: Path,
     reporter: Reporter | None = None,
-    extras: Mapping[str, Mapping[str, object]] | None = None,
+    run_facts: Mapping[str, Mapping[str, object]] | None = None,
     trace: bool = False,
 ) -> RunSummary:
     """Decode every image of `units` with every spec, interleaved, except those already stored.
@@ -118,7 +118,7 @@ def run(
         executor: who decodes; whatever it is, this function alone writes.
         specs: all of one model; they differ in their decoder.
         out: the results folder; each spec has a folder of its run id in it.
-        extras: further entries of `run.json` by run id, for example the origin of each setting.
+        run_facts: fields of `specbench.store.run_info.RunInfo` by run id, for example `origins`.
         trace: keep a trace of every image; one that was stored without is decoded again.
 
     Raises:
@@ -134,7 +134,7 @@ def run(
         facts = _warm_up(executor, [spec for spec in specs if work[spec]], units, reporter)
         for spec in work:
             if stores[spec].locked:
-                stores[spec].begin(spec, environment.collect() | facts, (extras or {}).get(spec.run_id))
+                stores[spec].begin(spec, environment.environment_facts() | facts, (run_facts or {}).get(spec.run_id))
         todo = sum(map(len, work.values()))
         total = len(specs) * len(units)
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
@@ -196,7 +196,9 @@ def _advise(spec: RunSpec, store: RunStore, reporter: Reporter) -> None:
     """Say what disturbed the latencies of a run, if anything."""
     rows = store.samples(["status", "ar_ms", "nfe", "machine"])
     rows = rows[(rows["status"] == "ok") & rows["machine"].notna()]
-    for problem in advice((rows["ar_ms"] / rows["nfe"]).to_list(), [json.loads(text) for text in rows["machine"]]):
+    for problem in timing_warnings(
+        (rows["ar_ms"] / rows["nfe"]).to_list(), [json.loads(text) for text in rows["machine"]]
+    ):
         reporter.note(f"{spec.run_id}: {problem}; repeat on a quiet machine with another --out")
 
 

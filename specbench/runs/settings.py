@@ -1,7 +1,7 @@
 """Settings of `specbench run`, and their resolution: flag, then environment, then config file, then default.
 
-A setting has one name everywhere: `--top-k` on the command line, `SPECBENCH_TOP_K` in the environment and `top-k` in a
-config file. Every resolved value remembers where it came from. No torch here.
+A setting has the same name everywhere: `--top-k` on the command line, `SPECBENCH_TOP_K` in the environment and `top-k`
+in a config file. Every resolved value records its origin. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.specs.components import CHOICES
@@ -21,7 +22,7 @@ from specbench.system import compiler
 
 PREFIX = "SPECBENCH_"
 MAX_SEED = 2**63 - 1
-# Read at start-up by other parts of the tool, so allowed in the environment beside the settings.
+# Read at start-up by other modules, so also allowed in the environment.
 OTHER_VARIABLES = ("SPECBENCH_DEBUG", "SPECBENCH_CONFIG", "SPECBENCH_CACHE", "SPECBENCH_OFFLINE")
 
 
@@ -84,12 +85,12 @@ class Setting:
 class Value:
     """A resolved value and its origin: flag, environment variable, file, default, or the part that supplies it."""
 
-    value: object
+    value: Any
     origin: str
 
     @property
     def given(self) -> bool:
-        """Whether the user set it, as opposed to a default."""
+        """Whether the user set it."""
         return not self.origin.startswith(("default", "left to"))
 
 
@@ -175,6 +176,17 @@ _MODEL = (
         _MODEL_PANEL,
         "REF",
         unset="the hub",
+    ),
+    Setting(
+        Option(
+            "guidance-rows",
+            "official",
+            "unconditional prompt of lumina and anole: official, or released (SJD's and GSD's code: it keeps the "
+            "prompt's last token)",
+            choices=("official", "released"),
+        ),
+        _MODEL_PANEL,
+        "NAME",
     ),
     Setting(
         Option("random-weights", False, "use random weights in the true architecture; measures speed only"),

@@ -1,7 +1,7 @@
-"""`--window auto`: try a few windows on pilot prompts and take the one that is fastest on this machine.
+"""`--window auto`: choose the window with the lowest latency on pilot prompts.
 
-A wider window saves steps and makes each step dearer; where the two cross depends on the model, the decoder and the
-device, so it is measured. The pilots have noise of their own and are thrown away.
+A wider window needs fewer but slower steps; the optimum depends on the model, the decoder and the device, so it is
+measured. The pilots use separate noise and are discarded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import Request, decode
 from specbench.errors import FAILURE, SpecbenchError
-from specbench.models.interface import ImageModel
+from specbench.models.interface import CompilableModel, ImageModel
 from specbench.prompts import Prompt
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
@@ -23,10 +23,10 @@ PILOTS = 2
 PILOT_ID = "(pilot)"
 
 
-def choose_window(
+def tune_window(
     model: ImageModel, prompts: Sequence[Prompt], decoder: DecoderSpec, sampling: Sampling, seed: int
 ) -> tuple[int, list[dict[str, float]]]:
-    """The window with the lowest latency on the pilots, and the curve it was chosen from.
+    """Choose the window with the lowest latency on the pilots; also return the measured curve.
 
     The curve has one dict per window tried, beginning with AR as window 1: `window`, `step_compression` (tokens per
     target forward), `acceptance` (drafts accepted over tested ones, None without any), `window_cost` (milliseconds
@@ -41,7 +41,7 @@ def choose_window(
         raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "leave --window away")
     requests = [Request(prompts[number % len(prompts)].text, PILOT_ID, number) for number in range(PILOTS)]
     decode(model, requests[:1], with_window(decoder, 2), sampling, seed)
-    compiles = getattr(model, "compiles", False)
+    compiles = isinstance(model, CompilableModel) and model.compiles
     ar = _measure(model, requests, resolve("ar"), sampling, seed, compiles)
     curve, best = [_point(1, ar, ar)], None
     for window in (w for w in CANDIDATES if w <= max(2, model.layout.length)):
@@ -55,7 +55,7 @@ def choose_window(
 
 
 def with_window(decoder: DecoderSpec, window: int) -> DecoderSpec:
-    """The same decoder with another window."""
+    """Copy of the decoder with another window."""
     return replace(decoder, options=tuple(sorted((dict(decoder.options) | {"window": window}).items())))
 
 
@@ -67,7 +67,7 @@ def _measure(
     seed: int,
     compiles: bool,
 ) -> list[Generation]:
-    """The pilots one by one, as latency is measured: after what they need was compiled."""
+    """Decode the pilots one at a time, as in latency mode, after compilation."""
     if compiles:
         decode(model, requests[:1], decoder, sampling, seed, render=False)
     images = [decode(model, [request], decoder, sampling, seed, render=False)[0] for request in requests]
@@ -100,7 +100,7 @@ def _costs(images: Sequence[Generation]) -> tuple[float, float, float]:
 
 
 def describe_point(point: Mapping[str, float | None]) -> str:
-    """One point of the curve of `--window auto` in words."""
+    """Describe one point of the curve of `--window auto`."""
     rate = point.get("acceptance")
     accepted = "" if rate is None else f", {rate:.2f} of the drafts accepted"
     speed = f", {point['speed_up']:.2f} times AR's speed" if "speed_up" in point else ""

@@ -23,6 +23,7 @@ class Component:
         lossless: whether the joint distribution of the image tokens equals AR sampling.
         ignores: component kinds that have no effect with it.
         only_with: components of other kinds it requires; empty if it combines with all.
+        loop: "module:attribute" of the decode loop that runs it; of drafters only.
     """
 
     target: str
@@ -31,6 +32,7 @@ class Component:
     lossless: bool = True
     only_with: tuple[str, ...] = ()
     ignores: tuple[str, ...] = ()
+    loop: str = "specbench.decoding.loop:Loop"
 
 
 WINDOW = Option(
@@ -67,6 +69,17 @@ _CLUSTER = (
     Option(
         "bounds", "half-open", "bounds of the cluster around the draft token's rank", choices=("half-open", "inclusive")
     ),
+    Option(
+        "cluster-q",
+        "whole",
+        "q(C): sum over the whole cluster (the paper), or over its tokens with p > 0 (accepts more near top-k's edge)",
+        choices=("whole", "support"),
+    ),
+)
+_RELEASED_CLUSTER = (
+    Option("d", 0.5, "max. squared distance of input embeddings within a cluster; inf disables the filter", above=0.0),
+    Option("delta", 0.15, "max. probability difference to the draft token within a cluster", above=0.0),
+    Option("zero-p", True, "accept drafts with p = 0 for their cluster, as the released code does"),
 )
 
 _CODES = Option(
@@ -127,7 +140,19 @@ DRAFTERS = {
         "specbench.decoding.zipar:ZipAR",
         "no drafts: decodes several image rows in parallel",
         (
-            Option("rows-window", 8, "start a row once the row above has this many tokens", minimum=1),
+            Option(
+                "rows-window",
+                8,
+                "start a row once the row above has this many image tokens; see --rows-count for the released counting",
+                minimum=1,
+            ),
+            Option(
+                "rows-count",
+                "tokens",
+                "tokens: image tokens of the row above; released: as the released code counts (a row-end token counts; "
+                "without row ends, row 1 waits for the whole of row 0)",
+                choices=("tokens", "released"),
+            ),
             Option(
                 "adaptive",
                 False,
@@ -136,6 +161,7 @@ DRAFTERS = {
         ),
         lossless=False,
         ignores=("init", "verifier", "residual", "refine"),
+        loop="specbench.decoding.zipar:RowsLoop",
     ),
 }
 
@@ -166,6 +192,12 @@ VERIFIERS = {
         _CLUSTER,
         False,
     ),
+    "grouped-released": Component(
+        "specbench.decoding.verification.grouped:ReleasedGrouped",
+        "accept with min(1, p(C)/q(C)) over 14 tokens, as the released GSD code",
+        _RELEASED_CLUSTER,
+        False,
+    ),
     "amplify": Component(
         "specbench.decoding.verification.ratio_tests:Amplify",
         "accept with min(1, k p/q)",
@@ -174,7 +206,7 @@ VERIFIERS = {
     ),
     "add": Component(
         "specbench.decoding.verification.ratio_tests:Add",
-        "accept with min(1, (p + eps)/q)",
+        "accept with min(1, (p + eps)/q): may commit tokens outside top-k and top-p",
         (Option("eps", 0.1, "probability added to p before the ratio", minimum=0.0, maximum=1.0),),
         False,
     ),
@@ -222,6 +254,11 @@ RESIDUALS = {
     "lantern": Component(
         "specbench.decoding.verification.lantern:paper",
         "as in the LANTERN papers: p - q, with the probability of A moved to the draft token in p",
+        only_with=_LANTERN,
+    ),
+    "lantern-release": Component(
+        "specbench.decoding.verification.lantern:release",
+        "released code: lantern-release-p for models with row ends (Lumina), else lantern-release-q",
         only_with=_LANTERN,
     ),
     "lantern-release-q": Component(

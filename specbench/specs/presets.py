@@ -1,7 +1,7 @@
-"""The papers' methods as data: each preset names one value per choice, its paper, and its own defaults.
+"""Presets of the papers' methods: one value per component kind, the paper, and option defaults.
 
-`resolve("gsd", {"G": 50})` merges a preset with the caller's options into a frozen `DecoderSpec`, refusing by name
-whatever does not belong to it. Importing this never imports torch.
+`resolve("gsd", {"G": 50})` merges a preset with the caller's options into a frozen `DecoderSpec` and rejects unknown
+options by name. Importing this never imports torch.
 """
 
 from __future__ import annotations
@@ -22,17 +22,21 @@ EAGLE = "Li et al., EAGLE, ICML 2024 (arXiv 2401.15077)"
 LANTERN = "Jang et al., LANTERN, ICLR 2025 (arXiv 2410.03355)"
 LANTERNPP = "Park et al., LANTERN++ (arXiv 2502.06352)"
 ZIPAR = "He et al., ZipAR, ICML 2025 (arXiv 2412.04062)"
+SJD_CODE = "released code of SJD, tyshiwo1/Accelerating-T2I-AR-with-SJD, commit b389cfb"
+GSD_CODE = "released code of GSD, junhyukso/GSD, commit 4216c7c"
+LANTERN_CODE = "released code of LANTERN and LANTERN++, jadohu/LANTERN, release of 2025-03"
+ZIPAR_CODE = "released code of ZipAR, ThisisBillhe/ZipAR"
 COOLSD = "Annealed Relaxation of Speculative Decoding (Cool-SD), AAAI 2026 (arXiv 2601.09212)"
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named combination of choices.
+    """Named combination of components.
 
     Attributes:
         choices: value of each choice (drafter, init, verifier, residual, refine).
         defaults: option defaults that differ from the components' own.
-        paper, equation: where the rule is stated.
+        paper, equation: source of the method.
     """
 
     name: str
@@ -85,8 +89,30 @@ _PRESETS = (
         {"window": 32},
     ),
     Preset("gsd", "SJD that accepts a cluster of similar tokens", GSD, "algorithm 3", _jacobi(verifier="grouped")),
+    Preset(
+        "sjd-released",
+        "SJD as its released code decodes one image: fresh drafts with one-hot q",
+        SJD_CODE,
+        "random initialisation; left out: a stale q at batch > 1, spatial initialisations that crash",
+        _jacobi(),
+        {"fresh-q": "onehot"},
+    ),
+    Preset(
+        "gsd-released",
+        "GSD as its released code decodes: 14 tokens per cluster, q of the whole cluster, p = 0 accepted",
+        GSD_CODE,
+        "window 16 and G 14 are hard-wired there; left out: the order of ties among tokens outside top-k",
+        _jacobi(verifier="grouped-released"),
+        {"fresh-q": "onehot"},
+    ),
     Preset("amplify", "lossy baseline: acceptance ratio times k", GSD, "table 1", _jacobi(verifier="amplify")),
-    Preset("add", "lossy baseline: eps added to the target probability", GSD, "table 1", _jacobi(verifier="add")),
+    Preset(
+        "add",
+        "lossy baseline: eps added to the target probability; may commit tokens outside top-k and top-p",
+        GSD,
+        "table 1",
+        _jacobi(verifier="add"),
+    ),
     Preset(
         "scd-mc",
         "maximal coupling on the whole window",
@@ -122,17 +148,33 @@ _PRESETS = (
     Preset("eagle", "speculative decoding with an EAGLE-1 head on a static tree", EAGLE, "sec. 4", _eagle()),
     Preset(
         "lantern",
-        "accepts a draft for its codebook neighbours' mass, up to delta",
+        "adds the probability of codebook neighbours to the acceptance, up to delta",
         LANTERN,
         "eqs. 3-5, on EAGLE-1's static tree",
         _eagle(verifier="lantern", residual="lantern"),
     ),
     Preset(
         "lantern++",
-        "accepts a draft for its codebook neighbours' mass, up to lambda p",
+        "adds the probability of codebook neighbours to the acceptance, up to lambda p",
         LANTERNPP,
         "eqs. 3-6 of Cool-SD",
         _eagle(verifier="lantern++", residual="lantern"),
+    ),
+    Preset(
+        "lantern-released",
+        "LANTERN's acceptance with its released code's residual, raw codebook and tree",
+        LANTERN_CODE,
+        "residual on p (Lumina) or q (others); Lumina's tree there is mc_sim_7b_63; left out: bfloat16 softmax",
+        _eagle(verifier="lantern", residual="lantern-release"),
+        {"neighbours": "raw", "tree": "naive_extend_57"},
+    ),
+    Preset(
+        "lantern++-released",
+        "LANTERN++'s acceptance with its released code's residual, raw codebook and tree",
+        LANTERN_CODE,
+        "k and lambda of its own sweep; residual on p (Lumina) or q (LlamaGen, Anole); left out: bfloat16 softmax",
+        _eagle(verifier="lantern++", residual="lantern-release"),
+        {"neighbours": "raw", "tree": "naive_extend_57", "k": 10, "lambda": 5.0},
     ),
     Preset(
         "lantern++-optimal",
@@ -171,6 +213,14 @@ _PRESETS = (
         "sec. 3",
         _jacobi(drafter="zipar"),
     ),
+    Preset(
+        "zipar-released",
+        "ZipAR with its released code's count of the window, first row alone for models without row ends",
+        ZIPAR_CODE,
+        "left out: empty cache slots that are attended to, stand-ins that stay visible",
+        _jacobi(drafter="zipar"),
+        {"rows-count": "released", "rows-window": 16},
+    ),
 )
 
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}
@@ -178,7 +228,7 @@ PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder fully resolved: what runs, with every option explicit.
+    """Fully resolved decoder with every option explicit.
 
     `options` maps option name to value, sorted by name; `lossless` holds when every chosen component is lossless.
     """
@@ -194,7 +244,7 @@ class DecoderSpec:
 
 
 def _kinds(choices: Mapping[str, str]) -> list[str]:
-    """Choices that take part: some drafters leave others without effect."""
+    """Component kinds in effect: some drafters ignore others."""
     return [kind for kind in CHOICES if kind not in DRAFTERS[choices["drafter"]].ignores]
 
 
@@ -203,7 +253,7 @@ def _components(choices: Mapping[str, str]) -> list[Component]:
 
 
 def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict[str, Option]:
-    """Every option the preset (or the preset with other `choices`) understands, with its default in force."""
+    """Options of the preset (with `choices` applied) and their defaults."""
     options = {option.name: option for part in _components(choices or preset.choices) for option in part.options}
     return {
         name: Option(**{**vars(option), "default": preset.defaults.get(name, option.default)})
@@ -212,7 +262,7 @@ def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict
 
 
 def _check_fit(name: str, choices: Mapping[str, str]) -> None:
-    """Refuse a value without the one it depends on."""
+    """Reject a component without the one it requires."""
     for kind in _kinds(choices):
         needed = CHOICES[kind][choices[kind]].only_with
         others = {value for other, value in choices.items() if other != kind}
@@ -228,7 +278,7 @@ def _named(choices: Mapping[str, str]) -> str:
 
 
 def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec:
-    """The preset `name` with the caller's choices and options applied.
+    """Resolve the preset `name` with the caller's choices and options.
 
     Raises:
         SpecbenchError: unknown preset, choice value or option, or a value out of range.

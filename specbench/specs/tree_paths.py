@@ -1,7 +1,4 @@
-"""Static trees as text: each node is named by its path, one digit per level, 0 for the child that is drawn first.
-
-Importing this never imports torch.
-"""
+"""Static draft trees as text: a node is its path from the root, one digit (child index) per level. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,24 +12,25 @@ NAMED = {
     "0000 0001 0002 0003 0010 0011 0012 0020 0021 0030 0100 0101 0110 0200 "
     "00000 00001 00002 00010 00011 00100 00101 00110 00200",
 }
-"""EAGLE-1's static trees."""
+"""Static draft trees of EAGLE-1."""
 
 
 def node_paths(text: str) -> list[str]:
-    """The nodes of a tree, by depth: one by name, or from paths separated by spaces or commas ("0 1 00" is two children
-    and a grandchild).
+    """List the nodes of a draft tree by depth, given its name or paths separated by spaces or commas ("0 1 00": two
+    children of the root and one grandchild).
 
     Raises:
-        SpecbenchError: an unreadable path, or a node whose parent or elder sibling is missing.
+        SpecbenchError: an invalid path, or a node whose parent or preceding sibling is missing.
     """
     paths = NAMED.get(text, text).replace(",", " ").split()
     if not paths or not all(path.isascii() and path.isdigit() for path in paths):
         names = ", ".join(NAMED)
-        raise SpecbenchError(f"--tree {text}: not a tree", f"valid: {names}, or paths of digits such as '0 1 00'")
+        raise SpecbenchError(f"--tree {text}: not a draft tree", f"valid: {names}, or paths of digits such as '0 1 00'")
     nodes = sorted(set(paths), key=lambda path: (len(path), path))
     for path in nodes:
-        elder = path[:-1] + str(int(path[-1]) - 1)
-        for needed in (path[:-1], elder if path[-1] != "0" else path[:-1]):
+        preceding = path[:-1] + str(int(path[-1]) - 1)
+        for needed in (path[:-1], preceding if path[-1] != "0" else path[:-1]):
             if needed and needed not in nodes:
-                raise SpecbenchError(f"--tree: node {path} stands without node {needed}", "add it to the list")
+                kind = "parent" if needed == path[:-1] else "preceding sibling"
+                raise SpecbenchError(f"--tree: node {path} has no {kind} {needed}", f"add node {needed}")
     return nodes

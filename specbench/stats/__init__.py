@@ -1,9 +1,8 @@
-"""Every derived number, one function each. The first paragraph of a docstring is the definition printed under
-tables.
+"""Definitions of derived numbers, one function each. The first paragraph of a docstring is printed under tables.
 
-`rows` is what `condense` makes of stored sample rows with status "ok" (see `specbench.store.schema.SAMPLES`): lists by token
-have become sums by image. A number that the rows cannot give is None, never 0. Token statistics look at free slots
-only: where the grammar forced a token nothing was chosen.
+`rows` are stored sample rows with status "ok" (see `specbench.store.schema.SAMPLES`) after `condense`, which sums lists
+by token over each image. A number that cannot be computed is None, never 0. Token statistics cover free positions only,
+not tokens forced by the grammar.
 """
 
 from specbench.stats.condense import LISTS, condense
@@ -29,7 +28,7 @@ from specbench.stats.intervals import (
     proportion_interval,
     ratio_of_totals,
 )
-from specbench.stats.roofline import floor_ms, over_floor
+from specbench.stats.roofline import floor_ms, roofline_ratio
 from specbench.stats.significance import Difference, holm, mean_difference, prompts_needed, speed_difference
 from specbench.stats.speed import (
     SpeedUp,
@@ -52,7 +51,7 @@ from specbench.stats.tokens import TokenStats, logp_mean, logp_std, nll_gap, per
 __all__ = [
     "LISTS", "condense",
     "nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput", "images_per_hour",
-    "over_floor", "floor_ms",
+    "roofline_ratio", "floor_ms",
     "SpeedUp", "paired", "speed_up", "speedup", "step_ratio", "window_cost", "overhead",
     "TokenStats", "token_stats", "logp_mean", "logp_std", "perplexity", "nll_gap", "top1",
     "with_facts", "round_totals", "rounds", "acceptance_length", "draft_ms", "acceptance_by_sibling",

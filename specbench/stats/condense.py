@@ -1,4 +1,4 @@
-"""Lists by token become sums by image, so that a report never holds more than a batch of tokens."""
+"""Per-image sums of per-token lists, so that a report never holds more than a batch of tokens in memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 LISTS = ("forced", "logp", "entropy", "top1", "committed_step", "drafted")
-"""Columns of stored rows that `condense` sums up."""
+"""Columns of stored rows that `condense` replaces by sums."""
 
 
 def condense(rows: pa.Table) -> pd.DataFrame:
-    """One line per image: the columns of `rows`, with sums in the place of `LISTS`; other lists stay Arrow's.
+    """Replace the `LISTS` columns of stored rows by sums per image; other list columns stay Arrow lists.
 
     Over an image's free tokens: `free_tokens`, `logp_sum`, `logp_spread` (squared deviations from the image's own
-    mean), `entropy_sum`, `top1_sum` and `impossible` (tokens of target probability 0). Over all of them:
+    mean), `entropy_sum`, `top1_sum` and `impossible` (tokens of target probability 0). Over all tokens:
     `stream_tokens` and `committed_step_sum`. Over window offsets: `drafted_sum`. An image without tokens has zeros.
     """
     forced, logp, entropy, top1 = (_flat(rows[name]) for name in ("forced", "logp", "entropy", "top1"))
@@ -36,10 +36,10 @@ def condense(rows: pa.Table) -> pd.DataFrame:
         "impossible": _sums(np.isneginf(logp), stream, int),
     }
     others = rows.drop_columns(list(LISTS))
-    return others.to_pandas(types_mapper=_list_as_it_is).assign(**sums)
+    return others.to_pandas(types_mapper=_keep_lists).assign(**sums)
 
 
-def _list_as_it_is(kind: pa.DataType) -> pd.ArrowDtype | None:
+def _keep_lists(kind: pa.DataType) -> pd.ArrowDtype | None:
     return pd.ArrowDtype(kind) if pa.types.is_list(kind) else None
 
 
@@ -52,7 +52,7 @@ def _lengths(column: pa.ChunkedArray) -> np.ndarray:
 
 
 def _sums(values: np.ndarray, lengths: np.ndarray, kind: type = float) -> np.ndarray:
-    """Sums over stretches of `values`, one after the other, of such `lengths`."""
+    """Sums over consecutive segments of `values` with these `lengths`."""
     sums, filled = np.zeros(len(lengths), kind), lengths > 0
     sums[filled] = np.add.reduceat(values, (np.cumsum(lengths) - lengths)[filled], dtype=kind)
     return sums

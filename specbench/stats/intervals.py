@@ -1,4 +1,4 @@
-"""A value and its 95 % interval. Whole clusters (prompts) are the independent units, and one alone gives none."""
+"""Estimates with 95 % confidence intervals. Clusters (prompts) are the independent units; one cluster gives none."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from scipy.special import ndtr, ndtri, stdtrit
 LEVEL = 0.975
 BOOTSTRAP_RESAMPLES = 2000
 FEW_UNITS = 8
-"""Fewer clusters than this have too few distinct resamples for a bootstrap to cover."""
+"""Below this number of clusters the bootstrap has too few distinct resamples for its nominal coverage."""
 MOST_UNITS = 10_000
-"""More clusters than this are resampled in random groups of about equal size, which are as independent."""
+"""Above this number, clusters are resampled in random groups of about equal size, which are independent as well."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A value with its 95 % interval; `low` and `high` are None where n does not allow one."""
+    """Value with its 95 % confidence interval; `low` and `high` are None if n is too small."""
 
     value: float
     low: float | None
@@ -30,12 +30,11 @@ class Estimate:
 def ratio_of_totals(
     numerator: Sequence[float], denominator: Sequence[float], cluster: Sequence[Hashable], seed: int = 0
 ) -> Estimate:
-    """Sum over sum with a percentile bootstrap interval that resamples whole clusters; from fewer than `FEW_UNITS`
-    Student's t instead, of its logarithm where it is positive, and none from fewer than two. Either way a positive
-    ratio has positive bounds.
+    """Ratio of two sums with a percentile bootstrap interval over clusters. Below `FEW_UNITS` clusters: Student's t
+    interval of the logarithm; below two: none. A positive ratio has positive bounds.
 
-    The percentiles are the expanded ones of Hesterberg ("What teachers should know about the bootstrap", 2015, 3.4),
-    which make up for how narrow the bootstrap is with few clusters.
+    The percentiles are expanded as by Hesterberg ("What teachers should know about the bootstrap", 2015, 3.4), which
+    corrects the narrow bootstrap interval of few clusters.
     """
     totals = pd.DataFrame({"top": np.asarray(numerator), "bottom": np.asarray(denominator)})
     totals = totals.groupby(np.asarray(cluster, dtype=object), sort=False).sum().to_numpy()
@@ -46,8 +45,7 @@ def ratio_of_totals(
 
 
 def mean_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
-    """Mean with its 95 % interval: Student's t, from the spread between clusters; none from fewer than two
-    clusters."""
+    """Mean with its 95 % confidence interval: Student's t over clusters; none below two clusters."""
     mean, error, n = clustered_mean(values, clusters)
     if error is None:
         return Estimate(mean, None, None)
@@ -56,8 +54,8 @@ def mean_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Esti
 
 
 def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
-    """Share of ones with its 95 % Wilson interval; images of one prompt count as less than independent ones,
-    by the spread between prompts."""
+    """Proportion of ones with its 95 % Wilson interval; the effective sample size accounts for correlated images of one
+    prompt."""
     values = np.asarray(values, dtype=np.float64)
     share, error, prompts = clustered_mean(values, clusters)
     if error is None:
@@ -70,7 +68,7 @@ def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -
 
 
 def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:
-    """Unweighted mean of independent estimates; its interval combines theirs (the MOVER rule)."""
+    """Unweighted mean of independent estimates, with the MOVER interval."""
     value = float(np.mean([part.value for part in parts]))
     if any(part.low is None for part in parts):
         return Estimate(value, None, None)
@@ -80,8 +78,7 @@ def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:
 
 
 def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[float, float | None, int]:
-    """Mean, its standard error with whole clusters as the independent units (None for a single one), and their
-    number."""
+    """Mean, its cluster-robust standard error (None for one cluster), and the number of clusters."""
     values = np.asarray(values, dtype=np.float64)
     mean = float(values.mean())
     sums = pd.Series(values - mean).groupby(np.asarray(clusters, dtype=object), sort=False).sum().to_numpy()
@@ -90,7 +87,7 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tup
 
 
 def _delta_t(totals: np.ndarray) -> tuple[float | None, float | None]:
-    """Interval of the ratio of the column sums of [clusters, 2], by the delta method; none of a ratio of 0."""
+    """Interval of the ratio of the column sums of [clusters, 2] by the delta method; none if the ratio is 0."""
     n, sums = len(totals), totals.sum(axis=0)
     if not sums[0]:
         return None, None

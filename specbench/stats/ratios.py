@@ -1,4 +1,4 @@
-"""Means and ratios that are missing where there is nothing to divide."""
+"""Means and ratios that are None instead of undefined."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pandas as pd
 
 
 def mean(values: pd.Series) -> float | None:
-    """Mean of what is not missing; None of nothing."""
+    """Mean of the non-missing values; None if there are none."""
     found = values.mean()
     return None if pd.isna(found) else float(found)
 
 
 def ratio(top: float, bottom: float) -> float | None:
-    """None where either is missing or `bottom` is 0."""
+    """Quotient; None if a value is missing or `bottom` is 0."""
     return None if pd.isna(top) or pd.isna(bottom) or not bottom else float(top / bottom)

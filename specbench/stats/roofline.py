@@ -1,4 +1,4 @@
-"""How far a run is from the least its device could need."""
+"""Roofline: measured decode time relative to the lower bound of the device."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from specbench.models.transformer.size import Size
 from specbench.stats.ratios import ratio
 
 
-def over_floor(rows: pd.DataFrame, floor: Mapping | None) -> float | None:
-    """Over floor: time of the decode loop over the least in which this device could do the same forwards, both summed
-    over images: the larger of the bytes to read (weights once per forward, cached keys and values of the image's own
-    tokens once per row and forward) over its memory bandwidth, and of the operations of the matrix products over its
-    peak.
+def roofline_ratio(rows: pd.DataFrame, floor: Mapping | None) -> float | None:
+    """Roofline ratio: time of the decode loop over the roofline time of the same target forwards, both summed over
+    images. The roofline time is the larger of bytes read (weights once per forward, KV cache of the image tokens once
+    per row and forward) over memory bandwidth, and matrix-product FLOPs over peak FLOP/s of this device.
 
-    The prompt's keys, tree branches, everything around the target and the writing of anything are left out, so the
-    floor is a little lower than it could be. `floor` is what `specbench.runs.roofline_facts` noted with the run.
+    Excluded, so that the bound is slightly too low: the prompt's KV cache, tree branches, all work outside the target,
+    all writes. `floor` holds the inputs stored with the run, see `specbench.runs.roofline_facts`.
     """
     if floor is None or rows.empty:
         return None
@@ -26,11 +25,11 @@ def over_floor(rows: pd.DataFrame, floor: Mapping | None) -> float | None:
 
 
 def floor_ms(rows: pd.DataFrame, floor: Mapping) -> pd.Series:
-    """Milliseconds per image; see `over_floor`."""
-    size, twins = Size(**floor["size"]), floor["rows_per_image"]
+    """Roofline time in milliseconds per image, see `roofline_ratio`."""
+    size, rows_per_image = Size(**floor["size"]), floor["rows_per_image"]
     nfe = rows["nfe"]
     visible = nfe * rows["stream_tokens"] - rows["committed_step_sum"] + nfe
     columns = (nfe + rows["drafted_sum"]).clip(lower=rows["stream_tokens"])
-    read_ms = floor["itemsize"] * size.read(nfe / rows["batch"], twins, visible) / floor["bytes_per_s"] * 1e3
-    computed_ms = size.operations(columns, twins, visible * columns / nfe) / floor["flops"] * 1e3
+    read_ms = floor["itemsize"] * size.read(nfe / rows["batch"], rows_per_image, visible) / floor["bytes_per_s"] * 1e3
+    computed_ms = size.operations(columns, rows_per_image, visible * columns / nfe) / floor["flops"] * 1e3
     return pd.concat([read_ms, computed_ms], axis=1).max(axis=1)

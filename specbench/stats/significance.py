@@ -1,6 +1,6 @@
-"""Which differences between two runs are real, and how many prompts it takes to see one.
+"""Significance of paired differences between two runs, and power analysis.
 
-Differences are paired: the same prompts, and within them the same samples. Whole prompts are the independent units.
+Differences are paired by prompt and sample. Prompts are the independent units.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ class Difference(Estimate):
     """A paired difference with its 95 % interval.
 
     Attributes:
-        p: two-sided p-value of no difference, by the t test that the interval belongs to; None where n does not allow
-            one.
-        spread: standard deviation of a prompt's difference, for `prompts_needed`; None likewise.
+        p: two-sided p-value of the t test of no difference; None if n is too small.
+        spread: standard deviation of the difference per prompt, for `prompts_needed`; None if n is too small.
     """
 
     p: float | None = None
@@ -37,9 +36,9 @@ def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: 
     """Mean of paired differences: Student's t over prompts.
 
     Args:
-        gaps: a difference per image, or its influence on a difference that is no mean.
-        clusters: the prompt of each.
-        value: the difference itself, where it is not the mean of `gaps`.
+        gaps: difference per image, or its influence on a difference that is not a mean.
+        clusters: prompt of each image.
+        value: the difference, if it is not the mean of `gaps`.
     """
     mean, error, n = clustered_mean(gaps, clusters)
     value = mean if value is None else value
@@ -50,10 +49,10 @@ def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: 
 
 
 def speed_difference(pairs: pd.DataFrame) -> Difference:
-    """Time saved per image as a share of the baseline's; `pairs` as in `speedup`.
+    """Time saved per image as a fraction of the baseline's time; `pairs` as in `speedup`.
 
-    The p-value is also that of a speed-up of 1, as both say that the totals are equal. The spread is that of the
-    relative error of the speed-up.
+    The p-value also tests a speed-up of 1, the same null hypothesis of equal totals. The spread is that of the relative
+    error of the speed-up.
     """
     theirs, mine = pairs["ar_ms_base"], pairs["ar_ms"]
     saved = mean_difference((theirs - mine) / theirs.mean(), pairs["prompt_id"])
@@ -62,9 +61,9 @@ def speed_difference(pairs: pd.DataFrame) -> Difference:
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """p-values corrected for how many there are (Holm 1979): those below 0.05 are all real with 95 % certainty.
+    """Holm-corrected p-values (Holm 1979): rejecting all below 0.05 keeps the family-wise error rate at 5 %.
 
-    Missing ones stay missing and count for nothing.
+    Missing values stay missing and do not count as tests.
     """
     known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
@@ -76,16 +75,15 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def prompts_needed(spread: float | None, change: float) -> int | None:
-    """Prompts needed: the fewest with which a paired t test at 5 % sees a mean difference of `change` in four of five
-    attempts.
+    """Prompts needed: smallest number of prompts for which a paired t test at the 5 % level detects a mean difference
+    of `change` with 80 % power.
 
     Args:
-        spread: standard deviation of a prompt's difference, from a pilot.
-        change: the difference to be seen, in the same unit.
+        spread: standard deviation of the difference per prompt, from a pilot run.
+        change: difference to detect, in the same unit.
 
     Returns:
-        None where the pilot does not tell, as one in which all prompts differ alike, or where `MOST_PROMPTS` would not
-        do.
+        None if the pilot gives no usable spread, or if `MOST_PROMPTS` are not enough.
     """
     if not spread or not change or not math.isfinite(spread):
         return None
@@ -102,7 +100,7 @@ def prompts_needed(spread: float | None, change: float) -> int | None:
 
 
 def _power(effect: float, n: int) -> float:
-    """Chance that the paired t test at 5 % sees a difference of `effect` standard deviations in the right direction."""
+    """Power of the paired t test at the 5 % level for an effect of `effect` standard deviations, correct sign."""
     return float(nct.sf(stdtrit(n - 1, LEVEL), n - 1, effect * math.sqrt(n)))
 
 

@@ -1,4 +1,4 @@
-"""How fast a run was, and how much faster than another over the same images."""
+"""Speed of a run, and speed-up over another run on the same images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from specbench.stats.ratios import mean, ratio
 
 
 def nfe(rows: pd.DataFrame) -> float | None:
-    """NFE: target forwards per image after prefill, mean over images; a guidance pair counts once."""
+    """NFE: target forwards per image after prefill, mean over images; a conditional and unconditional pair counts
+    once."""
     return mean(rows["nfe"])
 
 
@@ -45,8 +46,8 @@ def throughput(rows: pd.DataFrame) -> float | None:
 
 
 def images_per_hour(rows: pd.DataFrame) -> float | None:
-    """Images per hour: 3,600 s over the mean share of an image in the time of its batch, prompt encoding and rendering
-    included."""
+    """Images per hour: 3,600 s over the mean time per image (batch time over batch size), including prompt encoding and
+    rendering."""
     pace = throughput(rows)
     return pace and 3600 * pace
 
@@ -73,13 +74,13 @@ class SpeedUp:
 
 
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
-    """The images both runs hold, matched by (prompt id, sample); the baseline's columns end in `_base`."""
+    """Join two runs on (prompt id, sample); the baseline's columns end in `_base`."""
     columns = ["prompt_id", "sample", "nfe", "target_ms", "ar_ms", "e2e_ms"]
     return rows[columns].merge(baseline[columns], on=["prompt_id", "sample"], suffixes=("", "_base"))
 
 
 def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
-    """The speed-up of `rows` over the AR rows `baseline` with its factors, or None without timed pairs."""
+    """Compute the speed-up of `rows` over the AR rows `baseline` and its factors; None without timed pairs."""
     pairs = paired(rows, baseline)
     timed = pairs.dropna(subset=["ar_ms", "ar_ms_base"])
     if timed.empty or not (timed[["target_ms", "target_ms_base"]].sum() > 0).all():
@@ -91,8 +92,8 @@ def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
 
 
 def speedup(pairs: pd.DataFrame) -> Estimate:
-    """Speed-up: AR's latency over this run's, each summed over the same images (a ratio of totals); the
-    interval is a 95 % bootstrap over prompts, from fewer than eight prompts Student's t of the logarithm.
+    """Speed-up: latency of AR over latency of this run, each summed over the same images (a ratio of totals), with a
+    95 % bootstrap interval over prompts (below eight prompts: Student's t of the logarithm).
 
     Equal to step compression / (window cost x overhead), over the paired images.
     """
@@ -100,20 +101,20 @@ def speedup(pairs: pd.DataFrame) -> Estimate:
 
 
 def step_ratio(pairs: pd.DataFrame) -> float:
-    """Steps: AR's target forwards over this run's, summed over the same images; step compression relative to
-    AR's."""
+    """Steps: target forwards of AR over those of this run, summed over the same images; step compression relative to
+    AR."""
     return float(pairs["nfe_base"].sum() / pairs["nfe"].sum())
 
 
 def window_cost(pairs: pd.DataFrame) -> float:
-    """Window cost: time of this run's target forward (a whole window) over the time of AR's (one token), on
-    the machine that ran both."""
+    """Window cost: time of a target forward of this run (a window of tokens) over that of AR (one token), on the same
+    machine."""
     mine = pairs["target_ms"].sum() / pairs["nfe"].sum()
     return float(mine / (pairs["target_ms_base"].sum() / pairs["nfe_base"].sum()))
 
 
 def overhead(pairs: pd.DataFrame) -> float:
-    """Overhead: step time over target-forward time (prefill, drafting and verification come on top), relative
-    to the same ratio of AR."""
+    """Overhead: step time (including prefill, drafting, verification) over target-forward time, relative to the same
+    ratio of AR."""
     mine = pairs["ar_ms"].sum() / pairs["target_ms"].sum()
     return float(mine / (pairs["ar_ms_base"].sum() / pairs["target_ms_base"].sum()))

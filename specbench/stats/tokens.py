@@ -1,4 +1,4 @@
-"""How probable the committed tokens were under the target distribution, in nats."""
+"""Log-probability statistics of the committed tokens under the target distribution, in nats."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from specbench.stats.ratios import ratio
 
 @dataclass(frozen=True)
 class TokenStats:
-    """Statistics of the free tokens' probabilities under the target distribution, in nats.
+    """Log-probability statistics of the free tokens under the target distribution, in nats.
 
     Attributes:
         logp_mean, logp_std, perplexity, nll_gap: see the functions of these names.
-        nll_gap_se: standard error of the gap, images being independent; None for one image.
-        zero_probability: tokens that the target distribution gives probability 0; with any, the means are
-        infinite.
+        nll_gap_se: standard error of the gap over independent images; None for one image.
+        zero_probability: number of tokens with target probability 0; if any, the means are infinite.
     """
 
     logp_mean: float
@@ -31,7 +30,7 @@ class TokenStats:
 
 
 def token_stats(rows: pd.DataFrame) -> TokenStats | None:
-    """All token statistics at once, or None without free tokens."""
+    """Compute all token statistics; None without free tokens."""
     if not rows["free_tokens"].sum():
         return None
     gap, standard_error = nll_gap(rows)
@@ -63,9 +62,9 @@ def perplexity(rows: pd.DataFrame) -> float | None:
 
 
 def nll_gap(rows: pd.DataFrame) -> tuple[float, float | None]:
-    """NLL - H gap: mean of -log p minus the mean entropy of the distributions the tokens were drawn from, in
-    nats per token, with its standard error over images; 0 within its error for an exact sampler (a zero gap
-    proves nothing, a gap proves bias)."""
+    """NLL - H gap: mean of -log p minus mean entropy of the target distributions, in nats per token, with its standard
+    error over images; 0 within its error for an exact sampler (a non-zero gap proves bias, a zero gap proves
+    nothing)."""
     rows = rows[rows["free_tokens"] > 0]
     n, tokens = len(rows), rows["free_tokens"].sum()
     excess = -rows["logp_sum"] - rows["entropy_sum"]

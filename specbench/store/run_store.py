@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,19 +22,12 @@ from PIL import Image
 
 from specbench.errors import SpecbenchError
 from specbench.specs.run_spec import RunSpec
-from specbench.store.parquet_log import Parts
-from specbench.store.run_folders import (
-    RUN_JSON,
-    SCHEMA_VERSION,
-    check_same_run,
-    check_same_spec,
-    finite,
-    read_info,
-    spec_dict,
-)
+from specbench.store.parquet_log import ParquetLog
+from specbench.store.run_info import RUN_JSON, SCHEMA_VERSION, Invocation, RunInfo, check_same_run, read_info
 from specbench.store.schema import KEY, SAMPLES, TRACES, Key, read_facts
 from specbench.system.environment import now
 from specbench.system.files import sync_folder, take_lock, write_atomically
+from specbench.system.json_values import nonfinite_as_text
 
 _PICTURE = r"^images/[^./\\\x00][^/\\\x00]*$"
 _ALWAYS = (*KEY, "prompt", "status")
@@ -46,18 +40,18 @@ class RunStore:
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
-        self._samples = Parts(self.folder / "samples", SAMPLES, KEY)
-        self._traces = Parts(self.folder / "traces", TRACES, KEY)
+        self._samples = ParquetLog(self.folder / "samples", SAMPLES, KEY)
+        self._traces = ParquetLog(self.folder / "traces", TRACES, KEY)
         self._lock: int | None = None
         self._made: list[Path] = []
         self._began = False
 
     def create(
-        self, spec: RunSpec, provenance: Mapping[str, object], extra: Mapping[str, object] | None = None
+        self, spec: RunSpec, provenance: Mapping[str, object], facts: Mapping[str, object] | None = None
     ) -> RunStore:
         """`lock`, then `begin`."""
         with self.lock(spec).undone_on_error():
-            return self.begin(spec, provenance, extra)
+            return self.begin(spec, provenance, facts)
 
     def lock(self, spec: RunSpec) -> RunStore:
         """Keep other writers out of the folder until `close`; unless `begin` follows, nothing of it is left then.
@@ -85,24 +79,23 @@ class RunStore:
             ) from error
 
     def begin(
-        self, spec: RunSpec, provenance: Mapping[str, object], extra: Mapping[str, object] | None = None
+        self, spec: RunSpec, provenance: Mapping[str, object], facts: Mapping[str, object] | None = None
     ) -> RunStore:
         """Put `run.json` into the locked folder, or join the same run that is already there.
 
         Args:
-            provenance: of this invocation, see `specbench.system.environment.collect`.
-            extra: further entries of `run.json`, for example the origin of each setting.
+            provenance: of this invocation, see `specbench.system.environment.environment_facts`.
+            facts: fields of `specbench.store.run_info.RunInfo` determined by this invocation, for example `origins`.
         """
-        info = self.info() if (self.folder / RUN_JSON).exists() else self._new_info(spec)
-        self._upgrade(info)
-        info.update(extra or {})
-        info["invocations"].append(dict(provenance) | {"finished_at": None})
-        self._write_info(info)
+        info = self.info() if (self.folder / RUN_JSON).exists() else RunInfo(spec)
+        call = Invocation.from_json({**provenance, "finished_at": None})
+        info = replace(info, invocations=[*info.invocations, call], **(facts or {}))
+        self._write_info(self._upgraded(info))
         self._made, self._began = [], True
         return self
 
-    def adopt(self, infos: Sequence[Mapping]) -> RunStore:
-        """Lock the folder to receive rows of other folders of one run, described by their `run.json`s.
+    def adopt(self, infos: Sequence[RunInfo]) -> RunStore:
+        """Lock the folder to receive rows of other folders of one run, described by `infos`.
 
         Raises:
             SpecbenchError: what `lock` raises, or the descriptions are not of one run.
@@ -110,13 +103,12 @@ class RunStore:
         self._take_lock()
         with self.undone_on_error():
             self._clean()
-            info = self.info() if (self.folder / RUN_JSON).exists() else dict(infos[0]) | {"invocations": []}
+            info = self.info() if (self.folder / RUN_JSON).exists() else replace(infos[0], invocations=[])
             for other in infos:
-                check_same_spec(self.folder, info["spec"], other["spec"])
-            self._upgrade(info)
-            calls = [call for other in infos for call in other["invocations"] if call not in info["invocations"]]
-            info["invocations"] = sorted([*info["invocations"], *calls], key=lambda call: str(call.get("started_at")))
-            self._write_info(info)
+                check_same_run(self.folder, info, other.spec)
+            calls = [call for other in infos for call in other.invocations if call not in info.invocations]
+            calls = sorted([*info.invocations, *calls], key=lambda call: str(call.started_at))
+            self._write_info(self._upgraded(replace(info, invocations=calls)))
             self._made = []
         return self
 
@@ -132,7 +124,7 @@ class RunStore:
     def check(self, spec: RunSpec) -> None:
         """Refuse a folder that holds another run than `spec`, or rows that nothing explains."""
         if (self.folder / RUN_JSON).exists():
-            check_same_run(self.folder, spec)
+            check_same_run(self.folder, self.info(), spec)
         elif self._samples.read(columns=[]).num_rows:
             raise SpecbenchError(
                 f"{self.folder} holds images but its run.json is missing",
@@ -144,13 +136,13 @@ class RunStore:
         """Whether this object holds the folder."""
         return self._lock is not None
 
-    def info(self) -> dict:
-        """The content of `run.json`."""
+    def info(self) -> RunInfo:
+        """The run's description."""
         return read_info(self.folder)
 
     def unfinished(self) -> bool:
         """Whether the last one who wrote here was killed, so that there may be something to tidy up."""
-        return (self.folder / RUN_JSON).exists() and self.info()["invocations"][-1].get("finished_at") is None
+        return (self.folder / RUN_JSON).exists() and self.info().invocations[-1].finished_at is None
 
     def completed(self, traced: bool = False) -> set[Key]:
         """Keys of the images that are done, with `traced` those that have a trace. A rerun tries again what failed or
@@ -237,7 +229,7 @@ class RunStore:
                 self._traces.compact()
                 if self._began:
                     info = self.info()
-                    info["invocations"][-1]["finished_at"] = now()
+                    info.invocations[-1].finished_at = now()
                     self._write_info(info)
         finally:
             self._leave()
@@ -259,12 +251,12 @@ class RunStore:
     def __exit__(self, kind, error, trace) -> None:
         self.close(finished=kind is None)
 
-    def _upgrade(self, info: dict) -> None:
-        """Bring the files of an older schema version up to date; `info` is changed, and written by the caller."""
-        if info["schema"] < SCHEMA_VERSION:
+    def _upgraded(self, info: RunInfo) -> RunInfo:
+        """Rewrite the parquet files of an older schema version; the description of the result."""
+        if info.schema < SCHEMA_VERSION:
             self._samples.upgrade()
             self._traces.upgrade()
-            info["schema"] = SCHEMA_VERSION
+        return replace(info, schema=SCHEMA_VERSION)
 
     def _clean(self) -> None:
         self._samples.clean()
@@ -273,11 +265,8 @@ class RunStore:
             for leftover in folder.glob(".*.tmp"):
                 leftover.unlink()
 
-    def _new_info(self, spec: RunSpec) -> dict:
-        return {"schema": SCHEMA_VERSION, "run_id": spec.run_id, "spec": spec_dict(spec), "invocations": []}
-
-    def _write_info(self, info: Mapping[str, object]) -> None:
-        text = json.dumps(finite(info), indent=2, allow_nan=False, ensure_ascii=False)
+    def _write_info(self, info: RunInfo) -> None:
+        text = json.dumps(nonfinite_as_text(info.to_json()), indent=2, allow_nan=False, ensure_ascii=False)
         write_atomically(self.folder / RUN_JSON, text.encode("utf-8", "backslashreplace"))
 
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from specbench.decoding.generation import SPANS, Generation
-from specbench.store.run_folders import SCHEMA_VERSION
+from specbench.decoding.generation import ORDERS, SPANS, Generation
+from specbench.store.run_info import SCHEMA_VERSION
 
 Key = tuple[str, int]
 KEY = ("prompt_id", "sample")
@@ -61,15 +61,17 @@ SAMPLES = pa.schema(
         *((name, pa.list_(kind)) for name, kind in _ARRAYS.items()),
         ("attempts", pa.int64()),
         ("machine", pa.string()),
+        *((name, pa.list_(pa.float32())) for name in ORDERS),
     ]
 )
 """Columns of `samples/*.parquet`; every one but `schema`, the key, `prompt`, `seed`, `status` and
 `started_at` may be null.
 
-`meta`, `facts` and `machine` (see `specbench.system.monitor.Watch.read`) are JSON objects; `image` is a path inside the run
-folder; a `batch`-th of a span's `*_ms` is the image's share of the time; `ar_ms` and `e2e_ms` are null unless the run
-decodes one image at a time on a device of its own; `attempts` counts how often the call that wrote the row tried the
-image. Rows of schema version 1 lack `attempts` and `machine`. The arrays are those of Generation.
+`meta`, `facts` and `machine` (see `specbench.system.monitor.MachineMonitor.read`) are JSON objects; `image` is a path
+inside the run folder; a `batch`-th of a span's `*_ms` is the image's share of the time; `ar_ms` and `e2e_ms` are null
+unless the run decodes one image at a time on a device of its own; `attempts` counts how often the call that wrote the
+row tried the image. The arrays are those of Generation; `u_*` are its `uniforms`, null for an order it has not. Rows of
+schema version 1 lack `attempts` and `machine`, rows of version 2 lack `u_*`.
 """
 
 TRACES = pa.schema(
@@ -103,6 +105,7 @@ def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) 
             {name: float(value) if math.isfinite(value) else None for name, value in generation.facts.items()}
         ),
         **arrays,
+        **{name: u.tolist() for name, u in generation.uniforms.items()},
     }
 
 

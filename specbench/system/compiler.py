@@ -1,4 +1,4 @@
-"""Whether steps are to be compiled, and whether they can be on this machine. No torch here."""
+"""Decision to compile the decode step, and detection of a working compiler. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ MODES = ("auto", "on", "off")
 
 
 def should_compile(mode: str, device: str) -> tuple[bool, str | None]:
-    """Whether to compile for `device`, and why not, where that was asked for.
+    """Decide whether to compile for `device`; the second value is a note if compilation was requested but cannot run.
 
-    "auto" compiles on CUDA alone: on a CPU it takes minutes until torch has it on disk.
+    "auto" compiles on CUDA only: on CPU the first compilation takes minutes.
     """
     if mode == "off" or (mode == "auto" and not device.startswith("cuda")):
         return False, None
     reason = missing(device)
-    return reason is None, f"--compile {mode}: {reason}; steps run as they are" if reason else None
+    return reason is None, f"--compile {mode}: {reason}; running eagerly" if reason else None
 
 
 def missing(device: str) -> str | None:
-    """What a compiler for `device` lacks here; None if nothing."""
+    """Name the missing prerequisite for compiling on `device`; None if compilation can run."""
     kind = device.partition(":")[0]
     if kind == "mps":
-        return "there is no compiler for mps"
+        return "compilation is not supported on mps"
     if kind == "cuda" and find_spec("triton") is None:
         return "the package triton is not installed"
     variable, known = ("CC", ("gcc", "clang", "cc")) if kind == "cuda" else ("CXX", ("g++", "clang++"))
@@ -34,5 +34,5 @@ def missing(device: str) -> str | None:
     if not any(map(shutil.which, compilers)):
         return f"no compiler ({', '.join(compilers)}) is installed"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
-        return "Python's header files are not installed (package python3-dev or alike)"
+        return "Python's header files are not installed (package python3-dev or similar)"
     return None

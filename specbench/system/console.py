@@ -1,7 +1,7 @@
-"""Talk goes to stderr through here: progress, notes and errors. Stdout is for data alone.
+"""Console output on stderr: progress, notes, errors. Results alone go to stdout.
 
-On a terminal progress is a bar; elsewhere one plain line every few images. Colour follows the terminal and
-the usual variables (NO_COLOR, FORCE_COLOR, TERM=dumb).
+Progress is a bar on a terminal, and a plain line every few seconds elsewhere. Colour follows the terminal and the
+variables NO_COLOR, FORCE_COLOR and TERM=dumb.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def stderr() -> Console:
 
 
 def say(text: str) -> None:
-    """One line for the user."""
+    """Print one line for the user."""
     stderr().print(Text(one_line(text)))
 
 
@@ -36,24 +36,24 @@ def warn(text: str) -> None:
 
 
 def show_error(error: SpecbenchError) -> None:
-    """The whole error as one line."""
+    """Print an error and its hint on one line."""
     hint = f" ({one_line(error.try_this)})" if error.try_this else ""
     stderr().print(Text.assemble(("error: ", "bold red"), one_line(error.what) + hint))
 
 
 def printable(text: str) -> str:
-    """`text` with a blank in the place of each control character."""
+    """Replace each control character of `text` by a space."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 def one_line(text: str, limit: int = 2000) -> str:
-    """`text` without line ends or control characters, cut where it is longer than anyone would read."""
+    """Join `text` to one line without control characters, truncated to `limit` characters."""
     clean = " ".join(printable(text).split())
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
 
 
 class ProgressReporter:
-    """Tells a runner's progress (`specbench.runs.runner.Reporter`) as a bar on a terminal, else as plain lines."""
+    """Progress of a runner (`specbench.runs.runner.Reporter`): a bar on a terminal, plain lines elsewhere."""
 
     def __init__(self, what: str = "images"):
         self.what = what
@@ -63,9 +63,9 @@ class ProgressReporter:
 
     def start(self, total: int, done: int) -> None:
         self._total, self._done, self._resumed = total, done, done
-        self._started = self._told = time.monotonic()
+        self._started = self._last_line = time.monotonic()
         if done:
-            self.note(f"{done} of {total} {self.what} are there already")
+            self.note(f"{done} of {total} {self.what} already done")
         if self._console.is_terminal and not self._console.is_dumb_terminal and total > done:
             self._bar = _bar(self._console)
             self._task = self._bar.add_task(self.what, total=total, completed=done)
@@ -77,8 +77,8 @@ class ProgressReporter:
         if self._bar is not None:
             failed = f" ({self._failed} failed)" if self._failed else ""
             self._bar.update(self._task, completed=self._done, description=run_id.rpartition("-")[0] + failed)
-        elif time.monotonic() - self._told > LINE_EVERY_S:
-            self._told = time.monotonic()
+        elif time.monotonic() - self._last_line > LINE_EVERY_S:
+            self._last_line = time.monotonic()
             self.note(self._plain())
 
     def note(self, text: str) -> None:

@@ -1,6 +1,6 @@
-"""How fast a device can read memory and multiply matrices at best: by its data sheet, or as measured here.
+"""Peak memory bandwidth and FLOP/s of devices, from data sheets or measured here (roofline inputs).
 
-A measurement is kept in the cache folder under the device, its number format and its threads.
+Measurements are stored in the cache folder by device, number format and thread count.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ KNOWN: dict[str, tuple[float, float, float, str]] = {
 }
 COPIES_MIB = (1, 4, 16, 64, 256)
 _SECONDS, _CALLS = 0.4, 8
-"""Every measurement takes at least this long and this many calls."""
+"""Minimum duration and number of calls of each measurement."""
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The best a device can do in one number format.
+    """Peak rates of a device in one number format.
 
     Attributes:
-        bytes_per_s: reading and writing memory, by size of what is read in bytes; small things may lie in a cache.
-        flops: operations per second of a matrix product.
-        source: the data sheet, or when it was measured.
+        bytes_per_s: memory bandwidth by buffer size in bytes; small buffers may be served from a cache.
+        flops: floating-point operations per second of a matrix product.
+        source: the data sheet, or the date of the measurement.
     """
 
     name: str
@@ -55,13 +55,13 @@ class Peak:
     source: str
 
     def bandwidth(self, size: int) -> float:
-        """Bytes per second for reading `size` bytes again and again: that of the largest copy not above it."""
+        """Bytes per second for reading `size` bytes repeatedly: the rate of the largest measured copy not above it."""
         fitting = [copied for copied in self.bytes_per_s if copied <= size]
         return self.bytes_per_s[max(fitting, default=min(self.bytes_per_s))]
 
 
 def find_peak(device: str, dtype: str, threads: int) -> Peak | None:
-    """The peak of "cpu", "cuda:0" and so on; None for a device that is neither known nor measured."""
+    """Look up the peak of a device such as "cpu" or "cuda:0"; None if it is neither in `KNOWN` nor measured."""
     name = device_name(device)
     if name in KNOWN:
         bandwidth, half, single, source = KNOWN[name]
@@ -72,7 +72,7 @@ def find_peak(device: str, dtype: str, threads: int) -> Peak | None:
 
 
 def measure(device: str, dtype: str, threads: int) -> Peak:
-    """Time copies of several sizes and a matrix product, keep the best of each, and remember them."""
+    """Time copies of several sizes and a matrix product, and store the fastest of each."""
     import torch
 
     before = torch.get_num_threads()
@@ -90,7 +90,7 @@ def measure(device: str, dtype: str, threads: int) -> Peak:
 
 
 def device_name(device: str) -> str:
-    """What the device calls itself."""
+    """Name of the device as reported by its driver."""
     if device == "cpu":
         return str(hardware()["cpu"])
     import torch
@@ -114,7 +114,7 @@ def _measure(device: str, dtype) -> tuple[dict[int, float], float]:
 
 
 def _best(call: Callable[[], object], wait: Callable[[], None]) -> float:
-    """Seconds of the fastest call."""
+    """Time `call` repeatedly; returns the seconds of the fastest call."""
     best, calls, end = float("inf"), 0, time.perf_counter() + _SECONDS
     while calls < _CALLS or time.perf_counter() < end:
         start = time.perf_counter()

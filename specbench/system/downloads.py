@@ -1,7 +1,7 @@
-"""Files from the network: resumable, checked by digest before anything may use them, never while offline.
+"""Resumable downloads, verified by digest; none in offline mode.
 
-A download comes over TLS, grows in `<target>.part`, ends where it becomes larger than it may be, and gets its name only
-when its digest is right, so a file under its name is the right one. No torch here.
+A download uses TLS, is written to `<target>.part`, is aborted above its expected size, and is renamed only after its
+digest was verified, so a file under its final name is complete and correct. Imports no torch.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, Specbench
 from specbench.system.version import __version__
 
 Progress = Callable[[int, int | None], None]
-"""Told (bytes there, bytes in all or None) now and then."""
+"""Progress callback with (bytes received, total bytes or None)."""
 
 TIMEOUT_S = 30.0
 ATTEMPTS = 4
 PAUSE_S = 1.0
 CHUNK = 1 << 20
 MAX_BYTES = 32 * 2**30
-"""Largest file taken where its size is not known beforehand."""
+"""Size limit of files whose size is not known beforehand."""
 _HERE = ("127.0.0.1", "::1", "localhost")
 OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE")
 
@@ -41,7 +41,7 @@ class Remote:
 
     Attributes:
         url: where it is published.
-        digest: "sha256:..." or "md5:...", as the publisher or this project recorded it; empty where nobody did.
+        digest: "sha256:..." or "md5:...", as recorded by the publisher or this project; empty if unknown.
         size: bytes, where known.
     """
 
@@ -51,46 +51,46 @@ class Remote:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept: SPECBENCH_CACHE, else `specbench` in the user's cache folder."""
+    """Folder of downloads: SPECBENCH_CACHE, else `specbench` in the user's cache folder."""
     if own := os.environ.get("SPECBENCH_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
 
 
 def offline(env: Mapping[str, str] | None = None) -> bool:
-    """Whether the user has forbidden the network by one of `OFFLINE_VARIABLES`."""
+    """Whether one of `OFFLINE_VARIABLES` disables the network."""
     env = os.environ if env is None else env
     return any(env.get(name, "").lower() not in ("", "0", "false", "no", "off") for name in OFFLINE_VARIABLES)
 
 
 def digest_of(path: Path, kind: str = "sha256") -> str:
-    """The digest of a file as "kind:hex"."""
+    """Compute the digest of a file as "kind:hex"."""
     with path.open("rb") as file:
         return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
 
 
 def matches(path: Path, remote: Remote) -> bool:
-    """Whether a local file is the published one."""
+    """Whether a local file has the published size and digest."""
     if remote.size is not None and path.stat().st_size != remote.size:
         return False
     return not remote.digest or digest_of(path, remote.digest.partition(":")[0]) == remote.digest
 
 
 def fetch(remote: Remote, target: Path, progress: Progress | None = None, forbidden: bool = False) -> Path:
-    """Download to `target` unless the right file is there, continuing what an earlier try left behind.
+    """Download to `target` unless the correct file exists, resuming a partial download.
 
     Args:
-        forbidden: stay off the network, as `offline()` does.
+        forbidden: do not use the network, as in offline mode.
 
     Raises:
-        SpecbenchError: offline, not found, unreachable, a wrong digest, or the disk refused.
+        SpecbenchError: offline, not found, unreachable, digest mismatch, or the disk cannot be written.
     """
     if target.is_file() and matches(target, remote):
         return target
     if forbidden or offline():
         raise SpecbenchError(
-            f"{target.name} is not on this disk and downloads are switched off",
-            f"get {remote.url} elsewhere and hand it over with --from, or go online",
+            f"{target.name} is not on this disk and downloads are disabled",
+            f"download {remote.url} elsewhere and pass it with --from, or go online",
             MISSING_PREREQUISITE,
         )
     from specbench.system.files import take_lock
@@ -110,10 +110,10 @@ def fetch(remote: Remote, target: Path, progress: Progress | None = None, forbid
 
 
 def adopt(remote: Remote, source: Path, target: Path) -> Path:
-    """Take a local copy of a published file through the same check.
+    """Copy a local file to `target` after verifying its digest.
 
     Raises:
-        SpecbenchError: not readable, or not the published file.
+        SpecbenchError: not readable, or digest mismatch.
     """
     try:
         if not matches(source, remote):
@@ -130,19 +130,19 @@ def adopt(remote: Remote, source: Path, target: Path) -> Path:
 
 
 def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
-    """Bring `part` to its full and right content."""
+    """Download the rest of `part` and verify it; restart once if a resumed file does not verify."""
     resumed = part.exists()
     _download(remote, part, progress)
     if matches(part, remote):
         return
     problem = _difference(part, remote)
     part.unlink()
-    if resumed:  # what lay there may have been of another file
+    if resumed:  # the partial file may belong to another version
         _complete(remote, part, progress)
         return
     raise SpecbenchError(
         f"{remote.url} is not the expected file: {problem}",
-        "the publisher changed it or something stands in between; nothing was kept",
+        "the published file changed, or a proxy altered it; nothing was kept",
         FAILURE,
     )
 
@@ -156,30 +156,30 @@ def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
         except urllib.error.HTTPError as error:
             if error.code < 500 and error.code not in (408, 429):
                 raise SpecbenchError(f"{remote.url}: the server answers {error.code} {error.reason}",
-                                     "hand over a copy with --from", FAILURE) from None  # fmt: skip
+                                     "pass a local copy with --from", FAILURE) from None  # fmt: skip
             reason = f"the server answers {error.code} {error.reason}"
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
             reason = str(getattr(error, "reason", "") or error) or type(error).__name__
         except _TooLarge:
             part.unlink()
-            raise SpecbenchError(f"{remote.url} is larger than the {remote.size or MAX_BYTES:,} bytes it may have",
-                                 "the publisher changed it or something stands in between; nothing was kept",
+            raise SpecbenchError(f"{remote.url} is larger than the expected {remote.size or MAX_BYTES:,} bytes",
+                                 "the published file changed, or a proxy altered it; nothing was kept",
                                  FAILURE) from None  # fmt: skip
         if attempt == ATTEMPTS:
-            raise SpecbenchError(f"{remote.url}: {reason}", "the same command continues what is there", FAILURE)
+            raise SpecbenchError(f"{remote.url}: {reason}", "run the same command again to resume", FAILURE)
         gained = part.exists() and part.stat().st_size > before
         time.sleep(PAUSE_S * (1 if gained else attempt))
 
 
 class _TooLarge(Exception):
-    """More comes than there should be."""
+    """The response exceeds the expected size."""
 
 
 def _require_tls(url: str) -> None:
-    """Refuse what others on the way could read or change; this machine's own servers may speak plainly."""
+    """Reject addresses without TLS, except servers on this machine."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _HERE):
-        raise SpecbenchError(f"{url}: not an https address", "hand over a copy with --from")
+        raise SpecbenchError(f"{url}: not an https address", "pass a local copy with --from")
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -192,7 +192,7 @@ _OPENER = urllib.request.build_opener(_Redirects)
 
 
 def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
-    """One request, from where `part` ends."""
+    """Send one request for the bytes after the end of `part`, and append them."""
     start = part.stat().st_size if part.exists() else 0
     if remote.size is not None and start >= remote.size:
         return
@@ -201,7 +201,7 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
     try:
         response = _OPENER.open(urllib.request.Request(remote.url, headers=headers), timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and start:  # nothing is left to send: the digest decides
+        if error.code == 416 and start:  # the file is complete; its digest is verified by the caller
             return
         raise
     with response:
@@ -232,6 +232,6 @@ def _difference(path: Path, remote: Remote) -> str:
 
 
 def _disk_error(target: Path, error: OSError) -> SpecbenchError:
-    hint = "make room and run the same command again: it continues" if error.errno == errno.ENOSPC else ""
+    hint = "free some space and run the same command again to resume" if error.errno == errno.ENOSPC else ""
     code = FAILURE if error.errno == errno.ENOSPC else BAD_INPUT
     return SpecbenchError(f"cannot write {target}: {error.strerror or error}", hint, code)

@@ -1,5 +1,4 @@
-"""Where a run's numbers come from: versions, source revision, hardware. Collecting it never fails; unknown is
-null."""
+"""Provenance of a run: package versions, git revision, hardware. Never fails; unknown values are null."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -15,11 +15,11 @@ PACKAGES = ("specbench", "torch", "transformers", "numpy", "pandas", "pyarrow", 
 
 
 def now() -> str:
-    """The time as UTC ISO 8601 with milliseconds."""
+    """Current time as UTC ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def collect() -> dict[str, object]:
+def environment_facts() -> dict[str, object]:
     """Facts about this process, as stored in `run.json` for every invocation that wrote rows."""
     return {"started_at": now(), "versions": versions(), "git": git_state(), "hardware": hardware(), "load": load()}
 
@@ -35,8 +35,7 @@ def versions() -> dict[str, str | None]:
 
 
 def git_state() -> dict[str, object]:
-    """Revision of the checkout specbench runs from, and whether tracked files differ from it; null when
-    installed."""
+    """Git revision of the running checkout, and whether tracked files were modified; null for an installed package."""
     here = Path(__file__).parent
     revision = _output("git", "-C", str(here), "rev-parse", "HEAD")
     tracked = _output("git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name)
@@ -47,7 +46,7 @@ def git_state() -> dict[str, object]:
 
 
 def hardware() -> dict[str, object]:
-    """Processor, cores this process may use, memory, accelerators. Equal dicts mean comparable latencies."""
+    """CPU model, cores available to this process, memory and GPUs. Equal dicts mean comparable latencies."""
     return {
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
@@ -58,19 +57,18 @@ def hardware() -> dict[str, object]:
 
 
 def load() -> float | None:
-    """Processes that wanted a core during the last minute: what else the machine was doing."""
+    """Load average of the last minute: mean number of runnable processes."""
     try:
         return round(os.getloadavg()[0], 1)
     except (OSError, AttributeError):
         return None
 
 
-def describe(info: dict[str, object]) -> str:
-    """One invocation's hardware and versions as the line printed under tables."""
-    machine, found = info.get("hardware") or {}, info.get("versions") or {}
-    parts = [machine.get("cpu"), f"{machine.get('cores')} cores", *(machine.get("gpus") or [])]
-    parts += [f"{name} {found[name]}" for name in ("python", "torch", "transformers", "specbench") if found.get(name)]
-    git = info.get("git") or {}
+def describe(hardware: Mapping, versions: Mapping, git: Mapping) -> str:
+    """Format hardware and versions as the line printed under tables."""
+    parts = [hardware.get("cpu"), f"{hardware.get('cores')} cores", *(hardware.get("gpus") or [])]
+    shown = ("python", "torch", "transformers", "specbench")
+    parts += [f"{name} {versions[name]}" for name in shown if versions.get(name)]
     if git.get("revision"):
         parts.append(f"git {str(git['revision'])[:10]}{' with changes' if git.get('dirty') else ''}")
     return ", ".join(str(part) for part in parts if part)

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and locks between processes."""
+"""Atomic file writes, and locks between processes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from specbench.errors import FAILURE, SpecbenchError
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` so that `path` is either absent (or its old self) or complete and on disk; makes its folder.
+    """Write `data` to `path` atomically and sync it to disk; creates the folder.
 
     Raises:
-        SpecbenchError: the disk refused, for example because it is full; nothing is left behind.
+        SpecbenchError: the file cannot be written, for example because the disk is full; no partial file remains.
     """
     aside = path.with_name(f".{path.name[:200]}.tmp")
     try:
@@ -31,13 +31,13 @@ def write_atomically(path: Path, data: bytes) -> None:
     except OSError as error:
         raise SpecbenchError(
             f"cannot write {path}: {error.strerror}",
-            "what was written before is complete; make room and run the same command again to resume",
+            "earlier results are complete; free some space and run the same command again to resume",
             FAILURE,
         ) from error
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames and removals in `folder` survive a power cut."""
+    """Sync a folder to disk, so that renames and removals in it survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -46,10 +46,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def take_lock(path: Path, busy: str) -> int:
-    """Lock the file `path` for as long as the returned handle stays open or this process lives.
+    """Lock the file `path` for as long as the returned handle is open.
 
     Raises:
-        SpecbenchError: another process holds it; `busy` says what that means.
+        SpecbenchError: another process holds the lock; the message is `busy`.
     """
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -61,7 +61,7 @@ def take_lock(path: Path, busy: str) -> int:
             raise SpecbenchError(f"{busy}{f' ({owner})' if owner else ''}", "wait until it is done") from None
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             break
-        os.close(handle)  # its owner took the file away between our opening and locking it
+        os.close(handle)  # the previous owner removed the file between open and lock
     os.ftruncate(handle, 0)
     os.write(handle, f"pid {os.getpid()}".encode())
     return handle

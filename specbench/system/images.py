@@ -1,4 +1,4 @@
-"""Reading picture files as eight-bit RGB, exactly or not at all."""
+"""Read image files as 8-bit RGB."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 
 def read_picture(path: Path, try_this: str = "") -> np.ndarray:
-    """Pixels of a picture, uint8 [H, W, 3]. Grey becomes equal channels, palettes their colours, and sixteen bits
-    the eight highest.
+    """Read an image as uint8 [H, W, 3]. Greyscale is repeated to 3 channels, palettes are resolved, and 16-bit values
+    keep their 8 high bits.
 
     Raises:
-        SpecbenchError: missing, damaged, or transparent somewhere; the message names the file.
+        SpecbenchError: missing, damaged, or with transparent pixels; the message names the file.
     """
     try:
         with Image.open(path) as image:
@@ -26,30 +26,30 @@ def read_picture(path: Path, try_this: str = "") -> np.ndarray:
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise SpecbenchError(f"{path} is missing or damaged", try_this) from error
     if pixels is None:
-        raise SpecbenchError(f"{path} has transparent pixels, which have no one colour",
+        raise SpecbenchError(f"{path} has transparent pixels",
                              "save it without an alpha channel")  # fmt: skip
     return pixels
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """The picture files directly inside a folder, by name.
+    """List the image files directly inside a folder, sorted by name.
 
     Raises:
-        SpecbenchError: no folder, a file that is not a picture, or none at all.
+        SpecbenchError: no such folder, a file that is not an image, or no image.
     """
     if not folder.is_dir():
         raise SpecbenchError(f"image folder {folder} does not exist")
     found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     for path in found:
         if path.suffix.lower() not in SUFFIXES or not path.is_file():
-            raise SpecbenchError(f"{path} is not a picture", f"keep only {', '.join(SUFFIXES)} files in {folder}")
+            raise SpecbenchError(f"{path} is not an image", f"keep only {', '.join(SUFFIXES)} files in {folder}")
     if not found:
-        raise SpecbenchError(f"image folder {folder} holds no pictures")
+        raise SpecbenchError(f"image folder {folder} contains no images")
     return found
 
 
 def _rgb(image: Image.Image) -> np.ndarray | None:
-    """None where a pixel is not opaque."""
+    """Convert to uint8 [H, W, 3]; None if a pixel is not opaque."""
     if image.mode.startswith("I"):
         values = np.asarray(image, dtype=np.uint32)
         return np.repeat((values >> 8).astype(np.uint8)[..., None], 3, axis=2)

@@ -1,4 +1,4 @@
-"""Where the data files are that live outside the package in a checkout and inside it once installed."""
+"""Location of data files: outside the package in a checkout, inside it once installed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def data_folder(name: str) -> Path:
-    """The folder `name` ("prompts", ...) of the checkout, or its copy in the installed package."""
+    """Path of the data folder `name` ("prompts", ...) of the checkout or of the installed package."""
     installed = _PACKAGE / "_data" / name
     return installed if installed.is_dir() else _PACKAGE.parent / name

@@ -1,9 +1,9 @@
-"""Names to code, without importing the code: the built-in tables, and what installed plug-ins add.
+"""Plug-ins: entry points of installed packages, and imports by reference.
 
 A plug-in is any installed package with an entry point in `specbench.decoders`, `specbench.models`,
 `specbench.metrics` or `specbench.prompts`. A decoder entry point is a `Preset`, a model's a `ModelInfo`, a
 metric's its class (a `specbench.metrics.base.Metric`), and a prompt set's the path of its file or a function returning
-it. A broken plug-in is named in a warning and left out.
+it. A broken plug-in is skipped with a warning.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS = ("decoders", "models", "metrics", "prompts")
 
 
 class PluginWarning(UserWarning):
-    """A plug-in could not be used; the tool goes on without it."""
+    """Warning: a plug-in could not be loaded and is skipped."""
 
 
 def load_object(target: str, kind: str = "object") -> object:
@@ -38,7 +38,7 @@ def load_object(target: str, kind: str = "object") -> object:
         raise
     except AttributeError:
         raise SpecbenchError(f"{kind} '{target}': module '{module_name}' has no '{attribute}'") from None
-    except Exception as error:  # importing runs a stranger's code, which may fail in any way
+    except Exception as error:  # importing runs third-party code, which may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name:
             what = f"{kind} '{target}': no module named '{error.name}'"
             raise SpecbenchError(what, "is it installed in this environment?") from None
@@ -47,7 +47,7 @@ def load_object(target: str, kind: str = "object") -> object:
 
 
 def plugins(kind: str) -> dict[str, EntryPoint]:
-    """Entry points of installed plug-ins of one kind, by name; nothing is imported."""
+    """List the entry points of installed plug-ins of one kind, by name, without importing them."""
     return {point.name: point for point in _entry_points(kind)}
 
 
@@ -57,7 +57,7 @@ def _entry_points(kind: str) -> tuple[EntryPoint, ...]:
 
 
 def load_plugin(kind: str, name: str, check: Callable[[object], bool], wanted: str) -> object | None:
-    """The object behind one entry point, or None with a `PluginWarning` when it is broken or not a `wanted`."""
+    """Load the object of one entry point; None with a `PluginWarning` if it is broken or not `wanted`."""
     point = plugins(kind)[name]
     try:
         found = load_object(point.value, f"plug-in {name}")
@@ -71,7 +71,7 @@ def load_plugin(kind: str, name: str, check: Callable[[object], bool], wanted: s
 
 
 def load_user_object(reference: str, kind: str) -> object:
-    """Like `load_object`, for a reference typed by a user: modules in the current folder are found too."""
+    """Import a reference typed by a user; unlike `load_object`, modules in the current folder are found too."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     return load_object(reference, kind)

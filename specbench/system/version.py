@@ -1,3 +1,3 @@
-"""The version of the package; no other module is imported to know it."""
+"""Version of the package, in a module without imports."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Whatever a user gets wrong: exit code 2, one line on stderr that names it, nothing on stdout, nothing written."""
+"""Bad input: exit code 2, one line on stderr that names the error, nothing on stdout, nothing written."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("line", "what", "hint"), BAD, ids=[line for line, _, _ in BAD])
-def test_refused_in_one_line(line, what, hint, cli, tmp_path, monkeypatch):
+def test_bad_input_is_refused_in_one_line(line, what, hint, cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, content in FILES.items():
         (tmp_path / name).write_bytes(content)
@@ -102,7 +102,7 @@ def test_refused_in_one_line(line, what, hint, cli, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("line", ["run --top-k 100000", "run --prompts empty.txt", "run --out file", "run --decoder x"])
-def test_refused_before_anything_heavy_is_imported(line, tmp_path):
+def test_bad_input_is_refused_before_anything_heavy_is_imported(line, tmp_path):
     for name in ("empty.txt", "file"):
         (tmp_path / name).touch()
     script = f"""
@@ -147,7 +147,7 @@ def test_an_unforeseen_error_is_one_line_unless_debugging(cli, monkeypatch):
 
     monkeypatch.setattr(catalog, "models", broken)
     outcome = cli("list", "models")
-    expected = r"error: RuntimeError: two lines \(a bug at test_bad_input\.py:\d+; --debug shows all\)\n"
+    expected = r"error: RuntimeError: two lines \(a bug at test_bad_input\.py:\d+; --debug shows the traceback\)\n"
     assert outcome.code == 1 and re.fullmatch(expected, outcome.err)
     assert "Traceback" in cli("list", "models", "--debug").err
 

@@ -1,5 +1,5 @@
-"""run, score, report, show and list on the embedded model: data on stdout, talk on stderr, the promised keys and exit
-codes."""
+"""Commands run, score, report, show and list on the embedded model: results on stdout, messages on stderr,
+documented keys and exit codes."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def there(folder, cli, monkeypatch):
 
 def test_the_same_command_again_decodes_nothing(there):
     outcome = there(*RUN)
-    assert outcome.code == 0 and "4 of 4 images are there already" in outcome.err
+    assert outcome.code == 0 and "4 of 4 images already done" in outcome.err
     assert len(outcome.out.splitlines()) == 2
 
 
-def test_quiet_says_nothing(there):
+def test_quiet_prints_nothing_on_stderr(there):
     assert there(*RUN, "--quiet").err == ""
 
 
@@ -151,7 +151,7 @@ def test_a_window_chosen_by_measuring_is_kept(cli, tmp_path, monkeypatch):
     first = cli(*command)
     assert first.code == 0 and "is the fastest here" in first.err
     second = cli(*command)
-    assert second.out == first.out and "1 of 1 images are there already" in second.err
+    assert second.out == first.out and "1 of 1 images already done" in second.err
     assert json.loads(cli("show", "shapes-sjd", "--json").out)[0]["window_curve"]
 
 
@@ -174,7 +174,7 @@ def test_a_config_file_holds_the_same_settings(there, tmp_path):
     assert origins["top-k"] == (7, f"file {tmp_path / 'c.toml'}") and origins["gsd:G"][0] == 5
 
 
-def test_doctor_says_ready(there):
+def test_doctor_reports_a_ready_machine(there):
     outcome = there("doctor", "--model", "shapes", "--json")
     assert outcome.code == 0
     assert {row["status"] for row in json.loads(outcome.out)} <= {"ok", "warning"}

@@ -1,4 +1,4 @@
-"""Some hundred of the inputs of `make drills`, other ones on every machine that asks for them by FUZZ_SEED."""
+"""A few hundred fuzzed inputs of `make drills`; FUZZ_SEED selects others."""
 
 from __future__ import annotations
 

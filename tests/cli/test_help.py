@@ -1,8 +1,9 @@
-"""`--help` and `list` answer without importing anything heavy."""
+"""Help: start-up without heavy imports, literals printed as they are typed, each command's own defaults."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -10,6 +11,8 @@ import pytest
 import typer
 
 from specbench.cli import build_app
+from specbench.runs.settings import run_settings
+from specbench.specs.tree_paths import NAMED
 
 # huggingface_hub itself is a few constants; its `file_download` brings the HTTP client.
 HUB = ("huggingface_hub.file_download", "httpx", "httpx2")
@@ -52,6 +55,53 @@ def test_a_command_is_the_same_whichever_others_are_loaded(wanted):
     assert [parameter.opts for parameter in alone[wanted].params] == [
         parameter.opts for parameter in every[wanted].params
     ]
+
+
+def _parameters(group, path="specbench"):
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _parameters(command, f"{path} {name}")
+        else:
+            yield from ((f"{path} {name} {parameter.name}", parameter) for parameter in command.params)
+
+
+def _accepted() -> dict[str, set[str]]:
+    """Values that options accept literally, by option name."""
+    found: dict[str, set[str]] = {"what": {"models", "decoders", "metrics", "prompts", "tables", "runs"}}
+    found["format"] = {"markdown", "csv", "latex", "json", "html", "parquet"}
+    found["tree"] = {"chain", *NAMED}
+    for setting in run_settings():
+        for option in (setting.option, *setting.others):
+            found.setdefault(setting.name, set()).update((*option.choices, *setting.words))
+    found["mode"] |= {"latency", "throughput"}
+    return found
+
+
+def test_help_prints_every_choice_in_the_case_in_which_it_is_accepted():
+    accepted, checked = _accepted(), 0
+    for path, parameter in _parameters(typer.main.get_command(build_app())):
+        name = parameter.opts[0].removeprefix("--")
+        valid = accepted.get(name, set())
+        typed = {choice.lower(): choice for choice in valid}
+        text = re.sub(r"\[/?[a-z ]+\]", " ", parameter.help or "")
+        for word in re.findall(r"[\w+-]+", text):
+            assert word in valid or word.lower() not in typed, (
+                f"{path}: {word!r} is accepted as {typed[word.lower()]!r}"
+            )
+        checked += bool(valid)
+    assert checked > 20
+
+
+def test_help_shows_no_empty_default():
+    for path, parameter in _parameters(typer.main.get_command(build_app())):
+        assert not re.search(r"\((default)? ?\)", parameter.help or ""), path
+
+
+def test_help_of_bench_names_the_defaults_of_the_table():
+    bench = typer.main.get_command(build_app("bench")).commands["bench"]
+    texts = {parameter.opts[0]: parameter.help for parameter in bench.params}
+    for name in ("--model", "--prompts"):
+        assert "default the table's" in texts[name] and "default shapes" not in texts[name]
 
 
 def test_importing_the_package_imports_its_version_only(tmp_path):

@@ -1,4 +1,4 @@
-"""On a terminal progress is a bar; elsewhere plain lines; colour obeys NO_COLOR; no text can smuggle control codes."""
+"""Progress: a bar on a terminal, plain lines elsewhere; NO_COLOR is respected; control characters are removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_off_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     reporter.row("shapes-ar-00000000", {"status": "failed"})
     reporter.finish()
     first, *lines, last = capsys.readouterr().err.splitlines()
-    assert first == "1 of 3 images are there already"
+    assert first == "1 of 3 images already done"
     assert lines[0].startswith("2/3 images, ") and lines[1].startswith("3/3 images, 1 failed, ")
     assert last.startswith("2 images in ")
 

@@ -29,10 +29,13 @@ WHOLE_BATCHES = {
     "lantern",
     "lantern++",
     "lantern++-optimal",
+    "lantern-released",
+    "lantern++-released",
     "uniform-rsd",
     "cool-sd",
     "cool-sd-linear",
     "zipar",
+    "zipar-released",
 }
 
 

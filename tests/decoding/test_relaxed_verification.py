@@ -1,4 +1,4 @@
-"""Relaxed acceptance and the law after a rejection: the papers' formulas, a linear program, and the exact joint."""
+"""Relaxed acceptance and the residual distribution: the papers' formulas, a linear program, and the exact joint."""
 
 import itertools
 import math
@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from specbench.checks.audit_settings import AUDIT_SETTINGS
 from specbench.checks.divergence import total_variation
 from specbench.checks.enumerable_model import EnumerableModel
-from specbench.checks.losslessness import CASES, audit, observe
+from specbench.checks.losslessness import audit, observe
 from specbench.decoding.context import Context
 from specbench.decoding.loop import Request, decode
 from specbench.decoding.sampling import without
@@ -50,8 +51,8 @@ def omega(residual=optimal, **changed) -> DepthWeighted:
     return DepthWeighted(context(residual), **options)
 
 
-def law(rule, p=P, q=Q, tokens=TOKENS):
-    """Acceptance [V], mass accepted, law after a rejection and law of what is emitted, by the rule's own parts."""
+def outcome(rule, p=P, q=Q, tokens=TOKENS):
+    """Acceptance [V], accepted mass, residual distribution and distribution of the emitted token of a rule."""
     a = rule.acceptance(p, q, tokens).clamp(max=1)
     drafted = torch.ones(len(p), 1, dtype=torch.bool)
     window = DraftTests(p[:, None], q[:, None], tokens[:, :1], drafted, drafted.double(), torch.tensor([1]))
@@ -70,17 +71,17 @@ def law(rule, p=P, q=Q, tokens=TOKENS):
     ],
 )
 def test_worked_example(delta, a, mass, left, emitted):
-    for found, expected in zip(law(omega(delta=delta)), (a, mass, left, emitted), strict=True):
+    for found, expected in zip(outcome(omega(delta=delta)), (a, mass, left, emitted), strict=True):
         np.testing.assert_allclose(found.squeeze(0), expected, atol=2e-6)
 
 
 def test_an_acceptance_below_one_is_biased_under_the_standard_residual():
-    emitted = law(omega(standard, delta=0.5))[3]
+    emitted = outcome(omega(standard, delta=0.5))[3]
     assert math.isclose((emitted - P).abs().sum() / 2, 0.175, abs_tol=1e-6)
 
 
 def test_bound_term_is_the_distance_of_one_relaxed_step():
-    a, *_, emitted = law(omega(delta=2.0))
+    a, *_, emitted = outcome(omega(delta=2.0))
     assert math.isclose((emitted - P).abs().sum() / 2, 0.05, abs_tol=1e-6)
     assert math.isclose((Q * a - P).clamp(min=0).sum(), 0.05, abs_tol=1e-6)
 
@@ -138,7 +139,7 @@ def test_optimal_residual_is_a_minimiser(seed):
 
 
 def best_distance(accepted, rejected, p) -> float:
-    """min over laws G of TV(accepted + rejected G, p): variables G, and t >= the absolute differences."""
+    """min over distributions G of TV(accepted + rejected G, p): variables G, and t >= the absolute differences."""
     eye = np.eye(V)
     above = np.hstack([rejected * eye, -eye])
     below = np.hstack([-rejected * eye, -eye])
@@ -239,7 +240,7 @@ def test_neighbour_table_is_built_once(tmp_path, monkeypatch):
     assert table.dtype == torch.int32
     scaled = torch.nn.functional.normalize(codebook, dim=1)
     assert table[7, 0] == (scaled @ scaled[7]).scatter(0, torch.tensor([7]), -2.0).argmax()
-    monkeypatch.setattr(codebook_neighbours, "_build", None)
+    monkeypatch.setattr(codebook_neighbours, "nearest", None)
     assert torch.equal(codebook_neighbours.neighbour_table(codebook.clone(), folder=tmp_path), table)
     monkeypatch.undo()
     assert not torch.equal(codebook_neighbours.neighbour_table(codebook, raw=True, folder=tmp_path), table)
@@ -293,10 +294,10 @@ RELAXED = [
 
 @pytest.mark.parametrize("options", RELAXED, ids=str)
 def test_measured_distance_stays_under_the_bound_estimated_while_decoding(options):
-    case = CASES[0]
-    spec = resolve("sjd", {"window": case.window, "residual": "optimal"} | options)
-    distance, low, _ = total_variation(observe(case, spec, 30_000, seed=1))
-    bound = mean_bound(case, spec, 4000)
+    setting = AUDIT_SETTINGS[0]
+    spec = resolve("sjd", {"window": setting.window, "residual": "optimal"} | options)
+    distance, low, _ = total_variation(observe(setting, spec, 30_000, seed=1))
+    bound = mean_bound(setting, spec, 4000)
     assert 0.003 < low <= distance < bound
 
 
@@ -312,15 +313,15 @@ ON_TREES = [
 @pytest.mark.parametrize(("name", "options"), ON_TREES, ids=str)
 def test_the_bound_holds_on_trees_of_a_draft_head(name, options):
     spec = resolve(name, options)
-    distance, low, _ = total_variation(observe(CASES[0], spec, 15_000, seed=1))
-    assert 0.003 < low <= distance < mean_bound(CASES[0], spec, 2000)
+    distance, low, _ = total_variation(observe(AUDIT_SETTINGS[0], spec, 15_000, seed=1))
+    assert 0.003 < low <= distance < mean_bound(AUDIT_SETTINGS[0], spec, 2000)
 
 
-def mean_bound(case, spec, images) -> float:
+def mean_bound(setting, spec, images) -> float:
     """Mean of the recorded bound over images of the very model `observe` decodes."""
-    model = EnumerableModel(case.layout, ("table 0",), seed=zlib.crc32(case.name.encode()) + 1)
+    model = EnumerableModel(setting.layout, ("table 0",), seed=zlib.crc32(setting.name.encode()) + 1)
     requests = [Request("table 0", "p", sample) for sample in range(images)]
-    rows = decode(model, requests, spec, case.sampling, 5, render=False)
+    rows = decode(model, requests, spec, setting.sampling, 5, render=False)
     return float(np.mean([row.facts["theorem2_bound"] for row in rows]))
 
 
@@ -340,7 +341,7 @@ def test_a_residual_without_its_verifier_is_refused():
 
 
 def two_siblings(rule) -> torch.Tensor:
-    """Law of the token emitted after two siblings drawn from Q without replacement, every draw written out."""
+    """Distribution of the token emitted after two siblings drawn from Q without replacement, every draw written out."""
     emitted = torch.zeros(4, dtype=torch.float64)
     for x in range(4):
         window = one_test(P, Q, x)
@@ -349,10 +350,10 @@ def two_siblings(rule) -> torch.Tensor:
         p, q = left / left.sum(), without(Q, torch.tensor([x]))
         for y in range(4):
             chance = Q[0, x] * (1 - accepted(rule, window)) * q[0, y]
-            younger = one_test(p, q, y)
-            emitted[y] += chance * accepted(rule, younger)
-            rest = residual_weights(rule, younger)[0, 0]
-            emitted += chance * (1 - accepted(rule, younger)) * rest / rest.sum()
+            second = one_test(p, q, y)
+            emitted[y] += chance * accepted(rule, second)
+            rest = residual_weights(rule, second)[0, 0]
+            emitted += chance * (1 - accepted(rule, second)) * rest / rest.sum()
     return emitted
 
 

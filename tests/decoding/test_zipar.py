@@ -5,9 +5,10 @@ import pytest
 import torch
 from grouped_key_llama import TinyModel
 
+from specbench.checks.audit_settings import AuditSetting
 from specbench.checks.divergence import LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel
-from specbench.checks.losslessness import Case, observe
+from specbench.checks.losslessness import observe
 from specbench.decoding.loop import Request, decode
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
@@ -45,6 +46,19 @@ def test_forwards_are_one_row_and_a_window_for_each_other(layout, window):
         assert row.committed_step[forced < 0].max() == row.nfe
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("window", [1, 2, 3])
+def test_the_released_count_includes_the_row_end_or_lets_row_1_wait(layout, window):
+    """With row ends a released window is one less here; without, the first row is decoded alone."""
+    released = rows_of(layout, "zipar-released", **{"rows-window": window})
+    if layout.with_row_ends(layout.height, layout.width, layout.v_image) == layout:
+        ours = rows_of(layout, "zipar", **{"rows-window": max(window - 1, 1)})
+        assert np.array_equal(tokens(released), tokens(ours))
+        return
+    lag = min(window, layout.width)
+    assert {row.nfe for row in released} == {2 * layout.width + (layout.height - 2) * lag}
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_window_as_wide_as_the_row_is_ar(layout, adaptive):
@@ -56,9 +70,9 @@ def test_a_window_as_wide_as_the_row_is_ar(layout, adaptive):
 
 @pytest.mark.parametrize(("adaptive", "exact"), [(False, False), (True, True)])
 def test_a_first_token_that_saw_its_whole_past_in_the_end_follows_it(adaptive, exact):
-    case = Case("zipar", TokenLayout.plain(2, 2, 3), tables=2)
+    setting = AuditSetting("zipar", TokenLayout.plain(2, 2, 3), tables=2)
     spec = resolve("zipar", {"rows-window": 1, "adaptive": adaptive})
-    assert (p_value(observe(case, spec, 20_000, seed=0)) > LEVEL) == exact
+    assert (p_value(observe(setting, spec, 20_000, seed=0)) > LEVEL) == exact
 
 
 def test_an_image_does_not_depend_on_its_batch():

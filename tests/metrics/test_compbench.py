@@ -1,4 +1,4 @@
-"""T2I-CompBench++: BLIP-VQA against a forward written out, and the way to the official scripts and back."""
+"""T2I-CompBench++: BLIP-VQA against an independent forward, and exchange with the official scripts."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_export_numbers_images_contiguously_by_prompt_and_sample(tmp_path):
     ]
 
 
-def test_export_refuses_gaps(tmp_path):
+def test_export_refuses_a_run_with_missing_samples(tmp_path):
     gap = run_of(tmp_path / "gap", prompts(tmp_path, "color")[1:], 1)
     with pytest.raises(SpecbenchError, match="1 images of 2 x 1"):
         official_exchange.export_compbench(gap, tmp_path / "out")

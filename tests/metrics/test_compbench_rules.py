@@ -1,4 +1,4 @@
-"""T2I-CompBench++ on detected objects: the rules, the detector and depth adapters, and 3-in-1 from its parts."""
+"""T2I-CompBench++ on detected objects: rules, detector and depth adapters, and the 3-in-1 score."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def box(x: float, y: float, width: float = 10, height: float = 10) -> tuple[floa
     return (x, y, x + width, y + height)
 
 
-def test_overlap_and_containment():
+def test_overlap_and_containment_of_boxes_follow_the_official_rules():
     assert overlap(box(0, 0), box(5, 0)) == pytest.approx(50 / 150)
     assert contained(box(0, 0), box(2, 2, 4, 4)) == 1 and overlap(box(0, 0), box(2, 2, 4, 4)) == 0.16
     assert overlap(box(0, 0), box(10, 0)) == 0 and overlap((1, 1, 1, 1), (1, 1, 1, 1)) == 0

@@ -1,4 +1,4 @@
-"""Pictures of every kind become their colours or are refused by name, and none is scored that nobody asked about."""
+"""External images: supported formats are read as RGB, others rejected by name; only requested images are scored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Score, Settings
-from specbench.metrics.external_images import foreign_images
+from specbench.metrics.external_images import external_images
 from specbench.metrics.protocols import PROTOCOLS
 from specbench.prompts import load_prompts
 from specbench.stats import mean_interval
@@ -86,7 +86,7 @@ def drawn(tmp_path):
 
 
 def pair(drawn: Path, prompts: Path):
-    return foreign_images(drawn, load_prompts(prompts), drawn.parent / "out")
+    return external_images(drawn, load_prompts(prompts), drawn.parent / "out")
 
 
 def test_pictures_find_their_prompts_by_name(drawn, prompts):
@@ -108,7 +108,7 @@ def test_a_bare_id_is_the_first_sample(tmp_path):
     [
         ("grid.png", r"grid\.png belongs to no prompt"),
         ("cat.png", "are both image 0 of prompt 'cat'"),
-        ("notes.txt", r"notes\.txt is not a picture"),
+        ("notes.txt", r"notes\.txt is not an image"),
         ("cat-2.png", "has no image 2 of prompt 'dog-1'"),
     ],
 )
@@ -185,9 +185,9 @@ def test_a_folder_is_scored_from_the_command_line_and_only_changes_again(drawn, 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--images", "x"), "go together"),
-        (("--prompts", "shapes"), "go together"),
-        (("a-run", "--images", "x", "--prompts", "shapes"), "no RUN"),
+        (("--images", "x"), "must be given together"),
+        (("--prompts", "shapes"), "must be given together"),
+        (("a-run", "--images", "x", "--prompts", "shapes"), "exclude each other"),
         (("--protocol", "sdj"), "did you mean 'sjd'"),
         (("--metric", "clip[b61]"), "did you mean 'clip[b16]'"),
         (("--device", "tpu9"), "--device tpu9"),

@@ -1,4 +1,5 @@
-"""FID, KID and their errors against independent computations, and the four front ends against their tools."""
+"""FID, KID and their standard errors against independent computations; four preprocessing variants against their
+tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GenEval: the rules on boxes exhaustively, the detector adapter, and the way to the official program and back."""
+"""GenEval: exhaustive tests of the rules on boxes, the detector adapter, and exchange with the official evaluator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`score`: images -> features -> statistics -> scores, only what is missing, and nothing that was not looked at."""
+"""Scoring: images -> features -> statistics -> scores; only missing scores are computed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from specbench.models.shapes import render, scene
 from specbench.prompts import Prompt
 from specbench.reporting import render as render_tables
 from specbench.reporting import report_rows
-from specbench.reporting.contact_sheet import gallery
+from specbench.reporting.contact_sheet import contact_sheet
 from specbench.stats import mean_interval
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
@@ -95,7 +95,7 @@ def test_a_redone_image_is_scored_again(tmp_path):
 def test_a_scorer_killed_half_way_goes_on_where_it_was(tmp_path):
     folder = drawn_run(tmp_path, n=40)
     code = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom specbench import scoring\n"
+        "import os, signal, sys\nfrom pathlib import Path\nfrom specbench.metrics import scoring\n"
         "seen = []\n"
         "class Stop(scoring.Reporter):\n    def image(self, *_):\n        seen.append(1)\n"
         "        if len(seen) == 20: os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -203,11 +203,11 @@ def test_scores_of_a_part_of_the_images_say_so(tmp_path):
 
 def test_a_gallery_has_a_row_per_prompt_and_a_column_per_run(tmp_path):
     folders = [drawn_run(tmp_path, n=4), drawn_run(tmp_path, n=3, spec=tiny.spec("gsd", G=50))]
-    wide = Image.open(gallery(folders, tmp_path / "made" / "wide.png", limit=4))
-    narrow = Image.open(gallery(folders[:1], tmp_path / "narrow.png", limit=2))
+    wide = Image.open(contact_sheet(folders, tmp_path / "made" / "wide.png", limit=4))
+    narrow = Image.open(contact_sheet(folders[:1], tmp_path / "narrow.png", limit=2))
     assert wide.width > narrow.width and wide.height > narrow.height
     with pytest.raises(SpecbenchError, match="no images"):
-        gallery([folders[0]], tmp_path / "none.png", sample=9)
+        contact_sheet([folders[0]], tmp_path / "none.png", sample=9)
 
 
 def test_reading_while_a_scorer_works_needs_no_lock(tmp_path):

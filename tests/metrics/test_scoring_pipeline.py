@@ -1,4 +1,5 @@
-"""Named metrics on a stored run, from the command line to the report: once per image, and never two in one column."""
+"""Published metrics on a stored run, from the command line to the report: one row per image, one column per
+fingerprint."""
 
 from __future__ import annotations
 
@@ -137,7 +138,7 @@ def test_fid_of_two_runs_against_one_reference(tmp_path, monkeypatch):
 
 
 def test_a_protocol_leaves_out_what_does_not_fit(checkpoints, tmp_path, monkeypatch):
-    monkeypatch.setattr("specbench.api.find_protocol", lambda name: ("fid[clean]", "imagereward"))
+    monkeypatch.setattr("specbench.metrics.protocols.find_protocol", lambda name: ("fid[clean]", "imagereward"))
     stored_run(tmp_path / "out", PROMPTS)
     rows = api.score(out=tmp_path / "out", protocol="sjd", settings=Settings(offline=True))
     assert [row["metric"] for row in rows] == ["imagereward"]

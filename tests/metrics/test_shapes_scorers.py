@@ -1,4 +1,4 @@
-"""The scorers of the embedded model know its captions, and every one of them sees damage."""
+"""Scorers of the embedded model: known captions score high, and each scorer detects damaged images."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""LlamaGen's captions pass through what the official cleaning is described to do, and nothing else."""
+"""LlamaGen's caption cleaning does exactly what the official cleaning is documented to do."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from specbench.models.families.caption_cleaning import clean
         ("***", ""),
     ],
 )
-def test_what_a_caption_becomes(given, cleaned):
+def test_captions_are_cleaned_as_documented(given, cleaned):
     assert clean(given) == cleaned
 
 

@@ -1,4 +1,4 @@
-"""Files are found in a folder or in the hub's cache, at the asked revision; what goes wrong is one line."""
+"""Checkpoint files are found in a folder or in the hub cache, at the requested revision; errors are one line."""
 
 from __future__ import annotations
 

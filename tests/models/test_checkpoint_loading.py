@@ -1,6 +1,5 @@
-"""Every parameter of every family comes from a file, and every stored tensor is used or known to be of no use: a key
-removed, added or reshaped is refused in one line that names it.
-"""
+"""Checkpoint loading: every parameter comes from a file, every stored tensor is used or listed as unused; a removed,
+added or reshaped tensor is rejected in one line that names it."""
 
 from __future__ import annotations
 

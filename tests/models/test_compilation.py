@@ -1,4 +1,4 @@
-"""A compiled step gives the tokens of an uncompiled one, is exact itself, and is compiled before the clock starts."""
+"""Compiled steps: same tokens as eager steps, lossless, and compiled before timing starts."""
 
 import itertools
 
@@ -18,11 +18,12 @@ from specbench.models.transformer import compiled_forward as compiled_module
 from specbench.models.transformer.compilation import graph_bytes
 from specbench.models.transformer.compiled_forward import CompiledStep
 from specbench.models.transformer.kv_cache import PARTS, whole_blocks, whole_parts
-from specbench.reporting.comparability import configuration, differences
+from specbench.reporting.comparability import configuration, mismatched_fields
 from specbench.runs import plan
 from specbench.runs.settings import merge, run_settings
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
+from specbench.store.run_info import RunInfo
 from specbench.system import compiler
 
 LACKING = compiler.missing("cpu")
@@ -251,9 +252,9 @@ def test_compiled_and_uncompiled_runs_are_not_compared():
     for made, compiled in ((one, LACKING is None), (other, False)):
         spec = made.spec(made.decoders[0].spec, "0" * 64)
         assert bool(spec.compiled) == compiled
-        infos.append({"spec": spec.content(), "invocations": []})
+        infos.append(RunInfo(spec))
     if LACKING is None:
-        assert differences(*infos) == ["compiled (yes, AR no)"]
-        assert not differences(*infos, any_configuration=True)
+        assert mismatched_fields(*infos) == ["compiled (yes, AR no)"]
+        assert not mismatched_fields(*infos, any_configuration=True)
         assert configuration(infos[0]).endswith(", compiled")
         assert one.spec(one.decoders[0].spec, "").run_id != other.spec(other.decoders[0].spec, "").run_id

@@ -1,6 +1,5 @@
-"""Draft heads in the layout of the published ones, for LlamaGen, Lumina and Anole: drafts follow the law that the
-official computation, written out slowly, gives; and the commands take them.
-"""
+"""Draft heads in the published layout for LlamaGen, Lumina and Anole: draft distributions equal the official
+computation, and the commands accept the heads."""
 
 from __future__ import annotations
 
@@ -99,6 +98,12 @@ def turn_halves(vector, position):
     return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()])
 
 
+@pytest.fixture(autouse=True)
+def tiny_grids(monkeypatch):
+    """Published heads know grids of 16 x 16 and 32 x 32; these ones are written for the tiny grid."""
+    monkeypatch.setattr("specbench.models.families.llamagen.HEAD_GRIDS", {"t2i": 4})
+
+
 @pytest.fixture
 def pair(request, tmp_path):
     """A tiny checkpoint of the model, and a head for it."""
@@ -111,7 +116,7 @@ def pair(request, tmp_path):
 
 @pytest.mark.parametrize("pair", ["llamagen", "lumina", "anole"], indirect=True)
 @torch.inference_mode()
-def test_drafts_follow_the_official_law(pair, monkeypatch):
+def test_drafts_follow_the_official_distribution(pair, monkeypatch):
     name, tiny, tensors, folder = pair
     model = load_model(find_model(name).configured(str(tiny.folder), tiny=True), "cpu", "float32")
     seen = []
@@ -165,3 +170,22 @@ def test_a_head_of_another_vocabulary_is_refused(pair, tmp_path):
     write_head(tmp_path / "small", name, 10, tiny.output.shape[1])
     with pytest.raises(SpecbenchError, match="knows 10 tokens"):
         head_for(model, str(tmp_path / "small"))
+
+
+@pytest.mark.parametrize(
+    ("grids", "said"), [({"t2i": 16, "t2i2": 32}, "t2i is 16 x 16, t2i2 is 32 x 32"), ({"other": 4}, "'t2i'")]
+)
+def test_a_head_for_another_grid_is_refused(grids, said, cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("specbench.models.families.llamagen.HEAD_GRIDS", grids)
+    (tmp_path / "weights").mkdir()
+    tiny = write("llamagen", tmp_path / "weights")
+    write_head(tmp_path / "head", "llamagen", llamagen.CODES, tiny.output.shape[1])
+    model = load_model(find_model("llamagen").configured(str(tiny.folder), tiny=True), "cpu", "float32")
+    with pytest.raises(SpecbenchError) as raised:
+        head_for(model, str(tmp_path / "head"))
+    assert said in raised.value.what and "'llamagen+tiny' decodes 4 x 4" in raised.value.what
+    fixed = ("--model", "llamagen", "--scale", "tiny", "--weights", tiny.folder, "--dtype", "float32", "--quiet")
+    (tmp_path / "one.txt").write_text("a cat\n")
+    run = ("run", *fixed, "--decoder", "eagle", "--head", tmp_path / "head", "--prompts", tmp_path / "one.txt")
+    outcome = cli(*run, "--out", tmp_path / "results")
+    assert outcome.code == 2 and "decodes 4 x 4" in outcome.err and "Traceback" not in outcome.err

@@ -1,6 +1,5 @@
-"""The commands know the families: `run` decodes each from a checkpoint folder, `list` and `doctor` say what there is,
-and random weights are labelled and never scored.
-"""
+"""Commands with model families: `run` decodes from a checkpoint folder, `list` and `doctor` report the state, and
+random weights are labelled and never scored."""
 
 from __future__ import annotations
 
@@ -37,6 +36,8 @@ def test_every_model_decodes_from_its_checkpoint(name, run_tiny, tmp_path):
     assert len(list((run / "images").glob("*.png"))) == 2
     spec = json.loads((run / "run.json").read_text())["spec"]
     assert spec["model"] == f"{name}+tiny" and spec["decoder"]["name"] == "gsd"
+    source = json.loads((run / "run.json").read_text())["source"]
+    assert source["weights"] == str(folder) and source["layout"] == name.partition("-")[0] and not source["revision"]
 
 
 def test_several_prompts_decode_as_one_batch_in_bfloat16(run_tiny, tmp_path):
@@ -51,7 +52,8 @@ def test_random_weights_are_labelled_and_not_scored(run_tiny, cli, tmp_path):
     assert outcome.code == 0, outcome.err
     run_id = runs[0]["run_id"]
     assert run_id.startswith("janus+random+tiny-")
-    assert json.loads((tmp_path / "results" / run_id / "run.json").read_text())["spec"]["model"] == "janus+random+tiny"
+    info = json.loads((tmp_path / "results" / run_id / "run.json").read_text())
+    assert info["spec"]["model"] == "janus+random+tiny" and "source" not in info
     refused = cli("score", run_id, "--out", tmp_path / "results")
     assert refused.code == 2 and "random weights" in refused.err
 

@@ -1,12 +1,11 @@
-"""Every family, from files in the published layout: cached windows give the logits of the library's full forward,
-windows of any width give the AR tokens, and images are decoded as the reference decodes them.
-"""
+"""Model families from files in the published layout: cached windows give the logits of the library's full forward,
+windows of any width give the AR tokens, and image decoding equals the reference."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from checkpoints import WRITERS, write
+from checkpoints import AUTHORS, WRITERS
 
 from specbench.decoding.loop import Request, decode
 from specbench.models.catalog import load_model
@@ -19,12 +18,17 @@ TEXTS = ("A red cat, sleeping.", "two dogs")
 INFO = {info.name: info for info in MODELS}
 
 
-@pytest.fixture(scope="module", params=sorted(WRITERS))
+LAYOUTS = {name: (name, writer) for name, writer in WRITERS.items()}
+LAYOUTS |= {f"{name} by its authors": (name, writer) for name, writer in AUTHORS.items()}
+
+
+@pytest.fixture(scope="module", params=sorted(LAYOUTS))
 def loaded(request, tmp_path_factory):
     """Info, tiny checkpoint and the model loaded from it."""
-    folder = tmp_path_factory.mktemp(request.param)
-    tiny = write(request.param, folder)
-    info = INFO[request.param].configured(weights=str(folder), tiny=True)
+    name, writer = LAYOUTS[request.param]
+    folder = tmp_path_factory.mktemp(name)
+    tiny = writer(folder)
+    info = INFO[name].configured(weights=str(folder), tiny=True)
     return info, tiny, load_model(info, "cpu", "float32")
 
 

@@ -1,4 +1,4 @@
-"""Windows, rejected drafts, ragged rows and branches through the cache give the logits of the uncached full forward."""
+"""KV cache: windows, rejected drafts, ragged rows and tree branches give the logits of the uncached full forward."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def full_logits(model, prefix, row, tokens, guidance):
 @torch.inference_mode()
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 @pytest.mark.parametrize("shift", [None, torch.tensor([3, 6, 7, 5])], ids=["no shift", "positions count padding"])
-def test_ragged_windows_with_rollback(model, prefix, guidance, shift):
+def test_ragged_windows_with_rollback_give_the_uncached_logits(model, prefix, guidance, shift):
     prefix = replace(prefix, shift=shift)
     generator = torch.Generator().manual_seed(2)
     session = model.begin(prefix, guidance, columns=8)

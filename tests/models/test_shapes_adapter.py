@@ -1,4 +1,4 @@
-"""On a real network too, predictive sampling returns AR's image of the same seed, and a batch changes only rounding."""
+"""Predictive sampling on the embedded model returns the AR image of the same seed; batching changes only rounding."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A caption of the `shapes` world is understood, or refused by naming what is not."""
+"""Captions of the `shapes` model are parsed, or rejected by naming the unknown part."""
 
 import numpy as np
 import pytest

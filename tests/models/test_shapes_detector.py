@@ -1,13 +1,14 @@
-"""The detector finds what the renderer drew, object by object, and judges it against the caption."""
+"""The detector finds each rendered object, and compares the objects with the caption."""
 
 from collections import defaultdict
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from specbench.models.shapes.captions import caption, parse
 from specbench.models.shapes.detector import Detection, detect, judge
-from specbench.models.shapes.render import render, render_caption
+from specbench.models.shapes.render import render
 from specbench.models.shapes.scene import (
     CATEGORIES,
     TEXTURES,
@@ -18,6 +19,11 @@ from specbench.models.shapes.scene import (
     realize,
     sample_request,
 )
+
+
+def render_caption(text: str, seed: int) -> Image.Image:
+    """Render a scene that satisfies a caption."""
+    return Image.fromarray(render(realize(parse(text), np.random.default_rng(seed))))
 
 
 def test_held_out_renders_are_judged_correct_in_every_category():

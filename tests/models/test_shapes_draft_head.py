@@ -1,5 +1,5 @@
-"""The draft head in the package makes every decoder that needs one faster than one token a round, and two heads never
-share a run."""
+"""The shipped draft head yields more than one token per round for every decoder with a head; runs with different
+heads are kept apart."""
 
 import json
 import shutil

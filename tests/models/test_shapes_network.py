@@ -1,4 +1,4 @@
-"""The network of the `shapes` model: stock transformers weights, and one set of inputs for every way to decode."""
+"""Network of the `shapes` model: stock transformers weights, and the same inputs for every decoder."""
 
 import json
 

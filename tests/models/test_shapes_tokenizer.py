@@ -1,4 +1,4 @@
-"""The tokenizer of the `shapes` model loses little that the detector looks at, and wastes no code."""
+"""Tokenizer of the `shapes` model: reconstructions keep what the detector measures, and all codes are used."""
 
 import numpy as np
 import pytest

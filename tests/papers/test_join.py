@@ -28,12 +28,13 @@ from specbench.papers.table import Column
 from specbench.papers.table_files import read_table
 from specbench.papers.terminal import terminal
 from specbench.reporting.columns import between
-from specbench.reporting.comparability import differences
+from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.report_rows import Run, report_row
+from specbench.store.run_info import RunInfo, read_info
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TABLE = read_table(GOLDEN / "toy-1.toml")
-PLAIN, SPECULATIVE, GROUPED, SMALL_GROUPS = TABLE.cases()
+PLAIN, SPECULATIVE, GROUPED, SMALL_GROUPS = TABLE.all_settings()
 SUFFIXES = {"markdown": "md", "csv": "csv", "latex": "tex", "json": "json", "html": "html"}
 
 
@@ -151,11 +152,12 @@ CHANGES = {
 
 
 def test_every_field_that_must_agree_is_tried_below(tmp_path):
-    info = Run(folder(tmp_path, AR, ar())).info
+    folder_of_ar = folder(tmp_path, AR, ar())
+    info = json.loads((folder_of_ar / "run.json").read_text())
     other = json.loads(json.dumps(info), parse_int=lambda text: int(text) + 1, parse_float=lambda text: float(text) + 1)
     other["spec"] |= {name: f"another {value}" for name, value in info["spec"].items() if isinstance(value, str)}
     other["spec"]["mode"] = "throughput"
-    named = {text.partition(" (")[0] for text in differences(other, info)}
+    named = {text.partition(" (")[0] for text in mismatched_fields(RunInfo.from_json(other), read_info(folder_of_ar))}
     assert named == {*CHANGES, "model"}, "runs of another model are never each other's baseline"
 
 
@@ -292,11 +294,11 @@ def test_several_tables_go_into_one_text_or_are_refused(joined):
 
 def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):
     """Step compression against the window: printed values at two windows, measured ones at two."""
-    rows = [replace(TABLE.rows[1], label=f"W = {w}", group=None, paper={"nfe": w}, case={**TABLE.rows[1].case,
+    rows = [replace(TABLE.rows[1], label=f"W = {w}", group=None, paper={"nfe": w}, settings={**TABLE.rows[1].settings,
                     "options": {"window": w}}) for w in (3, 300)]  # fmt: skip
     figure = replace(TABLE, rows=tuple(rows), axes={"x": "option:window", "y": "nfe"})
     run = folder(tmp_path, SJD, sjd())
-    done = join(figure, dict.fromkeys(figure.cases(), run))
+    done = join(figure, dict.fromkeys(figure.all_settings(), run))
     printed, measured = figure_curves(done)
     assert [(x.value, y.value) for x, y in printed.points] == [(3, 3), (300, 300)] and not printed.measured
     assert all(y.value == pytest.approx(7 / 3) and y.low < y.value < y.high for _, y in measured.points)

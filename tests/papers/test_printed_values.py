@@ -213,7 +213,7 @@ def test_standard_deviations_are_those_in_brackets(tables):
 
 def test_every_row_names_a_model_a_decoder_and_prompts_that_exist(tables):
     for table in tables.values():
-        for case in table.cases():
+        for case in table.all_settings():
             spec = resolve(case.decoder, dict(case.options))
             assert dict(case.options).items() <= {**vars(spec), **dict(spec.options)}.items(), (table.name, case)
             model = find_model(case.model)
@@ -241,7 +241,9 @@ def test_axes_are_columns_or_settings_that_vary(tables):
             if kind not in ("option", "sampling"):
                 assert axis == "model" or axis in names, (name, axis)
                 continue
-            values = {dict(case.options if kind == "option" else case.sampling)[setting] for case in table.cases()}
+            values = {
+                dict(case.options if kind == "option" else case.sampling)[setting] for case in table.all_settings()
+            }
             assert len(values) > 1, (name, axis)
 
 
@@ -251,7 +253,7 @@ def test_a_column_of_a_paper_has_a_value_unless_the_file_says_why(tables):
         for column in tables[name].columns:
             lost = [row for row in tables[name].rows if column.name not in row.paper]
             explained = all(column.name in row.notes for row in lost)
-            no_reference_images = column.name == "score:fid" and all(row.case["prompts"] == "parti" for row in lost)
+            no_reference_images = column.name == "score:fid" and all(row.settings["prompts"] == "parti" for row in lost)
             assert not lost or explained or no_reference_images or column.key in beside, (name, column.header)
 
 

@@ -17,10 +17,12 @@ import specbench
 from specbench.decoding.generation import SPANS
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.papers import reproduce
-from specbench.papers.estimate import outlook, total
+from specbench.papers.estimate import estimate, total
+from specbench.papers.measured import find_measured
 from specbench.papers.table_files import load_table, table_names
-from specbench.reporting.comparability import differences
+from specbench.reporting.comparability import mismatched_fields
 from specbench.runs.runner import SilentReporter
+from specbench.store.run_info import read_info
 
 TINY = {"random-weights": True, "scale": "tiny", "dtype": "float32", "threads": "1"}
 """The table's own model, small and untrained."""
@@ -58,11 +60,11 @@ def test_every_table_can_be_asked_for(name, tmp_path):
     for one in reproduce.plan_table(table, {"out": str(tmp_path)}, env={}):
         assert one.plan or one.problem.exit_code == MISSING_PREREQUISITE, str(one.problem)
     planned = reproduce.plan_table(table, {"model": "shapes", "limit": "16", "out": str(tmp_path)}, env={})
-    rows = outlook(table, planned)
+    rows = estimate(table, planned)
     for one, row in zip(planned, rows, strict=True):
         assert row["problem"] is None and (row["model"], row["done"]) == ("shapes", 0), row
-        assert row["images"] == 16 * (one.case.samples or 1)
-        assert one.plan.decoders[0].spec.name == one.case.decoder and row["seconds"] is None
+        assert row["images"] == 16 * (one.settings.samples or 1)
+        assert one.plan.decoders[0].spec.name == one.settings.decoder and row["seconds"] is None
     images = sum({row["run_id"]: row["images"] for row in rows}.values())
     assert total(rows).startswith(f"{images} images to make, time unknown before a first image, at most ")
 
@@ -70,7 +72,7 @@ def test_every_table_can_be_asked_for(name, tmp_path):
 def test_what_the_table_says_is_what_runs(two):
     for one in reproduce.plan_table(load_table("gsd-2"), two["flags"], env={"SPECBENCH_DECODER": "ar"}):
         options = dict(one.plan.decoders[0].spec.options)
-        assert dict(one.case.options).items() <= options.items() and options["window"] == 16
+        assert dict(one.settings.options).items() <= options.items() and options["window"] == 16
         assert one.plan.sampling.guidance == 3.0 and one.plan.sampling.top_k == 2000
 
 
@@ -102,7 +104,7 @@ def test_what_is_there_is_not_done_again(two, cli):
 
 def test_an_estimate_is_the_pace_of_the_recorded_rows(two):
     table = load_table("gsd-2")
-    rows = outlook(table, reproduce.plan_table(table, two["flags"] | {"samples": "3"}, env={}))
+    rows = estimate(table, reproduce.plan_table(table, two["flags"] | {"samples": "3"}, env={}))
     for row, folder in zip(rows, two["done"].folders.values(), strict=True):
         spans = specbench.load(folder.name, folder.parent)[[f"{span}_ms" for span in SPANS]]
         assert row["run_id"] == folder.name
@@ -157,7 +159,7 @@ def test_a_row_that_cannot_run_does_not_keep_the_others(two):
     broken = replace(planned[0], plan=None, problem=SpecbenchError("its head is lost", "", MISSING_PREREQUISITE))
     said: list[str] = []
     done = reproduce.run_table([broken, *planned[1:]], warn=said.append)
-    assert len(done.folders) == len(planned) - 1 and done.found[broken.case] == "its head is lost"
+    assert len(done.folders) == len(planned) - 1 and done.found[broken.settings] == "its head is lost"
     assert said == ["lumina (sjd) not run: its head is lost"]
 
 
@@ -172,8 +174,8 @@ def test_a_sweep_decodes_every_combination_once(two, tmp_path, cli):
     assert len(outcome.out.splitlines()) == 5
     rows = specbench.report(out=tmp_path)
     assert all(row["n"] == 1 and row["speedup"] is not None for row in rows)
-    read = {row["run_id"]: json.loads((tmp_path / row["run_id"] / "run.json").read_text()) for row in rows}
-    assert not any(differences(read[row["run_id"]], read[row["baseline"]]) for row in rows)
+    read = {row["run_id"]: read_info(tmp_path / row["run_id"]) for row in rows}
+    assert not any(mismatched_fields(read[row["run_id"]], read[row["baseline"]]) for row in rows)
 
 
 @pytest.mark.parametrize(
@@ -198,4 +200,17 @@ def test_of_two_measurements_the_one_with_more_decoded_images_is_shown(tmp_path,
     spec = planned[0].plan.spec(planned[0].plan.decoders[0].spec, "w" * 64)
     synthetic.folder(tmp_path, replace(spec, threads=1), [*synthetic.sjd(1), None, None])
     more = synthetic.folder(tmp_path, replace(spec, threads=2), synthetic.sjd(2))
-    assert reproduce.find_measured(planned, tmp_path) == {planned[0].case: more}
+    assert find_measured(planned, tmp_path) == {planned[0].settings: more}
+
+
+def test_a_report_of_a_table_plans_nothing(tmp_path, monkeypatch):
+    def refuse(values):
+        raise AssertionError("a report must not plan")
+
+    monkeypatch.setattr(reproduce, "make_plan", refuse)
+    joined = specbench.report_table("gsd-1", out=tmp_path)
+    assert not any(line.runs for line in joined.lines)
+    with pytest.raises(SpecbenchError, match="did you mean 'shapes'"):
+        specbench.report_table("gsd-1", model="shaps", out=tmp_path)
+    with pytest.raises(SpecbenchError, match="nowhere"):
+        specbench.report_table("gsd-1", prompts="nowhere.txt", out=tmp_path)

@@ -30,14 +30,14 @@ def written(folder, **changed: str | None):
 
 def test_a_good_file_is_read(tmp_path):
     table = read_table(written(tmp_path))
-    plain, grouped = table.cases()
+    plain, grouped = table.all_settings()
     assert (plain.decoder, plain.options) == ("ar", ()), "a default option counts where the decoder takes it"
     assert (grouped.decoder, grouped.options) == ("gsd", (("fresh-q", "onehot"), ("window", 8))), "as SJD's code has it"
     assert table.rows[1].paper == {"nfe": 3} and table.metrics() == ["fid[pytorch-fid]"], "the protocol's variant"
 
 
 def test_the_released_code_s_convention_counts_where_a_row_takes_it():
-    rows = [row.case for row in load_table("sjd-fig14").rows if row.case.get("decoder", "").startswith("sjd")]
+    rows = [row.settings for row in load_table("sjd-fig14").rows if row.settings.get("decoder", "").startswith("sjd")]
     by_init = {case["options"].get("init"): case["options"].get("fresh-q") for case in rows}
     assert by_init.pop(None) == "onehot" and by_init and set(by_init.values()) == {None}
     (note,) = conventions()["notes"]

@@ -1,4 +1,4 @@
-"""The picture of `make bench` shows the medians of its JSON files, and nothing where there are none."""
+"""The plot of `make speed` shows the medians of its JSON files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pip installs holds everything that a checkout finds beside the package."""
+"""An installed wheel contains all data files of a checkout."""
 
 from __future__ import annotations
 

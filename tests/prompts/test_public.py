@@ -1,4 +1,4 @@
-"""The public prompt sets: counts, texts and ids as published, whatever their files look like."""
+"""Public prompt sets: counts, texts and ids as published, for all file formats."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_set_that_was_not_fetched_names_the_command(cli):
 def test_a_file_changed_after_it_arrived_is_refused(small, tmp_path):
     public.adopt_set(small["parti"], published.write("parti", tmp_path / "parti"))
     (small["parti"].folder / "PartiPrompts.tsv").write_text("Prompt\n")
-    with pytest.raises(SpecbenchError, match="not the published file any more"):
+    with pytest.raises(SpecbenchError, match="differs from the published file"):
         load_prompts("parti")
 
 

@@ -1,4 +1,4 @@
-"""A prompt file of any supported format gives stable ids; anything else is refused in one sentence."""
+"""Prompt files of supported formats give stable ids; others are rejected in one line."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ BAD = {
     "not an object": ("p.jsonl", b"[1]\n", "line 1 is not a JSON object"),
     "deep JSON": ("p.jsonl", b"[" * 200_000, "line 1 is not JSON"),
     "no text": ("p.jsonl", b'{"id": "a"}\n', "line 1 has no text"),
-    "half a character": ("p.jsonl", b'{"text": "\\ud800"}\n', "half a character"),
+    "a lone surrogate": ("p.jsonl", b'{"text": "\\ud800"}\n', "lone surrogate"),
     "an id that is a list": ("p.jsonl", b'{"id": [1], "text": "a"}\n', "the id must be"),
     "an id with a line end": ("p.jsonl", b'{"id": "a\\nb", "text": "a"}\n', "cannot be an id"),
     "a long id": ("p.jsonl", json.dumps({"id": "i" * 4096, "text": "a"}).encode(), "cannot be an id"),

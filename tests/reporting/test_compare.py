@@ -1,5 +1,5 @@
-"""`compare` and `show`: paired numbers both ways, gates with their exit code, reasons for what is missing; a run's card
-and an image's."""
+"""`compare` and `show`: paired numbers in both directions, gates with their exit code, reasons for missing values,
+run and image cards."""
 
 from __future__ import annotations
 
@@ -122,18 +122,18 @@ def test_scores_computed_differently_are_refused_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr(Brightness, "version", "2")
     b = pictured(tmp_path, SJD, synthetic.sjd(3), (2, 4, 6))
     found = named(compare_runs(a, b))["brightness"]
-    assert found["value"] is None and found["note"] == "computed differently: another version"
+    assert found["value"] is None and found["note"] == "computed differently: different version"
     scoring.score([a], ["brightness"])
     assert named(compare_runs(a, b))["brightness"]["value"] == pytest.approx(2.0)
     monkeypatch.setattr(Brightness, "version", "3")
-    assert named(compare_runs(a, b))["brightness"]["note"].startswith("scored with another version")
+    assert named(compare_runs(a, b))["brightness"]["note"].startswith("scored with a different version")
 
 
 def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
     ids = [folder.name for folder in runs]
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "speedup<0.98").code == 0
     back = cli("compare", *ids[::-1], "--out", tmp_path, "--fail-if", "speedup < 0.98", "--json")
-    assert back.code == 4 and "'speedup < 0.98' is so: speedup is 0.9" in back.err
+    assert back.code == 4 and "gate 'speedup < 0.98' failed: speedup = 0.9" in back.err
     assert named(json.loads(back.out))["speedup"]["value"] < 0.98, "the numbers are printed all the same"
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness.high>2").code == 4
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness<-1").code == 0
@@ -143,14 +143,14 @@ def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
     ("condition", "said"),
     [("sped<1", "did you mean 'speedup'"), ("speedup=1", "is not a condition"), ("speedup<fast", "is not a condition"),
      ("speedup<nan", "is not a condition"),
-     ("step_ratio.low<1", "cannot be judged: no low is known")],
+     ("step_ratio.low<1", "cannot be evaluated: no low")],
 )  # fmt: skip
-def test_a_gate_that_cannot_be_judged_does_not_pass(runs, cli, tmp_path, condition, said):
+def test_a_gate_that_cannot_be_evaluated_does_not_pass(runs, cli, tmp_path, condition, said):
     outcome = cli("compare", *(folder.name for folder in runs), "--out", tmp_path, "--fail-if", condition)
     assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1
 
 
-def test_every_sign_means_itself():
+def test_every_comparison_sign_of_a_gate_is_strict_or_not_as_written():
     row = [{"name": "x", "value": 2.0, "low": 1.0, "high": 3.0, "note": None}]
     for text, fails in {
         "x<2": False,
@@ -210,7 +210,7 @@ def test_a_card_shows_one_image(runs, cli, tmp_path):
     assert card["step_compression"] == pytest.approx(4 / 3) and card["scores"] == {"brightness": 203.0}
     assert card["committed_step"] is None, "three free tokens are no square"
     many = cli("show", runs[1].name, "prompt", "--out", tmp_path)
-    assert many.code == 2 and "is ambiguous (6 are called so" in many.err
+    assert many.code == 2 and "is ambiguous (6 prompts match" in many.err
     assert cli("show", runs[1].name, "nothing", "--out", tmp_path).code == 2
 
 

@@ -1,5 +1,5 @@
-"""Whatever a prompt, an id, a category, a model or a decoder is called, it stays text: in markdown, csv, LaTeX, json,
-html, on a terminal, and in file names."""
+"""Untrusted text (prompts, ids, categories, names) is escaped in markdown, csv, LaTeX, json, html, on a terminal,
+and in file names."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ from specbench.reporting import render, report_rows
 from specbench.reporting.html import write_page
 from specbench.reporting.run_card import card
 from specbench.reporting.terminal import run_view
-from specbench.runs.executors.local import InProcess
+from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.runner import run
 from specbench.specs.run_spec import RunSpec
-from specbench.store.run_folders import find_runs, read_info
+from specbench.store.run_folders import find_runs
+from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, image_name, sample_row
 from specbench.system.console import one_line
@@ -85,7 +86,7 @@ def test_names_of_folders_and_pictures_stay_inside(hostile):
 
 
 def test_every_name_is_kept_as_it_is(hostile, everything):
-    names = {read_info(folder)["spec"]["model"] for folder in find_runs(hostile)}
+    names = {read_info(folder).spec.model for folder in find_runs(hostile)}
     assert names == set(TEXTS)
     rows = RunStore(everything).samples(["prompt", "category", "meta"])
     assert list(rows["prompt"]) == list(rows["category"]) == list(TEXTS)
@@ -194,6 +195,6 @@ def test_a_papers_table_is_inert_in_every_format(tmp_path):
 
 def test_a_run_of_hostile_prompts_comes_to_its_end(tmp_path):
     units = [(Prompt(text, "a cat", text, {text: text}), 0) for text in TEXTS]
-    summary = run(InProcess(tiny.tiny_model()), [tiny.spec()], units, tmp_path / "out")
+    summary = run(LocalExecutor(tiny.tiny_model()), [tiny.spec()], units, tmp_path / "out")
     assert (summary.done, summary.failed) == (len(TEXTS), 0)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

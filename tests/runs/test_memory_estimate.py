@@ -47,7 +47,7 @@ def test_the_cache_is_predicted_within_a_tenth(name, guidance, monkeypatch):
         held.append(self.keys.nbytes + self.values.nbytes)
 
     monkeypatch.setattr(PositionLayer, "lazy_initialization", counting)
-    monkeypatch.setattr(memory_estimate, "PROMPT", 16)
+    monkeypatch.setattr(memory_estimate, "ASSUMED_PROMPT_TOKENS", 16)
     model, decoder, sampling = load_model("shapes"), resolve(name), Sampling(guidance, top_k=256)
     requests = [Request(CAPTION, "p", sample) for sample in range(2)]
     stop_after(2, monkeypatch)
@@ -70,7 +70,7 @@ SIZES = {"codes": 2000, "width": 32, "inner": 80, "layers": 2, "heads": 2}
 
 
 class Narrow(TransformerModel):
-    """A network next to which laws are large, behind the facts of a checkpoint; its pictures weigh nothing."""
+    """A network smaller than its distributions, with the facts of a checkpoint; its images take no memory."""
 
     name, codebook, weights_sha256 = "narrow", None, ""
 
@@ -119,7 +119,7 @@ class Narrow(TransformerModel):
         ("scd-mc", Sampling(3.0)),
     ],
 )
-def test_the_peak_is_predicted_where_laws_are_what_there_is(name, sampling, tmp_path):
+def test_the_peak_is_predicted_where_distributions_dominate(name, sampling, tmp_path):
     decoder, facts = resolve(name, {"window": 32}), Narrow.facts(tmp_path)
     measured = BENCH["peak"](Narrow(), decoder, sampling, 2)
     expected = BENCH["predicted"](facts, decoder, sampling, 2)
@@ -190,3 +190,16 @@ def test_auto_is_refused_where_nobody_has_counted(cli, tmp_path):
     tiny_one = ("--model", "llamagen", "--random-weights", "--scale", "tiny")
     outcome = cli("run", *tiny_one, "--batch", "auto", "--out", tmp_path / "out")
     assert outcome.code == 2 and "--batch auto" in outcome.err
+
+
+def test_list_doctor_and_run_state_the_same_memory(cli, tmp_path, monkeypatch):
+    """The estimate of one image with AR: in `list models`, in `doctor`, and behind the batch size of `run`."""
+    listed = {row["name"]: row["memory_gib"] for row in json.loads(cli("list", "models", "--json").out)}
+    checked = json.loads(cli("doctor", "--model", "lumina", "--random-weights", "--out", tmp_path, "--json").out)
+    (memory,) = (row["detail"] for row in checked if row["name"] == "memory")
+    model = find_model("lumina")
+    monkeypatch.setattr(memory_estimate, "free_memory", lambda device: 2**40)
+    _, facts = memory_estimate.settle_batch(2, model, [resolve("ar")], model.sampling(), model.dtype, "cpu")
+    fields = memory_estimate.Footprint.__dataclass_fields__
+    planned = memory_estimate.Footprint(**{name: facts[name] for name in fields}).total(1) / 2**30
+    assert f"{listed['lumina']:.3g}" == f"{planned:.3g}" and f"about {planned:.1f} GiB" in memory

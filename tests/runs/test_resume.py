@@ -17,7 +17,7 @@ from stored_rows import contents
 
 from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
 from specbench.runs.executors import local
-from specbench.runs.executors.local import InProcess
+from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.runner import SilentReporter, run
 from specbench.store import parquet_log
 from specbench.store.run_store import RunStore
@@ -187,7 +187,7 @@ def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypat
 def test_nan_logits_fail_the_image_and_no_other(tmp_path):
     model = tiny.tiny_model()
     model.conditional[model.prompts.index("two | cats")] = float("nan")
-    summary = run(InProcess(model), [tiny.spec("sjd")], tiny.units(tiny.prompts()), tmp_path)
+    summary = run(LocalExecutor(model), [tiny.spec("sjd")], tiny.units(tiny.prompts()), tmp_path)
     assert (summary.done, summary.failed, summary.problem().exit_code) == (3, 1, PARTIAL)
     assert "'CAT'" in summary.errors[0] and "NaN" in summary.errors[0]
 
@@ -223,8 +223,8 @@ def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(tmp_path, undisturbed):
 
 def test_run_json_says_what_was_run_by_what(tmp_path):
     spec = tiny.spec("sjd++", tau=float("inf"))
-    extras = {spec.run_id: {"origins": {"seed": "flag --seed"}, "window_curve": [{"window": 2, "cost": float("inf")}]}}
-    run(tiny.executor(), [spec], tiny.units(tiny.prompts()[:1]), tmp_path, extras=extras)
+    facts = {spec.run_id: {"origins": {"seed": "flag --seed"}, "window_curve": [{"window": 2, "cost": float("inf")}]}}
+    run(tiny.executor(), [spec], tiny.units(tiny.prompts()[:1]), tmp_path, run_facts=facts)
     run(tiny.executor(), [spec], tiny.units(tiny.prompts()[:2]), tmp_path)
 
     def refuse(constant):

@@ -11,7 +11,7 @@ import tiny
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.runs import window_tuning
-from specbench.runs.window_tuning import choose_window, describe_point, with_window
+from specbench.runs.window_tuning import describe_point, tune_window, with_window
 from specbench.specs.presets import resolve
 
 
@@ -46,21 +46,21 @@ COMPRESSED = {1: 64, 2: 40, 4: 26, 8: 20, 16: 18, 32: 18, 64: 18}
 
 def test_where_windows_are_free_the_fewest_steps_win(monkeypatch):
     machine(monkeypatch, dict.fromkeys(COMPRESSED, 10.0), COMPRESSED)
-    chosen, curve = choose_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0)
+    chosen, curve = tune_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0)
     assert chosen == 16
     assert all(point["window_cost"] == 1.0 for point in curve)
 
 
 def test_where_windows_cost_a_narrow_one_wins_and_the_search_stops(monkeypatch):
     tried = machine(monkeypatch, {w: 1.0 + 0.5 * w for w in COMPRESSED}, COMPRESSED)
-    chosen, _ = choose_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0)
+    chosen, _ = tune_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0)
     assert chosen == 4
     assert max(tried) == 16
 
 
 def test_the_curve_explains_the_latency(monkeypatch):
     machine(monkeypatch, {w: 1.0 + 0.1 * w for w in COMPRESSED}, COMPRESSED)
-    _, curve = choose_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0)
+    _, curve = tune_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0)
     ar = curve[0]
     assert (ar["window"], ar["step_compression"], ar["window_cost"]) == (1, 1.0, 1.0)
     for point in curve:
@@ -86,10 +86,10 @@ def test_the_curve_is_told_kept_and_shown(cli, tmp_path, monkeypatch):
 
 def test_a_decoder_without_a_window_is_refused():
     with pytest.raises(SpecbenchError, match="'ar' has no window"):
-        choose_window(Model(), tiny.prompts(), resolve("ar"), tiny.SAMPLING, 0)
+        tune_window(Model(), tiny.prompts(), resolve("ar"), tiny.SAMPLING, 0)
 
 
 def test_it_runs_on_a_model():
-    chosen, curve = choose_window(tiny.tiny_model(), tiny.prompts(), resolve("scd-mc"), tiny.SAMPLING, 0)
+    chosen, curve = tune_window(tiny.tiny_model(), tiny.prompts(), resolve("scd-mc"), tiny.SAMPLING, 0)
     assert chosen in [point["window"] for point in curve[1:]]
     assert dict(with_window(resolve("scd-mc"), chosen).options)["window"] == chosen

@@ -14,7 +14,7 @@ from stored_rows import contents
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, PARTIAL, SpecbenchError
 from specbench.runs.executors import local
 from specbench.runs.executors.local import Chunk, decode_chunk
-from specbench.runs.executors.worker_pool import ATTEMPTS, RESTARTS, Pool, WorkerLost
+from specbench.runs.executors.worker_pool import ATTEMPTS, RESTARTS, WorkerLost, WorkerPool
 from specbench.runs.runner import SilentReporter, run
 from specbench.store.run_store import RunStore
 
@@ -68,7 +68,7 @@ def single(tmp_path_factory) -> dict:
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
 def test_any_number_of_workers_in_any_order(tmp_path, single, size):
     crew = SimulatedCrew(size, random.Random(size))
-    summary = run(Pool(crew), SPECS, UNITS, tmp_path)
+    summary = run(WorkerPool(crew), SPECS, UNITS, tmp_path)
     assert (summary.done, summary.failed) == (24, 0)
     assert contents(tmp_path) == single
     assert crew.most_at_once >= min(size, 24)
@@ -86,7 +86,7 @@ def test_workers_that_die_at_random(tmp_path, single, seed):
 
     crew = SimulatedCrew(3, draw, fate)
     try:
-        summary = run(Pool(crew), SPECS, UNITS, tmp_path)
+        summary = run(WorkerPool(crew), SPECS, UNITS, tmp_path)
         assert summary.done + summary.failed == 24
     except SpecbenchError as error:
         assert "all 3 workers were lost" in error.what and error.exit_code == FAILURE
@@ -99,7 +99,7 @@ def test_an_image_that_takes_two_workers_along_is_a_row_that_says_so(tmp_path, s
     def fate(chunk: Chunk) -> bool:
         return any(prompt.id == "CAT" for prompt, _ in chunk.units)
 
-    summary = run(Pool(SimulatedCrew(4, random.Random(0), fate), restarts=9), SPECS, UNITS, tmp_path)
+    summary = run(WorkerPool(SimulatedCrew(4, random.Random(0), fate), restarts=9), SPECS, UNITS, tmp_path)
     assert (summary.done, summary.failed, summary.problem().exit_code) == (18, 6, PARTIAL)
     rows = RunStore(next(tmp_path.iterdir())).samples()
     bad = rows[rows["status"] == "failed"]
@@ -115,7 +115,7 @@ def test_a_batch_that_kills_its_worker_is_tried_image_by_image(tmp_path):
     def fate(chunk: Chunk) -> bool:
         return any(prompt.id == "CAT" for prompt, _ in chunk.units)
 
-    summary = run(Pool(SimulatedCrew(2, random.Random(0), fate), restarts=9), [spec], UNITS, tmp_path)
+    summary = run(WorkerPool(SimulatedCrew(2, random.Random(0), fate), restarts=9), [spec], UNITS, tmp_path)
     assert (summary.done, summary.failed) == (9, 3)
 
 
@@ -130,7 +130,7 @@ def test_out_of_memory_in_one_worker_is_tried_again_once(tmp_path, single, monke
         return healthy(model, requests, *rest, **more)
 
     monkeypatch.setattr(local, "decode", short_of_memory)
-    summary = run(Pool(SimulatedCrew(2, random.Random(0))), SPECS, UNITS, tmp_path)
+    summary = run(WorkerPool(SimulatedCrew(2, random.Random(0))), SPECS, UNITS, tmp_path)
     assert (summary.done, summary.failed) == (24, 0) and failed
     assert contents(tmp_path) == single
 
@@ -143,7 +143,7 @@ def test_what_cannot_be_decoded_is_said_once_and_not_tried_forever(tmp_path, mon
         raise RuntimeError("no luck")
 
     monkeypatch.setattr(local, "decode", broken)
-    summary = run(Pool(SimulatedCrew(3, random.Random(0))), SPECS[:1], UNITS, tmp_path)
+    summary = run(WorkerPool(SimulatedCrew(3, random.Random(0))), SPECS[:1], UNITS, tmp_path)
     assert (summary.failed, summary.errors) == (12, ["RuntimeError: no luck"])
     assert sum(calls.values()) == ATTEMPTS * 12
 
@@ -158,7 +158,7 @@ def test_ctrl_c_finishes_what_is_being_decoded(tmp_path, single):
             summaries.append(row)
 
     summaries: list = []
-    summary = run(Pool(SimulatedCrew(3, random.Random(0))), SPECS, UNITS, tmp_path, reporter=Impatient())
+    summary = run(WorkerPool(SimulatedCrew(3, random.Random(0))), SPECS, UNITS, tmp_path, reporter=Impatient())
     assert summary.interrupted and summary.done == len(summaries) <= 5
     run(tiny.executor(), SPECS, UNITS, tmp_path)
     assert contents(tmp_path) == single
@@ -209,7 +209,7 @@ def test_two_ray_nodes_one_of_which_is_killed(tmp_path, single):
     pytest.importorskip("ray", reason="Ray is not installed")
     from ray.cluster_utils import Cluster
 
-    from specbench.runs.executors.ray_workers import RayCrew
+    from specbench.runs.executors.ray_workers import RayWorkers
 
     limits = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args=limits | {"include_dashboard": False})
@@ -225,9 +225,9 @@ def test_two_ray_nodes_one_of_which_is_killed(tmp_path, single):
                 if self.rows == 6:
                     threading.Thread(target=cluster.remove_node, args=(second, False)).start()
 
-        with closing(RayCrew(tiny.tiny_model, 2, cluster.address)) as crew:
+        with closing(RayWorkers(tiny.tiny_model, 2, cluster.address)) as crew:
             assert len(set(crew.pids())) == 2
-            summary = run(Pool(crew), SPECS, UNITS, tmp_path, reporter=Saboteur())
+            summary = run(WorkerPool(crew), SPECS, UNITS, tmp_path, reporter=Saboteur())
         assert (summary.done, summary.failed) == (24, 0)
         assert contents(tmp_path) == single
     finally:

@@ -1,4 +1,4 @@
-"""Each derived number against a value worked out by hand, a closed form, or a simulation."""
+"""Derived numbers against hand-computed values, closed forms and simulations."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def free_tokens(logp, entropy=None) -> pd.DataFrame:
     return stats.condense(pa.table(columns))
 
 
-def test_steps():
+def test_nfe_is_a_mean_and_step_compression_a_ratio_of_totals():
     rows = frame([generation(2, 20.0), generation(4, 40.0)])
     assert stats.nfe(rows) == 3.0
     assert stats.step_compression(rows) == 8 / 6, "a ratio of totals; the mean of ratios would be 1.5"
 
 
-def test_latencies():
+def test_latencies_are_means_per_image_and_step_time_a_ratio_of_totals():
     rows = frame([generation(2, 20.0, 2.0), generation(4, 40.0, 4.0)])
     assert stats.latency_ms(rows) == (23.0 + 45.0) / 2
     assert stats.latency_e2e_ms(rows) == (25.0 + 47.0) / 2
@@ -163,7 +163,7 @@ def test_the_gap_of_an_exact_sampler_is_zero_within_its_error():
     assert biased < -5 * error, "greedy tokens must show"
 
 
-def test_acceptance():
+def test_acceptance_is_accepted_over_verified_drafts():
     rows = frame(
         [generation(2, 1.0, tested=(3, 1, 0), accepted=(2, 1, 0)), generation(2, 1.0, tested=(1,), accepted=(0,))]
     )
@@ -225,7 +225,7 @@ def test_definitions_are_written_down():
     for name in ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup",
                  "step_ratio", "window_cost", "overhead", "logp_mean", "logp_std", "perplexity", "nll_gap",
                  "acceptance", "acceptance_by_offset", "acceptance_length", "rounds", "draft_ms", "theorem2_bound",
-                 "acceptance_by_sibling", "draft_tv_by_depth", "images_per_hour", "over_floor"):  # fmt: skip
+                 "acceptance_by_sibling", "draft_tv_by_depth", "images_per_hour", "roofline_ratio"):  # fmt: skip
         assert ": " in getattr(stats, name).__doc__.split("\n\n")[0], name
 
 

@@ -1,4 +1,4 @@
-"""The floor of a run: bytes and operations against a slow count, milliseconds against numbers worked out by hand."""
+"""Roofline of a run: bytes and operations against an explicit count, milliseconds against hand-computed values."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ FLOOR = {
 }
 
 
-def test_milliseconds_by_hand():
+def test_roofline_milliseconds_equal_hand_computed_values():
     """Four slots committed by steps 1, 2, 3, 4: forwards see 1, 2, 3, 4 slots, so 10 in all, in each of two rows."""
     rows = synthetic.frame(synthetic.ar(1))
     bytes_read = 4 * (4 * 1000 + 2 * 10 * 10)
     assert list(stats.floor_ms(rows, FLOOR)) == pytest.approx([bytes_read / 1e6 * 1e3])
-    assert stats.over_floor(rows, FLOOR) == pytest.approx(44 / 16.8)
+    assert stats.roofline_ratio(rows, FLOOR) == pytest.approx(44 / 16.8)
     operations = 2 * (2 * 4 * 1000 + 4 * 10 * 5)
     slow = FLOOR | {"flops": 1e5}
     assert list(stats.floor_ms(rows, slow)) == pytest.approx([operations / 1e5 * 1e3])
@@ -87,7 +87,7 @@ def test_every_report_has_it_or_says_it_is_missing(tmp_path, cli):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"floor": FLOOR}))
     assert report_rows([folder])[0]["over_floor"] == pytest.approx(44 / 16.8)
     shown = cli("report", "--out", tmp_path).out
-    assert "| 2.62x |" in shown and "- Over floor: " in shown and "its data sheet" in shown
+    assert "| 2.62x |" in shown and "- Roofline ratio: " in shown and "its data sheet" in shown
 
 
 def test_known_devices_need_no_measurement(monkeypatch):

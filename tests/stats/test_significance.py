@@ -1,4 +1,4 @@
-"""Intervals cover at their nominal rate, p-values are honest, pairing helps, and the prompts asked for are enough."""
+"""Intervals have nominal coverage, p-values are calibrated, pairing helps, and the power analysis holds."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from stored_rows import contents
 import specbench
 from specbench.errors import FAILURE, PARTIAL, SpecbenchError
 from specbench.runs.executors import local
-from specbench.runs.executors.local import InProcess
+from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.runner import SilentReporter, run
 from specbench.store.merge_shards import merge
 from specbench.store.run_store import RunStore
@@ -87,7 +87,7 @@ def test_a_disk_that_turns_read_only_is_one_line_and_the_rows_before_it_stay(tmp
 def test_logits_that_are_no_numbers_fail_their_image_and_a_rerun_makes_it(tmp_path, undisturbed, value):
     model = tiny.tiny_model()
     model.conditional[model.prompts.index("two | cats")] = value
-    summary = go(tmp_path, InProcess(model))
+    summary = go(tmp_path, LocalExecutor(model))
     assert (summary.done, summary.failed, summary.problem().exit_code) == (12, 4, PARTIAL)
     assert all("'CAT'" in error for error in summary.errors)
     go(tmp_path)
@@ -144,4 +144,4 @@ def test_nothing_foreign_is_unpickled_and_no_shell_is_started():
         text = path.read_text()
         assert not re.search(banned, text), path
         if "pickle." in text:
-            assert path.name == "ray_crew.py", "which unpickles what this very program sent to its own worker"
+            assert path.name == "ray_workers.py", "which unpickles what this very program sent to its own worker"

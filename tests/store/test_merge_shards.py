@@ -14,7 +14,7 @@ from specbench.errors import SpecbenchError
 from specbench.runs.plan import plan_shard, shard_folder
 from specbench.runs.runner import run
 from specbench.store.merge_shards import merge
-from specbench.store.run_folders import read_info
+from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
 
 SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]
@@ -50,7 +50,7 @@ def test_merged_shards_are_the_undivided_run(tmp_path, undivided, shards):
     merged = merge([], tmp_path)
     assert [(one.copied, one.rows) for one in merged] == [(12, 12), (12, 12)]
     assert [one.copied for one in merge([], tmp_path)] == [0, 0]
-    assert len(read_info(merged[0].folder)["invocations"]) == shards
+    assert len(read_info(merged[0].folder).invocations) == shards
     assert contents(whole(tmp_path)) == undivided
 
 

@@ -23,8 +23,9 @@ from specbench.metrics.scoring import read_image
 from specbench.reporting import render, report_rows
 from specbench.runs.runner import run
 from specbench.store import parquet_log
-from specbench.store.parquet_log import Parts
-from specbench.store.run_folders import find_runs, read_info
+from specbench.store.parquet_log import ParquetLog
+from specbench.store.run_folders import find_runs
+from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
 from specbench.store.schema import image_name
 from specbench.system import environment
@@ -104,7 +105,7 @@ def _places(value, path=()):
 @pytest.mark.parametrize("junk", [None, 1, -1.5, "x", [], {}, True, "\0", 10**400, [1]])
 def test_no_value_in_a_run_json_brings_a_reader_down(tmp_path, junk):
     folder = small_run(tmp_path, 1)
-    whole = read_info(folder)
+    whole = json.loads((folder / "run.json").read_text())
     for *parents, name in filter(None, _places(whole)):
         info = json.loads(json.dumps(whole))
         place = info
@@ -174,7 +175,7 @@ def test_rows_without_a_run_json_are_refused(tmp_path):
 
 def test_a_newer_run_json_is_refused(tmp_path):
     folder = small_run(tmp_path)
-    info = read_info(folder) | {"schema": 99}
+    info = json.loads((folder / "run.json").read_text()) | {"schema": 99}
     (folder / "run.json").write_text(json.dumps(info))
     assert "schema version 99" in refused(small_run, tmp_path).what
 
@@ -183,7 +184,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     folder = small_run(tmp_path)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     store = RunStore(folder)
-    error = refused(store.create, tiny.spec(seed=7), environment.collect())
+    error = refused(store.create, tiny.spec(seed=7), environment.environment_facts())
     assert "holds another run: seed is 0 there, 7 here" in error.what and error.exit_code == BAD_INPUT
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
@@ -191,7 +192,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
 def test_a_second_writer_is_refused_and_the_lock_dies_with_its_owner(tmp_path):
     folder = small_run(tmp_path)
     code = (
-        "import sys; from specbench.store.parquet_log import take_lock; from pathlib import Path\n"
+        "import sys; from specbench.system.files import take_lock; from pathlib import Path\n"
         "take_lock(Path(sys.argv[1]), 'x'); print('held', flush=True); sys.stdin.read()"
     )
     other = subprocess.Popen(
@@ -210,10 +211,13 @@ def test_a_second_writer_is_refused_and_the_lock_dies_with_its_owner(tmp_path):
 
 
 def test_two_runs_in_one_process_take_turns(tmp_path):
-    first = RunStore(tmp_path / "run").create(tiny.spec(), environment.collect())
-    assert "another process" in refused(RunStore(tmp_path / "run").create, tiny.spec(), environment.collect()).what
+    first = RunStore(tmp_path / "run").create(tiny.spec(), environment.environment_facts())
+    assert (
+        "another process"
+        in refused(RunStore(tmp_path / "run").create, tiny.spec(), environment.environment_facts()).what
+    )
     first.close()
-    RunStore(tmp_path / "run").create(tiny.spec(), environment.collect()).close()
+    RunStore(tmp_path / "run").create(tiny.spec(), environment.environment_facts()).close()
 
 
 @pytest.mark.parametrize("place", ["images", "samples", ""])
@@ -323,7 +327,7 @@ def test_runs_are_found_by_id_by_start_and_by_folder(tmp_path):
 def test_the_log_keeps_order_and_the_last_row_of_a_key(tmp_path, monkeypatch, fan_in):
     monkeypatch.setattr(parquet_log, "_FAN_IN", fan_in)
     monkeypatch.setattr(parquet_log, "_LEVELS", (fan_in, fan_in**2))
-    log = Parts(tmp_path, KEYED, ("id",))
+    log = ParquetLog(tmp_path, KEYED, ("id",))
     for number in range(40):
         log.append([{"id": f"k{number % 30}", "value": number}])
         assert log.read().num_rows == min(number + 1, 30)
@@ -334,7 +338,7 @@ def test_the_log_keeps_order_and_the_last_row_of_a_key(tmp_path, monkeypatch, fa
 
 
 def test_a_merge_cut_off_before_its_clean_up_shows_no_row_twice(tmp_path, monkeypatch):
-    log = Parts(tmp_path, KEYED, ("id",))
+    log = ParquetLog(tmp_path, KEYED, ("id",))
     for number in range(5):
         log.append([{"id": f"k{number}", "value": number}])
     with monkeypatch.context() as patch:

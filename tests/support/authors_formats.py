@@ -1,4 +1,4 @@
-"""Small networks saved in exactly the formats their authors publish, and plain forwards of them to compare with."""
+"""Small networks saved in the authors' published formats, and independent forwards for comparison."""
 
 from __future__ import annotations
 

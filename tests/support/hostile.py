@@ -1,5 +1,4 @@
-"""Text from outside at its worst: what gets out of folders, markup, formulas, queries and terminals where it is
-not escaped."""
+"""Hostile text: escapes from folders, markup, formulas, queries and terminals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read what a run stored, without specbench's own readers."""
+"""Reader of stored runs, independent of specbench's own readers."""
 
 from __future__ import annotations
 

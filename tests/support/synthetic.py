@@ -1,4 +1,4 @@
-"""Sample rows and run folders with numbers chosen by hand."""
+"""Sample rows and run folders with chosen numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run small enough to do hundreds of times: an enumerable model, a few prompts, and specs for it."""
+"""A run small enough for hundreds of repetitions: an enumerable model, a few prompts, and their specs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Prompt
-from specbench.runs.executors.local import InProcess, Unit
+from specbench.runs.executors.local import LocalExecutor, Unit
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec, Sampling
 
@@ -25,8 +25,8 @@ def prompts(n: int = 4) -> list[Prompt]:
     return [Prompt(ids[index], TEXTS[index % len(TEXTS)], category="pets") for index in range(n)]
 
 
-def executor() -> InProcess:
-    return InProcess(tiny_model())
+def executor() -> LocalExecutor:
+    return LocalExecutor(tiny_model())
 
 
 def units(prompts: Sequence[Prompt], samples: int = 1) -> list[Unit]:

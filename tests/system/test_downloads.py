@@ -1,4 +1,4 @@
-"""Downloads against a server that misbehaves: a file under its name is the right one, or there is none."""
+"""Downloads from a misbehaving server: a file under its final name is complete and correct."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_a_full_disk_keeps_what_arrived(server, remote, tmp_path, monkeypatch):
         patch.setattr("pathlib.Path.open", lambda path, mode="r": Full(path, mode.replace("b", "")))
         with pytest.raises(SpecbenchError, match="No space left") as caught:
             fetch(remote, tmp_path / "file")
-    assert "it continues" in caught.value.try_this and (tmp_path / "file.part").stat().st_size >= 100_000
+    assert "to resume" in caught.value.try_this and (tmp_path / "file.part").stat().st_size >= 100_000
     assert fetch(remote, tmp_path / "file").read_bytes() == CONTENT
 
 
@@ -232,13 +232,13 @@ def test_more_than_there_should_be_ends_the_download(server, tmp_path, monkeypat
     monkeypatch.setattr(downloads, "CHUNK", 1000)
     monkeypatch.setattr(downloads, "MAX_BYTES", 5000)
     remote = Remote(f"{server.url}/file", published.digest(CONTENT), 5000 if known else None)
-    with pytest.raises(SpecbenchError, match="larger than the 5,000 bytes"):
+    with pytest.raises(SpecbenchError, match="larger than the expected 5,000 bytes"):
         fetch(remote, tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == [".file.lock"]
 
 
 @pytest.mark.parametrize("url", ["http://example.org/file", "ftp://example.org/file", "file:///etc/passwd"])
-def test_only_tls_is_used(url, tmp_path, server):
+def test_addresses_without_tls_are_refused(url, tmp_path, server):
     with pytest.raises(SpecbenchError, match="not an https address"):
         fetch(Remote(url, ""), tmp_path / "file")
     server.moved_to = url

@@ -1,19 +1,17 @@
-"""A plug-in adds names and flags; a broken one is named in a warning and left out; a module in the folder needs no
+"""Plug-ins add names and flags; broken ones are skipped with a warning; modules in the current folder need no
 installation."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-POWER = re.search(r"```python\n(.*?)```", README, re.DOTALL)[1]
+POWER = (Path(__file__).parents[2] / "docs" / "examples" / "power.py").read_text()
 ENTRY_POINTS = """
 [specbench.decoders]
 power = power:DECODER
@@ -74,7 +72,7 @@ def test_a_prompt_set_may_come_from_a_plugin(site, tmp_path):
     assert "absent" in specbench(tmp_path, "run", "--prompts", "absent", site=site).stderr
 
 
-def test_the_readmes_decoder_works_as_printed(tmp_path):
+def test_the_decoder_of_the_guide_is_lossy_unless_its_power_is_1(tmp_path):
     (tmp_path / "power.py").write_text(POWER)
     decoders = ("power:DECODER", "power:DECODER:power=1")
     done = specbench(tmp_path, "audit", *decoders, "--samples", "100000", "--json")

@@ -1,4 +1,4 @@
-"""The prompt sets of the `shapes` world ask only for what training never showed."""
+"""Prompt sets of the `shapes` model contain only combinations held out from training."""
 
 import hashlib
 import json

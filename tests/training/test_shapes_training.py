@@ -1,4 +1,4 @@
-"""Training the `shapes` network is seeded: a run that was interrupted ends as if it had not been."""
+"""Training of the `shapes` network is seeded: an interrupted training ends with the same weights."""
 
 import json
 import os

@@ -1,15 +1,15 @@
 """EAGLE-1 drafting: a trained head extrapolates the target's features along a static tree.
 
-The head's cache holds true features of the target only: one element per committed token, appended after each
-verification. A tree is drafted on scratch slots and forgotten. Conditional and unconditional rows have features and
-cache of their own, share their tokens, and are mixed by the session exactly as the target's logits are.
+The head's KV cache holds features of the target only: one element per committed token, appended after each
+verification. Draft trees use scratch slots, which the next tree overwrites. Conditional and unconditional rows have
+their own features and cache, share their tokens, and are mixed by the session as the target's logits are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from specbench.decoding.context import Context
 from specbench.decoding.draft_tree import chain, parse_tree, pruned, routes
 from specbench.decoding.drafters.token_init import Init
-from specbench.decoding.interfaces import Batch, Proposal
+from specbench.decoding.interfaces import Batch, Proposal, Verification
 from specbench.decoding.noise import Stream
 from specbench.models.draft_head import EagleHead, head_for
 from specbench.models.interface import Tree
@@ -25,19 +25,16 @@ from specbench.models.transformer.compilation import call_eager
 from specbench.models.transformer.host_sync import to_host
 from specbench.models.transformer.kv_cache import CacheExtent, PositionCache
 
-if TYPE_CHECKING:
-    from specbench.decoding.interfaces import Verification
-
 
 class TreeLevel(NamedTuple):
-    """Columns of one depth that have children. n of them.
+    """The n columns of one depth that have children.
 
     Attributes:
-        columns: [n] their own numbers.
-        parents: [n] places of their parents among the level before.
-        children: [m] columns of their children.
-        place, rank: [m] per child, its parent among `columns` and its number among siblings.
-        max_children: children of the most fertile one.
+        columns: [n] the columns.
+        parents: [n] index of each parent among the previous level's columns.
+        children: [m] columns of the children.
+        place, rank: [m] per child, index of its parent among `columns`, and its sibling index.
+        max_children: maximum number of children.
     """
 
     columns: Tensor
@@ -49,7 +46,10 @@ class TreeLevel(NamedTuple):
 
 
 class Eagle:
-    """Siblings are drawn from the head's law without replacement. The first step has no features: it is AR's."""
+    """EAGLE-1 drafter: siblings are drawn from the head's distribution without replacement.
+
+    An image's first step has no features to draft from and is an AR step.
+    """
 
     def __init__(self, context: Context, init: Init | None, tree: str, head: str):
         self._tree = parse_tree(tree)
@@ -60,7 +60,7 @@ class Eagle:
 
     def begin(self, batch: Batch) -> None:
         self._batch = batch
-        self._cache_of_head = HeadCache(self._head, batch.session, batch.tokens.shape[1], self.columns)
+        self._cache = HeadCache(self._head, batch.session, batch.tokens.shape[1], self.columns)
         self._news: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
@@ -69,14 +69,14 @@ class Eagle:
         positions = committed[:, None] + routes(tree, committed.device).depth
         tokens = torch.zeros_like(positions)
         tokens[:, :1] = self._batch.tokens.gather(1, (committed[:, None] - 1).clamp(min=0))
-        laws = torch.zeros(*tokens.shape, self._batch.target.vocab, device=tokens.device)
+        q = torch.zeros(*tokens.shape, self._batch.target.vocab, device=tokens.device)
         if len(tree.parents) > 1:
             call = self._batch.call if len(tree.parents) == self.columns else call_eager
-            self._cache_of_head.mark_length()
+            self._cache.mark_length()
             ancestors = routes(tree, committed.device).ancestors > 0
             levels = _tree_levels(tree, committed.device)
-            call(Eagle._draft, self, levels, ancestors, tokens, laws, positions, known, step)
-        return Proposal(tokens, positions, laws, tree, self.columns)
+            call(Eagle._draft, self, levels, ancestors, tokens, q, positions, known, step)
+        return Proposal(tokens, positions, q[:, :-1] if tree.is_chain else q, tree, self.columns)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         features = self._batch.session.features
@@ -85,11 +85,11 @@ class Eagle:
         self._news = verification.tokens, features, positions, shift
 
     def _learn(self) -> Tensor | None:
-        """Append what the last step committed; the head's features [R, d] after the newest token, None at first."""
+        """Append the tokens committed by the last step; return the head's features [R, d] after the newest, or None."""
         if self._news is None:
             return None
         tokens, features, positions, shift = self._news
-        seen = self._cache_of_head.append(self._model.table_ids(tokens), features, positions)
+        seen = self._cache.append(self._model.table_ids(tokens), features, positions)
         newest = (shift - 1).clamp(min=0).repeat(len(seen) // len(shift))
         return seen[torch.arange(len(seen), device=seen.device), newest]
 
@@ -98,36 +98,36 @@ class Eagle:
         levels: Sequence[TreeLevel],
         ancestors: Tensor,
         tokens: Tensor,
-        laws: Tensor,
+        q: Tensor,
         positions: Tensor,
         known: Tensor,
         step: Tensor,
     ) -> None:
-        """Fill in the drafts and their laws, one depth at a time."""
+        """Draw the draft tokens and record their q, one depth at a time."""
         features = known[:, None]
         for depth, level in enumerate(levels):
             columns = level.columns
             if depth:
                 fed = self._model.table_ids(tokens[:, columns])
-                features = self._cache_of_head.branch(fed, features[:, level.parents], positions, ancestors, columns)
+                features = self._cache.branch(fed, features[:, level.parents], positions, ancestors, columns)
             slots = positions[:, columns]
-            law = self._batch.target(self._batch.session.logits(features), slots)
+            proposed = self._batch.target(self._batch.session.logits(features), slots)
             race = self._batch.noise.race(slots, Stream.SIBLING, step * self.columns + columns)
-            available = min(level.max_children, law.shape[-1])
-            drawn = (law / race).topk(available, dim=-1).indices
-            # Siblings in excess of the vocabulary repeat an elder, whom q no longer holds, and so are never tested.
+            available = min(level.max_children, proposed.shape[-1])
+            drawn = (proposed / race).topk(available, dim=-1).indices
+            # With more siblings than tokens, extra siblings repeat an earlier one: q is 0 there, and they are skipped.
             tokens[:, level.children] = drawn[:, level.place, level.rank.clamp(max=available - 1)]
-            laws[:, columns] = law
+            q[:, columns] = proposed
 
 
 class HeadCache:
-    """The head's cache for one batch: element i of a row, for prompt and stream alike, stands at slot i.
+    """The head's KV cache for one batch: element i of a row, of prompt or stream, is at slot i.
 
-    The element that pairs stream token s with the feature before it has number P - 1 + s, P being the prompt's length.
+    The element that pairs stream token s with the feature before it has index P - 1 + s, P being the prompt's length.
     """
 
     def __init__(self, head: EagleHead, session, slots: int, columns: int):
-        """`session` hands out features; `slots` stream slots at most, trees of `columns`."""
+        """`session`: the target's; `slots`: maximum stream slots; `columns`: maximum tree size."""
         self._head = head
         prompt = session.draft_prompt()
         self._last = prompt.lengths[:, None] - 1
@@ -142,16 +142,16 @@ class HeadCache:
             self._run(prompt.ids[:, 1:], prompt.features, slots, slots, mask, longest)
 
     def mark_length(self) -> None:
-        """Have compiled code serve all lengths, as prompts differ."""
+        """Mark the cache length dynamic, so that one compiled form serves all prompt lengths."""
         torch._dynamo.mark_dynamic(self._index, 0)
         for buffers in self._cache.buffers():
             for buffer in buffers:
                 torch._dynamo.mark_dynamic(buffer, 2)
 
     def append(self, ids: Tensor, features: Tensor, positions: Tensor) -> Tensor:
-        """Feed true elements: tokens [B, T] at stream slots `positions` [B, T] with features [R, T, d] before them.
+        """Append committed tokens [B, T] at stream slots `positions` [B, T] and their target features [R, T, d].
 
-        Entries past the committed ones do no harm: their slots are written again before anything attends to them.
+        Entries past the committed ones are harmless: their slots are overwritten before anything attends to them.
         """
         ids, positions = self._repeat(ids), self._repeat(positions)
         slots = self._last + positions
@@ -160,11 +160,12 @@ class HeadCache:
         return self._run(ids, features, slots, slots, self._index[:visible] <= slots[..., None], visible)
 
     def branch(self, ids: Tensor, features: Tensor, positions: Tensor, ancestors: Tensor, columns: Tensor) -> Tensor:
-        """Feed drafts [B, n] of some tree columns; `positions` [B, C] are the slots that the tree's columns predict,
-        `ancestors` [C, C] says which of them see which.
+        """Run the head on the drafts [B, n] of tree `columns` [n]; `positions` [B, C] are the stream slots that the
+        tree's columns predict, `ancestors` [C, C] is True where the second column is the first one or an ancestor of
+        it.
         """
         ids, positions = self._repeat(ids), self._repeat(positions)
-        # Counted from the end: code compiled for one prompt's length must hold for another's.
+        # Counted from the end, so that code compiled for one prompt length is valid for another.
         scratch = len(self._index) - len(ancestors)
         slots = (scratch + columns).expand(len(ids), -1)
         before = self._last + positions[:, :1]
@@ -191,7 +192,7 @@ class HeadCache:
 
 @lru_cache(maxsize=64)
 def _tree_levels(tree: Tree, device: torch.device) -> tuple[TreeLevel, ...]:
-    """The columns with children, depth by depth, root first."""
+    """Group the columns with children by depth."""
     levels, before = [], [0]
     for depth in range(max(tree.depth)):
         own = [c for c, d in enumerate(tree.depth) if d == depth and c in tree.parents]

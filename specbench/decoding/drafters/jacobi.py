@@ -1,9 +1,8 @@
-"""Drafters: what is fed to the target besides the last committed token."""
+"""Drafters without a draft model: no drafts (AR), the Jacobi chain, and the Jacobi chain with sibling branches."""
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,18 +10,15 @@ from torch import Tensor
 from specbench.decoding.context import Context
 from specbench.decoding.draft_tree import chain, routes
 from specbench.decoding.drafters.token_init import Init, Slots
-from specbench.decoding.interfaces import Batch, Proposal
+from specbench.decoding.interfaces import Batch, Earlier, Proposal, Verification
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import draw, one_hot, without
 from specbench.models.interface import Tree
 from specbench.models.transformer.compilation import call_eager
 
-if TYPE_CHECKING:
-    from specbench.decoding.interfaces import Verification
-
 
 class Jacobi:
-    """A chain: the drafts that the last step left, then fresh ones from the init."""
+    """A chain: the refined drafts of the previous step, then fresh tokens from the initialisation."""
 
     def __init__(self, context: Context, init: Init, window: int):
         self.window = self.columns = window
@@ -34,22 +30,28 @@ class Jacobi:
         device = batch.tokens.device
         self._rows = torch.arange(rows, device=device)[:, None]
         self._drafted_to = torch.zeros(rows, dtype=torch.long, device=device)
-        self._q: Tensor | None = None
+        self._p: Tensor | None = None
+        """[B, W, V] target distributions of the previous step, from which its refined drafts were drawn."""
+        self._tested: Tensor | None = None
+        """[B, W - 1, V] distributions of the drafts that the previous step tested."""
         self._shift = self._drafted_to
         needs_history = self._init.needs_history
         self._history = torch.zeros(rows, slots, batch.target.vocab, device=device) if needs_history else None
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
-        # Compiled code must not find anything new: there must be laws, of a full window.
-        full = width == self.window and self._q is not None and self._q.shape[1] == width
+        # Compiled code must find every tensor it uses: steps before the first full window run eagerly.
+        full = width == self.window and self._p is not None and self._p.shape[1] == width
         call = self._batch.call if full else call_eager
-        trunk = Proposal(*call(Jacobi._trunk, self, committed, width, step), chain(width), self.columns)
+        *chained, place = call(Jacobi._trunk, self, committed, width, step)
+        earlier = None if place is None else Earlier(self._tested, place)
+        trunk = Proposal(*chained, chain(width), self.columns, earlier)
+        self._tested = trunk.q
         return self._expand(trunk, committed, step)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         if self._history is not None:
             self._history[self._rows, positions] = verification.p
-        self._q, self._shift = verification.p, shift
+        self._p, self._shift = verification.p, shift
         kept = torch.full_like(shift, positions.shape[1]) if keep_tail else shift
         self._drafted_to = positions[:, 0] + kept
 
@@ -61,58 +63,64 @@ class Jacobi:
     def _expand(self, trunk: Proposal, committed: Tensor, step: Tensor) -> Proposal:
         return trunk
 
-    def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens [B, width] of a chain, their positions, and the laws of its drafts."""
-        laws = self._fill(committed, width, step)
+    def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """Tokens and positions [B, width] of a chain, q [B, width - 1, V] of its drafts, and `Earlier.place`."""
         positions = committed[:, None] + torch.arange(width, device=committed.device)
-        return self._batch.tokens.gather(1, (positions - 1).clamp(min=0)), positions, laws
+        q = self._fill(committed, positions[:, :-1], step)
+        tokens = self._batch.tokens.gather(1, (positions - 1).clamp(min=0))
+        return tokens, positions, q, self._place(positions[:, :-1])
 
-    def _fill(self, committed: Tensor, width: int, step: Tensor) -> Tensor:
-        """Fill every fresh one of the `width - 1` draft slots; all slots' laws q [B, width, V]."""
-        tokens, target = self._batch.tokens, self._batch.target
-        positions = committed[:, None] + torch.arange(width - 1, device=committed.device)
+    def _place(self, slots: Tensor) -> Tensor | None:
+        """Index [B, width - 1] of the draft `slots` in the previous step; -1 where it tested no draft of the slot."""
+        if self._tested is None:
+            return None
+        place = slots - slots[:, :1] + self._shift[:, None]
+        known = (slots < self._drafted_to[:, None]) & (place < self._tested.shape[1])
+        return torch.where(known, place, -1)
+
+    def _fill(self, committed: Tensor, positions: Tensor, step: Tensor) -> Tensor:
+        """Draw a token for every fresh draft slot of `positions` [B, D]; q [B, D, V] of all of them."""
+        tokens, target, drafts = self._batch.tokens, self._batch.target, positions.shape[1]
+        if drafts == 0:
+            return torch.zeros(len(positions), 0, target.vocab, device=positions.device)
         fresh = positions >= self._drafted_to[:, None]
-        slots = Slots(committed, positions, fresh, tokens, self._history, step)
-        if width == 1:
-            return torch.zeros(len(positions), 1, target.vocab, device=positions.device)
-        drawn, q = self._init.fill(slots, self._batch.noise)
+        drawn, q = self._init.fill(Slots(committed, positions, fresh, tokens, self._history, step), self._batch.noise)
         if target.has_grammar:
             forced = target.forced_at(positions)
             drawn = torch.where(forced >= 0, forced, drawn)
             q = torch.where((forced >= 0)[..., None], one_hot(forced.clamp(min=0), q.shape[-1]), q)
         tokens.scatter_(1, positions, torch.where(fresh, drawn, tokens.gather(1, positions)))
-        if self._q is None:
-            return torch.nn.functional.pad(q, (0, 0, 0, 1))
-        kept = torch.arange(width, device=positions.device) + self._shift[:, None]
-        laws = self._q[self._rows, kept.clamp(max=self._q.shape[1] - 1)]
-        laws[:, :-1] = torch.where(fresh[..., None], q, laws[:, :-1])
-        return laws
+        if self._p is None:
+            return q
+        previous = torch.arange(drafts, device=positions.device) + self._shift[:, None]
+        kept = self._p[self._rows, previous.clamp(max=self._p.shape[1] - 1)]
+        return torch.where(fresh[..., None], q, kept)
 
 
 class NoDraft(Jacobi):
-    """Autoregressive sampling: a window of the last committed token alone."""
+    """No drafts, as in autoregressive sampling: one column, the last committed token."""
 
     def __init__(self, context: Context, init: Init):
         super().__init__(context, init, window=1)
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
-        self._no_law = torch.zeros(len(batch.tokens), 1, batch.target.vocab, device=batch.tokens.device)
+        self._no_q = torch.zeros(len(batch.tokens), 0, batch.target.vocab, device=batch.tokens.device)
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
         positions = committed[:, None]
         tokens = self._batch.tokens.gather(1, (positions - 1).clamp(min=0))
-        return Proposal(tokens, positions, self._no_law, chain(1), 1)
+        return Proposal(tokens, positions, self._no_q, chain(1), 1)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         pass
 
 
 class JacobiTree(Jacobi):
-    """The Jacobi chain plus sibling branches at its first slot (SJD-PAC's proactive drafting, made exact).
+    """The Jacobi chain with sibling branches at its first slot (SJD-PAC's proactive drafting, made exact).
 
-    Sibling k follows q with its elder siblings removed; each branch repeats the chain's next drafts, whose laws do not
-    depend on the first slot.
+    Sibling k is drawn from q without the earlier siblings; each branch repeats the chain's next drafts, whose q does
+    not depend on the first slot.
     """
 
     def __init__(self, context: Context, init: Init, window: int, siblings: int, depth: int):
@@ -127,16 +135,18 @@ class JacobiTree(Jacobi):
         if depth == 0 or self._siblings == 1:
             return trunk
         tokens, positions = [trunk.tokens], [trunk.positions]
-        law, elder = trunk.q[:, 0], drafts[:, 0]
+        q, earlier = trunk.q[:, 0], drafts[:, 0]
         for sibling in range(1, self._siblings):
-            law = without(law, elder)
+            q = without(q, earlier)
             draws = step * self._siblings + sibling
-            elder = draw(law, self._batch.noise.uniform(committed[:, None], Stream.SIBLING, draws).squeeze(1))
-            tokens += [elder[:, None], drafts[:, 1:depth]]
+            earlier = draw(q, self._batch.noise.uniform(committed[:, None], Stream.SIBLING, draws).squeeze(1))
+            tokens += [earlier[:, None], drafts[:, 1:depth]]
             positions.append(trunk.positions[:, 1 : depth + 1])
         tree = _branches(drafts.shape[1], self._siblings, depth)
-        laws = trunk.q[:, routes(tree, elder.device).depth]
-        return Proposal(torch.cat(tokens, 1), torch.cat(positions, 1), laws, tree, self.columns)
+        # The chain's last column, as deep as there are drafts, has none after it.
+        by_column = routes(tree, earlier.device).depth.clamp(max=drafts.shape[1] - 1)
+        q = trunk.q[:, by_column]
+        return Proposal(torch.cat(tokens, 1), torch.cat(positions, 1), q, tree, self.columns, trunk.earlier)
 
 
 @lru_cache

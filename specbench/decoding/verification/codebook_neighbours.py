@@ -1,4 +1,4 @@
-"""Which codebook entries are nearest to each other: a table that is built once per codebook and kept on disk."""
+"""Nearest neighbours of codebook entries: computed in blocks once per codebook, cached on disk."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from torch import Tensor
 from specbench.system.downloads import cache_folder
 
 MOST = 1000
-"""Neighbours kept per token."""
+"""Neighbours per token in the cached table."""
 
 _ROWS = 1024
+"""Rows of the distance matrix computed at a time: a full one takes 15 GiB at V = 64,000."""
 
 
 def neighbour_table(codebook: Tensor, raw: bool = False, folder: Path | None = None) -> Tensor:
-    """int32 [V, min(MOST, V - 1)]: for each token the others by ascending distance, ties by id.
+    """Neighbours of each token by ascending Euclidean distance, ties by id; int32 [V, min(MOST, V - 1)].
 
     Args:
         codebook: [V, d].
-        raw: compare the rows as they are; else scaled to length 1 first, as quantisers that normalise compare them.
-        folder: where tables are kept; the cache folder by default. One that cannot be written to is done without.
+        raw: use the vectors unchanged; otherwise normalise them to length 1, as quantisers with normalised codes do.
+        folder: folder of cached tables; the cache folder by default. If it is not writable, nothing is cached.
     """
     codebook = codebook.detach().float().cpu().contiguous()
     digest = hashlib.sha256(codebook.numpy().tobytes() + str(tuple(codebook.shape)).encode()).hexdigest()[:16]
@@ -35,14 +36,15 @@ def neighbour_table(codebook: Tensor, raw: bool = False, folder: Path | None = N
         try:
             return torch.from_numpy(np.load(path))
         except (OSError, ValueError):
-            pass  # a torn file: made anew below
-    table = _build(codebook if raw else torch.nn.functional.normalize(codebook, dim=1))
+            pass  # incomplete file: rebuilt below
+    table = nearest(codebook if raw else torch.nn.functional.normalize(codebook, dim=1), MOST)
     _write(path, table.numpy())
     return table
 
 
-def _build(codebook: Tensor) -> Tensor:
-    count = min(MOST, len(codebook) - 1)
+def nearest(codebook: Tensor, count: int) -> Tensor:
+    """Compute the `count` nearest other tokens of each token of a codebook [V, d]; int32 [V, min(count, V - 1)]."""
+    count = min(count, len(codebook) - 1)
     rows = []
     for start in range(0, len(codebook), _ROWS):
         part = codebook[start : start + _ROWS]

@@ -1,7 +1,7 @@
 """Relaxed acceptance min(1, w_d p/q) with a weight per draft depth (UniformRSD and Cool-SD, arXiv 2601.09212).
 
-Weights above 1 trade fidelity for length; a weight below 1 only rejects more, and stays unbiased under the `optimal`
-residual alone. Cool-SD's claim is that relaxing early and tightening late costs less than the reverse.
+Weights above 1 accept more and are lossy; weights below 1 reject more, and are unbiased under the `optimal` residual
+only. Cool-SD's claim: weights that decrease with depth cost less quality than weights that increase.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def exponential(drafts: int, delta: float, nu: float) -> list[float]:
 
 
 def linear(drafts: int, delta: float, slope: float) -> list[float]:
-    """delta (1 + slope (L + 1 - 2 d) / (L - 1)): a straight fall of mean delta (eq. 17's idea; its exact form is not
+    """delta (1 + slope (L + 1 - 2 d) / (L - 1)), linear with mean delta (the idea of eq. 17; its exact form is not
     public)."""
     if drafts == 1:
         return [delta]
@@ -36,7 +36,7 @@ def linear(drafts: int, delta: float, slope: float) -> list[float]:
 
 
 class DepthWeighted(RatioTest):
-    """min(1, w_d p/q); `floor` lifts every weight to at least itself."""
+    """min(1, w_d p/q) at draft depth d; no weight is below `floor`."""
 
     def __init__(self, context: Context, schedule: str, delta: float, nu: float, slope: float, floor: float):
         super().__init__(context)

@@ -1,8 +1,8 @@
-"""LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352): a draft may count its codebook neighbours' mass in.
+"""LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352): accept a draft x with min(1, p(A(x)) / q(x)).
 
-A(x) is x and the longest nearest-first run of its k neighbours whose summed target mass stays within a limit; x is
-accepted with min(1, p(A(x)) / q(x)). Four laws are in use after a rejection, see the residuals below; the released code
-follows neither paper.
+A(x) consists of x and the longest nearest-first prefix of its k codebook neighbours whose total target probability is
+within a limit. Papers and released code use different residual distributions, see the functions below; the released
+code follows neither paper.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Neighbourhood(NamedTuple):
 
     Attributes:
         draft: [..., n] tokens x.
-        ids: [..., n, k] neighbours of x, nearest first.
-        member: [..., n, k] bool, which of them belong to A(x).
+        ids: [..., n, k] codebook neighbours of x, nearest first.
+        member: [..., n, k] bool, membership of each neighbour in A(x).
         mass: [..., n] p(A(x)), the draft's own mass included.
-        wide: [..., n, k + 1] one neighbour more, as far as the released code reaches.
+        wide: [..., n, k + 1] `member` with one additional neighbour, as in the released code.
     """
 
     draft: Tensor
@@ -40,7 +40,7 @@ class Neighbourhood(NamedTuple):
 
 
 class Lantern(RatioTest):
-    """LANTERN: neighbours' mass of at most `delta` in all."""
+    """LANTERN: the neighbours' total probability is at most `delta`."""
 
     def __init__(self, context: Context, k: int, delta: float, neighbours: str):
         super().__init__(context)
@@ -50,8 +50,11 @@ class Lantern(RatioTest):
         table = neighbour_table(context.codebook, raw=neighbours == "raw")
         self._table = table[:, : k + 1].to(context.device)
         self._k = k
+        if self._residual is release:
+            # The release's code differs by family: its Lumina model is the one whose rows end with a token.
+            self._residual = release_p if any(token >= 0 for token in context.layout.forced) else release_q
         if self._residual is optimal:
-            # p(A(x)) >= p(x), so min(1, p/q) is never undercut and [p - a q]+ is [p - q]+ (Cool-SD, proposition 1).
+            # p(A(x)) >= p(x), so a >= min(1, p/q), and [p - a q]+ is [p - q]+ (Cool-SD, proposition 1).
             self._residual = standard
 
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
@@ -78,7 +81,7 @@ class Lantern(RatioTest):
 
 
 class LanternPlusPlus(Lantern):
-    """LANTERN++: neighbours' mass of at most (lambda - 1) p(x), so acceptance grows at most lambda-fold."""
+    """LANTERN++: the neighbours' total probability is at most (lambda - 1) p(x), so a <= lambda p/q."""
 
     def __init__(self, context: Context, k: int, lambda_: float, neighbours: str):
         super().__init__(context, k, lambda_ - 1, neighbours)
@@ -88,26 +91,31 @@ class LanternPlusPlus(Lantern):
 
 
 def paper(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
-    """Both papers' law: p with A(x)'s mass moved onto x, less q."""
+    """Residual of both papers: p with the mass of A(x) moved onto x, minus q."""
     moved = _scaled(p, around.ids, ~around.member)
     moved = moved.scatter(-1, around.draft, around.mass)
     return moved - q
 
 
 def release_q(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
-    """The released LlamaGen and Anole code: q without the first k + 1 neighbours, if A(x) has any."""
+    """Residual of the released LlamaGen and Anole code: p - q, q = 0 on the first k + 1 neighbours if A(x) has any."""
     return p - _scaled(q, around.wide, ~around.member.any(-1, keepdim=True))
 
 
 def release_p(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
-    """The released Lumina code: p without the first k + 1 neighbours, if A(x) has any."""
+    """Residual of the released Lumina code: p - q, p = 0 on the first k + 1 neighbours if A(x) has any."""
     return _scaled(p, around.wide, ~around.member.any(-1, keepdim=True)) - q
+
+
+def release(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
+    """The released code's residual for the family at hand, one of the two above."""
+    raise NotImplementedError("chosen when the verifier is built")
 
 
 RESIDUALS = (paper, release_q, release_p)
 
 
-def _scaled(law: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
-    """`law` [..., V] set to zero on `ids` [..., 1, k] unless `kept`, which broadcasts to them."""
+def _scaled(distribution: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
+    """`distribution` [..., V] set to zero on `ids` [..., 1, k] unless `kept`, which broadcasts to them."""
     ids, kept = ids.squeeze(-2), kept.expand_as(ids).squeeze(-2)
-    return law.scatter(-1, ids, law.gather(-1, ids) * kept)
+    return distribution.scatter(-1, ids, distribution.gather(-1, ids) * kept)

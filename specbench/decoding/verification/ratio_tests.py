@@ -1,7 +1,7 @@
-"""Verifiers: which drafts of a window are accepted, and which token replaces the first one that is not.
+"""Verifiers: acceptance of drafts, and the residual distribution after a rejection.
 
-A `RatioTest` is a pure acceptance function a(x; p, q) tossed against one coin per slot; its replacement comes from the
-residual. `Match` needs neither: it compares the draft with the slot's next draw.
+A `RatioTest` accepts a draft x with probability a(x; p, q); after a rejection the residual distribution is sampled.
+`Match` compares the draft with a fresh draw from p and needs neither.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.context import Context
-from specbench.decoding.sampling import run_race
+from specbench.decoding.noise import Noise, Stream
+from specbench.decoding.sampling import at
 
 
 class DraftTests(NamedTuple):
-    """Drafts to test, each on its own: K per row, V tokens.
+    """Acceptance tests, one draft each with its own p and q: K per row, V tokens. Built by `of`, the only reader of a
+    proposal's q.
 
     Attributes:
-        p: [B, K, V] target distribution given what stands before the draft, less what rejected siblings took.
-        q: [B, K, V] law the draft was really drawn from; undefined where `drafted` is False.
+        p: [B, K, V] target distribution of the draft's slot; for a later sibling, the normalised residual distribution
+            after the rejected ones.
+        q: [B, K, V] distribution the draft was drawn from; 0 where there is no draft.
         draft: [B, K] draft tokens.
-        drafted: [B, K] bool, False where no draft stands.
-        coin: [B, K] float64 uniforms, fresh every step.
-        depth: [K] how many drafts of this step stand on the way to it, itself included.
+        drafted: [B, K] bool, False where there is no draft to test.
+        coin: [B, K] float64 uniforms in (0, 1), fresh in every step.
+        depth: [K] number of drafts of this step on the path to the draft, itself included.
     """
 
     p: Tensor
@@ -35,17 +38,36 @@ class DraftTests(NamedTuple):
     coin: Tensor
     depth: Tensor
 
-    def pick(self, places: Tensor | slice) -> DraftTests:
-        """Some of the tests."""
-        return DraftTests(*(field[:, places] for field in self[:-1]), self.depth[places])
+    @classmethod
+    def of(
+        cls, p: Tensor, q: Tensor, draft: Tensor, coin: Tensor, depth: Tensor, exists: Tensor | None = None
+    ) -> DraftTests:
+        """Build the tests of `draft`; `exists` [K] is False for entries without a draft, None if all have one.
+
+        Without a draft q is undefined (NaN, or left from an earlier step) and is replaced by 0.
+        """
+        drafted = at(q, draft) > 0
+        if exists is not None:
+            drafted = drafted & exists
+            q = torch.where(drafted[..., None], q, 0.0)
+        return cls(p, q, draft, drafted, coin, depth)
+
+    def pick(self, entries: Tensor | slice) -> DraftTests:
+        """Select the tests of entries [K'], the same in all rows."""
+        return DraftTests(*(field[:, entries] for field in self[:-1]), self.depth[entries])
+
+    def at(self, entry: Tensor) -> DraftTests:
+        """Select one test per row, of entry [B, 1]; its depth is [B, 1]."""
+        rows = torch.arange(len(entry), device=entry.device)[:, None]
+        return DraftTests(*(field[rows, entry] for field in self[:-1]), self.depth[entry])
 
 
 class Verdict(NamedTuple):
-    """Outcome per draft, as if everything before it were accepted.
+    """Outcome per draft, as if every draft before it were accepted.
 
     Attributes:
         accepted: [B, K] bool.
-        facts: [B, K] numbers worth recording, by name.
+        facts: [B, K] numbers to record, by name.
     """
 
     accepted: Tensor
@@ -54,19 +76,14 @@ class Verdict(NamedTuple):
 
 class Verifier(Protocol):
     compares: bool
-    """Whether `verify` and `replace` look at `refined`."""
+    """Whether drafts are compared with the slot's refined token, which then replaces a rejected draft."""
 
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
-        """`refined` [B, K] is the token the refinement puts into each draft's slot."""
+        """Judge every draft; `refined` [B, K]: refined token of the draft's slot."""
         ...
 
     def residual_weights(self, tests: DraftTests) -> Tensor:
-        """[B, K, V] unnormalised: what to draw from once the draft is rejected."""
-        ...
-
-    def replace(self, left: Tensor, refined: Tensor, race: Tensor) -> Tensor:
-        """[B] token for the first slot without an accepted draft, given what is left [B, V], the slot's refined token
-        [B] and race noise [B, V]."""
+        """Unnormalised residual distribution [B, K, V] after a rejection of each draft."""
         ...
 
 
@@ -79,7 +96,7 @@ class RatioTest:
         self._residual = context.residual
 
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
-        """a(x; p, q), values above 1 meaning 1.
+        """Acceptance probability a(x; p, q); values above 1 mean 1.
 
         Args:
             p, q: [..., V].
@@ -93,29 +110,62 @@ class RatioTest:
 
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
         a = self.acceptance(tests.p, tests.q, tests.draft[..., None], tests.depth).squeeze(-1)
-        return Verdict(tests.coin < a, drift(tests, a))
+        return Verdict(tests.coin < a, distance_facts(tests, a))
 
     def residual_weights(self, tests: DraftTests) -> Tensor:
         return self._residual(tests.p, tests.q, partial(self.acceptance, depth=tests.depth))
 
-    def replace(self, left: Tensor, refined: Tensor, race: Tensor) -> Tensor:
-        return run_race(left, race)
 
+def distance_facts(tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
+    """Unbiased estimates [B, K] of distances between p and q, each from one draft x ~ q with acceptance probability a.
 
-def drift(tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
-    """What one draft x ~ q tells about the whole vocabulary, without looking at it.
-
-    `distance`: 1 - min(1, p/q), whose mean over x is TV(p, q). `excess`: [a - p/q]+, whose mean over x is
-    sum_y [q a - p]+, the position's term of Cool-SD's theorem 2 under the optimal residual.
+    `distance`: 1 - min(1, p/q), with mean TV(p, q) over x. `excess`: [a - p/q]+, with mean sum_y [q a - p]+ over x, the
+    slot's term of Cool-SD's theorem 2 under the optimal residual.
     """
-    fair = ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1).clamp(max=1)
-    return {"distance": 1 - fair, "excess": (a.clamp(max=1) - fair).clamp(min=0)}
+    exact = ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1).clamp(max=1)
+    return {"distance": 1 - exact, "excess": (a.clamp(max=1) - exact).clamp(min=0)}
 
 
 def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
     """p(x)/q(x) [..., n]; 0 where p(x) = 0, so that 0/0 rejects."""
     px = p.gather(-1, x)
     return torch.where(px > 0, px / q.gather(-1, x), 0.0)
+
+
+def residual_weights(verifier: Verifier, tests: DraftTests) -> Tensor:
+    """Unnormalised residual distribution [B, K, V]; p itself where there is no draft to reject."""
+    return torch.where(tests.drafted[..., None], verifier.residual_weights(tests), tests.p)
+
+
+def draw_after_drafts(
+    p: Tensor,
+    tests: DraftTests,
+    rejected: Tensor,
+    verifier: Verifier,
+    refined: Tensor,
+    noise: Noise,
+    position: Tensor,
+    step: Tensor,
+) -> Tensor:
+    """Draw the token after the accepted drafts: a replacement after a rejection, else the bonus token from p.
+
+    The bonus token uses the slot's noise, as autoregressive sampling does; a replacement the step's noise.
+
+    Args:
+        p: [B, 1, V] target distribution of the slot.
+        tests: [B, 1] the last failed test of the slot; not used where none failed.
+        rejected: [B, 1] bool, whether a draft of the slot was rejected.
+        refined: [B, 1] refined token of the slot.
+        position: [B, 1] stream slot.
+
+    Returns:
+        [B, 1].
+    """
+    if verifier.compares:
+        return torch.where(rejected, refined, noise.run_race(p, position, Stream.TOKEN))
+    weights = torch.where(rejected[..., None], residual_weights(verifier, tests), p)
+    stream = torch.where(rejected, int(Stream.RESIDUAL), int(Stream.TOKEN))
+    return noise.run_race(weights, position, stream, step * rejected)
 
 
 class Exact(RatioTest):
@@ -149,9 +199,9 @@ class Add(RatioTest):
 
 
 class Match:
-    """Accept iff the slot's next draw repeats the draft; on a mismatch commit that draw (Jacobi decoding).
+    """Accept iff the slot's refined token equals the draft; after a mismatch commit that token (Jacobi decoding).
 
-    Lossless whenever the refinement draws from p: what is committed is always the refined token.
+    Lossless whenever the refinement draws from p: the committed token is always the refined one.
     """
 
     compares = True
@@ -164,6 +214,3 @@ class Match:
 
     def residual_weights(self, tests: DraftTests) -> Tensor:
         return tests.p
-
-    def replace(self, left: Tensor, refined: Tensor, race: Tensor) -> Tensor:
-        return refined

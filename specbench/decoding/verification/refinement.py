@@ -1,10 +1,12 @@
-"""Refinement: what each slot of the window holds next, had everything before it been final.
+"""Refinement: the next draft of each slot of the window, drawn as if every earlier slot were final.
 
-Given the past, each rule but `Reuse` puts a draw from p into the slot, so the next step's q is p whether or not the
-token changed.
+Given the prefix, every rule but `Reuse` fills the slot with a sample of p, so that q of the next step is p whether or
+not the token has changed.
 """
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,45 +18,58 @@ from specbench.decoding.verification.ratio_tests import DraftTests, ratio
 from specbench.decoding.verification.residuals import standard
 
 
+class Refinement(Protocol):
+    keeps_tail: bool
+    """Whether the refined slots are the next drafts."""
+
+    def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
+        """Next token [B, T] of each slot.
+
+        Args:
+            p: [B, T, V] target distribution of each slot.
+            tests: the current drafts of the first K <= T slots; slots after them have none.
+            positions, step: [B, T] stream slots and [B, 1] step; they address the noise.
+        """
+        ...
+
+
 class Resample:
-    """A fresh draw from p for every slot (SJD)."""
+    """Resample every slot from p (SJD)."""
 
     keeps_tail = True
-    """Whether the refined slots become the next drafts."""
 
     def __init__(self, context: Context):
         pass
 
-    def refine(self, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
-        """[B, T] next token of each slot; `positions` [B, T] and `step` [B, 1] address the noise."""
-        held = kept(tests.p)
+    def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
+        held = kept(p)
         return held.token(draw(held.mass, noise.uniform(positions, Stream.REDRAW, step)))
 
 
 class Restart(Resample):
-    """Draws as `Resample`, but the tail is thrown away and initialised afresh (SJD's ablation)."""
+    """Reinitialise the slots after the last accepted draft (SJD's ablation); `Match` still compares with `Resample`."""
 
     keeps_tail = False
 
 
 class Reuse(Resample):
-    """Keep the draft where p/q > tau, else draw afresh (SJD++). Lossy: a kept draft follows q cut off, not p."""
+    """Keep the draft where p/q > tau, else resample (SJD++). Lossy: a kept draft follows a truncated q, not p."""
 
     def __init__(self, context: Context, tau: float):
         super().__init__(context)
         self._tau = tau
 
-    def refine(self, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
-        fresh = super().refine(tests, noise, positions, step)
+    def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
+        fresh = super().refine(p, tests, noise, positions, step)
         confidence = ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)
-        return torch.where(tests.drafted & (confidence > self._tau), tests.draft, fresh)
+        return _keep(tests.draft, tests.drafted & (confidence > self._tau), fresh)
 
 
 class Couple:
     """Maximal coupling: keep the draft with probability min(1, p/q), else draw from [p - q]+ (SCD; SJD-PAC's AC).
 
-    A slot without a draft has nothing to be coupled to and is drawn from p. The rule tosses
-    the same coin as the verifier, whose outcome at this slot only matters when the slot is not refined.
+    A slot without a draft is drawn from p. The coin is shared with the verifier, whose outcome affects unrefined slots
+    only.
     """
 
     keeps_tail = True
@@ -62,22 +77,29 @@ class Couple:
     def __init__(self, context: Context):
         pass
 
-    def refine(self, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
-        stays = tests.coin < ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)
-        held = kept(tests.p)
-        residual = standard(held.mass, tests.q.gather(-1, held.ids))
-        weights = torch.where(tests.drafted[..., None], residual, held.mass)
+    def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
+        held, drafts = kept(p), tests.draft.shape[1]
+        # q is 0 where there is no draft, and [p - 0]+ is p.
+        residual = standard(held.mass[:, :drafts], tests.q.gather(-1, held.ids[:, :drafts]))
+        weights = torch.cat([residual, held.mass[:, drafts:]], dim=1)
         other = held.token(draw(weights, noise.uniform(positions, Stream.REDRAW, step)))
-        return torch.where(stays & tests.drafted, tests.draft, other)
+        keep = tests.coin < ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)
+        return _keep(tests.draft, tests.drafted & keep, other)
 
 
 class Gumbel:
-    """Race p against noise frozen per stream slot: similar p choose the same token (SCD; predictive sampling)."""
+    """Gumbel coupling: exponential race of p with fixed noise per stream slot (SCD; predictive sampling)."""
 
     keeps_tail = True
 
     def __init__(self, context: Context):
         pass
 
-    def refine(self, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
-        return noise.run_race(tests.p, positions, Stream.TOKEN)
+    def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
+        return noise.run_race(p, positions, Stream.TOKEN)
+
+
+def _keep(draft: Tensor, keep: Tensor, other: Tensor) -> Tensor:
+    """`draft` [B, K] where `keep` [B, K], else `other` [B, T], whose slots from K on have no draft."""
+    drafts = draft.shape[1]
+    return torch.cat([torch.where(keep, draft, other[:, :drafts]), other[:, drafts:]], dim=1)

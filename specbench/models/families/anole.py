@@ -1,4 +1,4 @@
-"""Anole 7B (512 px): Chameleon with its image head restored.
+"""Anole 7B (512 px): Chameleon with its image head restored, in the authors' layout (Meta's) or transformers'.
 
 The official script mixes three rows; for a prompt of text only, its image-conditioned row equals the unconditional
 one, which leaves plain guidance.
@@ -13,7 +13,8 @@ from specbench.models.families.chameleon import BEGIN_IMAGE, END_OF_TURN, START,
 
 class Anole(FamilyModel):
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
-        return self.words(START + text + END_OF_TURN + BEGIN_IMAGE), self.words(START + BEGIN_IMAGE)
+        first = END_OF_TURN if self.released_rows else START
+        return self.words(START + text + END_OF_TURN + BEGIN_IMAGE), self.words(first + BEGIN_IMAGE)
 
 
 def load(request: LoadRequest) -> Anole:

@@ -63,6 +63,10 @@ class LoadRequest:
         """Settings of an architecture at the size that was asked for."""
         return {**full, **tiny} if self.info.tiny else dict(full)
 
+    def sized_network(self, full: Mapping[str, object], tiny: Mapping[str, object]) -> dict[str, object]:
+        """The same for the language model, whose sizes are those of `info.network`."""
+        return self.sized({**self.info.network.config(), **full}, tiny)
+
 
 def load(info: HubModel, device: str, dtype: str, found: tuple[CheckpointFiles, ...]) -> FamilyModel:
     """The model of these facts, from its files or, without any, with random weights.
@@ -107,6 +111,7 @@ class FamilyModel(TransformerModel):
     ):
         self.name = request.info.name
         self.layout = request.layout(len(head))
+        self.released_rows = request.info.guidance_rows == "released"
         self.tokenizer = tokenizer
         self.backbone = backbone
         self.weights_sha256 = request.weights_sha256

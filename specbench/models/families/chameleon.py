@@ -8,6 +8,7 @@ per model-parallel shard, which the class cannot read), and the image decoder (t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
@@ -26,9 +27,12 @@ from specbench.models.checkpoint_loading import (
 )
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import LoadRequest, stand_in_tokenizer
+from specbench.models.families.chameleon_meta import IMAGE, TOKENIZER, convert_meta, is_meta, read_meta_config
 
 START, END_OF_TURN, BEGIN_IMAGE, END_IMAGE = "<s>", "<reserved08706>", "<racm3:break>", "<eoss>"
 FIRST_IMAGE_ID = 4
+LARGEST_PLAIN_WIDTH = 4096
+"""Larger Chameleon models than 7B have their norms after attention and feed-forward layers (swin norm)."""
 
 _SPECIALS = {START: 0, "<pad>": 1, "</s>": 2, END_IMAGE: 8196, BEGIN_IMAGE: 8197}
 _RESERVED = {f"<reserved{number:05d}>": number + 4 for number in range(8706, 8900)}
@@ -51,25 +55,46 @@ def load_trunk(request: LoadRequest) -> Trunk:
     if not request.found:
         return _random_trunk(request)
     main = request.found[0]
+    if is_meta(main):
+        return _meta_trunk(request, main)
     config = read_config(main, ChameleonConfig)
     tensors = read_tensors(main)
     language = drop(tensors, ["model.vqmodel."])
-    network = _language_model(config, main)
-    heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
-    for name, stored in language.items():
-        if count := heads.get(name.split(".")[-2]):
-            language[name] = stored.repeat_interleave(max(count // len(stored), 1), dim=0)
-    fill(network, language, main, request.device, request.dtype)
+    network = _filled(request, config, language, main)
     with_tokenizer = next(
         found for found in request.found if any(path.name == "tokenizer.json" for path in found.paths)
     )
-    image_ids = _image_ids(config.vocabulary_map, main)
+    image_ids = _image_ids(config.vocabulary_map, main, main.named("config.json"))
     image_tensors = {name: tensors[name] for name in tensors.keys() - language.keys()}
     return _trunk(network, read_tokenizer(with_tokenizer), image_ids, image_tensors)
 
 
+def _meta_trunk(request: LoadRequest, files: CheckpointFiles) -> Trunk:
+    weights = files.only("*.pth")
+    tensors = read_tensors(weights)
+    config = read_meta_config(tensors, files)
+    network = _filled(request, config, convert_meta(tensors, config, files), weights)
+    image_ids = _image_ids(config.vocabulary_map, files, files.named(TOKENIZER))
+    return _trunk(network, read_tokenizer(files, TOKENIZER), image_ids, read_tensors(files.only(IMAGE)))
+
+
+def _filled(
+    request: LoadRequest, config: ChameleonConfig, tensors: dict[str, Tensor], files: CheckpointFiles
+) -> nn.Module:
+    """The language model; query and key norms that are stored once per model-parallel shard go to all its heads."""
+    network = _language_model(config, files)
+    heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
+    for name, stored in tensors.items():
+        if count := heads.get(name.split(".")[-2]):
+            tensors[name] = stored.repeat_interleave(max(count // len(stored), 1), dim=0)
+    return fill(network, tensors, files, request.device, request.dtype)
+
+
 def _random_trunk(request: LoadRequest) -> Trunk:
-    config = ChameleonConfig(**request.sized({}, _TINY | {"num_key_value_heads": 4}), vocabulary_map={"<image>": 8711})
+    swin = {"swin_norm": request.info.network.width > LARGEST_PLAIN_WIDTH}
+    config = ChameleonConfig(
+        **request.sized_network(swin, _TINY | {"num_key_value_heads": 4}), vocabulary_map={"<image>": 8711}
+    )
     network = randomise(_language_model(config), request.device, request.dtype)
     ids = range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
     return _trunk(network, stand_in_tokenizer(_SPECIALS | _RESERVED, first_byte=10_000), ids, {})
@@ -86,7 +111,7 @@ def _language_model(config: ChameleonConfig, found: CheckpointFiles | None = Non
     return network
 
 
-def _image_ids(vocabulary: Mapping[str, int], found: CheckpointFiles) -> range:
+def _image_ids(vocabulary: Mapping[str, int], found: CheckpointFiles, path: Path) -> range:
     """Vocabulary ids of the image tokens: their names spell the code with letters, A for 0."""
     digits = str.maketrans("ABCDEFGHIJ", "0123456789")
     codes = {
@@ -97,7 +122,7 @@ def _image_ids(vocabulary: Mapping[str, int], found: CheckpointFiles) -> range:
     first = codes.get(0, 0)
     if not codes or any(codes.get(code) != first + code for code in range(len(codes))):
         problem = ": its vocabulary_map does not list the image tokens in the order of their codes"
-        raise found.refusal(problem, found.named("config.json"))
+        raise found.refusal(problem if path.name == "config.json" else problem.replace("_map", ""), path)
     return range(first, first + len(codes))
 
 

@@ -1,16 +1,23 @@
 """Emu3-Gen 8B (720 px): transformers' `Emu3ForCausalLM` and `Emu3VQVAE`; every row, the last one too, is closed by an
 end-of-line token.
+
+Two layouts are read: BAAI's own (Emu3-Gen and Emu3-VisionTokenizer), and the one converted for transformers. In both,
+prompts are split and normalised as the authors' tokenizer does it, though the conversion's `tokenizer.json` does not.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
+
 import torch
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 from transformers import Emu3Config, Emu3ForCausalLM, Emu3TextConfig, Emu3VQVAE
 from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
-from specbench.models.checkpoint_files import CheckpointFiles
+from specbench.models.checkpoint_files import CheckpointFiles, read_json
 from specbench.models.checkpoint_loading import (
     build,
     drop,
@@ -19,10 +26,13 @@ from specbench.models.checkpoint_loading import (
     read_config,
     read_tensors,
     read_tokenizer,
+    rename,
     token_id,
 )
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.ranked_bpe import QWEN_PATTERN, RankedBpe, read_ranks, split_as_qwen
+from specbench.system.console import warn
 
 START, LINE_END = "<|extra_203|>", "<|extra_200|>"
 BEGIN_IMAGE, IMAGE_TOKENS = "<|image start|>", "<|image token|>"
@@ -31,6 +41,10 @@ NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
     "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
 )
+
+RANKS, VISION_TOKENS = "emu3.tiktoken", "emu3_vision_tokens.txt"
+TEXT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
+"""Special tokens that follow the byte strings of the authors' tokenizer; the vision tokens come after them."""
 
 _FIRST_CODE = 151_854
 _SPECIALS = {LINE_END: 151_846, START: 151_849, IMAGE_TOKENS: 151_851, BEGIN_IMAGE: 151_852}
@@ -50,28 +64,127 @@ def load(request: LoadRequest) -> Emu3:
     if not request.found:
         return _random(request)
     files = request.found[0]
-    config, tensors = read_config(files, Emu3Config), read_tensors(files)
-    language = build(Emu3ForCausalLM, config.text_config, found=files)
-    image = _image_network(config.vq_config, files)
-    codes = config.vq_config.codebook_size
+    if published := files.holds(RANKS):
+        language, language_tensors = _language_model(read_config(files, Emu3TextConfig), files), read_tensors(files)
+        image_files = request.found[1]
+        image_tensors = _converted(read_tensors(image_files))
+        image_config = _published_image_config(image_files)
+    else:
+        config = read_config(files, Emu3Config)
+        language, image_config, image_files = _language_model(config.text_config, files), config.vq_config, files
+        language_tensors, image_tensors = _parts(read_tensors(files), files)
+    image = _image_network(image_config, image_files)
+    fill(language, language_tensors, files, request.device, request.dtype)
+    fill(image, drop(image_tensors, vq_decoder.ENCODER_SIDE), image_files, request.device, torch.float32)
+    words = language.config.vocab_size
+    tokenizer = _ranked_tokenizer(files, words) if published else _converted_tokenizer(files)
+    first, last = (_visual_token(tokenizer, code) for code in (0, image_config.codebook_size - 1))
+    if last != first + image_config.codebook_size - 1:
+        listed = files.named(VISION_TOKENS if published else "tokenizer.json")
+        raise files.refusal(": visual tokens are not in the order of their codes", listed)
+    return _model(request, tokenizer, language, range(first, last + 1), image)
+
+
+def _language_model(config: Emu3TextConfig, files: CheckpointFiles) -> nn.Module:
+    return build(Emu3ForCausalLM, config, found=files)
+
+
+def _visual_token(tokenizer: Tokenizer | RankedBpe, code: int) -> int:
+    return token_id(tokenizer, f"<|visual token {code:06d}|>")
+
+
+def _parts(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Tensors of the language model and of the image tokenizer, from the converted layout."""
     parts = {"text_model.": {}, "vqmodel.": {}}
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in parts if name.startswith(prefix)), None)
         if prefix is None:
             raise files.refusal(f" holds unknown '{name}'")
         parts[prefix][name.removeprefix(prefix)] = tensor
-    fill(language, parts["text_model."], files, request.device, request.dtype)
-    fill(image, drop(parts["vqmodel."], vq_decoder.ENCODER_SIDE), files, request.device, torch.float32)
+    return parts["text_model."], parts["vqmodel."]
+
+
+def _converted(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """BAAI's image tokenizer under transformers' names; its 1 x 1 convolutions of attention are matrices there."""
+    renamed = rename(tensors, _converted_name)
+    return {name: tensor.flatten(1) if "_proj.weight" in name else tensor for name, tensor in renamed.items()}
+
+
+def _converted_name(name: str) -> str:
+    name = name.replace("decoder.mid.attn_1.norm.", "decoder.middle_block.attn_norm.")
+    name = name.replace("decoder.mid.", "decoder.middle_block.").replace("decoder.up.", "decoder.up_block.up.")
+    name = re.sub(r"\.attn\.(\d+)\.norm\.", r".attn_norms.\1.", name)
+    name = re.sub(r"\.(attn\.\d+|attn_1)\.([qkv])\.", r".\1.\2_proj.", name)
+    return re.sub(r"\.(attn\.\d+|attn_1)\.proj_out\.", r".\1.out_proj.", name)
+
+
+_IMAGE_SETTINGS = {
+    "codebook_size": "codebook_size",
+    "embed_dim": "embed_dim",
+    "z_channels": "latent_channels",
+    "double_z": "double_latent",
+    "in_channels": "in_channels",
+    "out_channels": "out_channels",
+    "temporal_downsample_factor": "temporal_downsample_factor",
+    "ch": "base_channels",
+    "ch_mult": "channel_multiplier",
+    "num_res_blocks": "num_res_blocks",
+    "attn_resolutions": "attn_resolutions",
+}
+"""BAAI's names of the image tokenizer's settings, and transformers'; their defaults agree."""
+
+
+def _published_image_config(files: CheckpointFiles) -> Emu3VQVAEConfig:
+    path = files.named("config.json")
+    held = read_json(files.source, path)
+    settings = {ours: held[theirs] for theirs, ours in _IMAGE_SETTINGS.items() if theirs in held}
+    try:
+        widest = settings.get("base_channels", 256) * settings.get("channel_multiplier", (1, 2, 2, 4))[-1]
+        return Emu3VQVAEConfig(**settings, hidden_size=widest)
+    except Exception as error:  # the library promises nothing about files that are not its own
+        raise files.source.damaged(path, error) from error
+
+
+def _ranked_tokenizer(files: CheckpointFiles, words: int) -> RankedBpe:
+    """The authors' tokenizer from its two files, which have all the `words` of the model between them."""
+    path = files.named(RANKS)
+    try:
+        ranks = read_ranks(path.read_bytes())
+        names = files.named(VISION_TOKENS).read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise files.source.damaged(path, error) from error
+    specials = (*TEXT_SPECIALS, *(name.strip() for name in names if name.strip()))
+    if len(ranks) + len(specials) != words:
+        raise files.refusal(
+            f" and {VISION_TOKENS} have {len(ranks) + len(specials)} tokens, the model has {words}", path
+        )
+    return RankedBpe(ranks, {name: len(ranks) + index for index, name in enumerate(specials)})
+
+
+def _converted_tokenizer(files: CheckpointFiles) -> Tokenizer:
+    """`tokenizer.json` with the authors' split and normalisation, whatever it says itself."""
     tokenizer = read_tokenizer(files)
-    first, last = (token_id(tokenizer, f"<|visual token {code:06d}|>") for code in (0, codes - 1))
-    if last != first + codes - 1:
-        raise files.refusal(": visual tokens are not in the order of their codes", files.named("tokenizer.json"))
-    return _model(request, tokenizer, language, range(first, last + 1), image)
+    path = files.named("tokenizer.json")
+    held = read_json(files.source, path)
+    if not _splits_as_qwen(held):
+        warn(
+            f"{path} splits prompts in another way than Emu3's authors; their split and NFC are used, so that some "
+            "prompts have other ids than transformers gives them"
+        )
+    split_as_qwen(tokenizer)
+    return tokenizer
+
+
+def _splits_as_qwen(held: Mapping[str, object]) -> bool:
+    """Whether a `tokenizer.json` has Qwen's split and normalisation."""
+    normal = held.get("normalizer")
+    pattern = json.dumps(QWEN_PATTERN)
+    return isinstance(normal, dict) and normal.get("type") == "NFC" and pattern in json.dumps(held["pre_tokenizer"])
 
 
 def _random(request: LoadRequest) -> Emu3:
     tiny_text = _TINY | {"num_key_value_heads": 2}
-    language = build(Emu3ForCausalLM, Emu3TextConfig(**request.sized({}, tiny_text)))
+    language = build(Emu3ForCausalLM, Emu3TextConfig(**request.sized_network({}, tiny_text)))
     image = _image_network(Emu3VQVAEConfig(**request.sized({}, _TINY_VQ)))
     randomise(language, request.device, request.dtype)
     randomise(image, request.device, torch.float32)
@@ -85,7 +198,9 @@ def _image_network(config: Emu3VQVAEConfig, found: CheckpointFiles | None = None
     return network
 
 
-def _model(request: LoadRequest, tokenizer: Tokenizer, language: nn.Module, ids: range, image: nn.Module) -> Emu3:
+def _model(
+    request: LoadRequest, tokenizer: Tokenizer | RankedBpe, language: nn.Module, ids: range, image: nn.Module
+) -> Emu3:
     head = language.lm_head.weight[ids.start : ids.stop].clone()
     stream_ids = [*ids, token_id(tokenizer, LINE_END)]
     return Emu3(request, tokenizer, language.model, head, stream_ids, vq_decoder.Emu3Decoder(image))

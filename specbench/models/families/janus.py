@@ -1,15 +1,20 @@
-"""Janus-Pro 1B (384 px): transformers' `JanusModel`, with image tokens embedded and predicted by their own layers.
+"""Janus-Pro 1B and 7B (384 px): transformers' `JanusModel`, with image tokens embedded and predicted by own layers.
 
-The vision tower, the text head and the encoding half of the image tokenizer serve image understanding only and are not
-loaded.
+Two layouts are read: deepseek-ai's own, and the one converted for transformers. The vision tower, the text head and the
+encoding half of the image tokenizer serve image understanding only and are not loaded.
+
+Difference from the official script: guidance and softmax are computed in float32 instead of bfloat16.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import JanusConfig
+from transformers import JanusConfig, LlamaConfig
 from transformers.models.janus.modeling_janus import JanusModel
 
 from specbench.models.checkpoint_files import CheckpointFiles, read_json
@@ -21,26 +26,19 @@ from specbench.models.checkpoint_loading import (
     read_config,
     read_tensors,
     read_tokenizer,
+    rename,
     token_id,
 )
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 
 BEGIN_IMAGE = "<begin_of_image>"
+PUBLISHED_TYPE = "multi_modality"
+"""`model_type` of deepseek-ai's own configuration."""
 UNUSED = ("lm_head.", "vision_model.", "aligner.", "vqmodel.encoder.", "vqmodel.quant_conv.")
 
 _SPECIALS = {"<｜begin▁of▁sentence｜>": 100_000, "<｜▁pad▁｜>": 100_002, BEGIN_IMAGE: 100_016}
-_TEXT = {
-    "model_type": "llama",
-    "vocab_size": 102_400,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 16_384,
-}
+_TEXT = {"model_type": "llama", "rms_norm_eps": 1e-6, "max_position_embeddings": 16_384}
 _TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 _TINY_TEXT = _TINY | {"num_attention_heads": 4, "num_key_value_heads": 4}
 _TINY_VQ = {"latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
@@ -85,10 +83,60 @@ def load(request: LoadRequest) -> Janus:
         start, pad, _ = _SPECIALS
         return Janus(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, start, pad)
     files = request.found[0]
-    tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(files).items()}
-    network = _network(read_config(files, JanusConfig), files)
+    if read_json(files.source, files.named("config.json")).get("model_type") == PUBLISHED_TYPE:
+        tensors = _converted(read_tensors(files))
+        config, (start, pad, _) = _published_config(tensors, files), _SPECIALS
+    else:
+        tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(files).items()}
+        config, start, pad = read_config(files, JanusConfig), _named(files, "bos_token"), _named(files, "pad_token")
+    network = _network(config, files)
     fill(network, drop(tensors, UNUSED), files, request.device, request.dtype)
-    return Janus(request, read_tokenizer(files), network, _named(files, "bos_token"), _named(files, "pad_token"))
+    return Janus(request, read_tokenizer(files), network, start, pad)
+
+
+def _converted(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """deepseek-ai's tensors under transformers' names; those that only image understanding needs are left out."""
+    kept = drop(tensors, ("vision_model.", "aligner.", "gen_vision_model.quantize.codebook_used"))
+    return rename(kept, _converted_name)
+
+
+def _converted_name(name: str) -> str:
+    head, _, rest = name.partition(".")
+    if head == "gen_vision_model":
+        return "vqmodel." + vq_decoder.llamagen_name(rest)
+    if head == "language_model":
+        return rest.replace("model.", "language_model.", 1)
+    if head == "gen_aligner":
+        return re.sub(r"^layers\.(\d+)", _aligner_layer, rest)
+    renamed = {"gen_embed": "generation_embeddings", "gen_head": "generation_head"}.get(head, head)
+    return f"{renamed}.{rest}".replace("generation_head.output_mlp_projector", "generation_head.proj_out")
+
+
+def _aligner_layer(found: re.Match) -> str:
+    """The aligner's layers alternate with activations: 0 comes first, 2, 4 ... are the hidden ones."""
+    number = int(found[1])
+    return f"generation_aligner.hidden_layers.{number // 2 - 1}" if number else "generation_aligner.fc1"
+
+
+def _published_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> JanusConfig:
+    """deepseek-ai's configuration in transformers' terms; what it leaves out has the defaults of a Llama."""
+    path = files.named("config.json")
+    held = read_json(files.source, path)
+    try:
+        text = LlamaConfig.from_dict(held["language_config"])
+        image = vq_decoder.taming_config(_below(tensors, "vqmodel.")).to_dict()
+        width = held["gen_head_config"]["params"]["image_token_embed"]
+        depth = held["gen_aligner_config"]["params"]["depth"]
+    except Exception as error:  # the library promises nothing about files that are not its own
+        missing = ValueError(f"no {error} in it") if isinstance(error, KeyError) else error
+        raise files.source.damaged(path, missing) from error
+    image |= {"projection_dim": text.hidden_size, "image_token_embed_dim": width, "num_hidden_layers": depth}
+    vision = {"projection_dim": text.hidden_size}
+    return JanusConfig(text_config=text.to_dict(), vq_config=image, vision_config=vision)
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def _network(config: JanusConfig, found: CheckpointFiles | None = None) -> nn.Module:
@@ -107,7 +155,7 @@ def _named(files: CheckpointFiles, role: str) -> str:
 
 
 def _random_config(request: LoadRequest) -> JanusConfig:
-    text = request.sized(_TEXT, _TINY_TEXT)
+    text = request.sized_network(_TEXT, _TINY_TEXT)
     width = {"projection_dim": text["hidden_size"], "image_token_embed_dim": text["hidden_size"]}
     vision = {"projection_dim": text["hidden_size"]}
     return JanusConfig(

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel, T5Config, T5EncoderModel
 
+from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import (
     build,
@@ -28,12 +29,13 @@ from specbench.models.checkpoint_loading import (
     read_config,
     read_tensors,
     read_tokenizer,
+    rotary_halves,
 )
 from specbench.models.draft_head import EagleHead
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.caption_cleaning import clean
-from specbench.models.interface import DraftPrompt
+from specbench.models.interface import DraftPrompt, TokenLayout
 from specbench.models.transformer.model import Prefix
 
 CAPTION = 120
@@ -41,8 +43,9 @@ CAPTION = 120
 HEAD = 64
 """Width of an attention head, in every published size."""
 VQ_FILE = "vq_ds16_t2i.pt"
+HEAD_GRIDS = {"t2i": 16, "t2i2": 32}
+"""Side of the grid that a published draft head was trained on, by the `input_type` of its configuration."""
 
-_XL = {"hidden_size": 1280, "intermediate_size": 3584, "num_hidden_layers": 36, "vocab_size": 16_384}
 _TINY = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
 _T5_XL = {
     "vocab_size": 32_128,
@@ -149,10 +152,15 @@ class LlamaGen(FamilyModel):
         return self.backbone(inputs_embeds=alone, use_cache=False).last_hidden_state[:, 0]
 
     def adopt_head(self, head: EagleHead) -> EagleHead:
-        """A published head (they have an `input_type`) turns adjacent pairs and sees the grid one position early."""
+        """A published head (they have an `input_type`) turns adjacent pairs and sees the grid one position early.
+
+        Raises:
+            SpecbenchError: it was trained on another grid.
+        """
         if head.published_as:
+            _check_grid(head.published_as, self.name, self.layout)
             for matrix in (head.layers[0].self_attn.q_proj.weight, head.layers[0].self_attn.k_proj.weight):
-                matrix.data = _halves(matrix.data)
+                matrix.data = rotary_halves(matrix.data, HEAD)
             head.rotary_emb = GridRotary(self.layout.height, self.layout.width, caption=CAPTION - 1)
         return head
 
@@ -163,11 +171,22 @@ class LlamaGen(FamilyModel):
         return output.last_hidden_state[0].to(self.dtype)
 
 
+def _check_grid(published_as: str, model: str, layout: TokenLayout) -> None:
+    side = HEAD_GRIDS.get(published_as)
+    if side != layout.height or side != layout.width:
+        known = ", ".join(f"{name} is {side} x {side}" for name, side in HEAD_GRIDS.items())
+        raise SpecbenchError(
+            f"--head: made for the grid of input_type '{published_as}' ({known}); "
+            f"'{model}' decodes {layout.height} x {layout.width}",
+            "use a head of this model, without --scale tiny",
+        )
+
+
 def load(request: LoadRequest) -> LlamaGen:
     if not request.found:
         return _random(request)
     files, text_files = request.found
-    language, image = (_only(files, vq_file) for vq_file in (False, True))
+    language, image = files.only("t2i_*.pt"), files.only(VQ_FILE)
     tensors = convert(read_tensors(language), language)
     network = build(Network, _config(tensors, language), tensors["uncond_embedding"].shape[-1])
     fill(network, tensors, language, request.device, request.dtype)
@@ -179,7 +198,7 @@ def load(request: LoadRequest) -> LlamaGen:
 
 
 def _random(request: LoadRequest) -> LlamaGen:
-    config = _llama(request.sized(_XL, _TINY))
+    config = _llama(request.sized_network({}, _TINY))
     text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
     network = randomise(build(Network, config, text_config.d_model), request.device, request.dtype)
     encoder = randomise(build(T5EncoderModel, text_config), request.device, _text_dtype(request))
@@ -196,14 +215,10 @@ def _text_dtype(request: LoadRequest) -> torch.dtype:
     return torch.float32 if request.dtype == torch.float16 else request.dtype
 
 
-def _only(files: CheckpointFiles, vq_file: bool) -> CheckpointFiles:
-    """The image tokenizer's file, or the language model's."""
-    return CheckpointFiles(files.source, tuple(path for path in files.paths if (path.name == VQ_FILE) == vq_file))
-
-
 def _llama(sizes: Mapping[str, int]) -> LlamaConfig:
     heads = sizes["hidden_size"] // HEAD
-    return LlamaConfig(**sizes, num_attention_heads=heads, num_key_value_heads=heads, rms_norm_eps=1e-5)
+    sizes = {**sizes, "num_attention_heads": heads, "num_key_value_heads": heads}
+    return LlamaConfig(**sizes, rms_norm_eps=1e-5)
 
 
 def _config(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> LlamaConfig:
@@ -243,7 +258,9 @@ def convert(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> dict[str, 
             if len(tensor) % (3 * HEAD):
                 raise found.refusal(f": {name} has {len(tensor)} rows, not three times heads of {HEAD}")
             for part, matrix in zip("qkv", tensor.chunk(3), strict=True):
-                converted[f"model.{layer}self_attn.{part}_proj.weight"] = matrix if part == "v" else _halves(matrix)
+                converted[f"model.{layer}self_attn.{part}_proj.weight"] = (
+                    matrix if part == "v" else rotary_halves(matrix, HEAD)
+                )
             continue
         prefix = f"model.{layer}" if layer else ""
         names = _LAYER_NAMES if layer else _NAMES
@@ -252,9 +269,3 @@ def convert(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> dict[str, 
     if "uncond_embedding" not in converted:
         raise found.refusal(" lacks 'cls_embedding.uncond_embedding'")
     return converted
-
-
-def _halves(matrix: Tensor) -> Tensor:
-    """Rows of each head from rotated pairs side by side, as published, to pairs half a head apart."""
-    width = matrix.shape[1]
-    return matrix.view(-1, HEAD // 2, 2, width).transpose(1, 2).reshape(-1, width)

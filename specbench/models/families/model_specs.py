@@ -5,23 +5,35 @@ Sources of the facts: each family's official repository and its configuration on
 
 from __future__ import annotations
 
+from specbench.models import network_sizes as sizes
 from specbench.models.checkpoint_files import Source
+from specbench.models.checkpoint_layouts import Layout
 from specbench.models.hub_model import HubModel
 from specbench.specs.run_spec import Sampling
 
 _CHAMELEON = "Chameleon research licence (Meta), non-commercial"
+_JANUS = "MIT code, DeepSeek model licence (use restrictions)"
 _LM = ("config.json", "*.safetensors*")
+_META_TOKENIZER = "ckpts/chameleon/tokenizer"
+"""Where Lumina-mGPT's readme puts Meta's tokenizer files."""
 _VQ = Source(
     "the image decoder (Chameleon's VQGAN)",
     "leloy/Anole-7b-v0.1-vqvae-hf",
     ("*.safetensors",),
     _CHAMELEON,
-    beside=("vqgan.ckpt", "tokenizer/vqgan.ckpt"),
+    beside=("vqgan.ckpt", "tokenizer/vqgan.ckpt", f"{_META_TOKENIZER}/vqgan.ckpt"),
     note="Lumina-mGPT ships none; Meta's vqgan.ckpt serves as well",
 )
 _VQGAN_NUMBERS = 387
 """Numbers per pixel while a VQGAN draws: three maps of 128 channels, and little else."""
-_T5 = Source("the text encoder", "google/flan-t5-xl", (*_LM, "tokenizer.json"), "Apache-2.0", note="11.4 GB in float32")
+_T5 = Source(
+    "the text encoder",
+    "google/flan-t5-xl",
+    ("config.json", "*.safetensors*|pytorch_model*.bin*", "tokenizer.json"),
+    "Apache-2.0",
+    note="11.4 GB in float32",
+    folders=("t5-ckpt/flan-t5-xl",),
+)
 _COSMOS = Source(
     "the image decoder (Cosmos DV8x16x16)",
     "nvidia/Cosmos-1.0-Tokenizer-DV8x16x16",
@@ -29,31 +41,29 @@ _COSMOS = Source(
     "NVIDIA Open Model License",
     beside=("decoder.jit",),
 )
+_EMU3_VQ = Source("the image tokenizer", "BAAI/Emu3-VisionTokenizer", _LM, "Apache-2.0")
 
 
-def _lumina(name: str, side: int, size: int) -> HubModel:
-    holds_tokenizer = size == 768
-    main = f"Alpha-VLLM/Lumina-mGPT-7B-{size}"
+def _lumina(name: str, side: int, repo: str, size: sizes.NetworkSize) -> HubModel:
+    holds_tokenizer = repo == "Lumina-mGPT-7B-768"
     tokenizer = Source(
         "the tokenizer", "Alpha-VLLM/Lumina-mGPT-7B-768", ("tokenizer.json",), _CHAMELEON, beside=("tokenizer.json",)
     )
+    billions = repo.split("-")[2]
     return HubModel(
         name=name,
-        summary=f"Lumina-mGPT 7B at {size} px",
+        summary=f"Lumina-mGPT {billions} at {16 * side} px",
         target="specbench.models.families.lumina:load",
-        source=Source("the language model", main, _LM + ("tokenizer.json",) * holds_tokenizer, _CHAMELEON),
+        source=Source(
+            "the language model", f"Alpha-VLLM/{repo}", _LM + ("tokenizer.json",) * holds_tokenizer, _CHAMELEON
+        ),
         companions=(_VQ,) if holds_tokenizer else (_VQ, tokenizer),
         grid=(side, side),
         row_ends=True,
         v_image=8192,
         defaults=Sampling(guidance=3.0, top_k=2000),
-        parameters=7_013_666_816,
-        step_parameters=6_510_350_336,
-        layers=32,
-        kv_numbers=2 * 32 * 4096,
-        attention_numbers=32 * 4096,
+        network=size,
         other_bytes=165_831_180,
-        table=65_536,
         pixel_numbers=_VQGAN_NUMBERS,
     )
 
@@ -68,102 +78,124 @@ def _llamagen(name: str, side: int, file: str) -> HubModel:
         grid=(side, side),
         v_image=16384,
         defaults=Sampling(guidance=7.5, top_k=1000),
-        parameters=777_923_840,
-        step_parameters=752_446_720,
-        layers=36,
-        kv_numbers=2 * 36 * 1280,
-        attention_numbers=36 * 1280,
+        network=sizes.LLAMAGEN_XL,
         other_bytes=170_332_684 + 2_447_054_848,
-        table=16_384,
         pixel_numbers=_VQGAN_NUMBERS,
     )
 
 
-MODELS = (
-    _lumina("lumina-512", 32, 512),
-    _lumina("lumina", 48, 768),
-    _lumina("lumina-1024", 64, 1024),
-    HubModel(
-        name="anole",
-        summary="Anole 7B at 512 px",
-        target="specbench.models.families.anole:load",
-        source=Source("the language model", "leloy/Anole-7b-v0.1-hf", (*_LM, "tokenizer.json"), _CHAMELEON),
-        grid=(32, 32),
-        v_image=8192,
-        defaults=Sampling(guidance=3.0, temperature=0.7, top_p=0.9),
-        parameters=7_013_666_816,
-        step_parameters=6_510_350_336,
-        layers=32,
-        kv_numbers=2 * 32 * 4096,
-        attention_numbers=32 * 4096,
-        other_bytes=165_831_180,
-        table=65_536,
-        pixel_numbers=_VQGAN_NUMBERS,
-    ),
-    _llamagen("llamagen", 16, "t2i_XL_stage1_256.pt"),
-    _llamagen("llamagen-512", 32, "t2i_XL_stage2_512.pt"),
-    HubModel(
-        name="janus",
-        summary="Janus-Pro 1B at 384 px",
+def _janus(name: str, billions: str, size: sizes.NetworkSize) -> HubModel:
+    tokenizer = ("tokenizer.json", "tokenizer_config.json")
+    published = Source(
+        "the model",
+        f"deepseek-ai/Janus-Pro-{billions}",
+        ("config.json", "pytorch_model*.bin*|*.safetensors*", *tokenizer),
+        _JANUS,
+    )
+    return HubModel(
+        name=name,
+        summary=f"Janus-Pro {billions} at 384 px",
         target="specbench.models.families.janus:load",
-        source=Source(
-            "the model",
-            "deepseek-community/Janus-Pro-1B",
-            (*_LM, "tokenizer.json", "tokenizer_config.json"),
-            "MIT code, DeepSeek model licence (use restrictions)",
-        ),
+        source=Source("the model", f"deepseek-community/Janus-Pro-{billions}", (*_LM, *tokenizer), _JANUS),
+        also=(Layout("janus-deepseek", (published,)),),
         grid=(24, 24),
         v_image=16384,
         defaults=Sampling(guidance=5.0),
-        parameters=1_485_053_952,
-        step_parameters=1_275_207_680,
-        layers=24,
-        kv_numbers=2 * 24 * 2048,
-        attention_numbers=24 * 2048,
+        network=size,
         other_bytes=85_166_342,
-        table=102_400 + 16_384,
         pixel_numbers=_VQGAN_NUMBERS,
-    ),
-    HubModel(
-        name="simplear",
-        summary="SimpleAR 0.5B (RL) at 1024 px",
+    )
+
+
+def _simplear(name: str, billions: str, size: sizes.NetworkSize) -> HubModel:
+    return HubModel(
+        name=name,
+        summary=f"SimpleAR {billions} (RL) at 1024 px",
         target="specbench.models.families.simplear:load",
         source=Source(
             "the language model",
-            "Daniel0724/SimpleAR-0.5B-RL",
+            f"Daniel0724/SimpleAR-{billions}-RL",
             (*_LM, "tokenizer.json"),
             "not stated; code MIT, base model Apache-2.0",
+            optional=("generation_config.json",),
         ),
         companions=(_COSMOS,),
         grid=(64, 64),
         v_image=64000,
         defaults=Sampling(guidance=6.0),
-        parameters=551_140_224,
-        step_parameters=415_242_112,
-        layers=24,
-        kv_numbers=2 * 24 * 128,
-        attention_numbers=24 * 14 * 64,
+        network=size,
         other_bytes=135_000_000,
-        table=151_672 + 64_000,
         pixel_numbers=0,
+    )
+
+
+MODELS = (
+    _lumina("lumina-512", 32, "Lumina-mGPT-7B-512", sizes.CHAMELEON_7B),
+    _lumina("lumina", 48, "Lumina-mGPT-7B-768", sizes.CHAMELEON_7B),
+    _lumina("lumina-1024", 64, "Lumina-mGPT-7B-1024", sizes.CHAMELEON_7B),
+    _lumina("lumina-34b", 32, "Lumina-mGPT-34B-512", sizes.CHAMELEON_34B),
+    HubModel(
+        name="anole",
+        summary="Anole 7B at 512 px",
+        target="specbench.models.families.anole:load",
+        source=Source("the language model", "leloy/Anole-7b-v0.1-hf", (*_LM, "tokenizer.json"), _CHAMELEON),
+        also=(
+            Layout(
+                "anole-meta",
+                (
+                    Source(
+                        "the model",
+                        "GAIR/Anole-7b-v0.1",
+                        (
+                            "models/7b/consolidated*.pth|consolidated*.pth",
+                            "models/7b/params.json|params.json",
+                            "tokenizer/text_tokenizer.json|text_tokenizer.json",
+                            "tokenizer/vqgan.ckpt|vqgan.ckpt",
+                        ),
+                        _CHAMELEON,
+                    ),
+                ),
+            ),
+        ),
+        grid=(32, 32),
+        v_image=8192,
+        defaults=Sampling(guidance=3.0, temperature=0.7, top_p=0.9),
+        network=sizes.CHAMELEON_7B,
+        other_bytes=165_831_180,
+        pixel_numbers=_VQGAN_NUMBERS,
     ),
+    _llamagen("llamagen", 16, "t2i_XL_stage1_256.pt"),
+    _llamagen("llamagen-512", 32, "t2i_XL_stage2_512.pt"),
+    _janus("janus", "1B", sizes.JANUS_1B),
+    _janus("janus-7b", "7B", sizes.JANUS_7B),
+    _simplear("simplear", "0.5B", sizes.SIMPLEAR_05B),
+    _simplear("simplear-1.5b", "1.5B", sizes.SIMPLEAR_15B),
     HubModel(
         name="emu3",
         summary="Emu3-Gen 8B at 720 px",
         target="specbench.models.families.emu3:load",
         source=Source("the model", "BAAI/Emu3-Gen-hf", (*_LM, "tokenizer.json"), "Apache-2.0"),
+        also=(
+            Layout(
+                "emu3-baai",
+                (
+                    Source(
+                        "the language model",
+                        "BAAI/Emu3-Gen",
+                        (*_LM, "emu3.tiktoken", "emu3_vision_tokens.txt"),
+                        "Apache-2.0",
+                    ),
+                    _EMU3_VQ,
+                ),
+            ),
+        ),
         grid=(90, 90),
         patch=8,
         row_ends=True,
         v_image=32768,
         defaults=Sampling(guidance=3.0, top_k=2048),
-        parameters=8_492_011_520,
-        step_parameters=7_113_805_824,
-        layers=32,
-        kv_numbers=2 * 32 * 8 * 128,
-        attention_numbers=32 * 32 * 128,
+        network=sizes.EMU3_8B,
         other_bytes=645_007_932,
-        table=184_622,
         pixel_numbers=10_385,
     ),
 )

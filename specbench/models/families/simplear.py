@@ -1,7 +1,7 @@
-"""SimpleAR 0.5B (1024 px): transformers' `Qwen2ForCausalLM` whose vocabulary ends with the 64000 Cosmos codes.
+"""SimpleAR 0.5B and 1.5B (1024 px): transformers' `Qwen2ForCausalLM` whose vocabulary ends with the 64000 Cosmos codes.
 
 The official loop may sample text tokens inside an image and clamps them to codes afterwards; here only codes can be
-sampled.
+sampled. A repetition penalty in `generation_config.json`, which the official script inherits, is part of the target.
 """
 
 from __future__ import annotations
@@ -16,6 +16,11 @@ from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import build, fill, randomise, read_config, read_tensors, read_tokenizer
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.generation_config import FILE, read_repetition_penalty
+from specbench.models.transformer.attention import use_grouped_attention
+from specbench.models.transformer.model import Prefix, TransformerSession
+from specbench.models.transformer.repetition_penalty import PenalisedSession
+from specbench.system.console import say
 
 BEGIN, BEGIN_IMAGE = "<|t2i|>", "<|soi|>"
 NEGATIVE = (
@@ -24,22 +29,32 @@ NEGATIVE = (
 )
 
 _WORDS = 151_672
-_SPECIALS = {BEGIN: 151_665, BEGIN_IMAGE: 151_666}
+_SPECIALS = {BEGIN: 151_665, BEGIN_IMAGE: 151_667}
 _QWEN = {
-    "vocab_size": _WORDS + 64_000,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
     "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
     "tie_word_embeddings": True,
 }
-_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+_TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 class SimpleAR(FamilyModel):
+    """Attributes: repetition_penalty: on image tokens that the image already holds; 1 for none."""
+
+    repetition_penalty = 1.0
+
+    def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
+        if self.repetition_penalty == 1.0:
+            return super().begin(prefix, guidance, columns)
+        use_grouped_attention(self.backbone)
+        return PenalisedSession(self, prefix, guidance, columns, self.repetition_penalty)
+
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
         asked = f"{BEGIN}A highly realistic image of {text}{BEGIN_IMAGE}"
         return self.words(asked), self.words(BEGIN + NEGATIVE + BEGIN_IMAGE)
@@ -47,12 +62,13 @@ class SimpleAR(FamilyModel):
 
 def load(request: LoadRequest) -> SimpleAR:
     if not request.found:
-        config = Qwen2Config(**request.sized(_QWEN, _TINY))
+        config = Qwen2Config(**request.sized_network(_QWEN, _TINY))
         network = randomise(build(Qwen2ForCausalLM, config), request.device, request.dtype)
         return _model(
             request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, _WORDS, vq_decoder.FsqColours(request.device)
         )
     files, decoder_files = request.found
+    penalty = read_repetition_penalty(files)
     config = read_config(files, Qwen2Config)
     if config.use_sliding_window:
         raise files.refusal(": sliding-window attention is not supported", files.named("config.json"))
@@ -60,7 +76,11 @@ def load(request: LoadRequest) -> SimpleAR:
     fill(network, read_tensors(files), files, request.device, request.dtype)
     tokenizer = read_tokenizer(files)
     decoder = _cosmos(decoder_files, request.device)
-    return _model(request, tokenizer, network, tokenizer.get_vocab_size(with_added_tokens=True), decoder)
+    model = _model(request, tokenizer, network, tokenizer.get_vocab_size(with_added_tokens=True), decoder)
+    model.repetition_penalty = penalty
+    if penalty != 1.0:
+        say(f"repetition penalty {penalty:g} from {files.named(FILE)} is part of the target distribution")
+    return model
 
 
 def _model(

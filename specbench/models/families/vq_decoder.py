@@ -111,7 +111,7 @@ def load_chameleon_vq(tensors: Mapping[str, Tensor], found: CheckpointFiles, dev
 
 def load_llamagen_vq(tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str) -> TamingDecoder:
     """LlamaGen's decoder from `vq_ds16_t2i.pt`, in float32."""
-    renamed = rename(drop(tensors, ["quantize.codebook_used"]), _llamagen_name)
+    renamed = rename(drop(tensors, ["quantize.codebook_used"]), llamagen_name)
     return _load_taming(renamed, found, device, normalise=True, attention=True)
 
 
@@ -137,7 +137,8 @@ def _reverse_level(name: str, levels: int) -> str:
     return re.sub(r"^decoder\.up\.(\d+)", lambda level: f"decoder.up.{levels - 1 - int(level[1])}", name)
 
 
-def _llamagen_name(name: str) -> str:
+def llamagen_name(name: str) -> str:
+    """transformers' name of a tensor of LlamaGen's image tokenizer, which Janus-Pro shares."""
     name = re.sub(r"^decoder\.conv_blocks\.(\d+)", r"decoder.up.\1", name)
     name = re.sub(r"^(decoder\.up\.\d+)\.res\.", r"\1.block.", name)
     for index, part in enumerate(("block_1", "attn_1", "block_2")):

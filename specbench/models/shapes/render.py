@@ -8,10 +8,8 @@ picture: clouds in the upper part, grain in the lower part.
 from __future__ import annotations
 
 import numpy as np
-from PIL import Image
 
-from specbench.models.shapes.captions import parse
-from specbench.models.shapes.scene import SIZE, Item, Scene, realize
+from specbench.models.shapes.scene import SIZE, Item, Scene
 
 RGB = {
     "red": (0.88, 0.14, 0.13),
@@ -68,16 +66,6 @@ def render(scene: Scene) -> np.ndarray:
         alpha = coverage(item)[..., None]
         image = image * (1 - alpha) + np.array(RGB[item.color]) * alpha
     return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
-
-
-def render_caption(text: str, seed: int = 0) -> Image.Image:
-    """A true picture of a caption, drawn by the renderer and not by the model.
-
-    Raises:
-        CaptionError: the caption has an unknown word or cannot be read.
-        SceneError: no scene satisfies it.
-    """
-    return Image.fromarray(render(realize(parse(text), np.random.default_rng(seed))))
 
 
 def card_mask(scene: Scene) -> np.ndarray:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -122,7 +122,6 @@ class Scene:
     items: tuple[Item, ...]
     texture: str
     seed: int = 0
-    clause_of: tuple[int, ...] = field(default=(), compare=False)
 
 
 def holds(relation: str, ax: float, ay: float, bx: float, by: float, margin: float = 6.0) -> bool:
@@ -160,7 +159,7 @@ def realize(request: Request, rng: np.random.Generator) -> Scene:
         raise SceneError(f"no layout satisfies the relations {request.relations}")
     items = tuple(Item(shape, color, *place) for (shape, color, _), place in zip(kinds, places, strict=True))
     texture = request.texture or str(rng.choice(TEXTURES))
-    return Scene(items, texture, int(rng.integers(2**31)), tuple(index for *_, index in kinds))
+    return Scene(items, texture, int(rng.integers(2**31)))
 
 
 def describe(scene: Scene, rng: np.random.Generator) -> Request:

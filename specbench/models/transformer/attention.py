@@ -1,7 +1,7 @@
-"""Attention for networks whose heads share keys and values, without copies of those for windows either.
+"""Grouped-query attention that never repeats keys and values.
 
-transformers' own function packs the queries of a group for a lone column and repeats keys and values for more, so that
-a window would pay for something that AR does not.
+The function of transformers packs the queries of a group for a single column only and repeats keys and values for more
+columns, a cost that windows would have and AR would not.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def grouped_attention(
     scaling: float | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: queries [R, H, T, d] over keys and values [R, H / G, S, d], and a mask
-    [R, 1, T, S]; the output is [R, T, H, d]. The G heads of a group become columns of one head.
+    """Attention with the signature of transformers: queries [R, H, T, d], keys and values [R, H / G, S, d], mask
+    [R, 1, T, S]; output [R, T, H, d]. The G heads of a group become columns of one head.
     """
     rows, heads, columns, width = query.shape
     groups = heads // key.shape[1]
@@ -42,7 +42,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def use_grouped_attention(backbone: nn.Module) -> None:
-    """Let a network with shared keys and values attend this way."""
+    """Use `grouped_attention` in a network with grouped keys and values."""
     config = backbone.config
     if config._attn_implementation == "sdpa" and config.num_key_value_heads != config.num_attention_heads:
         config._attn_implementation = NAME

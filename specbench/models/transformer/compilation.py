@@ -1,4 +1,4 @@
-"""Functions of tensors, as they are or as kernels compiled for the shapes they are called with."""
+"""Functions of tensors, run eagerly or compiled for the shapes they are called with."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 
 FORMS = 64
-"""Forms that one function may have side by side; torch's own limit of 8 is there for accidents."""
+"""Maximum number of compiled forms of one function; torch's default of 8 is too few for different windows."""
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
 
 def call_eager(function: Callable[Args, Result], *args: Args.args, **kwargs: Args.kwargs) -> Result:
-    """`function(*args)`; what stands in for `CompiledFunctions` where nothing is compiled."""
+    """Eager `call`: returns function(*args)."""
     return function(*args, **kwargs)
 
 
@@ -27,14 +27,14 @@ class Compiled:
     """One function, compiled.
 
     Attributes:
-        seconds: time of the calls that compiled something.
-        forms: how many did.
+        seconds: time of the calls that compiled a form.
+        forms: number of compiled forms.
     """
 
     def __init__(self, function: Callable, dynamic: bool, options: dict[str, object]):
-        """`dynamic`: sizes are symbols of one form, else there is a form for each; `options` are Inductor's."""
+        """`dynamic`: one form with symbolic sizes, else a form per set of sizes; `options` of Inductor."""
         self.seconds, self.forms = 0.0, 0
-        # torch finds what it has compiled by code object; where guards are left out, nobody checks whose it is.
+        # torch looks compiled code up by code object, and the guards that would tell two models apart are left out.
         own = FunctionType(
             function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
         )
@@ -42,10 +42,10 @@ class Compiled:
         self._call = torch.compile(own, fullgraph=True, dynamic=dynamic, options=options)
 
     def __call__(self, *args: object) -> object:
-        """The function's result.
+        """Call the function.
 
         Raises:
-            SpecbenchError: exit code 5 where it cannot be compiled.
+            SpecbenchError: exit code 5 if it cannot be compiled.
         """
         before, start = _graphs(), time.perf_counter()
         try:
@@ -62,28 +62,27 @@ class Compiled:
 
 
 def _graphs() -> int:
-    """Graphs that this process has compiled so far."""
+    """Number of graphs that this process has compiled."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 def graph_bytes() -> int:
-    """GPU memory of captured graphs, which torch keeps in pools of their own."""
+    """GPU memory of captured CUDA graphs, which torch keeps in memory pools of their own."""
     segments = torch.cuda.memory_snapshot()
     return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) != (0, 0))
 
 
 class CompiledFunctions:
-    """Calls a decoder's sampling, verification and drafting compiled: on a small model, these hundred small calls take
-    as long as the target's forward.
+    """Compiled `call` for the drafting, sampling and verification of a decoder.
 
-    Each function is compiled for one set of shapes. Compiled code checks shapes alone, so whatever else a function
-    depends on must be the same in all calls.
+    On a small model their hundred small operations take as long as the target's forward. Each function is compiled for
+    one set of shapes; only shapes are guarded, so all else that a function depends on must be the same in all calls.
     """
 
     def __init__(self, options: dict[str, object]):
-        """`options` are Inductor's."""
-        # A hash uses each of its intermediate numbers twice: unless they are kept early, its expression is written out
-        # once per use of a use, and compiling takes minutes.
+        """`options` of Inductor."""
+        # A hash uses each intermediate result twice; unless these are materialised early, the fused expression grows
+        # exponentially, and compiling takes minutes.
         self._options = {"guard_filter_fn": _on_shapes, "realize_opcount_threshold": 8, **options}
         self._compiled: dict[Callable, Compiled] = {}
 
@@ -94,18 +93,18 @@ class CompiledFunctions:
 
     @property
     def seconds(self) -> float:
-        """Time of the calls that compiled something."""
+        """Time of the calls that compiled a form."""
         return sum(compiled.seconds for compiled in self._compiled.values())
 
     @property
     def forms(self) -> int:
-        """How many did."""
+        """Number of compiled forms."""
         return sum(compiled.forms for compiled in self._compiled.values())
 
 
 def compiled_functions(device: torch.device) -> CompiledFunctions:
-    """As the device needs them. On a GPU their kernels are launched one by one: a captured graph would keep what it
-    made where its next run overwrites it, and the drafter still reads it then."""
+    """A `CompiledFunctions` for the device. On a GPU it captures no CUDA graph: the graph's next run would overwrite
+    outputs that the drafter still reads."""
     return CompiledFunctions({} if device.type == "cuda" else {"cpp_wrapper": True})
 
 

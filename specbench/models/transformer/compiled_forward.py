@@ -1,11 +1,11 @@
-"""The target's step as one compiled function.
+"""The target's forward as one compiled function.
 
-A step becomes a few kernels (on a GPU one captured graph) instead of some hundred calls that each cost more than their
-arithmetic. A form is compiled per combination of shapes, so there must be few: on a CPU they are symbols of one
-function; on a GPU windows are filled up to powers of two, and attention reads whole parts of the cache.
+A forward becomes a few kernels (on a GPU one CUDA graph) instead of some hundred calls that each cost more than their
+arithmetic. A form is compiled per combination of shapes, so these must be few: on a CPU sizes are symbols of one form;
+on a GPU windows are padded to powers of two, and attention reads whole parts of the cache.
 
-A step of a small model takes hardly longer than torch takes to check that what it has compiled still fits. Only what
-changes from call to call, the arguments, is checked then; the model is looked at when a session begins.
+Checking all of torch's guards takes about as long as the forward of a small model. Only guards on the arguments are
+kept; the model is checked when a session begins.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ class CompiledStep:
     """`run_step` of one model under one guidance."""
 
     def __init__(self, model: StepModel, guidance: float, fixed_shapes: bool, options: dict[str, object]):
-        """`fixed_shapes`: compile a form per window and block of cache, as captured graphs need it; `options` are
-        Inductor's."""
+        """`fixed_shapes`: compile a form per window and part of the cache, as CUDA graphs require; `options` of
+        Inductor."""
         self._model, self._guidance, self._fixed_shapes, self._options = model, guidance, fixed_shapes, options
         self._made: list[tuple[list[object], Compiled]] = []
         self.follow_model()
 
     def follow_model(self) -> None:
-        """Compile anew if the model's tensors or modules are no longer of the kind it was compiled for."""
+        """Compile again if the model's modules, or its tensors' dtypes, devices or shapes have changed."""
         kind = _kind(self._model)
         if not self._made or self._made[-1][0] != kind:
             self._made.append((kind, self._compile()))
 
     @property
     def seconds(self) -> float:
-        """Time of the calls that compiled something."""
+        """Time of the calls that compiled a form."""
         return sum(compiled.seconds for _, compiled in self._made)
 
     @property
     def forms(self) -> int:
-        """How many did."""
+        """Number of compiled forms."""
         return sum(compiled.forms for _, compiled in self._made)
 
     def _compile(self) -> Compiled:
@@ -53,7 +53,7 @@ class CompiledStep:
 
         def step(buffers: Sequence[tuple[Tensor, Tensor]], inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
             cache = PositionCache(len(buffers), buffers[0][0].shape[2], buffers)
-            # Its length as a number of this process would be compiled in; as that of a tensor it is a shape.
+            # As a Python int the length would be a constant of the compiled code; as a tensor's size it is a shape.
             cache.place(inputs.slots, inputs.index.shape[0])
             return run_step(model, guidance, cache, inputs)
 
@@ -61,7 +61,7 @@ class CompiledStep:
         return Compiled(step, not self._fixed_shapes, options)
 
     def __call__(self, cache: PositionCache, inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
-        """See `run_step`; what it returns is overwritten by the next call."""
+        """See `run_step`; the next call overwrites the returned tensors."""
         width = inputs.tokens.shape[1]
         if self._fixed_shapes:
             inputs = inputs.widened(1 << (width - 1).bit_length())
@@ -72,19 +72,19 @@ class CompiledStep:
 
 
 def compiled_step(model: StepModel, guidance: float) -> CompiledStep:
-    """As the model's device needs it."""
+    """A `CompiledStep` for the model's device."""
     if model.device.type == "cuda":
         return CompiledStep(model, guidance, True, {"triton.cudagraphs": True})
     return CompiledStep(model, guidance, False, {"cpp_wrapper": True})
 
 
 def _not_on_model(guards: Sequence) -> list[bool]:
-    """All but the guards on the model and on what its code imports: those on arguments, shapes and torch's state."""
+    """Keep the guards on arguments, shapes and torch's state; drop those on the model and on module globals."""
     return [re.search(r"\bmodel\b|\bG\[", guard.name) is None for guard in guards]
 
 
 def _kind(model: StepModel) -> list[object]:
-    """All that compiled code takes for granted of a model's modules and tensors; it reads their values anew."""
+    """What compiled code assumes of a model's modules and tensors; their values are read in every call."""
     held = vars(model).values()
     modules = [part for value in held if isinstance(value, nn.Module) for part in value.modules()]
     tensors = [value for value in held if isinstance(value, Tensor)]
@@ -95,8 +95,8 @@ def _kind(model: StepModel) -> list[object]:
 
 @contextmanager
 def _sizes_apart_floats_fixed() -> Iterator[None]:
-    """While something may be compiled: sizes that happen to agree at first are not taken for one and the same, and a
-    module's numbers, as the scale of attention, are constants. (`config.patch` would take longer than the guards.)"""
+    """While compiling: sizes that are equal by chance get different symbols, and a module's floats, such as the scale
+    of attention, are constants. (`config.patch` would take longer than the guards.)"""
     shapes, dynamo = torch.fx.experimental._config, torch._dynamo.config
     before = shapes.use_duck_shape, dynamo.specialize_float
     shapes.use_duck_shape, dynamo.specialize_float = False, True

@@ -1,4 +1,4 @@
-"""One forward of a target as a function of tensors, from token ids to guided logits: run as it is, or compiled."""
+"""One forward of a target as a function of tensors, from token ids to guided logits, run eagerly or compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbench.models.transformer.kv_cache import PositionCache
 
 
 class StepModel(Protocol):
-    """What one forward needs of a model: embedding, transformer and image head."""
+    """The parts of a model that one forward uses: embedding, transformer and image head."""
 
     backbone: nn.Module
     device: torch.device
@@ -26,16 +26,16 @@ class StepModel(Protocol):
 
 
 class ForwardInputs(NamedTuple):
-    """What a forward reads besides the cache. R rows, T columns, S slots that attention reads.
+    """Inputs of a forward besides the cache. R rows, T columns, S cache slots that attention reads.
 
     Attributes:
         tokens, positions: [R, T] as in `Session.forward`, for all rows.
         slots: [R, T] cache slots that are written.
-        index: [S] numbers of the slots that are read; None where all of them are seen.
-        mask: [R, T, S] bool, which of them are seen; None for a chain, whose columns see all up to their own.
+        index: [S] indices of the slots that are read; None if every column attends to all of them.
+        mask: [R, T, S] bool, slots each column attends to; None for a chain, whose columns attend to all up to theirs.
         last, shift: [R, 1] slot and rotary offset of the prompts' last elements.
-        start: [R, 1, d] those elements; None where no column predicts slot 0.
-        state: what the model needs to embed tokens.
+        start: [R, 1, d] those elements; None if no column predicts slot 0.
+        state: tensors with which the model embeds tokens.
     """
 
     tokens: Tensor
@@ -49,14 +49,14 @@ class ForwardInputs(NamedTuple):
     state: tuple[Tensor, ...]
 
     def widened(self, width: int) -> ForwardInputs:
-        """The same with its last column repeated up to `width` columns, which changes nothing for the others."""
+        """Pad to `width` columns by repeating the last one, which does not change the others' results."""
         column = torch.arange(width, device=self.tokens.device).clamp(max=self.tokens.shape[1] - 1)
         columns = {name: getattr(self, name)[:, column] for name in ("tokens", "positions", "slots")}
         return self._replace(**columns, mask=None if self.mask is None else self.mask[:, column])
 
 
 def run_step(model: StepModel, guidance: float, cache: PositionCache, inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
-    """Last hidden states [R, T, d] and guided logits [B, T, v_image]; the cache's placement is set."""
+    """Last hidden states [R, T, d] and guided logits [B, T, v_image]; the cache's placement must be set."""
     embeds = model.embed(inputs.tokens, inputs.positions, inputs.state)
     if inputs.start is not None:
         embeds = torch.where((inputs.positions == 0)[..., None], inputs.start, embeds)
@@ -74,7 +74,7 @@ def run_step(model: StepModel, guidance: float, cache: PositionCache, inputs: Fo
 
 
 def guide(logits: Tensor, guidance: float) -> Tensor:
-    """u + s (c - u) of logits [R, ...], conditional rows first; float32."""
+    """Classifier-free guidance u + s (c - u) of logits [R, ...], conditional rows first; float32."""
     if guidance == 1.0:
         return logits
     conditional, unconditional = logits.chunk(2)

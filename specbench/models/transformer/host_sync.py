@@ -1,7 +1,7 @@
-"""The one place where the host asks a device for numbers while a batch decodes.
+"""Host syncs: the one place where the host reads numbers from the device while a batch is decoded.
 
-A look makes a GPU finish everything queued, so a step does without: the host reasons from bounds, reads an
-`AsyncHostCopy`, and looks only where it cannot go on otherwise.
+A sync makes the host wait for everything that is queued on a GPU. Steps avoid it: the host works with bounds, or with
+an `AsyncHostCopy`, and syncs only where neither suffices.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from torch import Tensor
 
 
 def to_host(numbers: Tensor) -> list:
-    """The numbers of a tensor as nested lists, now: the host waits for the device."""
+    """The numbers of a tensor as nested lists. A host sync."""
     return numbers.tolist()
 
 
 class AsyncHostCopy:
-    """What the host last heard of some numbers: at once from a CPU, a little late from a GPU, which it waits for only
-    the first time.
+    """The latest host copy of a tensor that changes: current on a CPU; some steps old on a GPU, where only the first
+    one is a sync.
     """
 
     def __init__(self) -> None:
-        self._heard: tuple[list[int], int] | None = None
-        self._under_way: tuple[Tensor, int, torch.cuda.Event] | None = None
+        self._latest: tuple[list[int], int] | None = None
+        self._pending: tuple[Tensor, int, torch.cuda.Event] | None = None
 
-    def hear(self, numbers: Tensor, when: int) -> tuple[list[int], int]:
-        """Send for `numbers` [n] unless others are on their way; the latest that came, and their `when`."""
-        if not numbers.is_cuda or self._heard is None:
-            self._heard = to_host(numbers), when
-            return self._heard
-        if self._under_way and self._under_way[2].query():
-            arrived, sent, _ = self._under_way
-            self._heard, self._under_way = (to_host(arrived), sent), None
-        if self._under_way is None:
-            arrived = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            arrived.copy_(numbers, non_blocking=True)
+    def latest(self, numbers: Tensor, when: int) -> tuple[list[int], int]:
+        """Start a copy of `numbers` [n] unless one is pending; returns the latest complete copy and its `when`."""
+        if not numbers.is_cuda or self._latest is None:
+            self._latest = to_host(numbers), when
+            return self._latest
+        if self._pending and self._pending[2].query():
+            copy, sent, _ = self._pending
+            self._latest, self._pending = (to_host(copy), sent), None
+        if self._pending is None:
+            copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            copy.copy_(numbers, non_blocking=True)
             event = torch.cuda.Event()
             event.record()
-            self._under_way = arrived, when, event
-        return self._heard
+            self._pending = copy, when, event
+        return self._latest

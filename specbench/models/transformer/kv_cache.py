@@ -1,6 +1,6 @@
 """The position-addressed KV cache: keys and values live at explicit slots of one static buffer.
 
-A slot is overwritten before any query may attend to it, so forgetting rejected drafts costs nothing, rows may stand at
+A slot is overwritten before any query may attend to it, so that rejected drafts need no rollback, rows may be at
 different positions, and prompts of different length need no padding.
 """
 
@@ -15,29 +15,29 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from specbench.models.transformer.host_sync import AsyncHostCopy
 
 BLOCK = 256
-"""Slots of which a cache has whole multiples where few shapes are wanted, whatever the prompts' lengths."""
+"""On a GPU a cache has a multiple of this number of slots, for few shapes whatever the prompts' lengths."""
 PARTS = 4
-"""Parts of such a cache that attention reads more and more of: never all of it while it is nearly empty."""
+"""Parts of such a cache; attention reads the first one to all of them, as far as it is filled."""
 
 
 def whole_blocks(slots: int) -> int:
-    """Slots of a cache that has room for `slots`."""
+    """The smallest whole number of blocks, in slots, that holds `slots`."""
     return -(-slots // BLOCK) * BLOCK
 
 
 def whole_parts(end: int, capacity: int) -> int:
-    """Slots to read of a cache of whole blocks where those from `end` on are not needed."""
+    """The smallest whole number of parts of a cache, in slots, that holds the first `end`."""
     part = capacity // PARTS
     return min(-(-end // part) * part, capacity)
 
 
 class Placement:
-    """Where the next forward writes and how far it reads; one object shared by all layers.
+    """Slots that the next forward writes and reads; one object shared by all layers.
 
     Attributes:
-        slots: [R, T] cache slots of the tokens being fed.
-        visible: slots handed to attention; the mask decides among them.
-        run: the same slots as one run where all rows agree, else None.
+        slots: [R, T] cache slots that are written.
+        visible: number of slots that attention reads, subject to the mask.
+        run: `slots` as a slice if they are the same consecutive slots in all rows, else None.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class PositionLayer(CacheLayerMixin):
     is_compileable = False
 
     def __init__(self, capacity: int, placement: Placement, keys: Tensor | None = None, values: Tensor | None = None):
-        """`keys` and `values` are buffers that exist already, if any."""
+        """`keys` and `values`: existing buffers, if any."""
         super().__init__()
         self._capacity = capacity
         self._placement = placement
@@ -73,7 +73,7 @@ class PositionLayer(CacheLayerMixin):
     def _hold(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
         for buffer in (keys, values):
-            # A captured graph may write into it where it is.
+            # A CUDA graph may write to this address.
             torch._dynamo.mark_static_address(buffer, guard=False)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
@@ -101,7 +101,7 @@ class PositionLayer(CacheLayerMixin):
         self.values[rows, :, :slots] = other.values
 
     def grow(self, slots: int) -> None:
-        """Make room for `slots` more, behind the others."""
+        """Append `slots` slots."""
         self._capacity += slots
         self._hold(*(torch.nn.functional.pad(buffer, (0, 0, 0, slots)) for buffer in (self.keys, self.values)))
 
@@ -116,9 +116,9 @@ class PositionLayer(CacheLayerMixin):
 
 
 class CacheExtent:
-    """How far into the cache a forward gets, from what the host knows without making a GPU wait.
+    """Upper bound on the cache slots that a forward uses, known on the host without a sync.
 
-    Rows never move further in a forward than it has columns, so old news is an upper bound.
+    A row never moves further in a forward than it has columns, so an earlier host copy gives an upper bound.
     """
 
     def __init__(self) -> None:
@@ -126,13 +126,13 @@ class CacheExtent:
         self._columns = 0
 
     def of(self, starts: Tensor, columns: int) -> tuple[int, int | None]:
-        """The end of a forward of `columns` columns whose first ones stand at slots `starts` [R], at most.
+        """Bound the next forward, of `columns` columns whose first ones are at slots `starts` [R].
 
         Returns:
-            That slot, and the start of all rows where they are known to be alike.
+            An upper bound on its last slot + 1, and the first slot of all rows if they are known to agree.
         """
-        heard, when = self._copy.hear(starts, self._columns)
-        first, last = min(heard), max(heard)
+        known, when = self._copy.latest(starts, self._columns)
+        first, last = min(known), max(known)
         since = self._columns - when
         self._columns += columns
         return last + since + columns, first if first == last and not since else None
@@ -142,7 +142,7 @@ class PositionCache(Cache):
     """A transformers cache of `PositionLayer`s; `place` before every forward.
 
     Args:
-        buffers: keys and values of every layer, if they exist already.
+        buffers: existing keys and values of every layer, if any.
     """
 
     def __init__(self, layers: int, capacity: int, buffers: Sequence[tuple[Tensor, Tensor]] = ()):
@@ -151,12 +151,12 @@ class PositionCache(Cache):
         super().__init__(layers=[PositionLayer(capacity, self.placement, *pair) for pair in held])
 
     def place(self, slots: Tensor, visible: int, run: slice | None = None) -> None:
-        """Say where the next forward writes and how far it reads; see `Placement`."""
+        """Set the slots that the next forward writes and reads; see `Placement`."""
         self.placement.slots, self.placement.visible, self.placement.run = slots, visible, run
 
     @property
     def is_ready(self) -> bool:
-        """Whether its buffers exist: they are made by the first forward, or prefill."""
+        """Whether its buffers exist; the first forward or the prefill makes them."""
         return self.layers[0].is_initialized
 
     def buffers(self) -> list[tuple[Tensor, Tensor]]:
@@ -169,12 +169,12 @@ class PositionCache(Cache):
             layer.move(source, target)
 
     def put(self, rows: Tensor, other: PositionCache) -> None:
-        """Copy what `other` holds to `rows` [R'], one for each of its rows; see `PositionLayer.put`."""
+        """Copy the rows of `other` to `rows` [R']; see `PositionLayer.put`."""
         for layer, source in zip(self.layers, other.layers, strict=True):
             if source.is_initialized:
                 layer.put(rows, source)
 
     def grow(self, slots: int) -> None:
-        """Make room for `slots` more per row."""
+        """Append `slots` slots per row."""
         for layer in self.layers:
             layer.grow(slots)

@@ -1,15 +1,15 @@
-"""What every transformers-backed family shares: cache, masks, positions, guidance. Adapters hold only differences."""
+"""Base of all models with a transformers backbone: KV cache, masks, positions, guidance."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
 
-from specbench.models.interface import DraftPrompt, TokenLayout, Tree
+from specbench.models.interface import Call, DraftPrompt, TokenLayout, Tree
 from specbench.models.transformer.attention import use_grouped_attention
 from specbench.models.transformer.compilation import CompiledFunctions, call_eager, compiled_functions
 from specbench.models.transformer.compiled_forward import CompiledStep, compiled_step
@@ -24,7 +24,7 @@ class Prefix:
     Attributes:
         embeds: per row its prompt [P, d]; lengths may differ.
         state: per-row tensors [2B, ...] the adapter needs to embed image tokens.
-        ids: [2B, P'] per row the elements' numbers in the token table of a draft head, rows padded; zeros if None.
+        ids: [2B, P'] per row the elements' ids in the token table of a draft head, rows padded; zeros if None.
         shift: [2B] rotary position of each row's first element, for networks trained on left-padded prompts whose
             positions count the padding; zeros if None.
     """
@@ -35,7 +35,7 @@ class Prefix:
     ids: Tensor | None = None
 
     def conditional(self) -> Prefix:
-        """The rows without their unconditional twins."""
+        """The conditional rows only."""
         rows = len(self.embeds) // 2
         return self.take(range(rows))
 
@@ -47,7 +47,7 @@ class Prefix:
 
 
 class TransformerModel:
-    """Base of the adapters; see `specbench.models.interface.ImageModel` for what the attributes mean.
+    """Base of the adapters; see `specbench.models.interface.ImageModel` for the other attributes.
 
     Attributes:
         backbone: transformers model that maps `inputs_embeds` to `last_hidden_state`.
@@ -73,14 +73,14 @@ class TransformerModel:
         raise NotImplementedError
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
-        """Inputs [R, T, d] for stream tokens [R, T] whose successors stand at stream slots `positions` [R, T].
+        """Embed stream tokens [R, T], consumed by the columns that predict stream slots `positions` [R, T]: [R, T, d].
 
         Entries with position 0 are replaced by the prompt's last element; those past the end are never read.
         """
         raise NotImplementedError
 
     def head(self, hidden: Tensor) -> Tensor:
-        """Hidden states [R, T, d] to logits [R, T, v_image] over image ids only."""
+        """Logits [R, T, v_image] over image ids only, of hidden states [R, T, d]."""
         raise NotImplementedError
 
     def render(self, image_tokens: Tensor) -> Tensor:
@@ -92,23 +92,35 @@ class TransformerModel:
         return self.backbone.config.hidden_size
 
     def token_table(self) -> Tensor:
-        """[n, d] inputs of tokens: what a new draft head embeds them with."""
+        """[n, d] token embeddings for a new draft head."""
         return self.backbone.get_input_embeddings().weight
 
     def table_ids(self, tokens: Tensor) -> Tensor:
-        """Stream tokens as numbers in the token table of draft heads."""
+        """Map stream tokens to ids of a draft head's token table."""
         return tokens
 
     def draft_prompt(self, prompt: DraftPrompt, state: tuple[Tensor, ...]) -> DraftPrompt:
-        """What a draft head is shown of the prompts, for families whose heads see more than the model is fed."""
+        """The prompts as a draft head sees them, for families whose heads take a longer prompt than the model."""
         return prompt
+
+    def own_head(self) -> nn.Module | None:
+        """Load the draft head that comes with the model; None if there is none."""
+        return None
+
+    def adopt_head(self, head: nn.Module) -> nn.Module:
+        """Adapt a loaded draft head to this model."""
+        return head
+
+    def draft_data(self, count: int, seed: int) -> tuple[Sequence[str], Tensor] | None:
+        """`count` captions and stream tokens [count, N] to train a draft head on; None if the model has none."""
+        return None
 
     def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
         use_grouped_attention(self.backbone)
         return TransformerSession(self, prefix, guidance, columns)
 
     def compile(self) -> None:
-        """Let sessions run their steps compiled from now on."""
+        """Run the steps of later sessions compiled."""
         self._compiled_steps, self._compiled_functions = {}, {}
 
     @property
@@ -117,7 +129,7 @@ class TransformerModel:
         return self._compiled_steps is not None
 
     def compiled_step(self, guidance: float) -> CompiledStep | None:
-        """The compiled step under some guidance; None without `compile`."""
+        """The compiled step for a guidance scale; None without `compile`."""
         if not self.compiles:
             return None
         if guidance not in self._compiled_steps:
@@ -125,8 +137,10 @@ class TransformerModel:
         self._compiled_steps[guidance].follow_model()
         return self._compiled_steps[guidance]
 
-    def call_for(self, key: Hashable, rows: int) -> CompiledFunctions | Callable:
-        """What calls the functions of a decoder with its sampling, `key`, on batches of `rows` images."""
+    def call_for(self, key: Hashable, rows: int) -> Call:
+        """`call` for the functions of a decoder and sampling, `key`, on batches of `rows` images; eager without
+        `compile`.
+        """
         if not self.compiles:
             return call_eager
         key = key, rows, self.device, self.dtype
@@ -136,14 +150,14 @@ class TransformerModel:
 
     @property
     def compiled(self) -> list[CompiledStep | CompiledFunctions]:
-        """What was compiled so far."""
+        """All functions compiled so far."""
         if not self.compiles:
             return []
         return [*self._compiled_steps.values(), *self._compiled_functions.values()]
 
 
 class TransformerSession:
-    """A batch being decoded. Row r's prompt of P elements holds slots 0 .. P-1, its stream slot i the slot P + i.
+    """One batch being decoded. A row's prompt of P elements has cache slots 0 .. P - 1, its stream slot i slot P + i.
 
     A column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is
     fed by the first forward and prefill stops before it.
@@ -155,7 +169,7 @@ class TransformerSession:
     def __init__(
         self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int, length: int | None = None
     ):
-        """`length`: stream slots to make room for, if not all."""
+        """`length`: number of stream slots to allocate; all if None."""
         self._model = model
         self._guidance = guidance
         self._compiled = model.compiled_step(guidance)
@@ -165,7 +179,7 @@ class TransformerSession:
         shift = self._prefix.shift
         self._shift = torch.zeros_like(self._last) if shift is None else shift.to(model.device)[:, None]
         self._start = torch.stack([embeds[-1] for embeds in self._prefix.embeds])[:, None]
-        # Past the stream's last slot: room for a window that overhangs it, then for columns kept aside.
+        # Past the last stream slot: scratch slots for a window that extends past it, then for stand-in columns.
         self._scratch = self._room(max(lengths)) + (model.layout.length if length is None else length) + columns
         self._columns = columns
         slots = self._capacity()
@@ -181,11 +195,11 @@ class TransformerSession:
         return self._room(self._scratch + self._columns)
 
     def _room(self, slots: int) -> int:
-        """Slots to have for so many of the cache, or of its prompts: whole blocks on a GPU, for few shapes."""
+        """Slots to allocate for `slots`: on a GPU whole blocks, for few different shapes."""
         return slots if self._model.device.type == "cpu" else whole_blocks(slots)
 
     def _prefill(self, longest: int) -> Tensor | None:
-        """Feed every prompt but its last element. Shorter rows write slots that their stream will overwrite."""
+        """Feed every prompt but its last element. Shorter rows write slots that their stream overwrites later."""
         if not longest:
             return None
         rows = [embeds[:-1] for embeds in self._prefix.embeds]
@@ -211,7 +225,7 @@ class TransformerSession:
         return self._step(tokens, positions, slots, None, visible, start)
 
     def _readable(self, end: int) -> int:
-        """Slots to read where those from `end` on are not needed. A GPU reads whole parts, for few shapes."""
+        """Number of slots to read, at least `end`. A GPU reads whole parts, for few different shapes."""
         return end if self._index.device.type == "cpu" else whole_parts(end, len(self._index))
 
     def _step(
@@ -223,8 +237,8 @@ class TransformerSession:
         visible: int,
         start: int | None = None,
     ) -> Tensor:
-        """Logits of columns [R, T] at cache slots [R, T]; of a chain, `start` is where all rows begin, if they agree.
-        Such rows are written as one run, and a lone column of theirs sees all and needs no mask.
+        """Logits of columns [R, T] at cache slots [R, T]. `start` is the first slot of a chain if all rows agree on it:
+        such rows are written as one run, and a single column of theirs needs no mask.
         """
         first, self._fed = self._fed is None, slots
         # Only a session's first forward predicts slot 0, whose input is the prompt's last element.
@@ -243,11 +257,11 @@ class TransformerSession:
         return logits
 
     def _twice(self, columns: Tensor) -> Tensor:
-        """[B, T] to [R, T]: the unconditional rows of guidance are fed what the conditional ones are."""
+        """[B, T] to [R, T]: with guidance, unconditional rows are fed the same tokens as conditional ones."""
         return columns if len(columns) == len(self._last) else torch.cat([columns, columns])
 
     def logits(self, features: Tensor) -> Tensor:
-        """Guided logits [B, T, v_image] of features [R, T, d], the target's own or a draft head's."""
+        """Guided logits [B, T, v_image] of features [R, T, d], the target's or a draft head's."""
         return guide(self._model.head(features).float(), self._guidance)
 
     def draft_prompt(self) -> DraftPrompt:
@@ -269,7 +283,7 @@ class TransformerSession:
         return self._step(tokens, positions, slots, mask, len(self._index))
 
     def _place_tree(self, position_ids: Tensor, tree: Tree, visible: int) -> tuple[Tensor, Tensor]:
-        """Cache slots [R, T] and mask [R, T, visible] of a tree: the trunk in place, branches behind all columns."""
+        """Cache slots [R, T] and mask [R, T, visible] of a tree: the trunk in place, branches in slots after it."""
         in_trunk, ancestors = _tree_tables(tree, position_ids.device)
         columns = self._index[: position_ids.shape[1]]
         slots = torch.where(in_trunk, position_ids, position_ids[:, :1] + len(columns) + columns)
@@ -283,8 +297,8 @@ class TransformerSession:
 
     def refill(self, rows: Tensor, prefix: Prefix) -> None:
         fresh = TransformerSession(self._model, prefix, self._guidance, columns=0, length=0)
-        twins = len(self._last) // 2 if len(fresh._last) > len(rows) else 0
-        rows = torch.cat([rows, rows + twins]) if twins else rows
+        conditional = len(self._last) // 2 if len(fresh._last) > len(rows) else 0
+        rows = torch.cat([rows, rows + conditional]) if conditional else rows
         longest = int(fresh._last.max()) + 1
         self._scratch = max(self._scratch, self._room(longest) + self._model.layout.length + self._columns)
         if (more := self._capacity() - len(self._index)) > 0:
@@ -299,5 +313,5 @@ class TransformerSession:
 
 @lru_cache(maxsize=64)
 def _tree_tables(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor]:
-    """[T] which columns are in the trunk, and [T, T] which see which."""
+    """[T] bool, columns of the trunk, and [T, T] bool, ancestors; see `Tree`."""
     return torch.tensor(tree.in_trunk, device=device), tree.ancestors.to(device)

@@ -1,4 +1,4 @@
-"""What one forward of a transformer reads and computes, counted from its shape. No torch here."""
+"""Memory reads and operations of one forward of a transformer, counted from its sizes. No torch here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Size:
-    """Numbers, whatever their format.
+    """Counts of numbers, whatever their dtype.
 
     Attributes:
         weights: parameters that one forward reads: no input embedding, image rows of the head only.
@@ -20,19 +20,22 @@ class Size:
     attention: int
 
     def layer(self, layers: int, outputs: int) -> Layer:
-        """One of its `layers`, where the head is linear with `outputs` and queries are as wide as hidden states."""
+        """Size of one of its `layers`, if the head is linear with `outputs` and queries are as wide as hidden
+        states.
+        """
         width = self.attention // layers
         weights = (self.weights - outputs * width) // layers
         projections = 2 * width * (width + self.kv // (2 * layers))
         return Layer(width, (weights - projections) // (3 * width), weights)
 
     def read(self, forwards: float, rows: int, visible: float) -> float:
-        """Numbers read by `forwards` whose columns see `visible` cached tokens, summed over forwards, in each row."""
+        """Numbers read by `forwards` that attend to `visible` cached tokens in each row, summed over forwards."""
         return forwards * self.weights + rows * visible * self.kv
 
     def operations(self, columns: float, rows: int, seen: float) -> float:
-        """Floating-point operations of the matrix products of `columns` a row that see `seen` tokens, both summed over
-        forwards: a multiplication and an addition per weight, and per number of each query's keys and values."""
+        """Floating-point operations of the matrix products of `columns` per row that attend to `seen` tokens, both
+        summed over forwards: a multiplication and an addition per weight, and per number of each query's keys and
+        values."""
         return rows * (2 * columns * self.weights + 4 * seen * self.attention)
 
 

@@ -13,13 +13,13 @@ from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import Request, decode
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.interface import ImageModel
+from specbench.models.interface import CompilableModel, ImageModel
 from specbench.models.transformer.compilation import graph_bytes
 from specbench.prompts import Prompt
 from specbench.specs.run_spec import RunSpec
 from specbench.store.schema import base_row, failed_row, sample_row, trace_row
 from specbench.system import environment
-from specbench.system.monitor import Watch
+from specbench.system.monitor import MachineMonitor
 
 Unit = tuple[Prompt, int]
 """One image: a prompt and the number of the sample."""
@@ -82,7 +82,7 @@ def warm_up(model: ImageModel, specs: Sequence[RunSpec], prompt: Prompt) -> dict
                 raise
         except Exception:  # shows again, and is recorded, with the first measured image
             pass
-    steps = getattr(model, "compiled", ())
+    steps = model.compiled if isinstance(model, CompilableModel) else ()
     if not steps:
         return {}
     seconds, forms = (sum(getattr(step, name) for step in steps) for name in ("seconds", "forms"))
@@ -93,19 +93,19 @@ def warm_up(model: ImageModel, specs: Sequence[RunSpec], prompt: Prompt) -> dict
 def decode_chunk(model: ImageModel, chunk: Chunk) -> Finished:
     """Decode a chunk, failed images included."""
     started_at = environment.now()
-    watch = Watch(model.device)
+    watch = MachineMonitor(model.device)
     outcomes = _decode(model, chunk.spec, chunk.units, chunk.trace)
     return _finished(chunk, outcomes, started_at, watch.read())
 
 
 def decode_refilled(model: ImageModel, chunks: Iterator[Chunk]) -> Iterator[Finished]:
     """Decode chunks of one image each, all of one run, `batch` at a time; each comes back when it is done."""
-    begun: dict[tuple[str, int], tuple[Chunk, str, Watch]] = {}
+    begun: dict[tuple[str, int], tuple[Chunk, str, MachineMonitor]] = {}
 
     def requests(chunks: Iterator[Chunk]) -> Iterator[Request]:
         for chunk in chunks:
             [(prompt, sample)] = chunk.units
-            begun[prompt.id, sample] = chunk, environment.now(), Watch(model.device)
+            begun[prompt.id, sample] = chunk, environment.now(), MachineMonitor(model.device)
             yield Request(prompt.text, prompt.id, sample)
 
     for first in chunks:
@@ -153,7 +153,7 @@ def _decode(model: ImageModel, spec: RunSpec, units: Sequence[Unit], trace: bool
     return [outcome for unit in units for outcome in _decode(model, spec, [unit], trace)]
 
 
-class InProcess:
+class LocalExecutor:
     """Decodes here, images one after the other, or batches whose rows are refilled."""
 
     def __init__(self, model: ImageModel):

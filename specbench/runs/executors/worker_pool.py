@@ -1,7 +1,6 @@
-"""Many workers, one queue: who is free takes the next chunk, who dies is replaced, and nothing is tried forever.
+"""Worker pool: one queue of chunks, restarts of lost workers, bounded retries.
 
-How workers are started and talked to is a `Crew`'s business (`specbench.runs.executors.ray_workers`); who gets what, and what
-happens when one is lost, is decided here.
+The pool schedules; a `WorkerBackend` (`specbench.runs.executors.ray_workers`) starts worker processes and calls them.
 """
 
 from __future__ import annotations
@@ -18,47 +17,47 @@ from specbench.store.schema import base_row, failed_row
 from specbench.system import environment
 
 ATTEMPTS = 2
-"""An image that failed, or took its worker along, this often is a row with its error."""
+"""Attempts per image; after the last failure or lost worker the error is stored in its row."""
 RESTARTS = 3
-"""How often each worker is replaced before the pool goes on without it."""
+"""Replacements per worker before the pool continues without it."""
 
 Ticket = Hashable
 
 
 class WorkerLost(Exception):
-    """The worker's process is gone; the text says what is known of the cause."""
+    """Loss of a worker process; the message states the cause if known."""
 
 
-class Crew(Protocol):
-    """Workers elsewhere, known by their number, each busy with at most one thing."""
+class WorkerBackend(Protocol):
+    """Backend of remote workers, addressed by index, with at most one call in flight each."""
 
     size: int
 
     def prepare(self, worker: int, specs: Sequence[RunSpec], prompt: Prompt) -> Ticket:
-        """Let a worker load the model and warm up; `result` is its facts."""
+        """Start loading and warm-up on a worker; `result` returns its facts."""
 
     def submit(self, worker: int, chunk: Chunk) -> Ticket:
-        """Let a worker decode a chunk; `result` is the `Finished`."""
+        """Start decoding a chunk on a worker; `result` returns the `Finished`."""
 
     def wait(self, tickets: Sequence[Ticket]) -> Ticket:
-        """The first of the tickets to be done or lost."""
+        """Wait for the first ticket that is done or lost."""
 
     def result(self, ticket: Ticket) -> dict[str, object] | Finished:
-        """What came of it.
+        """Result of a ticket.
 
         Raises:
-            WorkerLost: the worker died.
-            SpecbenchError: it cannot get ready.
+            WorkerLost: the worker process died.
+            SpecbenchError: the worker cannot be prepared.
         """
 
     def replace(self, worker: int) -> None:
-        """Start another process in place of a lost one."""
+        """Start a new process for a lost worker."""
 
 
-class Pool:
-    """An `Executor` that hands chunks to a crew."""
+class WorkerPool:
+    """`Executor` that distributes chunks among the workers of a backend."""
 
-    def __init__(self, crew: Crew, restarts: int = RESTARTS):
+    def __init__(self, crew: WorkerBackend, restarts: int = RESTARTS):
         self._crew = crew
         self._restarts = Counter(dict.fromkeys(range(crew.size), restarts))
         self._tried: Counter[tuple[str, str, int]] = Counter()
@@ -71,7 +70,7 @@ class Pool:
         return spec.batch
 
     def warm_up(self, specs: Sequence[RunSpec], prompt: Prompt) -> dict[str, object]:
-        """Returns when the first worker is ready; the others join as they come."""
+        """Wait for the first worker; the others join when ready."""
         self._preparation = specs, prompt
         for worker in range(self._crew.size):
             self._prepare(worker)
@@ -88,10 +87,10 @@ class Pool:
             if not self._again and all(chunk is None for _, chunk in self._busy.values()) and self._free:
                 return
             outcome, chunk = self._next()
-            if isinstance(outcome, Finished) and (done := self._sift(outcome, chunk)).rows:
+            if isinstance(outcome, Finished) and (done := self._split_retries(outcome, chunk)).rows:
                 yield done
             elif isinstance(outcome, WorkerLost):
-                yield from self._blame(chunk, outcome)
+                yield from self._requeue_lost(chunk, outcome)
 
     def _take(self, chunks: Iterator[Chunk]) -> Chunk | None:
         return self._again.popleft() if self._again else next(chunks, None)
@@ -100,7 +99,7 @@ class Pool:
         self._busy[self._crew.prepare(worker, *self._preparation)] = worker, None
 
     def _next(self) -> tuple[dict | Finished | WorkerLost | None, Chunk | None]:
-        """What the next one to report brings: facts, images, or the loss of a worker that had images."""
+        """Handle the next result: facts, images, or the loss of a worker with images."""
         if not self._busy:
             raise SpecbenchError(
                 f"all {self._crew.size} workers were lost, the last one because {self._lost}",
@@ -121,8 +120,8 @@ class Pool:
         self._free.append(worker)
         return outcome, chunk
 
-    def _sift(self, finished: Finished, chunk: Chunk) -> Finished:
-        """What is final of a chunk; images that failed for the first time go back to the queue, one by one."""
+    def _split_retries(self, finished: Finished, chunk: Chunk) -> Finished:
+        """Split a chunk into final results and first failures, which are requeued singly."""
         units = {(prompt.id, sample): (prompt, sample) for prompt, sample in chunk.units}
         final = Finished(finished.spec, [], finished.images, finished.traces)
         for row in finished.rows:
@@ -133,8 +132,8 @@ class Pool:
                 self._again.append(Chunk(chunk.spec, (unit,), chunk.trace))
         return final
 
-    def _blame(self, chunk: Chunk, lost: WorkerLost) -> Iterator[Finished]:
-        """The images a dead worker had: rows of those that had been tried before, the others once more."""
+    def _requeue_lost(self, chunk: Chunk, lost: WorkerLost) -> Iterator[Finished]:
+        """Requeue a lost worker's images; those already retried become rows with an error."""
         for unit in chunk.units:
             tried = self._count(chunk, unit)
             if tried < ATTEMPTS:

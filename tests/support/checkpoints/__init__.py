@@ -9,20 +9,33 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checkpoints import chameleon, emu3, janus, llamagen, simplear
+from checkpoints import baai, chameleon, deepseek, emu3, gair, janus, llamagen, simplear
 from checkpoints.parts import Tiny
 
 WRITERS = {
     "lumina-512": lambda folder: chameleon.write_lumina(folder, 512),
     "lumina": lambda folder: chameleon.write_lumina(folder, 768),
     "lumina-1024": lambda folder: chameleon.write_lumina(folder, 1024),
+    "lumina-34b": chameleon.write_lumina_34b,
     "anole": chameleon.write_anole,
     "llamagen": lambda folder: llamagen.write(folder, "t2i_XL_stage1_256.pt"),
     "llamagen-512": lambda folder: llamagen.write(folder, "t2i_XL_stage2_512.pt"),
     "janus": janus.write,
+    "janus-7b": janus.write,
     "simplear": simplear.write,
+    "simplear-1.5b": simplear.write_sharded,
     "emu3": emu3.write,
 }
+
+AUTHORS = {
+    "janus": deepseek.write,
+    "janus-7b": deepseek.write_sharded,
+    "emu3": baai.write,
+    "anole": gair.write,
+    "llamagen": lambda folder: llamagen.write(folder, "t2i_XL_stage1_256.pt", text_folder="t5-ckpt/flan-t5-xl"),
+    "llamagen-512": lambda folder: llamagen.write_pickled_text(folder, "t2i_XL_stage2_512.pt"),
+}
+"""The authors' own layouts, where `WRITERS` has a conversion of them."""
 
 
 def write(name: str, folder: Path) -> Tiny:

@@ -1,4 +1,4 @@
-"""Lumina-mGPT and Anole."""
+"""Tiny checkpoints of Lumina-mGPT and Anole."""
 
 from __future__ import annotations
 
@@ -22,16 +22,23 @@ IMAGE_WORDS = {f"IMGIMG{''.join(LETTERS[int(d)] for d in str(code))}Z": 4 + code
 FIRST_BYTE = 6 + CODES + len(RESERVED)
 
 
-def write_lumina(folder: Path, size: int) -> Tiny:
-    """Only the 768 px repository has a tokenizer, and none has an image decoder; both stand in subfolders here."""
-    network = _network()
+def write_lumina(folder: Path, size: int, **changes: object) -> Tiny:
+    """Only the 768 px repository has a tokenizer, and none has an image decoder; both stand in subfolders here.
+
+    Query and key norms are stored once per model-parallel shard of the training: one at 7B, several at 34B.
+    """
+    network = _network(**changes)
+    parallel = network.config.model_parallel_size
     for layer in network.model.layers:
         for norm in (layer.self_attn.q_norm, layer.self_attn.k_norm):
             for values in (norm.weight, norm.bias):
-                values.data = values.data[:1].expand_as(values).clone()
+                values.data = values.data[:parallel].repeat_interleave(len(values) // parallel, dim=0).clone()
     network.save_pretrained(folder)
     tensors = {name: tensor for name, tensor in stored(folder).items() if not name.startswith("model.vqmodel.")}
-    in_two_shards(folder, {name: t[:1] if re.search("[qk]_norm", name) else t for name, t in tensors.items()})
+    for name, tensor in tensors.items():
+        if re.search("[qk]_norm", name):
+            tensors[name] = tensor[:: len(tensor) // parallel]
+    in_two_shards(folder, tensors)
     beside = folder if size == 768 else folder / "Lumina-mGPT-7B-768"
     beside.mkdir(exist_ok=True)
     tokenizer = _tokenizer()
@@ -65,15 +72,17 @@ def write_anole(folder: Path) -> Tiny:
     return _tiny(folder, network, prompt, decoder)
 
 
-def _network() -> ChameleonForConditionalGeneration:
-    vocabulary = FIRST_BYTE + 256
+def write_lumina_34b(folder: Path) -> Tiny:
+    """The larger size: norms after the blocks, grouped keys, and norms of two model-parallel shards."""
+    return write_lumina(folder, 512, swin_norm=True, num_key_value_heads=2, model_parallel_size=2)
+
+
+def _network(**changes: object) -> ChameleonForConditionalGeneration:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "model_parallel_size": 1}
     config = ChameleonConfig(
-        vocab_size=vocabulary,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        vocab_size=FIRST_BYTE + 256,
+        **sizes | changes,
         vocabulary_map={**SPECIALS, **IMAGE_WORDS, "<image>": RESERVED["<reserved08707>"]},
         vq_config={
             "num_embeddings": CODES,

@@ -1,4 +1,4 @@
-"""Emu3-Gen."""
+"""Tiny checkpoint of Emu3-Gen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Janus-Pro."""
+"""Tiny checkpoint of Janus-Pro."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, JanusConfig, JanusForConditionalGeneration
 
-from checkpoints.parts import VQ_SIZES, Tiny, byte_tokenizer, randomise
+from checkpoints.parts import VQ_SIZES, Tiny, byte_tokenizer, in_bfloat16, randomise
 
 CODES = 24
 START, END, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
@@ -18,7 +18,13 @@ SPECIALS = {name: 256 + index for index, name in enumerate(NAMES)}
 
 
 def write(folder: Path) -> Tiny:
+    return write_network(folder)[0]
+
+
+def write_network(folder: Path, bfloat16: bool = False) -> tuple[Tiny, JanusForConditionalGeneration]:
     network = network_of(JanusConfig)
+    if bfloat16:
+        in_bfloat16(network)
     network.save_pretrained(folder)
     tokenizer = byte_tokenizer(SPECIALS, 0)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -38,7 +44,7 @@ def write(folder: Path) -> Tiny:
         hidden = network.model.language_model(inputs_embeds=embeds).last_hidden_state[0, prompt.shape[1] - 1 :]
         return network.model.generation_head(hidden)
 
-    return Tiny(folder, logits, range(CODES), lambda codes: network.model.vqmodel.decode(codes))
+    return Tiny(folder, logits, range(CODES), lambda codes: network.model.vqmodel.decode(codes)), network
 
 
 def prompt_ids(text: str) -> list[int]:

@@ -1,4 +1,4 @@
-"""LlamaGen, with the official computation written out slowly."""
+"""Tiny checkpoint of LlamaGen, with an explicit version of the official computation."""
 
 from __future__ import annotations
 
@@ -13,19 +13,30 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import T5Config, T5ForConditionalGeneration
 
-from checkpoints.parts import Tiny, randomise, vq_network
+from checkpoints.parts import Tiny, in_pickled_shards, randomise, stored, vq_network
 
 CODES, WIDTH, INNER, LAYERS, HEAD, TEXT, CAPTION, GRID = 24, 128, 48, 2, 64, 32, 120, 4
 
 
-def write(folder: Path, file: str) -> Tiny:
+def write_pickled_text(folder: Path, file: str) -> Tiny:
+    """As the authors' script downloads FLAN-T5: two pickled shards and their index."""
+    tiny = write(folder, file, text_folder="t5-ckpt/flan-t5-xl")
+    text = folder / "t5-ckpt" / "flan-t5-xl"
+    tensors = stored(text)
+    for path in text.glob("*.safetensors*"):
+        path.unlink()
+    in_pickled_shards(text, tensors)
+    return tiny
+
+
+def write(folder: Path, file: str, text_folder: str = "flan-t5-xl") -> Tiny:
     tensors = _tensors()
     # Training saves its parsed arguments beside the weights.
     torch.save({"model": tensors, "steps": 7, "args": argparse.Namespace(gpt_model="GPT-XL")}, folder / file)
     image = vq_network(CODES, 8)
     torch.save({"model": _official_vq(image)}, folder / "vq_ds16_t2i.pt")
-    t5 = _write_t5(folder / "flan-t5-xl")
-    tokenizer = Tokenizer.from_file(str(folder / "flan-t5-xl" / "tokenizer.json"))
+    t5 = _write_t5(folder / text_folder)
+    tokenizer = Tokenizer.from_file(str(folder / text_folder / "tokenizer.json"))
 
     @torch.no_grad()
     def features(text: str, stream: list[int], conditional: bool) -> Tensor:
@@ -119,17 +130,18 @@ def _tensors() -> dict[str, Tensor]:
 
 def _official_vq(network) -> dict[str, Tensor]:
     """An image tokenizer under LlamaGen's names."""
-
-    def official(name: str) -> str:
-        for side, blocks in (("decoder", "up"), ("encoder", "down")):
-            name = re.sub(rf"^{side}\.{blocks}\.(\d+)", rf"{side}.conv_blocks.\1", name)
-            name = re.sub(rf"^({side}\.conv_blocks\.\d+)\.block\.", r"\1.res.", name)
-        for index, part in enumerate(("block_1", "attn_1", "block_2")):
-            name = name.replace(f".mid.{part}.", f".mid.{index}.")
-        return name
-
-    tensors = {official(name): tensor for name, tensor in network.state_dict().items()}
+    tensors = {official_vq_name(name): tensor for name, tensor in network.state_dict().items()}
     return tensors | {"quantize.codebook_used": torch.zeros(65_536)}
+
+
+def official_vq_name(name: str) -> str:
+    """LlamaGen's and Janus-Pro's name of a tensor of transformers' image tokenizer."""
+    for side, blocks in (("decoder", "up"), ("encoder", "down")):
+        name = re.sub(rf"^{side}\.{blocks}\.(\d+)", rf"{side}.conv_blocks.\1", name)
+        name = re.sub(rf"^({side}\.conv_blocks\.\d+)\.block\.", r"\1.res.", name)
+    for index, part in enumerate(("block_1", "attn_1", "block_2")):
+        name = name.replace(f".mid.{part}.", f".mid.{index}.")
+    return name
 
 
 def _write_t5(folder: Path) -> T5ForConditionalGeneration:
@@ -144,6 +156,7 @@ def _write_t5(folder: Path) -> T5ForConditionalGeneration:
         tie_word_embeddings=False,
     )
     network = randomise(T5ForConditionalGeneration(config), seed=5)
+    folder.mkdir(parents=True, exist_ok=True)
     network.save_pretrained(folder)
     letters = "abcdefghijklmnopqrstuvwxyz,."
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), *((letter, -3.0) for letter in letters)]

@@ -1,4 +1,4 @@
-"""Pieces that the writers share."""
+"""Shared parts of the checkpoint writers."""
 
 from __future__ import annotations
 
@@ -79,6 +79,26 @@ def in_two_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         save_file({name: tensors[name].contiguous() for name in held}, folder / file, metadata={"format": "pt"})
     index = {"metadata": {}, "weight_map": {name: file for file, held in shards.items() for name in held}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def in_pickled_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Two pickled shards and their index, as torch's format is published on the hub."""
+    names = sorted(tensors)
+    shards = {f"pytorch_model-0000{number}-of-00002.bin": names[number - 1 :: 2] for number in (1, 2)}
+    for file, held in shards.items():
+        torch.save({name: tensors[name].clone() for name in held}, folder / file)
+    index = {
+        "metadata": {"total_size": 1},
+        "weight_map": {name: file for file, held in shards.items() for name in held},
+    }
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+
+
+def in_bfloat16(network: nn.Module) -> nn.Module:
+    """The network with parameters that bfloat16 can hold, as most authors publish them; it computes in float32."""
+    for parameter in network.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    return network
 
 
 def stored(folder: Path) -> dict[str, Tensor]:

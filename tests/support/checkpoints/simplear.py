@@ -1,4 +1,4 @@
-"""SimpleAR with the Cosmos decoder."""
+"""Tiny checkpoint of SimpleAR with the Cosmos decoder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from checkpoints.parts import Tiny, byte_tokenizer, randomise
+from checkpoints.parts import Tiny, byte_tokenizer, in_two_shards, randomise, stored
 
 WORDS, CODES = 270, 64_000
 SPECIALS = {"<|endoftext|>": 256, "<|t2i|>": 257, "<|soi|>": 258, "<|eoi|>": 259, "<|vtokens|>": 260}
@@ -30,6 +30,13 @@ class Cosmos(nn.Module):
     def forward(self, codes: Tensor) -> Tensor:
         image = torch.sin(codes.float())[:, :, None] * self.weight[:, None, None, None]
         return image.repeat_interleave(16, -1).repeat_interleave(16, -2)
+
+
+def write_sharded(folder: Path) -> Tiny:
+    """The larger size, in two shards."""
+    tiny = write(folder)
+    in_two_shards(folder, stored(folder))
+    return tiny
 
 
 def write(folder: Path) -> Tiny:

@@ -1,0 +1,331 @@
+"""Rewrite the generated blocks of the README and of docs/ from the code and from the results behind it.
+
+A block stands between `<!-- begin:NAME ARGUMENT -->` and `<!-- end:NAME -->`; the argument is optional. `make docs`
+runs this, and a test fails while a block is stale.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import click
+import typer
+
+from specbench.checks.audit_settings import AUDIT_SETTINGS, AuditSetting
+from specbench.cli import build_app
+from specbench.metrics.catalog import METRICS
+from specbench.models.catalog import find_model
+from specbench.models.catalog import models as all_models
+from specbench.papers.table_files import load_table, table_names
+from specbench.prompts import load_prompts
+from specbench.prompts import names as prompt_sets
+from specbench.prompts.loading import public_names
+from specbench.specs.components import CHOICES, Component
+from specbench.specs.options import Option, plain
+from specbench.specs.presets import PRESETS, resolve
+from specbench.system.plugins import plugins
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from planted_bugs import BUGS, PlantedBug  # noqa: E402
+
+RESULTS = ROOT / "results" / "readme"
+REFERENCE = ROOT / "results" / "reference"
+_BLOCK = re.compile(r"(<!-- begin:([a-z-]+) ?(.*?) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """Every text that may hold generated blocks."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def refresh(page: Path) -> str:
+    """The page's text with every block made anew."""
+
+    def made(found: re.Match) -> str:
+        begin, name, argument, end = found.groups()
+        return begin + BLOCKS[name](page, argument) + "\n" + end
+
+    return _BLOCK.sub(made, page.read_text())
+
+
+def commands(page: Path, argument: str) -> str:
+    """Every command with the first line of its help."""
+    return _table(
+        ["command", "what it does"],
+        ([f"`specbench {name}`", command.help.split("\n")[0]] for name, command in _commands()),
+    )
+
+
+def command_help(page: Path, argument: str) -> str:
+    """Every command with its arguments and options. Options of decoders have a page of their own."""
+    parts = []
+    for name, command in _commands():
+        shown = [p for p in command.params if not (getattr(p, "rich_help_panel", None) or "").startswith("Decoder ")]
+        rows = (
+            [_flag(parameter), *_meaning(parameter)] for parameter in shown if not getattr(parameter, "hidden", False)
+        )
+        said = "\n\n".join(" ".join(text.split()) for text in _plain_help(command).split("\n\n"))
+        parts.append(f"## specbench {name}\n\n{said}\n\n" + _table(["argument or option", "meaning", "default"], rows))
+    return "\n\n".join(parts)
+
+
+def decoders(page: Path, argument: str) -> str:
+    """Every preset with its choices, options and paper."""
+
+    def row(name: str) -> list[str]:
+        spec = resolve(name)
+        options = ", ".join(f"{key}={plain(value)}" if value != "" else key for key, value in spec.options) or "-"
+        return [f"`{name}`", "yes" if spec.lossless else "no", PRESETS[name].summary, options, PRESETS[name].paper]
+
+    return _table(["decoder", "lossless", "what it does", "options and defaults", "source"], map(row, _built_in()))
+
+
+def components(page: Path, kind: str) -> str:
+    """The values of one choice, for example of the verifier."""
+    users = {
+        value: [n for n in _built_in() if getattr(resolve(n), kind) == value and _uses(n, kind)]
+        for value in CHOICES[kind]
+    }
+    return _table(
+        [kind, "what it does", "lossless", "options", "decoders that use it"],
+        (
+            [
+                f"`{name}`",
+                _escape(component.summary),
+                "yes" if component.lossless else "no",
+                ", ".join(f"`--{option.name}`" for option in component.options) or "-",
+                ", ".join(f"`{user}`" for user in users[name]) or "-",
+            ]
+            for name, component in _built_in_parts(kind)
+        ),
+    )
+
+
+def options(page: Path, argument: str) -> str:
+    """Every option of every decoder component: values, default and meaning."""
+
+    def rows() -> Iterable[list[str]]:
+        for kind in CHOICES:
+            for name, component in _built_in_parts(kind):
+                for option in component.options:
+                    of = f"{kind} `{name}`"
+                    yield [
+                        f"`--{option.name}`",
+                        of,
+                        _values(option),
+                        f"`{plain(option.default)}`",
+                        _escape(option.help),
+                    ]
+
+    merged: dict[tuple[str, ...], list[str]] = {}
+    for flag, of, values, default, meaning in rows():
+        merged.setdefault((flag, values, default, meaning), []).append(of)
+    return _table(
+        ["option", "of", "values", "default", "meaning"],
+        ([flag, ", ".join(of), values, default, meaning] for (flag, values, default, meaning), of in merged.items()),
+    )
+
+
+def models(page: Path, argument: str) -> str:
+    """The models of the catalogue."""
+
+    def row(name: str) -> list[str]:
+        model = find_model(name)
+        height, width = model.resolution
+        parameters = "-" if model.parameters is None else f"{model.parameters / 1e6:,.0f} million"
+        where = f"`{model.hub_id}`" if model.hub_id else "in the package"
+        return [
+            f"`{name}`",
+            model.summary,
+            f"{height} x {width}",
+            f"{model.tokens:,}",
+            parameters,
+            where,
+            model.licence,
+        ]
+
+    columns = ["model", "what it is", "pixels", "image tokens", "parameters", "weights", "licence"]
+    names = (name for name in all_models() if name not in plugins("models"))
+    return _table(columns, map(row, names))
+
+
+def metrics(page: Path, argument: str) -> str:
+    """The built-in metrics."""
+    rows = ([f"`{name}`", _escape(METRICS[name].summary)] for name in METRICS)
+    return _table(["metric", "what it measures"], rows)
+
+
+def prompts(page: Path, argument: str) -> str:
+    """The shipped prompt sets with their sizes, and the public ones to be fetched."""
+    shipped = [name for name in prompt_sets() if name not in public_names()]
+    rows = [[f"`{name}`", f"{len(load_prompts(name).prompts):,}", "in the package"] for name in shipped]
+    rows += [[f"`{name}`", "", f"`specbench prompts fetch {name}`"] for name in public_names()]
+    return _table(["prompt set", "prompts", "where it comes from"], rows)
+
+
+def tables(page: Path, argument: str) -> str:
+    """The papers' tables and figures."""
+
+    def row(name: str) -> list[str]:
+        table = load_table(name)
+        return [f"`{name}`", table.source, _escape(table.title)]
+
+    return _table(["name", "in the paper", "what it shows"], map(row, table_names()))
+
+
+def results(page: Path, argument: str) -> str:
+    """The headline table of the runs committed under results/readme, and the picture made of them."""
+    from specbench.api import report
+    from specbench.cli.demo import PICTURE, headline
+
+    rows = report(out=RESULTS)
+    cells = headline(rows)
+    said = f"{rows[0]['n']} prompts show speed and are far too few to compare scores."
+    picture = f"![One row per prompt, one column per decoder]({_link(page, RESULTS / PICTURE)})"
+    table = _table(list(cells[0]), (list(row.values()) for row in cells))
+    return f"{table}\n\n{said} Measured on {rows[0]['environment'][0]}.\n\n{picture}"
+
+
+def reference(page: Path, argument: str) -> str:
+    """The table of all decoders over many images, as `dev/reference/collect.py` left it, and a part of the picture."""
+    picture = f"![Five captions by some of the decoders]({_link(page, REFERENCE / 'gallery.png')})"
+    return (REFERENCE / "headline.md").read_text() + "\n" + picture
+
+
+def file(page: Path, argument: str) -> str:
+    """A file of docs/, as code."""
+    path = ROOT / "docs" / argument
+    languages = {".py": "python", ".toml": "toml", ".jsonl": "json"}
+    return f"```{languages.get(path.suffix, 'text')}\n{path.read_text().rstrip()}\n```"
+
+
+def audit_settings(page: Path, argument: str) -> str:
+    """What `specbench audit` decodes."""
+
+    def row(setting: AuditSetting) -> list[str]:
+        sampling, layout = setting.sampling, setting.layout
+        grammar = len(layout.forced) - layout.height * layout.width
+        drawn = {"guidance": (sampling.guidance, 1.0), "T": (sampling.temperature, 1.0), "top-k": (sampling.top_k, 0)}
+        drawn |= {"top-p": (sampling.top_p, 1.0)}
+        also = [f"{name} {plain(value)}" for name, (value, off) in drawn.items() if value != off]
+        also += (
+            ["ties"] * bool(setting.grain) + ["continuous batching"] * bool(setting.rows) + ["traced"] * setting.trace
+        )
+        also += ["transformer"] * (setting.model == "transformer")
+        grid = f"{layout.height} x {layout.width} of {layout.v_image}"
+        return [grid, str(grammar or "-"), str(setting.window), ", ".join(also) or "-"]
+
+    return _table(["image tokens", "forced tokens", "window", "also"], map(row, AUDIT_SETTINGS))
+
+
+def planted_bugs(page: Path, argument: str) -> str:
+    """The bugs that tests plant, and what catches each."""
+
+    def row(bug: PlantedBug) -> list[str]:
+        (setting,) = [setting.name for setting in AUDIT_SETTINGS if setting.name.startswith(bug.setting)]
+        options = ",".join(f"{name}={value}" for name, value in bug.options.items())
+        return [bug.part, bug.what, f"`{bug.decoder}{':' * bool(options)}{options}`", setting]
+
+    return _table(["part", "planted bug", "audited decoder", "setting that catches it"], map(row, BUGS))
+
+
+BLOCKS: dict[str, Callable[[Path, str], str]] = {
+    "audit-settings": audit_settings,
+    "command-help": command_help,
+    "commands": commands,
+    "components": components,
+    "decoders": decoders,
+    "file": file,
+    "metrics": metrics,
+    "models": models,
+    "options": options,
+    "planted-bugs": planted_bugs,
+    "prompts": prompts,
+    "reference": reference,
+    "results": results,
+    "tables": tables,
+}
+
+
+def _commands() -> list[tuple[str, click.Command]]:
+    """Every command and subcommand by its full name."""
+    found = []
+    for name, command in typer.main.get_command(build_app()).commands.items():
+        parts = [(f"{name} {sub}", part) for sub, part in getattr(command, "commands", {}).items()]
+        found += parts or [(name, command)]
+    return found
+
+
+def _built_in() -> list[str]:
+    """Presets of the package, whatever plug-ins are installed."""
+    return [name for name in PRESETS if all(_is_ours(part) for part in _parts(name))]
+
+
+def _parts(name: str) -> list[Component]:
+    return [CHOICES[kind][value] for kind, value in PRESETS[name].choices.items()]
+
+
+def _uses(name: str, kind: str) -> bool:
+    """Whether a preset's drafter leaves this choice any effect."""
+    return kind not in CHOICES["drafter"][PRESETS[name].choices["drafter"]].ignores
+
+
+def _built_in_parts(kind: str) -> list[tuple[str, Component]]:
+    return [(name, component) for name, component in CHOICES[kind].items() if _is_ours(component)]
+
+
+def _is_ours(component: Component) -> bool:
+    return component.target.startswith("specbench.")
+
+
+def _values(option: Option) -> str:
+    if option.choices:
+        return ", ".join(f"`{choice}`" for choice in option.choices)
+    kind = {int: "integer", float: "number", bool: "`true`, `false`", str: "text"}[option.type]
+    bounds = [("at least", option.minimum), ("above", option.above), ("at most", option.maximum)]
+    said = [f"{word} {plain(bound)}" for word, bound in bounds if bound is not None]
+    return ", ".join([kind, *said])
+
+
+def _flag(parameter: click.Parameter) -> str:
+    value = _escape(parameter.metavar or "")
+    if parameter.param_type_name == "argument":
+        return f"`{value or parameter.name.upper()}`"
+    names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
+    return f"{names} `{value}`" if value else names
+
+
+def _meaning(parameter: click.Parameter) -> tuple[str, str]:
+    """Its help, and the default that help screens print behind it."""
+    said = _escape(parameter.help or "")
+    found = re.search(r" ?\[dim\]\(default (.*)\)\[/dim\]", said)
+    if found:
+        return said.replace(found[0], ""), f"`{found[1]}`"
+    value = parameter.default
+    return said, "-" if value in (None, False, "", [], ()) or callable(value) else f"`{value}`"
+
+
+def _plain_help(command: click.Command) -> str:
+    return re.sub(r"\[/?[a-z ]+\]", "", (command.help or "").split("\f")[0])
+
+
+def _escape(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _link(page: Path, target: Path) -> str:
+    return Path(os.path.relpath(target, page.parent)).as_posix()
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows))
+
+
+if __name__ == "__main__":
+    for page in pages():
+        page.write_text(refresh(page))

@@ -1,0 +1,120 @@
+"""What decoders are audited on: models whose images can be enumerated, and how they are decoded.
+
+Drafts that enter a window at its far end, are refined for several steps and tested last exist only in images several
+windows long, so every setting has images of at least four windows, but for two whose window is
+wider than the image.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+
+from specbench.checks.enumerable_model import EnumerableModel, joint
+from specbench.checks.enumerable_transformer import EnumerableTransformer
+from specbench.models.interface import TokenLayout
+from specbench.specs.presets import DecoderSpec
+from specbench.specs.run_spec import Sampling
+
+
+@dataclass(frozen=True)
+class AuditSetting:
+    """One setting of the audit.
+
+    Attributes:
+        name: printed, and part of the random model's seed.
+        layout, sampling: grammar of the stream; guidance, temperature, top-k, top-p.
+        window: replaces the decoder's own where it has that option; None keeps it.
+        tables: random models, one per prompt of a batch.
+        model: "tables", a random table per prefix, or "transformer", a small one with a KV cache.
+        sharpness: standard deviation of the tables' logits.
+        grain: rounds the tables' logits, for ties.
+        rows: decode with continuous batching, so many images at a time; 0 decodes whole batches.
+        trace: record per-token traces, as `specbench run --trace` does.
+    """
+
+    name: str
+    layout: TokenLayout
+    sampling: Sampling = field(default_factory=lambda: Sampling(guidance=1.0))
+    window: int | None = None
+    tables: int = 1
+    model: str = "tables"
+    sharpness: float = 1.5
+    grain: float = 0.0
+    rows: int = 0
+    trace: bool = False
+
+
+def _mid_row_grammar(height: int, width: int, v_image: int) -> TokenLayout:
+    """Rows closed by one forced token and split by another one after half of their tokens."""
+    half = width // 2
+    row = (-1,) * half + (v_image + 1,) + (-1,) * (width - half) + (v_image,)
+    return TokenLayout(height, width, v_image, row * height)
+
+
+AUDIT_SETTINGS = (
+    AuditSetting("1x3 of 6, window wider than the image", TokenLayout.plain(1, 3, 6), window=8),
+    AuditSetting("2x4 of 2, window wider than the image", TokenLayout.plain(2, 4, 2), window=12),
+    AuditSetting(
+        "2x4 of 3 with row ends, guided, window 2",
+        TokenLayout.with_row_ends(2, 4, 3),
+        Sampling(guidance=2.0),
+        window=2,
+    ),
+    AuditSetting("3x4 of 2, grammar tokens within and after rows, window 3", _mid_row_grammar(3, 4, 2), window=3),
+    AuditSetting(
+        "4x4 of 2 with row ends, T 0.8, window 4, continuous batching",
+        TokenLayout.with_row_ends(4, 4, 2),
+        Sampling(1.0, 0.8),
+        window=4,
+        rows=1024,
+    ),
+    AuditSetting(
+        "2x4 of 3, guided, T 0.7, ties at top-k 2, window 2",
+        TokenLayout.plain(2, 4, 3),
+        Sampling(2.0, 0.7, 2),
+        window=2,
+        grain=1.0,
+    ),
+    AuditSetting(
+        "4x3 of 2, guided, T 0.8, top-p 0.8, window 3, traced",
+        TokenLayout.plain(4, 3, 2),
+        Sampling(1.5, 0.8, 0, 0.8),
+        window=3,
+        trace=True,
+    ),
+    AuditSetting("8x1 of 3, one-token rows, window 2", TokenLayout.with_row_ends(8, 1, 3), window=2),
+    AuditSetting(
+        "2x4 of 2 with row ends, transformer, guided, window 2, continuous batching",
+        TokenLayout.with_row_ends(2, 4, 2),
+        Sampling(guidance=2.0),
+        window=2,
+        tables=2,
+        model="transformer",
+        rows=512,
+    ),
+)
+
+
+@lru_cache(maxsize=32)
+def setting_model(setting: AuditSetting, seed: int) -> tuple[EnumerableModel | EnumerableTransformer, list[np.ndarray]]:
+    """The setting's model and the exact joint distribution [cells] of each of its tables."""
+    names = tuple(f"table {number}" for number in range(setting.tables))
+    seed = zlib.crc32(setting.name.encode()) + seed
+    if setting.model == "transformer":
+        transformer = EnumerableTransformer(setting.layout, names, seed)
+        return transformer, [transformer.joint(setting.sampling, name) for name in names]
+    model = EnumerableModel(setting.layout, names, setting.sharpness, seed, setting.grain)
+    return model, [joint(model, setting.sampling, name) for name in names]
+
+
+def with_window(spec: DecoderSpec, window: int | None) -> DecoderSpec:
+    """The same decoder with another window, where it has one; ZipAR's is counted in tokens of an image row."""
+    options = dict(spec.options)
+    changed = {"window", "rows-window"} & options.keys()
+    if window is None or not changed:
+        return spec
+    return replace(spec, options=tuple(sorted((options | dict.fromkeys(changed, window)).items())))

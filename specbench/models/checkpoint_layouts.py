@@ -1,0 +1,147 @@
+"""The layouts in which the supported families are published, and how a folder's layout is recognised. No torch here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench.errors import SpecbenchError
+from specbench.models.checkpoint_files import INDEX, CheckpointFiles, Source, fetch, find, find_snapshot, local_folder
+
+_MARKS = ("config.json", "params.json", "models/7b/params.json", INDEX)
+"""Small files that suffice to recognise a repository."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which a model's files are published.
+
+    Attributes:
+        name: a key of `LAYOUTS`.
+        sources: the language model's files, then what it needs besides.
+    """
+
+    name: str
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What identifies a folder of a layout.
+
+    Attributes:
+        family: module of `specbench.models.families` that reads it.
+        models: names for `--model`.
+        what: for messages.
+        test: whether a folder is of this layout.
+    """
+
+    family: str
+    models: str
+    what: str
+    test: Callable[[Path], bool]
+
+
+def _model_type(*names: str) -> Callable[[Path], bool]:
+    return lambda folder: _config(folder).get("model_type") in names
+
+
+def _config(folder: Path) -> dict[str, object]:
+    """`config.json`, or nothing where it cannot be read: whoever loads it says why."""
+    try:
+        held = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _chameleon(decodes: bool) -> Callable[[Path], bool]:
+    """Lumina-mGPT and Anole share an architecture; only Anole's repository holds the image decoder."""
+
+    def test(folder: Path) -> bool:
+        kind = str(_config(folder).get("model_type"))
+        return kind.startswith("chameleon") and _holds(folder, "model.vqmodel.decoder.") is decodes
+
+    return test
+
+
+def _holds(folder: Path, prefix: str) -> bool | None:
+    """Whether a stored tensor's name starts so; None where the files do not tell."""
+    try:
+        if (folder / INDEX).is_file():
+            names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        else:
+            with (folder / INDEX.removesuffix(".index.json")).open("rb") as file:
+                names = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000)))
+        return any(name.startswith(prefix) for name in names)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _any(*patterns: str) -> Callable[[Path], bool]:
+    return lambda folder: any(next(folder.glob(pattern), None) for pattern in patterns)
+
+
+LAYOUTS = {
+    "janus": Mark("janus", "janus or janus-7b", "Janus-Pro converted for transformers", _model_type("janus")),
+    "janus-deepseek": Mark(
+        "janus", "janus or janus-7b", "Janus-Pro as deepseek-ai publishes it", _model_type("multi_modality")
+    ),
+    "emu3": Mark("emu3", "emu3", "Emu3 converted for transformers", _model_type("emu3")),
+    "emu3-baai": Mark("emu3", "emu3", "Emu3 as BAAI publishes it", _model_type("Emu3")),
+    "anole": Mark("anole", "anole", "Anole converted for transformers", _chameleon(decodes=True)),
+    "anole-meta": Mark(
+        "anole", "anole", "a Chameleon model in Meta's layout", _any("models/7b/params.json", "params.json")
+    ),
+    "lumina": Mark("lumina", "lumina, lumina-512, lumina-1024 or lumina-34b", "Lumina-mGPT", _chameleon(decodes=False)),
+    "llamagen": Mark(
+        "llamagen", "llamagen or llamagen-512", "LlamaGen text-to-image", _any("t2i_*.pt", "vq_ds16_t2i.pt")
+    ),
+    "simplear": Mark("simplear", "simplear or simplear-1.5b", "SimpleAR", _model_type("qwen2")),
+}
+
+
+def recognise(folder: Path) -> str | None:
+    """Name of the layout that a folder's files are in, None if it is none of the known ones."""
+    return next((name for name, mark in LAYOUTS.items() if mark.test(folder)), None)
+
+
+def locate(
+    model: str, family: str, layouts: Sequence[Layout], weights: str | None, revision: str | None, download: bool
+) -> tuple[CheckpointFiles, ...]:
+    """All files of a model, its language model's first.
+
+    Args:
+        model: name of the model, for messages.
+        family: whose layouts these are; the first is the one that is used by default.
+        weights: a folder or a hub id that takes the place of the first layout's language model.
+        download: whether what is not on this disk may be downloaded.
+
+    Raises:
+        SpecbenchError: exit code 5, naming what is missing; exit code 2 where the files are of another family.
+    """
+    get = fetch if download else find
+    main, *companions = _choose(model, family, layouts, weights, revision, download).sources
+    return (get(main, weights, revision), *(get(source, weights, main=False) for source in companions))
+
+
+def _choose(
+    model: str, family: str, layouts: Sequence[Layout], weights: str | None, revision: str | None, download: bool
+) -> Layout:
+    if weights is None:
+        return layouts[0]
+    folder = local_folder(weights)
+    if folder is None:
+        for layout in layouts:
+            if layout.sources[0].repo == weights:
+                return layout
+        download = download and len(layouts) > 1
+        folder = find_snapshot(layouts[0].sources[0], weights, revision, _MARKS, download)
+    name = recognise(folder) if folder else None
+    if name and LAYOUTS[name].family != family:
+        raise SpecbenchError(
+            f"--weights {weights}: holds {LAYOUTS[name].what}, not '{model}'", f"use --model {LAYOUTS[name].models}"
+        )
+    return next((layout for layout in layouts if layout.name == name), layouts[0])

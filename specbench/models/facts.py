@@ -1,0 +1,109 @@
+"""The facts of a model before it is loaded: what plans, memory estimates, `list` and `doctor` read. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from specbench.models.transformer.size import Size
+from specbench.specs.run_spec import Sampling
+
+if TYPE_CHECKING:
+    from specbench.prompts import Prompt
+
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of one number by dtype."""
+
+
+class ModelFacts(Protocol):
+    """A model before it is loaded; `ModelInfo` and `HubModel` implement it.
+
+    Attributes:
+        name: in records and on the command line.
+        summary, licence: for people.
+        hub_id: the hub repository of the weights; None for bundled ones.
+        parameters: of the language model; None if not counted.
+        dtype: the number format the model is meant to run in.
+        resolution: image height and width in pixels.
+        tokens: image tokens of one image.
+        stream: stream slots of one image, forced tokens included.
+        v_image: size of the image vocabulary.
+        layers: of the network.
+        size: weights, KV numbers and query width of a forward; None if not counted.
+        table: rows of the token embedding table.
+        head: folder of a bundled draft head.
+        slot_numbers: numbers held per row and stream slot to embed image tokens with.
+        pixel_numbers: float32 numbers per pixel alive at once while an image is rendered.
+        renders_together: whether a batch is rendered at once.
+        ready: whether all files are on this disk.
+    """
+
+    name: str
+    summary: str
+    licence: str
+    hub_id: str | None
+    parameters: int | None
+    dtype: str
+    resolution: tuple[int, int]
+    tokens: int
+    stream: int
+    v_image: int
+    layers: int
+    size: Size | None
+    table: int
+    head: Path | None
+    slot_numbers: int
+    pixel_numbers: int
+    renders_together: bool
+    ready: bool
+
+    @property
+    def source_facts(self) -> dict[str, object] | None:
+        """Weights, revision and layout of a checkpoint that is not the official one, for `run.json`."""
+        return None
+
+    def configured(
+        self,
+        weights: str | None = None,
+        revision: str | None = None,
+        random: bool = False,
+        tiny: bool = False,
+        guidance_rows: str = "official",
+    ) -> ModelFacts:
+        """This model with other weights, random weights, at tiny scale, or with the unconditional prompts of released
+        decoders ("released"); a SpecbenchError if it has no such.
+        """
+        ...
+
+    def sampling(self) -> Sampling:
+        """The official sampling settings."""
+        ...
+
+    def check_prompts(self, prompts: Iterable[Prompt]) -> None:
+        """Raise a SpecbenchError for the first prompt the model cannot read."""
+        ...
+
+    def fixed_bytes(self, dtype: str | None = None) -> int:
+        """Bytes of weights, image decoder and text encoder in memory."""
+        ...
+
+    def require_weights(self) -> None:
+        """Raise a SpecbenchError with exit code 5 that names a missing file which may not be downloaded."""
+        ...
+
+    def files(self) -> tuple[Path, ...]:
+        """The files on this disk; a SpecbenchError with exit code 5 where one is missing."""
+        ...
+
+    def weights_sha256(self) -> str:
+        """Digest of all files, equal to the loaded model's."""
+        ...
+
+    def step_bytes(self, dtype: str | None = None) -> int | None:
+        """Weight bytes that one forward reads, however wide its window; None if not counted."""
+        return self.size and self.size.weights * BYTES[dtype or self.dtype]
+
+    def kv_bytes(self, dtype: str | None = None) -> int | None:
+        """KV cache bytes of one token of one row (two rows per image with guidance); None if not counted."""
+        return self.size and self.size.kv * BYTES[dtype or self.dtype]

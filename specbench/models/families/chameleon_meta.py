@@ -1,0 +1,103 @@
+"""Chameleon in Meta's layout, which Anole's authors publish: one pickle of the language model, `params.json`,
+`text_tokenizer.json` and `vqgan.ckpt`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from torch import Tensor
+from transformers import ChameleonConfig
+
+from specbench.models.checkpoint_files import CheckpointFiles, read_json
+from specbench.models.checkpoint_loading import rotary_halves
+
+PARAMS, TOKENIZER, IMAGE = "params.json", "text_tokenizer.json", "vqgan.ckpt"
+_COMPUTED = "rope.freqs"
+"""Rotary frequencies, which are computed and not learned."""
+_IMAGE_WORD = "<reserved08707>"
+"""Meta's placeholder of an image inside a text, which transformers calls <image>."""
+_HEAD, _FIRST_GATE = "output.weight", "layers.0.feed_forward.w1.weight"
+_NAMES = {"tok_embeddings.": "model.embed_tokens.", "norm.": "model.norm.", "output.": "lm_head."}
+_LAYER_NAMES = {
+    "attention.wq.": "self_attn.q_proj.",
+    "attention.wk.": "self_attn.k_proj.",
+    "attention.wv.": "self_attn.v_proj.",
+    "attention.wo.": "self_attn.o_proj.",
+    "attention.q_normalization.": "self_attn.q_norm.",
+    "attention.k_normalization.": "self_attn.k_norm.",
+    "attention_norm.": "input_layernorm.",
+    "ffn_norm.": "post_attention_layernorm.",
+    "feed_forward.w1.": "mlp.gate_proj.",
+    "feed_forward.w3.": "mlp.up_proj.",
+    "feed_forward.w2.": "mlp.down_proj.",
+}
+_ROTATED = ("attention.wq.", "attention.wk.", "attention.q_normalization.", "attention.k_normalization.")
+
+
+def is_meta(files: CheckpointFiles) -> bool:
+    """Whether files are in Meta's layout."""
+    return files.holds(PARAMS)
+
+
+def read_meta_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> ChameleonConfig:
+    """`params.json` and the shapes of the tensors as transformers' configuration.
+
+    Raises:
+        SpecbenchError: several model-parallel shards, or a file that makes no sense.
+    """
+    if len(shards := files.ending(".pth")) > 1:
+        raise files.refusal(f": {len(shards)} model-parallel shards are not supported", shards[0].parent)
+    path = files.named(PARAMS)
+    held = read_json(files.source, path)
+    listed = files.named(TOKENIZER)
+    model = read_json(files.source, listed).get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(vocabulary, dict) or _IMAGE_WORD not in vocabulary:
+        raise files.source.damaged(listed, ValueError(f"no vocabulary with {_IMAGE_WORD} in it"))
+    for name in (_HEAD, _FIRST_GATE):
+        if name not in tensors:
+            raise files.refusal(f" lacks '{name}'", files.ending(".pth")[0])
+    try:
+        params = held.get("model", held)
+        heads = params["n_heads"]
+        return ChameleonConfig(
+            vocab_size=len(tensors[_HEAD]),
+            hidden_size=params["dim"],
+            intermediate_size=len(tensors[_FIRST_GATE]),
+            num_hidden_layers=params["n_layers"],
+            num_attention_heads=heads,
+            num_key_value_heads=params.get("n_kv_heads") or heads,
+            rms_norm_eps=params["norm_eps"],
+            rope_parameters={"rope_type": "default", "rope_theta": params.get("rope_theta", 10_000.0)},
+            swin_norm=params.get("swin_norm", False),
+            vocabulary_map={**vocabulary, "<image>": vocabulary[_IMAGE_WORD]},
+        )
+    except Exception as error:  # the library promises nothing about files that are not its own
+        missing = ValueError(f"no {error} in it") if isinstance(error, KeyError) else error
+        raise files.source.damaged(path, missing) from error
+
+
+def convert_meta(tensors: Mapping[str, Tensor], config: ChameleonConfig, files: CheckpointFiles) -> dict[str, Tensor]:
+    """Meta's tensors under transformers' names, queries and keys with rotated pairs half a head apart.
+
+    Raises:
+        SpecbenchError: a tensor that does not divide into heads.
+    """
+    head = config.hidden_size // config.num_attention_heads
+    converted = {}
+    for name, tensor in tensors.items():
+        if name == _COMPUTED:
+            continue
+        layer, inner = re.fullmatch(r"(layers\.\d+\.)?(.*)", name).groups()
+        if layer and inner.startswith(_ROTATED):
+            if len(tensor) % head or head % 2:
+                raise files.refusal(f": {name} has {len(tensor)} rows, not heads of {head}", files.ending(".pth")[0])
+            # Norms are stored once for all heads.
+            tensor = rotary_halves(tensor, head) if tensor.dim() > 1 else rotary_halves(tensor[:, None], head).T
+        names = _LAYER_NAMES if layer else _NAMES
+        old = next((old for old in names if inner.startswith(old)), "")
+        prefix = f"model.{layer}" if layer else ""
+        converted[prefix + names.get(old, "") + inner.removeprefix(old)] = tensor
+    return converted

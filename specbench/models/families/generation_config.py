@@ -1,0 +1,54 @@
+"""`generation_config.json`: what `generate` of transformers does to the logits beyond what the authors' script sets."""
+
+from __future__ import annotations
+
+from specbench.errors import SpecbenchError
+from specbench.models.checkpoint_files import CheckpointFiles, read_json
+
+FILE = "generation_config.json"
+_WITHOUT_EFFECT = {
+    "bad_words_ids": (None,),
+    "begin_suppress_tokens": (None,),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "exponential_decay_length_penalty": (None,),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "guidance_scale": (None, 1.0),
+    "min_p": (None, 0.0),
+    "no_repeat_ngram_size": (None, 0),
+    "num_beams": (None, 1),
+    "penalty_alpha": (None, 0.0),
+    "sequence_bias": (None,),
+    "suppress_tokens": (None,),
+    "top_h": (None,),
+    "typical_p": (None, 1.0),
+    "watermarking_config": (None,),
+}
+"""Entries that change which tokens are sampled, and the values with which they do not."""
+
+
+def read_repetition_penalty(files: CheckpointFiles) -> float:
+    """The repetition penalty in force, 1 without one.
+
+    Raises:
+        SpecbenchError: exit code 2 for another logits processor that `generate` would apply; 5 for a damaged file.
+    """
+    if not files.holds(FILE):
+        return 1.0
+    path = files.named(FILE)
+    held = read_json(files.source, path)
+    for name, harmless in _WITHOUT_EFFECT.items():
+        if held.get(name) not in harmless:
+            raise SpecbenchError(
+                f"{path}: {name} = {held[name]!r} changes the authors' samples and is not supported",
+                f"remove '{name}' from the file to decode without it",
+            )
+    penalty = held.get("repetition_penalty")
+    if penalty is None:
+        return 1.0
+    if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not 0 < penalty < float("inf"):
+        raise files.source.damaged(path, ValueError(f"repetition_penalty = {penalty!r} is not a positive number"))
+    return float(penalty)

@@ -1,0 +1,171 @@
+"""The items there are to choose from, as rows: models, decoders, metrics, prompt sets, papers' tables, runs. No torch.
+
+It stands with the tables, the topmost of the packages whose items it lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from specbench import prompts
+from specbench.errors import SpecbenchError, unknown_name
+from specbench.metrics import catalog as metric_catalog
+from specbench.models import catalog
+from specbench.papers.table_files import load_tables, papers
+from specbench.prompts import public
+from specbench.runs.memory_estimate import single_image_bytes
+from specbench.specs.components import CHOICES
+from specbench.specs.presets import PRESETS, resolve
+from specbench.store.run_folders import runs_in
+from specbench.store.run_info import read_info
+from specbench.system import plugins
+from specbench.system.json_values import nonfinite_as_text
+
+Rows = list[dict[str, object]]
+
+
+def list_items(kind: str, out: Path, warn: Callable[[str], None] = lambda text: None) -> Rows:
+    """The items of a kind, one dict each.
+
+    Args:
+        kind: one of `KINDS`.
+        out: the results folder whose runs are listed.
+        warn: called with a line for each damaged run.
+
+    Raises:
+        SpecbenchError: an unknown kind.
+    """
+    if kind not in KINDS:
+        raise unknown_name("thing to list", kind, KINDS)
+    return run_rows(out, warn) if kind == "runs" else _ROWS[kind]()
+
+
+def decoder_rows() -> Rows:
+    rows = []
+    for name, preset in PRESETS.items():
+        spec = resolve(name)
+        rows.append(
+            {
+                "name": name,
+                "lossless": spec.lossless,
+                "summary": preset.summary,
+                "options": dict(spec.options),
+                "choices": {kind: getattr(spec, kind) for kind in CHOICES},
+                "paper": preset.paper,
+                "equation": preset.equation,
+            }
+        )
+    return rows
+
+
+def model_rows() -> Rows:
+    rows = [
+        {
+            "name": name,
+            "height": info.resolution[0],
+            "width": info.resolution[1],
+            "tokens": info.tokens,
+            "parameters_b": info.parameters and float(f"{info.parameters / 1e9:.3g}"),
+            "memory_gib": (need := single_image_bytes(info)) and float(f"{need / 2**30:.3g}"),
+            "step_bytes": info.step_bytes(),
+            "kv_bytes_per_token": info.kv_bytes(),
+            "on_disk": info.ready,
+            "licence": info.licence,
+            "hub_id": info.hub_id,
+            "summary": info.summary,
+        }
+        for name, info in catalog.models().items()
+    ]
+    return rows
+
+
+def metric_rows() -> Rows:
+    plugged = {name: (point.value, "a plug-in") for name, point in plugins.plugins("metrics").items()}
+    known = plugged | metric_catalog.METRICS
+    rows = [{"name": name, "summary": known[name][1], "target": known[name][0]} for name in sorted(known)]
+    return rows
+
+
+def prompt_rows() -> Rows:
+    rows = [_public_row(name) for name in prompts.public_names()]
+    for name in sorted(set(prompts.names()) - set(prompts.public_names())):
+        found = prompts.load_prompts(name)
+        categories = sorted({prompt.category for prompt in found.prompts if prompt.category})
+        rows.append(
+            {
+                "name": name,
+                "prompts": len(found.prompts),
+                "on_disk": True,
+                "categories": categories,
+                "sha256": found.sha256,
+            }
+        )
+    return sorted(rows, key=lambda row: row["name"])
+
+
+def _public_row(name: str) -> dict[str, object]:
+    found, category = public.find(name)
+    share = len(found.categories) if category else 1
+    return {
+        "name": name,
+        "prompts": found.prompts // share,
+        "on_disk": not found.missing,
+        "categories": [category] if category else list(found.categories),
+        "licence": found.licence,
+        "summary": found.summary,
+        "page": found.page,
+    }
+
+
+def table_rows() -> Rows:
+    rows = []
+    for table in load_tables():
+        cells = table.all_settings()
+        rows.append(
+            {
+                "name": table.name,
+                "source": table.source,
+                "title": table.title,
+                "rows": len(table.rows),
+                "runnable": sum(row.not_runnable_reason is None for row in table.rows),
+                "models": sorted({cell.model for cell in cells}),
+                "prompts": sorted({cell.prompts for cell in cells if cell.prompts}),
+                "metrics": table.metrics(),
+                "hardware": table.hardware,
+                "paper": papers()[table.paper]["title"],
+            }
+        )
+    return rows
+
+
+def run_rows(out: Path, warn: Callable[[str], None]) -> Rows:
+    rows = []
+    for folder in runs_in(out):
+        try:
+            spec = read_info(folder).spec
+        except SpecbenchError as error:
+            warn(error.what)
+            continue
+        rows.append(
+            {
+                "name": folder.name,
+                "model": spec.model,
+                "decoder": spec.decoder.name,
+                "options": nonfinite_as_text(dict(spec.decoder.options)),
+                "prompts": spec.prompts,
+                "seed": spec.seed,
+                "images": sum(1 for _ in (folder / "images").glob("*.png")),
+            }
+        )
+    return rows
+
+
+_ROWS: dict[str, Callable[[], Rows]] = {
+    "models": model_rows,
+    "decoders": decoder_rows,
+    "metrics": metric_rows,
+    "prompts": prompt_rows,
+    "tables": table_rows,
+}
+KINDS = (*_ROWS, "runs")

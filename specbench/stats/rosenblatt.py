@@ -1,0 +1,259 @@
+"""Tests of the Rosenblatt transform: are the u_i of a run independent and uniform, and if not, how far off?
+
+For an exact sampler every u_i is uniform given the past (see `specbench.decoding.uniforms`), so every subset chosen
+by the past must be uniform too: all tokens, those at one place of the window, those of one range of entropy; and u_i
+must not depend on the u of the token before or of the image before. All tests of a run are one family, corrected by
+Holm's method.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from scipy.special import kolmogi, ndtr, stdtrit
+from scipy.stats import kstwo
+
+from specbench.stats.significance import holm
+
+LEVEL = 0.001
+"""Family-wise error rate of the verdict: the share of exact runs that are flagged."""
+POWER = 0.95
+FEWEST = 200
+"""Tokens that a group needs to be tested."""
+PLACES = (0, 1, 2, 4, 8, 16, 32, 64)
+ENTROPIES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
+"""Lower ends of the groups by place in the window and by entropy of p in nats."""
+_MEAN_NULL_DISTANCE = 0.8687
+"""Mean of the Kolmogorov distribution: what sqrt(n) times the distance is on average for uniform values."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The free tokens of a run's images. K images of M tokens each, in stream order.
+
+    Attributes:
+        u: [K, M] by order; NaN where a token has no value in that order.
+        place: [K, M] place in the window of the step that committed the token; None where steps are no windows.
+        entropy: [K, M] of p, in nats.
+    """
+
+    u: Mapping[str, np.ndarray]
+    place: np.ndarray | None
+    entropy: np.ndarray
+
+
+@dataclass(frozen=True)
+class Test:
+    """One test of the family.
+
+    Attributes:
+        order: of the vocabulary.
+        kind: "all", "place" or "entropy" (uniformity of a group), "serial" (against the token before) or "images"
+            (against the same token of the image before).
+        group: the group's bounds as text, empty if there is one group only.
+        n: tokens, or pairs of them.
+        distance: largest distance of the empirical distribution function from uniform; for a correlation, that.
+        p, corrected: p-value, and the same corrected for all tests of the run.
+    """
+
+    __test__ = False  # not a case of pytest
+
+    order: str
+    kind: str
+    group: str
+    n: int
+    distance: float
+    p: float
+    corrected: float = math.nan
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """A lower bound on the mean total variation per token between the decoder's choices and p.
+
+    Attributes:
+        value, low, high: cross-fitted estimate of the bound and its 95 % interval over images; None for the ends with
+            fewer than two images per half. The total variation is at least `low` with 97.5 % confidence; it may be
+            larger than `high`, as an order sees a part of it only.
+        order, kind: what was chosen to show it.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    order: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """All tests of one run, sorted by p-value.
+
+    Attributes:
+        deviates: whether any corrected p-value is below the level.
+        deviation: over all orders and groupings; None without images.
+        by_order: the same for each order alone, over all tokens.
+        detectable: mean deviation in one order that would have been flagged with probability `POWER`.
+    """
+
+    tests: tuple[Test, ...]
+    level: float
+    deviates: bool
+    deviation: Deviation
+    by_order: Mapping[str, Deviation]
+    detectable: float
+    images: int
+    tokens: int
+
+
+def audit(tokens: Tokens, level: float = LEVEL) -> Result:
+    """Test a run.
+
+    Raises:
+        ValueError: too few tokens for any test.
+    """
+    tests = list(all_tests(tokens))
+    if not tests:
+        raise ValueError(f"fewer than {FEWEST} tokens")
+    corrected = holm([test.p for test in tests])
+    tests = [Test(**{**vars(test), "corrected": p}) for test, p in zip(tests, corrected, strict=True)]
+    tests.sort(key=lambda test: (test.p, -abs(test.distance)))
+    by_order = {order: deviation(tokens, [(order, "all")]) for order in tokens.u}
+    candidates = [(order, kind) for order in tokens.u for kind in groupings(tokens)]
+    return Result(
+        tests=tuple(tests),
+        level=level,
+        deviates=tests[0].corrected < level,
+        deviation=deviation(tokens, candidates),
+        by_order=by_order,
+        detectable=detectable(tokens, level / len(tests)),
+        images=len(tokens.entropy),
+        tokens=tokens.entropy.size,
+    )
+
+
+def all_tests(tokens: Tokens) -> Iterator[Test]:
+    """Every test that has tokens enough, not corrected yet."""
+    for order, u in tokens.u.items():
+        for kind, (labels, group) in groupings(tokens).items():
+            if kind != "all" and len(np.unique(group[~np.isnan(u)])) < 2:
+                continue  # the one group is tested as "all"
+            for number, label in enumerate(labels):
+                values = u[(group == number) & ~np.isnan(u)]
+                if len(values) >= FEWEST:
+                    distance = uniform_distance(values)[0]
+                    yield Test(order, kind, label, len(values), distance, float(kstwo.sf(distance, len(values))))
+        yield from _correlation(order, "serial", u[:, :-1], u[:, 1:])
+        yield from _correlation(order, "images", u[:-1], u[1:])
+
+
+def groupings(tokens: Tokens) -> dict[str, tuple[Sequence[str], np.ndarray]]:
+    """By kind, the groups' names and [K, M] the number of each token's group; each is a function of the past."""
+    found = {"all": ([""], np.zeros(tokens.entropy.shape, int))}
+    if tokens.place is not None:
+        found["place"] = (_names(PLACES, whole=True), np.searchsorted(PLACES, tokens.place, side="right") - 1)
+    # Rounding may put the entropy of a one-hot p just below 0.
+    found["entropy"] = (_names(ENTROPIES), np.searchsorted(ENTROPIES, np.maximum(tokens.entropy, 0), side="right") - 1)
+    return found
+
+
+def uniform_distance(values: np.ndarray) -> tuple[float, float, int]:
+    """Kolmogorov-Smirnov distance of `values` from uniform, the point t where it is reached, and the sign of F(t) - t
+    there."""
+    ordered, n = np.sort(values), len(values)
+    above, below = np.arange(1, n + 1) / n - ordered, ordered - np.arange(n) / n
+    high, low = int(above.argmax()), int(below.argmax())
+    if above[high] >= below[low]:
+        return float(above[high]), float(ordered[high]), 1
+    # Just below the value that the distribution function falls short of.
+    return float(below[low]), float(np.nextafter(ordered[low], -1)), -1
+
+
+def deviation(tokens: Tokens, candidates: Sequence[tuple[str, str]]) -> Deviation:
+    """Cross-fitted lower bound on the mean total variation per token.
+
+    P(u_i <= t | past) - t is the difference that the decoder's choice and p give to one set of tokens, so for any t its
+    mean is at most the mean total variation; in each group with a t of its own, too. One half of the images chooses the
+    (order, grouping) out of `candidates`, the points t and their signs, the other half measures; so chance is not
+    mistaken for deviation, and the estimate of an exact sampler is 0 on average. Tokens without a value count as 0.
+    """
+    half = np.arange(len(tokens.entropy)) % 2
+    groups = groupings(tokens)
+    gains, chosen = np.zeros(len(half)), candidates[0]
+    for measured in (0, 1):
+        train, test = half != measured, half == measured
+        best = -math.inf
+        for order, kind in candidates:
+            _, group = groups[kind]
+            u = tokens.u[order]
+            points, score = _choose(u[train], group[train])
+            if score > best:
+                best, chosen = score, (order, kind)
+                gains[test] = _measure(u[test], group[test], points)
+    mean = float(gains.mean()) if len(gains) else 0.0
+    if len(gains) < 4:
+        return Deviation(max(0.0, mean), None, None, *chosen)
+    error = float(stdtrit(len(gains) - 1, 0.975)) * float(gains.std(ddof=1)) / math.sqrt(len(gains))
+    return Deviation(max(0.0, mean), max(0.0, mean - error), max(0.0, mean + error), *chosen)
+
+
+def _choose(u: np.ndarray, group: np.ndarray) -> tuple[dict[int, tuple[float, int]], float]:
+    """Per group its point and sign, and the distance per token, less what uniform values would have on average."""
+    points, score = {}, 0.0
+    for number in np.unique(group):
+        values = u[(group == number) & ~np.isnan(u)]
+        if len(values) >= FEWEST // 2:
+            distance, t, sign = uniform_distance(values)
+            points[int(number)] = (t, sign)
+            score += (distance - _MEAN_NULL_DISTANCE / math.sqrt(len(values))) * len(values) / u.size
+    return points, score
+
+
+def _measure(u: np.ndarray, group: np.ndarray, points: Mapping[int, tuple[float, int]]) -> np.ndarray:
+    """[K] per image, the mean over its tokens of sign (1(u <= t) - t)."""
+    gain = np.zeros(u.shape)
+    for number, (t, sign) in points.items():
+        here = (group == number) & ~np.isnan(u)
+        gain[here] = sign * ((u[here] <= t) - t)
+    return gain.mean(1)
+
+
+def detectable(tokens: Tokens, level: float) -> float:
+    """Mean deviation in one order, over all tokens, that the test of all tokens misses with probability at most
+    1 - `POWER` where it must reject at `level`.
+
+    Whole images are the independent units: the variance is multiplied by what it is larger between images than
+    independent tokens allow, as measured at the median.
+    """
+    n = tokens.entropy.size
+    factor = 1.0
+    for u in tokens.u.values():
+        if len(u) > 1 and not np.isnan(u).any():
+            between = float((u <= 0.5).mean(1).var(ddof=1))
+            factor = max(factor, between * u.shape[1] / 0.25)
+    return (float(kolmogi(level)) + NormalDist().inv_cdf(POWER) * 0.5 * math.sqrt(factor)) / math.sqrt(n)
+
+
+def _correlation(order: str, kind: str, one: np.ndarray, other: np.ndarray) -> Iterator[Test]:
+    """Products of centred pairs: mean 0 and variance 1/144 each, uncorrelated, if the values are independent."""
+    products = (one - 0.5) * (other - 0.5)
+    products = products[~np.isnan(products)]
+    if len(products) >= FEWEST:
+        correlation = 12 * float(products.mean())
+        p = 2 * float(ndtr(-abs(correlation) * math.sqrt(len(products))))
+        yield Test(order, kind, "", len(products), correlation, p)
+
+
+def _names(bounds: Sequence[float], whole: bool = False) -> list[str]:
+    """Names of the groups that begin at `bounds`."""
+    ends = [*bounds[1:], None]
+    if not whole:
+        return [f"{low:g}+" if high is None else f"{low:g}-{high:g}" for low, high in zip(bounds, ends, strict=True)]
+    return [
+        f"{low}+" if high is None else f"{low}" if high == low + 1 else f"{low}-{high - 1}"
+        for low, high in zip(bounds, ends, strict=True)
+    ]

@@ -1,0 +1,273 @@
+"""`run.json`: what a run is, which invocations wrote it, and the facts that reports need. Imports nothing heavy.
+
+`RunInfo` is the one description of the file. It is written by `RunStore` alone and read by `read_info`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from specbench.errors import SpecbenchError
+from specbench.models.transformer.size import Size
+from specbench.specs.presets import DecoderSpec
+from specbench.specs.run_spec import RunSpec, Sampling
+from specbench.system.environment import describe
+from specbench.system.json_values import nonfinite_as_text
+
+RUN_JSON = "run.json"
+SCHEMA_VERSION = 3
+"""Version of everything specbench stores: `run.json`, sample rows, traces, scores. Version 2 added the sample columns
+`attempts` and `machine`, version 3 the columns of the Rosenblatt transform (`u_id`, `u_p`, `u_pq`, `u_qq`)."""
+OLDEST_VERSION = 1
+"""Oldest readable version; the next run that writes to the folder upgrades its files."""
+
+_RUN_ID = re.compile(r"[^\W_][\w+.-]{0,150}")  # becomes the name of a folder
+_NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+@dataclass
+class Invocation:
+    """One call of specbench that wrote to the run.
+
+    Attributes:
+        started_at, finished_at: UTC, ISO 8601; `finished_at` is None until the call ends in order.
+        versions: of Python and packages, None where one is not installed.
+        git: `revision` and `dirty` of the checkout.
+        hardware: `platform, cpu, cores, memory_gib, gpus`.
+        load: load average at the start.
+        compile_s, compiled_forms, graph_bytes: seconds of compilation, compiled functions, bytes of captured CUDA
+            graphs; None where nothing was compiled.
+        workers: number of workers; None where the calling process decoded.
+        stored: the object as read from the file, with keys of other versions.
+    """
+
+    started_at: str | None
+    versions: Mapping[str, str | None]
+    git: Mapping[str, object]
+    hardware: Mapping[str, object]
+    load: float | None = None
+    compile_s: float | None = None
+    compiled_forms: int | None = None
+    graph_bytes: int | None = None
+    workers: int | None = None
+    finished_at: str | None = None
+    stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, object]) -> Invocation:
+        """An invocation from its JSON object; LookupError, TypeError or ValueError for a malformed one."""
+        if not all(isinstance(content[name], dict) for name in ("versions", "git", "hardware")):
+            raise TypeError("invocation")
+        list(content["hardware"].get("gpus") or ())
+        float(content.get("load") or 0)
+        known = {name: content.get(name) for name in _names(cls)}
+        return cls(**known, stored=content)
+
+    def to_json(self) -> dict[str, object]:
+        """The JSON object; optional facts are left out while unknown."""
+        return _merged(self, always=("started_at", "versions", "git", "hardware", "load", "finished_at"))
+
+    @property
+    def environment(self) -> str:
+        """Hardware, versions and revision as the line printed under tables."""
+        return describe(self.hardware, self.versions, self.git)
+
+    @property
+    def machine(self) -> str:
+        """Platform, processor, cores and accelerators as one line: equal lines mean comparable latencies."""
+        platform, cpu, cores = (self.hardware.get(name) or "unknown" for name in ("platform", "cpu", "cores"))
+        return ", ".join([str(platform), str(cpu), f"{cores} cores", *map(str, self.hardware.get("gpus") or ())])
+
+
+@dataclass
+class RunInfo:
+    """The content of `run.json`.
+
+    Attributes:
+        spec: full specification of the run; its hash is the run id.
+        invocations: the calls that wrote rows, oldest first.
+        origins: where each setting came from, by setting name.
+        window_curve: the measurements behind `--window auto`, a dict per window tried.
+        roofline: under the key "floor", see `specbench.runs.roofline_facts.roofline_facts`; None where unknown.
+        memory: the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`.
+        source: weights, revision and layout of a checkpoint that is not the official one; None for the official one.
+        schema: version of the files in the folder.
+        stored: the object as read from the file, with keys of other versions.
+    """
+
+    spec: RunSpec
+    run_id: str = ""
+    invocations: list[Invocation] = field(default_factory=list)
+    origins: Mapping[str, str] | None = None
+    window_curve: list[dict[str, float]] | None = None
+    roofline: Mapping[str, object] | None = None
+    memory: Mapping[str, object] | None = None
+    source: Mapping[str, object] | None = None
+    schema: int = SCHEMA_VERSION
+    stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.run_id = self.run_id or self.spec.run_id
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, object]) -> RunInfo:
+        """A run's description from its JSON object; LookupError, TypeError or ValueError for a malformed one."""
+        if not _RUN_ID.fullmatch(content["run_id"]) or not content["invocations"]:
+            raise ValueError("run_id or invocations")
+        _check_optional(content)
+        return cls(
+            spec=_read_spec(content["spec"]),
+            run_id=content["run_id"],
+            invocations=[Invocation.from_json(call) for call in content["invocations"]],
+            origins=content.get("origins"),
+            window_curve=content.get("window_curve"),
+            roofline=content.get("floor"),
+            memory=content.get("memory"),
+            source=content.get("source"),
+            schema=content["schema"],
+            stored=content,
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """The JSON object: keys that were read stay in place, new ones follow."""
+        content = _merged(self, always=("schema", "run_id", "spec", "invocations", "roofline"))
+        content["spec"] = self.stored.get("spec") or spec_json(self.spec)
+        content["invocations"] = [call.to_json() for call in self.invocations]
+        return content
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """The distinct machines of the invocations, sorted."""
+        return tuple(sorted({call.machine for call in self.invocations}))
+
+
+_KEYS = {"roofline": "floor"}
+"""Attributes whose key in the file has another name."""
+_ORDER = ("schema", "run_id", "spec", "invocations", "origins", "window_curve", "roofline", "memory", "source")
+
+
+def _names(kind: type) -> list[str]:
+    names = [one.name for one in fields(kind) if one.name != "stored"]
+    return sorted(names, key=_ORDER.index) if kind is RunInfo else names
+
+
+def _merged(item: Invocation | RunInfo, always: tuple[str, ...]) -> dict[str, object]:
+    """The fields of a description over what was read from the file; None is written for `always` and known keys."""
+    content = dict(item.stored)
+    for name in _names(type(item)):
+        key, value = _KEYS.get(name, name), getattr(item, name)
+        if value is not None or key in content or (name in always and not item.stored):
+            content[key] = value
+    return content
+
+
+def read_info(folder: Path) -> RunInfo:
+    """The description of a run folder.
+
+    Raises:
+        SpecbenchError: `run.json` is missing, damaged, or of an unsupported schema version.
+    """
+    path = folder / RUN_JSON
+    try:
+        info = RunInfo.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise SpecbenchError(
+            f"{path} cannot be read as a run description",
+            "move the run's folder away and run again, or put the file back",
+        ) from error
+    check_version(path, info.schema)
+    return info
+
+
+def check_version(path: Path, version: object) -> None:
+    """Refuse a file of an unsupported schema version."""
+    if not isinstance(version, int) or not OLDEST_VERSION <= version <= SCHEMA_VERSION:
+        newer = isinstance(version, int) and version > SCHEMA_VERSION
+        raise SpecbenchError(
+            f"{path} has schema version {version}; this specbench reads {OLDEST_VERSION} to {SCHEMA_VERSION}",
+            "pip install --upgrade specbench" if newer else "use the specbench version that wrote it",
+        )
+
+
+def spec_json(spec: RunSpec) -> dict[str, object]:
+    """A spec as in `run.json`: options as an object, infinity as "inf", which every JSON reader accepts."""
+    return nonfinite_as_text({**spec.content(), "decoder": decoder_json(spec.decoder)})
+
+
+def decoder_json(decoder: DecoderSpec) -> dict[str, object]:
+    """A decoder as in `run.json`."""
+    return nonfinite_as_text({**vars(decoder), "options": dict(decoder.options)})
+
+
+def check_same_run(folder: Path, stored: RunInfo, spec: RunSpec) -> None:
+    """Refuse a run folder, described by `stored`, that holds another run than `spec`."""
+    there, here = _flat(spec_json(stored.spec)), _flat(spec_json(spec))
+    differing = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
+    if differing:
+        name = differing[0]
+        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+        raise SpecbenchError(
+            f"{folder} holds another run: {name} is {there.get(name)} there, {here.get(name)} here{more}",
+            "choose another folder with --out",
+        )
+
+
+def _read_spec(content: Mapping[str, object]) -> RunSpec:
+    decoder, sampling = dict(content["decoder"]), _build(Sampling, content["sampling"])
+    if not isinstance(decoder["options"], dict):
+        raise TypeError("options")
+    options = {name: _number(value) for name, value in decoder["options"].items()}
+    built = _build(DecoderSpec, {**decoder, "options": tuple(sorted(options.items(), key=lambda option: option[0]))})
+    return _build(RunSpec, {**content, "decoder": built, "sampling": sampling})
+
+
+def _number(value: object) -> object:
+    """Undo `nonfinite_as_text` for an option."""
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _check_optional(content: Mapping[str, object]) -> None:
+    """Raise a TypeError, LookupError or ValueError for a malformed optional key."""
+    for name, kind in {"origins": dict, "window_curve": list, "memory": dict, "floor": dict, "source": dict}.items():
+        if not isinstance(content.get(name), kind | None):
+            raise TypeError(name)
+    if not all(isinstance(point, dict) for point in content.get("window_curve") or ()):
+        raise TypeError("window_curve")
+    if (facts := content.get("floor")) is not None:
+        size = Size(**facts["size"])
+        counts = (
+            *vars(size).values(),
+            *(facts[name] for name in ("itemsize", "rows_per_image", "bytes_per_s", "flops")),
+        )
+        if not all(isinstance(count, int | float) and 0 < float(count) < math.inf for count in counts):
+            raise ValueError("floor")
+
+
+_PLAIN = {"str": str, "int": int, "float": int | float, "bool": bool}
+
+
+def _build(kind: type, content: Mapping):
+    """An instance of a spec's dataclass, or an error where a field is missing, unknown or of another type."""
+    for one in fields(kind):
+        if one.name not in content and one.default is None:
+            continue
+        if not isinstance(content[one.name], _PLAIN.get(str(one.type), object)):
+            raise TypeError(one.name)
+        if one.type == "float":
+            float(content[one.name])
+    return kind(**content)
+
+
+def _flat(content: Mapping, prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

@@ -1,0 +1,51 @@
+"""Each planted bug is caught by the audit; without it, the same decoder passes on the same setting."""
+
+import pytest
+from planted_bugs import BUGS, Edit, plant
+
+from specbench.checks.audit_settings import AUDIT_SETTINGS
+from specbench.checks.divergence import LEVEL, p_value
+from specbench.checks.losslessness import SAMPLES, observe
+from specbench.specs.presets import resolve
+
+IMAGES = SAMPLES // len(AUDIT_SETTINGS)
+
+
+def setting_of(bug):
+    (setting,) = [setting for setting in AUDIT_SETTINGS if setting.name.startswith(bug.setting)]
+    return setting
+
+
+def measured(bug) -> float:
+    """P-value of the bug's decoder on its setting, at the number of images of a whole audit."""
+    setting = setting_of(bug)
+    return p_value(observe(setting, resolve(bug.decoder, bug.options), IMAGES // setting.tables, seed=0))
+
+
+def title(bug) -> str:
+    return f"{bug.part}: {bug.what}"
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=title)
+def test_a_planted_bug_is_caught(bug, monkeypatch):
+    plant(bug.edits, monkeypatch)
+    # Far below the audit's level, whatever its other settings show.
+    assert measured(bug) < LEVEL / 100
+
+
+SOUND = {(bug.setting, bug.decoder, tuple(bug.options.items())): bug for bug in BUGS}
+
+
+@pytest.mark.parametrize("bug", SOUND.values(), ids=lambda bug: f"{bug.decoder} {bug.setting}")
+def test_the_same_decoder_passes_without_the_bug(bug):
+    assert measured(bug) > LEVEL
+
+
+def test_a_bug_whose_place_is_gone_is_reported(monkeypatch):
+    place = "specbench.decoding.verification.residuals:standard"
+    with pytest.raises(LookupError, match="update the planted bug"):
+        plant([Edit(place, "no such source", "")], monkeypatch)
+
+
+def test_at_least_25_different_bugs_are_planted():
+    assert len({title(bug) for bug in BUGS}) == len(BUGS) >= 25

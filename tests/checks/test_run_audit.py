@@ -1,0 +1,193 @@
+"""`specbench audit --run`: verdicts, recomputed values, bad input, exit codes, and the verdict in reports."""
+
+import json
+import shutil
+from contextlib import contextmanager
+
+import pytest
+
+from specbench import api
+from specbench.checks.run_audit import ORDERS, audit_run
+from specbench.decoding.noise import Noise
+from specbench.decoding.sampling import Target
+from specbench.errors import BAD_INPUT, GATE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.models import catalog
+from specbench.store.run_audits import AUDIT_JSON, read_audit
+from specbench.store.run_store import RunStore
+
+IMAGES = 4
+
+
+def decoded(out, decoder):
+    settings = {"limit": IMAGES, "batch": IMAGES, "threads": 1, "cfg": 1.0, "quiet": True}
+    (folder,) = api.run(decoder=[decoder], out=str(out), **settings).folders
+    return folder
+
+
+@contextmanager
+def planted(owner, name, bug):
+    plain = getattr(owner, name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, lambda *given: bug(plain, *given))
+        yield
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A lossless run, a lossy one, one that samples from a sharpened p, one that records that p as well, and ZipAR."""
+    out = tmp_path_factory.mktemp("runs")
+    made = {"sjd": decoded(out, "sjd"), "amplify": decoded(out, "amplify:k=8"), "zipar": decoded(out, "zipar")}
+    with planted(Noise, "run_race", lambda plain, self, p, *where: plain(self, p**1.6, *where)):
+        made["sharpened"] = decoded(tmp_path_factory.mktemp("sharpened"), "ar")
+
+    def sharpened(plain, self, logits, positions):
+        return plain(self, logits * 1.6, positions)
+
+    with planted(Target, "__call__", sharpened):
+        made["lying"] = decoded(tmp_path_factory.mktemp("lying"), "ar")
+    return made
+
+
+@pytest.fixture
+def folder_of(runs, tmp_path):
+    """A copy of a run, as an audit writes into it."""
+
+    def copy(name):
+        return shutil.copytree(runs[name], tmp_path / runs[name].name)
+
+    return copy
+
+
+def test_a_lossless_run_is_consistent_and_says_how_much_it_could_have_seen(folder_of):
+    found = audit_run(folder_of("sjd"))
+    assert (found["verdict"], found["failed"], found["images"]) == ("consistent", False, IMAGES)
+    assert 0.03 < found["detectable"] < 0.2
+    assert set(found["by_order"]) == {
+        *("token id", "p descending", "p/q descending", "q/q of the step before, descending"),
+    }
+
+
+def test_a_lossy_run_deviates_with_order_place_and_bound(folder_of):
+    found = audit_run(folder_of("amplify"))
+    assert found["deviates"]
+    assert not found["failed"]  # it never claimed to be lossless
+    assert found["order"] == "p/q descending"
+    assert 0.005 < found["tv"] < found["tv_high"]
+    assert found["place"] or found["entropy"]
+
+
+def test_recomputed_values_are_those_recorded(folder_of):
+    folder = folder_of("sjd")
+    found = audit_run(folder, recompute=True)
+    assert found["verdict"] == "consistent"
+    assert found["unavailable"] == ["p/q descending", "q/q of the step before, descending"]
+    for agreement in found["agreement"].values():
+        assert agreement["mean"] < 1e-4
+        assert agreement["beyond"] == 0
+
+
+def test_recomputing_in_pieces_changes_nothing(folder_of, monkeypatch):
+    folder = folder_of("sjd")
+    whole = audit_run(folder, recompute=True)
+    monkeypatch.setattr("specbench.checks.run_audit.CHUNK", 512 * 50)  # 50 columns at a time, one image
+    pieces = audit_run(folder, recompute=True)
+    assert pieces["tv"] == pytest.approx(whole["tv"], abs=1e-3)
+    assert pieces["agreement"]["u_p"]["beyond"] == 0
+
+
+def test_a_decoder_that_samples_from_another_distribution_fails_its_claim(folder_of, cli):
+    folder = folder_of("sharpened")
+    outcome = cli("audit", "--run", folder)
+    assert outcome.code == GATE
+    assert outcome.err.count("\n") == 1
+    assert folder.name in outcome.err
+    assert "deviates" in outcome.out
+
+
+def test_a_decoder_that_records_another_p_is_found_out_by_recomputing(folder_of, cli):
+    folder = folder_of("lying")
+    assert audit_run(folder)["verdict"] == "consistent"
+    outcome = cli("audit", "--run", folder, "--recompute", "--json")
+    assert outcome.code == GATE
+    (found,) = json.loads(outcome.out)
+    assert found["failed"]
+    assert found["agreement"]["u_p"]["beyond"] > 0.2
+
+
+def test_a_run_without_recorded_values_names_the_flag_that_helps(folder_of, cli):
+    folder = folder_of("zipar")
+    outcome = cli("audit", "--run", folder)
+    assert outcome.code == BAD_INPUT
+    assert outcome.err.count("\n") == 1
+    assert "--recompute" in outcome.err
+    assert audit_run(folder, recompute=True)["images"] == IMAGES
+
+
+def test_a_model_that_is_not_here_gets_the_line_that_fetches_it(folder_of, monkeypatch, tmp_path, cli):
+    folder = folder_of("sjd")
+    missing = catalog.find_model("shapes")
+    gone = type(missing)(**{**vars(missing), "weights": (tmp_path / "network.safetensors",)})
+    monkeypatch.setattr("specbench.checks.run_audit.find_model", lambda name: gone)
+    outcome = cli("audit", "--run", folder, "--recompute")
+    assert outcome.code == MISSING_PREREQUISITE
+    assert "is not on this disk" in outcome.err
+
+
+def test_other_weights_than_the_runs_are_refused(folder_of):
+    folder = folder_of("sjd")
+    path = folder / "run.json"
+    info = json.loads(path.read_text())
+    info["spec"]["weights_sha256"] = "0" * 64
+    path.write_text(json.dumps(info))
+    with pytest.raises(SpecbenchError, match="other weights"):
+        audit_run(folder, recompute=True)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("sjd", "--run", "x"), ("--recompute",), ("--weights", "x"), ("--run", "nothing-of-this-name")]
+)
+def test_flags_that_do_not_fit_are_refused_in_one_line(arguments, cli, tmp_path):
+    outcome = cli("audit", *arguments, "--out", tmp_path)
+    assert outcome.code == BAD_INPUT
+    assert "Traceback" not in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+def test_rows_that_were_decoded_before_the_values_were_kept_are_null_and_left_out(folder_of):
+    folder = folder_of("sjd")
+    store = RunStore(folder)
+    (old, *_) = store._samples.read().to_pylist()
+    store._samples.append([old | dict.fromkeys(ORDERS)])
+    assert audit_run(folder)["images"] == IMAGES - 1
+
+
+def test_reports_and_cards_carry_the_verdict(folder_of, cli):
+    folder = folder_of("sharpened")
+    before = cli("report", folder).out
+    assert "audit" not in before
+    audit_run(folder)
+    report = cli("report", folder).out
+    assert "deviates, TV >= " in report
+    tables = [line for line in report.splitlines() if line.startswith("| ar")]
+    assert tables
+    assert all("NOT LOSSLESS" in line for line in tables)
+    assert "NOT LOSSLESS" in cli("show", folder).out
+    (row,) = json.loads(cli("report", folder, "--format", "json").out)
+    assert row["audit"]["failed"]
+    assert row["audit"]["current"]
+
+
+def test_a_verdict_on_other_images_is_out_of_date(folder_of, cli):
+    folder = folder_of("amplify")
+    audit_run(folder)
+    kept = read_audit(folder)
+    (folder / AUDIT_JSON).write_text(json.dumps(kept | {"fingerprint": "0" * 16}))
+    assert "out of date" in cli("report", folder).out
+
+
+def test_a_damaged_verdict_is_named(folder_of, cli):
+    folder = folder_of("sjd")
+    (folder / AUDIT_JSON).write_text("{}")
+    outcome = cli("report", folder)
+    assert outcome.code == BAD_INPUT
+    assert AUDIT_JSON in outcome.err

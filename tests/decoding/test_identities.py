@@ -1,0 +1,68 @@
+"""Where options switch off what a decoder adds, it returns the tokens of the decoder it extends, one by one."""
+
+import numpy as np
+import pytest
+import tiny_llama
+from checkpoints import WRITERS
+
+from specbench.checks.enumerable_model import EnumerableModel
+from specbench.checks.enumerable_transformer import EnumerableTransformer
+from specbench.decoding.loop import Request, decode
+from specbench.models.catalog import load_model, models
+from specbench.models.interface import TokenLayout
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
+
+IDENTITIES = [
+    ("sjd++", {"tau": float("inf"), "window": 5}, "sjd", {"window": 5}),
+    ("gsd", {"G": 1, "window": 5}, "sjd", {"window": 5}),
+    ("amplify", {"k": 1, "window": 5}, "sjd", {"window": 5}),
+    ("sjd-pac", {"siblings": 1, "window": 5}, "scd-mc", {"window": 5}),
+    ("uniform-rsd", {"delta": 1}, "eagle", {}),
+]
+FAMILIES = ("anole", "emu3", "janus", "llamagen", "lumina-512", "simplear")
+ENUMERABLE = {
+    "tables": lambda: EnumerableModel(TokenLayout.with_row_ends(4, 4, 3), ("a", "bb")),
+    "transformer": lambda: EnumerableTransformer(TokenLayout.with_row_ends(4, 4, 5), ("a", "bb")),
+    "tiny-llama": tiny_llama.Tiny,
+}
+SAMPLINGS = [Sampling(2.0, 0.9, 3), Sampling(1.0)]
+
+
+@pytest.fixture(
+    scope="module", params=[*ENUMERABLE, "shapes", *(pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES)]
+)
+def model(request, tmp_path_factory):
+    name = request.param
+    if name in ENUMERABLE:
+        return ENUMERABLE[name]()
+    if name == "shapes":
+        return load_model("shapes")
+    folder = tmp_path_factory.mktemp("checkpoint")
+    WRITERS[name](folder)
+    return load_model(models()[name].configured(weights=str(folder), tiny=True), "cpu", "float32")
+
+
+def tokens(model, decoder, sampling, images):
+    requests = [Request("abb"[number % 2 :][: 1 + number % 2], "prompt", number) for number in range(images)]
+    return np.stack([image.tokens for image in decode(model, requests, decoder, sampling, 1, render=False)])
+
+
+@pytest.mark.parametrize(("name", "options", "same", "plain"), IDENTITIES, ids=lambda value: str(value))
+def test_the_extended_decoder_returns_the_tokens_of_the_plain_one(model, name, options, same, plain):
+    if same == "eagle" and not hasattr(model, "own_head"):
+        pytest.skip(f"{model.name} has no draft head")
+    small = model.layout.length < 50
+    for sampling in SAMPLINGS if small else SAMPLINGS[:1]:
+        images = 200 if small else 2
+        np.testing.assert_array_equal(
+            tokens(model, resolve(name, options), sampling, images),
+            tokens(model, resolve(same, plain), sampling, images),
+        )
+
+
+def test_sjd_with_a_one_hot_q_of_fresh_tokens_differs_from_sjd_with_a_uniform_one():
+    """Both are exact (see the audit), so they are two decoders, not one."""
+    model = ENUMERABLE["tables"]()
+    one_hot, uniform = (resolve("sjd", {"fresh-q": q, "window": 5}) for q in ("onehot", "uniform"))
+    assert (tokens(model, one_hot, SAMPLINGS[1], 50) != tokens(model, uniform, SAMPLINGS[1], 50)).any()

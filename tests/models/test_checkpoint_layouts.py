@@ -1,0 +1,258 @@
+"""Folders in the authors' layouts are recognised; of another family, half downloaded or damaged they are one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from checkpoints import AUTHORS, WRITERS
+from checkpoints.parts import in_pickled_shards, stored
+
+from specbench.errors import SpecbenchError
+from specbench.models.catalog import check_model, load_model
+from specbench.models.checkpoint_files import INDEX
+from specbench.models.checkpoint_layouts import LAYOUTS, recognise
+from specbench.models.families.model_specs import MODELS
+
+INFO = {info.name: info for info in MODELS}
+KINDS = {
+    "lumina": ("lumina", WRITERS["lumina"]),
+    "anole": ("anole", WRITERS["anole"]),
+    "anole-meta": ("anole", AUTHORS["anole"]),
+    "llamagen": ("llamagen", AUTHORS["llamagen"]),
+    "janus": ("janus", WRITERS["janus"]),
+    "janus-deepseek": ("janus", AUTHORS["janus-7b"]),
+    "simplear": ("simplear", WRITERS["simplear"]),
+    "emu3": ("emu3", WRITERS["emu3"]),
+    "emu3-baai": ("emu3", AUTHORS["emu3"]),
+}
+"""Layout to the model and the writer of a small checkpoint."""
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Layout to a folder, each written once."""
+    folders = {}
+
+    def get(layout: str):
+        if layout not in folders:
+            folders[layout] = tmp_path_factory.mktemp(layout)
+            KINDS[layout][1](folders[layout])
+        return folders[layout]
+
+    return get
+
+
+@pytest.fixture
+def copied(written, tmp_path):
+    def copy(layout: str):
+        return shutil.copytree(written(layout), tmp_path / layout)
+
+    return copy
+
+
+def refusal(layout: str, folder, model: str | None = None) -> SpecbenchError:
+    """What checking and loading a folder say, which must be the same single line."""
+    info = INFO[model or KINDS[layout][0]].configured(weights=str(folder), tiny=True)
+    with pytest.raises(SpecbenchError) as checked:
+        check_model(info)
+    with pytest.raises(SpecbenchError) as loaded:
+        load_model(info, "cpu", "float32")
+    assert checked.value.what == loaded.value.what
+    assert "\n" not in loaded.value.what + loaded.value.try_this and loaded.value.exit_code in (2, 5)
+    return loaded.value
+
+
+@pytest.mark.parametrize("layout", KINDS)
+def test_every_layout_is_recognised(layout, written):
+    assert recognise(written(layout)) == layout
+    assert set(LAYOUTS) == set(KINDS)
+
+
+@pytest.mark.parametrize("layout", KINDS)
+def test_a_folder_of_another_family_says_which_model_it_is(layout, written):
+    model = "simplear" if layout != "simplear" else "janus"
+    error = refusal(layout, written(layout), model)
+    assert error.exit_code == 2 and LAYOUTS[layout].what in error.what
+    assert f"--model {LAYOUTS[layout].models}" in error.try_this
+
+
+def test_lumina_and_anole_are_told_apart(written):
+    assert "not 'lumina'" in refusal("anole", written("anole"), "lumina").what.replace("+tiny", "")
+    assert "not 'anole'" in refusal("lumina", written("lumina"), "anole").what.replace("+tiny", "")
+
+
+def test_an_unknown_folder_names_the_first_missing_file(tmp_path):
+    error = refusal("janus", tmp_path)
+    assert error.exit_code == 5 and f"{tmp_path} has no config.json" in error.what
+
+
+@pytest.mark.parametrize(
+    ("layout", "file"),
+    [
+        ("janus-deepseek", "pytorch_model-00002-of-00002.bin"),
+        ("janus-deepseek", "pytorch_model.bin.index.json"),
+        ("anole", "model-00001-of-00002.safetensors"),
+        ("emu3-baai", INDEX),
+        ("emu3-baai", "emu3_vision_tokens.txt"),
+        ("emu3-baai", "Emu3-VisionTokenizer/model.safetensors"),
+        ("anole-meta", "models/7b/params.json"),
+        ("anole-meta", "models/7b/consolidated.pth"),
+        ("anole-meta", "tokenizer/vqgan.ckpt"),
+        ("llamagen", "t2i_XL_stage1_256.pt"),
+        ("llamagen", "t5-ckpt/flan-t5-xl/config.json"),
+    ],
+)
+def test_a_half_downloaded_checkpoint_names_what_is_missing(layout, file, copied, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    folder = copied(layout)
+    (folder / file).unlink()
+    error = refusal(layout, folder)
+    named = file.rpartition("/")[2]
+    assert error.exit_code == 5 and "hf download" in error.try_this
+    # Without its mark a folder is of no known layout, and the official one is asked for.
+    assert named in error.what or (named == "params.json" and "config.json" in error.what) or "*" in error.what
+
+
+def test_an_index_without_any_shard_is_refused(copied):
+    folder = copied("emu3-baai")
+    for path in folder.glob("model-*.safetensors"):
+        path.unlink()
+    error = refusal("emu3-baai", folder)
+    assert error.exit_code == 5 and "model-00001-of-00002.safetensors" in error.what
+
+
+@pytest.mark.parametrize(
+    ("layout", "file"),
+    [
+        ("emu3-baai", "model-00001-of-00002.safetensors"),
+        ("emu3-baai", "emu3.tiktoken"),
+        ("janus-deepseek", "pytorch_model-00001-of-00002.bin"),
+        ("anole-meta", "models/7b/consolidated.pth"),
+        ("llamagen", "vq_ds16_t2i.pt"),
+    ],
+)
+def test_a_truncated_file_is_named(layout, file, copied):
+    folder = copied(layout)
+    content = (folder / file).read_bytes()
+    (folder / file).write_bytes(content[: len(content) // 2 // 7 * 7])
+    error = refusal(layout, folder)
+    assert file.rpartition("/")[2] in error.what
+
+
+def test_a_git_lfs_pointer_is_called_so(copied):
+    folder = copied("janus")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n"
+    (folder / "model.safetensors").write_text(pointer)
+    error = refusal("janus", folder)
+    assert error.exit_code == 5 and "Git LFS pointer" in error.what and "model.safetensors" in error.what
+
+
+def test_a_browser_download_in_progress_is_no_checkpoint(copied):
+    folder = copied("janus")
+    (folder / "model.safetensors").rename(folder / "model.safetensors.crdownload")
+    error = refusal("janus", folder)
+    assert error.exit_code == 5 and "has no *.safetensors*" in error.what
+
+
+@pytest.mark.parametrize(
+    ("layout", "file", "change"),
+    [
+        ("janus-deepseek", "config.json", lambda held: held["language_config"].update(num_hidden_layers=3)),
+        ("janus-deepseek", "config.json", lambda held: held["language_config"].update(hidden_size=64)),
+        ("janus-deepseek", "config.json", lambda held: held.pop("language_config")),
+        ("janus-deepseek", "config.json", lambda held: held.update(language_config=7)),
+        ("emu3-baai", "config.json", lambda held: held.update(hidden_size=64)),
+        ("emu3-baai", "config.json", lambda held: held.update(num_attention_heads=0)),
+        ("emu3-baai", "config.json", lambda held: held.update(vocab_size=500)),
+        ("emu3-baai", "Emu3-VisionTokenizer/config.json", lambda held: held.update(ch=64)),
+        ("emu3-baai", "Emu3-VisionTokenizer/config.json", lambda held: held.update(ch_mult=None)),
+        ("anole-meta", "models/7b/params.json", lambda held: held["model"].update(n_layers=3)),
+        ("anole-meta", "models/7b/params.json", lambda held: held["model"].update(dim=64)),
+        ("anole-meta", "models/7b/params.json", lambda held: held["model"].pop("n_heads")),
+        ("anole-meta", "models/7b/params.json", lambda held: held.update(model=[])),
+        ("anole-meta", "tokenizer/text_tokenizer.json", lambda held: held["model"].pop("vocab")),
+        ("anole-meta", "tokenizer/text_tokenizer.json", lambda held: held.update(model=3)),
+    ],
+)
+def test_a_configuration_of_another_size_or_without_sense_is_one_line(layout, file, change, copied):
+    folder = copied(layout)
+    held = json.loads((folder / file).read_text())
+    change(held)
+    (folder / file).write_text(json.dumps(held))
+    refusal(layout, folder)
+
+
+def test_several_model_parallel_shards_in_metas_layout_are_refused(copied):
+    folder = copied("anole-meta")
+    models = folder / "models" / "7b"
+    (models / "consolidated.pth").rename(models / "consolidated.00.pth")
+    shutil.copy(models / "consolidated.00.pth", models / "consolidated.01.pth")
+    assert refusal("anole-meta", folder).exit_code == 2
+
+
+@pytest.mark.parametrize("layout", ["janus-deepseek", "anole-meta"])
+def test_pickles_that_would_run_code_are_refused(layout, copied):
+    folder = copied(layout)
+    path = next(folder.rglob("*.pth" if layout == "anole-meta" else "*.bin"))
+    torch.save({"a": Payload()}, path)
+    assert path.name in refusal(layout, folder).what and not Payload.ran
+
+
+class Payload:
+    ran = False
+
+    def __reduce__(self):
+        return (setattr, (Payload, "ran", True))
+
+
+def test_companions_are_found_in_a_folder_beside_the_weights(copied):
+    folder = copied("emu3-baai")
+    shutil.move(folder / "Emu3-VisionTokenizer", folder.parent / "Emu3-VisionTokenizer")
+    info = INFO["emu3"].configured(weights=str(folder), tiny=True)
+    assert info.ready
+    check_model(info)
+
+
+def test_anole_in_metas_layout_may_lie_flat(copied):
+    folder = copied("anole-meta")
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        shutil.move(path, folder / path.name)
+    check_model(INFO["anole"].configured(weights=str(folder), tiny=True))
+
+
+def test_safetensors_of_the_authors_names_serve_as_well(copied):
+    from safetensors.torch import save_file
+
+    folder = copied("janus-deepseek")
+    tensors = {}
+    for path in folder.glob("*.bin"):
+        tensors |= torch.load(path, weights_only=True)
+        path.unlink()
+    (folder / "pytorch_model.bin.index.json").unlink()
+    save_file(tensors, folder / "model.safetensors")
+    check_model(INFO["janus"].configured(weights=str(folder), tiny=True))
+
+
+def test_the_authors_hub_ids_take_the_authors_layout(copied, tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    for repo, layout in (("deepseek-ai/Janus-Pro-7B", "janus-deepseek"), ("me/tuned", "janus-deepseek")):
+        home = tmp_path / "hub" / f"models--{repo.replace('/', '--')}"
+        shutil.copytree(copied(layout) if not (tmp_path / layout).exists() else tmp_path / layout, home / "snapshots/1")
+        (home / "refs").mkdir()
+        (home / "refs" / "main").write_text("1")
+        check_model(INFO["janus-7b"].configured(weights=repo, tiny=True))
+    error = refusal("janus", "deepseek-ai/Janus-Pro-1B")
+    assert error.exit_code == 5 and 'hf download deepseek-ai/Janus-Pro-1B --include "config.json"' in error.try_this
+    assert "pytorch_model*.bin*" in error.try_this
+
+
+def test_pickled_shards_serve_where_safetensors_are_absent(copied):
+    folder = copied("llamagen") / "t5-ckpt" / "flan-t5-xl"
+    tensors = stored(folder)
+    (folder / "model.safetensors").unlink()
+    in_pickled_shards(folder, tensors)
+    check_model(INFO["llamagen"].configured(weights=str(folder.parents[1]), tiny=True))

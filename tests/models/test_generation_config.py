@@ -1,0 +1,139 @@
+"""A `generation_config.json` that the authors' script inherits is applied, for every decoder alike, or refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from checkpoints import write
+from transformers import RepetitionPenaltyLogitsProcessor
+
+from specbench.decoding.loop import Request, decode
+from specbench.decoding.sampling import Target
+from specbench.errors import SpecbenchError
+from specbench.models.catalog import load_model
+from specbench.models.families.model_specs import MODELS
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
+
+INFO = next(info for info in MODELS if info.name == "simplear")
+PENALTY, SCALE = 1.3, 6.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("simplear")
+    return folder, write("simplear", folder)
+
+
+def loaded(folder, **entries):
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_p": 0.8, **entries}))
+    return load_model(INFO.configured(weights=str(folder), tiny=True), "cpu", "float32")
+
+
+def official(tiny, stream: list[int]) -> torch.Tensor:
+    """p [V] of the next slot in the order of `generate`: penalty on raw conditional logits, then guidance on
+    log-probabilities, then the image tokens alone.
+    """
+    conditional, unconditional = (tiny.logits("a cat", stream, half)[-1:] for half in (True, False))
+    prompt = [3, 5, 8]
+    ids = torch.tensor([prompt + [tiny.image_ids.start + token for token in stream]])
+    conditional = RepetitionPenaltyLogitsProcessor(PENALTY)(ids, conditional).log_softmax(-1)
+    unconditional = unconditional.log_softmax(-1)
+    mixed = unconditional + SCALE * (conditional - unconditional)
+    return mixed[0, tiny.image_ids.start : tiny.image_ids.stop].softmax(-1)
+
+
+@torch.inference_mode()
+def test_every_column_of_every_window_is_penalised_as_generate_does(folder):
+    path, tiny = folder
+    model = loaded(path, repetition_penalty=PENALTY)
+    target = Target(model.layout, Sampling(guidance=SCALE), torch.device("cpu"))
+    session = model.begin(model.encode(["a cat", "a cat"]), SCALE, 4)
+    committed = [[], []]
+    windows = [
+        ([[0, 7, 9, 7], [0, 7, 7, 8]], (3, 1)),
+        ([[7, 7, 2, 9], [7, 8, 7, 1]], (2, 4)),
+        ([[2, 9, 5], [1, 1, 7]], (1, 1)),
+    ]
+    for drafts, accepted in windows:
+        positions = torch.tensor([len(row) for row in committed])[:, None] + torch.arange(len(drafts[0]))
+        window = torch.tensor(drafts)
+        for row, stream in enumerate(committed):
+            if stream:
+                window[row, 0] = stream[-1]
+        p = target(session.forward(window, positions), positions)
+        for row, stream in enumerate(committed):
+            for column in range(len(drafts[0])):
+                prefix = stream + window[row, 1 : 1 + column].tolist()
+                torch.testing.assert_close(
+                    p[row, column, : model.layout.v_image], official(tiny, prefix), atol=1e-5, rtol=1e-3
+                )
+            stream += window[row, 1 : 1 + accepted[row]].tolist()
+            stream += [11] * (not stream)
+
+
+@torch.inference_mode()
+def test_lossless_decoders_keep_the_penalised_target(folder):
+    """At top-k 1 each draws exactly what AR does, and something else than without the penalty, which favours repeats
+    below 1: a vocabulary this large has no others in so small an image.
+    """
+    path, _ = folder
+    greedy = Sampling(guidance=SCALE, top_k=1)
+
+    def tokens(model, decoder, **options):
+        return list(decode(model, [Request("a cat", "a")], resolve(decoder, options), greedy, 0)[0].tokens)
+
+    model = loaded(path, repetition_penalty=0.05)
+    expected = tokens(model, "ar")
+    assert tokens(model, "sjd", window=5) == tokens(model, "predictive", window=4) == expected
+    assert expected != tokens(loaded(path), "ar")
+
+
+def test_the_penalty_is_part_of_the_models_identity(folder, capsys):
+    path, _ = folder
+    digests = {loaded(path, repetition_penalty=value).weights_sha256 for value in (1.0, 1.1, 1.2)}
+    assert len(digests) == 3 and "repetition penalty 1.2" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("decoder", ["eagle", "zipar", "sjd-pac"])
+def test_decoders_without_a_chain_are_refused_by_name(decoder, folder, cli, tmp_path):
+    path, _ = folder
+    loaded(path, repetition_penalty=1.1)
+    (tmp_path / "one.txt").write_text("a cat\n")
+    fixed = ("run", "--model", "simplear", "--scale", "tiny", "--weights", path, "--prompts", tmp_path / "one.txt")
+    head = ("--head", tmp_path) if decoder == "eagle" else ()
+    outcome = cli(*fixed, "--decoder", decoder, *head, "--out", tmp_path / "results", "--dtype", "float32", "--quiet")
+    assert outcome.code and "Traceback" not in outcome.err
+    if decoder != "eagle":
+        assert "repetition penalty 1.1" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("entries", "code", "said"),
+    [
+        ({"no_repeat_ngram_size": 3}, 2, "no_repeat_ngram_size = 3"),
+        ({"suppress_tokens": [1]}, 2, "suppress_tokens"),
+        ({"typical_p": 0.9}, 2, "typical_p"),
+        ({"repetition_penalty": 0}, 5, "repetition_penalty = 0"),
+        ({"repetition_penalty": "much"}, 5, "repetition_penalty"),
+    ],
+)
+def test_what_is_not_applied_is_refused_by_name(entries, code, said, folder):
+    with pytest.raises(SpecbenchError) as raised:
+        loaded(folder[0], **entries)
+    assert (
+        raised.value.exit_code == code and said in raised.value.what and "generation_config.json" in raised.value.what
+    )
+
+
+def test_what_has_no_effect_is_taken(folder):
+    neutral = {
+        "repetition_penalty": 1.0,
+        "no_repeat_ngram_size": 0,
+        "typical_p": 1.0,
+        "eos_token_id": [1],
+        "min_p": None,
+    }
+    assert loaded(folder[0], **neutral).repetition_penalty == 1.0

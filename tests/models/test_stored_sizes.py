@@ -1,0 +1,75 @@
+"""The size that a model is planned with is the one of the checkpoint it loads, whatever layout that is in."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from checkpoints import AUTHORS, WRITERS
+
+from specbench.errors import SpecbenchError
+from specbench.models import network_sizes as sizes
+from specbench.models.catalog import load_model
+from specbench.models.families.model_specs import MODELS
+from specbench.models.stored_sizes import OFFICIAL, stored_size
+
+INFO = {info.name: info for info in MODELS}
+KINDS = {name: (name, WRITERS[name]) for name in ("lumina-34b", "anole", "llamagen", "janus", "simplear", "emu3")}
+KINDS |= {f"{name} by its authors": (name, AUTHORS[name]) for name in ("janus-7b", "emu3", "anole")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_size_is_the_one_of_the_loaded_network(kind, tmp_path):
+    name, writer = KINDS[kind]
+    writer(tmp_path)
+    info = INFO[name].configured(weights=str(tmp_path))
+    assert info.network != INFO[name].network
+    if name == "anole" and "authors" in kind:
+        # Meta derives the width of feed-forward layers, which is not a multiple of 256 in so small a network.
+        assert info.layers == 2
+        return
+    model = load_model(INFO[name].configured(weights=str(tmp_path), tiny=True), "cpu", "float32")
+    config = model.backbone.config
+    assert info.layers == config.num_hidden_layers
+    width = config.hidden_size // config.num_attention_heads
+    assert info.kv_numbers == 2 * config.num_hidden_layers * config.num_key_value_heads * width
+    trunk = sum(weights.numel() for weights in model.backbone.parameters())
+    assert info.network.trunk == trunk - model.backbone.embed_tokens.weight.numel()
+    assert info.fixed_bytes() < INFO[name].fixed_bytes() and info.step_bytes() < INFO[name].step_bytes()
+
+
+def test_official_configurations_give_the_official_sizes(tmp_path):
+    llama = {"num_hidden_layers": 30, "vocab_size": 102_400}
+    published = {
+        "janus-7b": {"language_config": llama},
+        "simplear-1.5b": sizes.SIMPLEAR_15B.config(),
+        "emu3": {"model_type": "Emu3"},
+        "anole": {},
+    }
+    for name, config in published.items():
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert stored_size(INFO[name].family, INFO[name].network, tmp_path) == INFO[name].network
+    params = {"model": {"dim": 4096, "n_layers": 32, "n_heads": 32, "multiple_of": 256}}
+    (tmp_path / "params.json").write_text(json.dumps(params))
+    (tmp_path / "config.json").unlink()
+    assert stored_size("anole", sizes.CHAMELEON_7B, tmp_path) == sizes.CHAMELEON_7B
+    assert {name for family in OFFICIAL.values() for name in family} <= set(INFO)
+
+
+def test_a_published_size_under_another_name_says_which_model_it_is(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps({"language_config": {"num_hidden_layers": 30, "vocab_size": 102_400}})
+    )
+    with pytest.raises(SpecbenchError, match="has the size of 'janus-7b'") as raised:
+        INFO["janus"].configured(weights=str(tmp_path))
+    assert raised.value.exit_code == 2 and "--model janus-7b" in raised.value.try_this
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"text_config": 3}', '{"hidden_size": "wide"}', '{"num_attention_heads": 0}']
+)
+@pytest.mark.parametrize("name", ["lumina", "janus", "simplear", "emu3", "llamagen"])
+def test_files_that_do_not_tell_leave_the_official_size(text, name, tmp_path):
+    (tmp_path / "config.json").write_text(text)
+    (tmp_path / "t2i_XL_stage1_256.pt").write_text(text)
+    assert INFO[name].configured(weights=str(tmp_path)).network == INFO[name].network

@@ -1,0 +1,166 @@
+"""What README and docs say of commands, decoders, settings, files and results is what the code says."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from specbench import errors
+from specbench.runs.settings import run_settings
+from specbench.specs.run_spec import RunSpec, Sampling
+from specbench.store import schema
+from specbench.store.run_info import SCHEMA_VERSION
+from specbench.system.version import __version__
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / ".ci"))
+import refresh_docs  # noqa: E402
+
+PAGES = refresh_docs.pages()
+TEXT = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PAGES}
+FORMAT = ROOT / "docs" / "results-format.md"
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+
+
+@by_page
+def test_generated_blocks_are_fresh(page):
+    assert refresh_docs.refresh(page) == page.read_text(), "run `make docs`"
+
+
+def test_the_readme_stays_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
+
+
+def commands_in(text: str) -> list[str]:
+    """Every command line in code blocks, indented or fenced, and in spans of code."""
+    blocks = re.findall(r"^```(?:sh|console|text)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^    (.*)$", text, re.MULTILINE) + [line for block in blocks for line in block.splitlines()]
+    joined = "\n".join(lines).replace("\\\n", " ").splitlines()
+    return [*joined, *re.findall(r"`([^`\n]+)`", text)]
+
+
+@by_page
+def test_every_command_and_flag_in_it_exists(page):
+    known = {name: {flag for p in command.params for flag in p.opts} for name, command in refresh_docs._commands()}
+    groups = {name.split()[0] for name in known if " " in name}
+    for line in commands_in(page.read_text()):
+        found = re.match(r"(?:\$ )?specbench ([a-z][a-z-]*)( [a-z]+)?(.*)", line.split("  #")[0])
+        if found is None:
+            continue
+        name = f"{found[1]}{found[2]}" if found[1] in groups else found[1]
+        assert name in known, line
+        flags = set(re.findall(r"(?<=\s)--[A-Za-z][\w-]*", found[0]))
+        assert flags <= known[name] | {"--help"}, line
+
+
+@by_page
+def test_every_link_to_a_file_leads_to_one(page):
+    for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        if not link.startswith(("http", "mailto")):
+            assert (page.parent / link).exists(), link
+
+
+@by_page
+def test_every_make_target_in_it_exists(page):
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {line.split()[1] for line in commands_in(page.read_text()) if re.match(r"make [a-z]", line)}
+    assert named <= targets
+
+
+def test_every_command_has_help():
+    for name, command in refresh_docs._commands():
+        assert command.help, name
+        for parameter in command.params:
+            assert parameter.help, (name, parameter.name)
+
+
+def test_the_options_of_run_are_frozen():
+    """A new flag is a decision: add it here on purpose. Options of decoders come from the menu of components."""
+    fixed = [setting.name for setting in run_settings() if not setting.panel.startswith("Decoder ")]
+    assert fixed == [
+        *("decoder", "prompts", "limit", "ids", "samples", "seed", "batch", "workers", "ray", "shard", "mode"),
+        *("model", "weights", "revision", "guidance-rows", "random-weights", "scale", "dtype", "device", "threads"),
+        "compile",
+        *("cfg", "temperature", "top-k", "top-p"),
+        *("out", "trace", "quiet", "json"),
+    ]
+
+
+def documented(heading: str) -> dict[str, str]:
+    """The table below a heading of the page on the results format: its first two columns."""
+    part = FORMAT.read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]*?) \|", part, re.MULTILINE)
+    return dict(rows)
+
+
+@pytest.mark.parametrize(
+    "heading, columns", [("samples/*.parquet", schema.SAMPLES), ("traces/*.parquet", schema.TRACES)]
+)
+def test_every_column_is_documented_with_its_type(heading, columns):
+    plain = {
+        field.name: str(field.type).replace("element", "item").replace("list<item: ", "list<") for field in columns
+    }
+    assert documented(heading) == plain
+
+
+def test_the_schema_version_is_documented():
+    assert f"Everything stored has schema version {SCHEMA_VERSION};" in FORMAT.read_text()
+
+
+def test_columns_and_keys_of_stored_runs_are_documented():
+    keys = documented("run.json")
+    for path in sorted((ROOT / "results" / "readme").glob("*/run.json")):
+        info = json.loads(path.read_text())
+        spec = info["spec"]
+        found = {*info, *(f"spec.{name}" for name in spec), *(f"spec.decoder.{name}" for name in spec["decoder"])}
+        found |= {f"spec.sampling.{name}" for name in spec["sampling"]}
+        found |= {f"invocations[].{name}" for call in info["invocations"] for name in call}
+        assert found <= keys.keys(), path
+        for samples in (path.parent / "samples").glob("*.parquet"):
+            assert set(pq.read_schema(samples).names) <= documented("samples/*.parquet").keys()
+    assert {f"spec.{name}" for name in RunSpec.__dataclass_fields__} <= keys.keys()
+    assert {f"spec.sampling.{name}" for name in Sampling.__dataclass_fields__} <= keys.keys()
+
+
+def test_exit_codes_are_documented():
+    codes = {0, *(value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int))}
+    text = TEXT["docs/commands.md"]
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)} == codes
+
+
+def test_the_citation_and_the_changelog_name_the_version():
+    assert re.search(rf"^version: {re.escape(__version__)}$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_no_registry_host_or_private_path_is_named():
+    words = ("pypi.org", "pythonhosted", "download.pytorch", "/root/", "/work/")
+    names = [
+        "Makefile",
+        "pyproject.toml",
+        "constraints.txt",
+        ".ci/run",
+        "mkdocs.yml",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+    ]
+    for name, text in {**TEXT, **{name: (ROOT / name).read_text() for name in names}}.items():
+        assert not [word for word in words if word in text], name
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("mkdocs", reason="part of the extra 'docs'")
+    pytest.importorskip("mkdocstrings", reason="part of the extra 'docs'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    page = (tmp_path / "site" / "python.html").read_text()
+    assert "specbench.api.generate" in page and "A `Generation`" not in page
+    loaded = re.findall(r'(?:src|href)="(https?:[^"]+)"', (tmp_path / "site" / "index.html").read_text())
+    assert not [url for url in loaded if url.endswith((".js", ".css"))]

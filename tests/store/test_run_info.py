@@ -1,0 +1,66 @@
+"""run.json: one description, written and read without loss, and searched by the fields of its spec."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import synthetic
+import tiny
+
+from specbench.store.find import find_runs_like, without_options
+from specbench.store.run_info import Invocation, RunInfo, read_info
+from specbench.system.json_values import nonfinite_as_text
+
+SPEC = replace(tiny.spec("sjd++", tau=float("inf")), head_sha256="2" * 64)
+ROOFLINE = {
+    "size": {"weights": 10, "kv": 2, "attention": 4},
+    "itemsize": 4,
+    "rows_per_image": 2,
+    "device": "a device",
+    "bytes_per_s": 1e9,
+    "flops": 1e12,
+    "source": "measured",
+}
+
+
+def full() -> RunInfo:
+    call = Invocation.from_json({**synthetic.INVOCATION, "compile_s": 1.5, "workers": 2, "finished_at": None})
+    facts = {"origins": {"seed": "default"}, "window_curve": [{"window": 1}], "memory": {"batch": 1, "images": 2}}
+    return RunInfo(SPEC, invocations=[call], roofline=ROOFLINE, **facts)
+
+
+def test_a_description_survives_the_file_with_every_key():
+    stored = json.loads(json.dumps(nonfinite_as_text(full().to_json()), allow_nan=False))
+    order = ["schema", "run_id", "spec", "invocations", "origins", "window_curve", "floor", "memory"]
+    assert list(stored) == order and stored["spec"]["decoder"]["options"]["tau"] == "inf"
+    read = RunInfo.from_json(stored)
+    assert read == full() and read.spec == SPEC and read.spec.run_id == read.run_id
+    assert nonfinite_as_text(read.to_json()) == stored
+
+
+def test_keys_of_other_versions_stay_in_the_file():
+    stored = nonfinite_as_text(full().to_json()) | {"later": 1}
+    stored["invocations"][0]["later"] = [2]
+    again = RunInfo.from_json(stored).to_json()
+    assert again["later"] == 1 and again["invocations"][0]["later"] == [2] and list(again) == list(stored)
+
+
+@pytest.mark.parametrize(
+    "junk", [{"floor": {**ROOFLINE, "flops": 0}}, {"floor": {}}, {"window_curve": [1]}, {"origins": []}, {"memory": 1}]
+)
+def test_malformed_optional_keys_are_refused(junk):
+    with pytest.raises((LookupError, TypeError, ValueError)):
+        RunInfo.from_json(nonfinite_as_text(full().to_json()) | junk)
+
+
+def test_runs_are_found_by_fields_and_by_parts_of_fields(tmp_path):
+    wide, narrow = tiny.spec("gsd", G=5, window=4), tiny.spec("gsd", G=5, window=3)
+    folders = [synthetic.folder(tmp_path, spec, synthetic.sjd(1)) for spec in (wide, narrow, tiny.spec("ar"))]
+    assert set(find_runs_like(tmp_path, decoder=wide.decoder)) == {folders[0]}
+    assert set(find_runs_like(tmp_path, decoder=without_options(wide.decoder, "window"))) == set(folders[:2])
+    assert set(find_runs_like(tmp_path, decoder={"name": "ar"}, seed=0)) == {folders[2]}
+    assert not find_runs_like(tmp_path, seed=1) and not find_runs_like(tmp_path / "nothing", seed=0)
+    infos = {folder: read_info(folder) for folder in folders}
+    assert find_runs_like(infos, **vars(narrow)) == {folders[1]: infos[folders[1]]}

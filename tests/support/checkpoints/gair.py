@@ -1,0 +1,114 @@
+"""Anole as GAIR publishes it, in Meta's layout, with Meta's computation written out slowly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from checkpoints import chameleon
+from checkpoints.parts import Tiny, byte_tokenizer
+
+WIDTH, INNER, LAYERS, HEADS, EPS = 32, 48, 2, 4, 1e-5
+HEAD = WIDTH // HEADS
+WORDS = chameleon.FIRST_BYTE + 256
+
+
+def write(folder: Path) -> Tiny:
+    models, tokens = folder / "models" / "7b", folder / "tokenizer"
+    models.mkdir(parents=True)
+    tokens.mkdir()
+    tensors = _tensors()
+    torch.save({name: tensor.bfloat16() for name, tensor in tensors.items()}, models / "consolidated.pth")
+    params = {
+        "dim": WIDTH,
+        "n_layers": LAYERS,
+        "n_heads": HEADS,
+        "multiple_of": 256,
+        "norm_eps": EPS,
+        "qk_normalization": True,
+    }
+    params |= {"rope_theta": 10000.0, "swin_norm": False, "vocab_size": WORDS}
+    (models / "params.json").write_text(json.dumps({"model": params, "model_parallel_size": 1, "seed": 1}))
+    (models / "consolidate_params.json").write_text(json.dumps({"model_parallel_size": 1}))
+    tokenizer = byte_tokenizer(chameleon.SPECIALS, chameleon.FIRST_BYTE, chameleon.IMAGE_WORDS)
+    tokenizer.save(str(tokens / "text_tokenizer.json"))
+    decoder = chameleon.meta_vq()
+    held = {"state_dict": decoder | {"loss.logvar": torch.zeros(())}}
+    torch.save(held, tokens / "vqgan.ckpt")
+    (tokens / "vqgan.yaml").write_text("model: {}\n")
+    first = 4
+
+    @torch.no_grad()
+    def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
+        words = [*tokenizer.encode(text).ids, chameleon.RESERVED["<reserved08706>"]] if conditional else []
+        start = [0, *words, chameleon.BEGIN_IMAGE]
+        hidden = _features(tensors, start + [first + token for token in stream])
+        return hidden[len(start) - 1 :] @ tensors["output.weight"].T
+
+    ids = range(first, first + chameleon.CODES)
+    return Tiny(folder, logits, ids, lambda codes: chameleon.meta_decode(decoder, codes.view(1, 4, 4)))
+
+
+def _features(tensors: dict[str, Tensor], ids: list[int]) -> Tensor:
+    """Last hidden states [T, d], one head at a time."""
+    x = tensors["tok_embeddings.weight"][torch.tensor(ids)]
+    for layer in range(LAYERS):
+        held = {name.removeprefix(f"layers.{layer}."): t for name, t in tensors.items() if f"layers.{layer}." in name}
+        x = x + _attention(held, _rms(x, held["attention_norm.weight"]))
+        h = _rms(x, held["ffn_norm.weight"])
+        gated = functional.silu(h @ held["feed_forward.w1.weight"].T) * (h @ held["feed_forward.w3.weight"].T)
+        x = x + gated @ held["feed_forward.w2.weight"].T
+    return _rms(x, tensors["norm.weight"])
+
+
+def _attention(held: dict[str, Tensor], x: Tensor) -> Tensor:
+    q, k, v = (x @ held[f"attention.{name}.weight"].T for name in ("wq", "wk", "wv"))
+    heads = []
+    for start in range(0, WIDTH, HEAD):
+        part = slice(start, start + HEAD)
+        queries, keys = (
+            torch.stack([_rotate(row, at) for at, row in enumerate(_normed(held, f"attention.{name}", m[:, part]))])
+            for name, m in (("q_normalization", q), ("k_normalization", k))
+        )
+        scores = queries @ keys.T / HEAD**0.5
+        causal = torch.ones(len(x), len(x), dtype=torch.bool).tril()
+        heads.append(scores.masked_fill(~causal, -torch.inf).softmax(-1) @ v[:, part])
+    return torch.cat(heads, dim=-1) @ held["attention.wo.weight"].T
+
+
+def _normed(held: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    return functional.layer_norm(x, (HEAD,), held[f"{name}.weight"], held[f"{name}.bias"], 1e-5)
+
+
+def _rotate(vector: Tensor, position: int) -> Tensor:
+    """Neighbouring pairs turned by the position."""
+    angles = [position * 10_000.0 ** (-2 * index / HEAD) for index in range(HEAD // 2)]
+    turn = torch.polar(torch.ones(HEAD // 2), torch.tensor(angles))
+    return torch.view_as_real(torch.view_as_complex(vector.reshape(-1, 2).contiguous()) * turn).flatten()
+
+
+def _rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x * (x.pow(2).mean(-1, keepdim=True) + EPS).rsqrt() * weight
+
+
+def _tensors() -> dict[str, Tensor]:
+    """Values that bfloat16 can hold, under Meta's names."""
+    shapes = {"tok_embeddings.weight": (WORDS, WIDTH), "output.weight": (WORDS, WIDTH), "norm.weight": (WIDTH,)}
+    for layer in range(LAYERS):
+        inner = {f"attention.{name}.weight": (WIDTH, WIDTH) for name in ("wq", "wk", "wv", "wo")}
+        inner |= {f"attention.{n}_normalization.{part}": (HEAD,) for n in "qk" for part in ("weight", "bias")}
+        inner |= {f"feed_forward.{name}.weight": (INNER, WIDTH) for name in ("w1", "w3")}
+        inner |= {"feed_forward.w2.weight": (WIDTH, INNER)}
+        inner |= {"attention_norm.weight": (WIDTH,), "ffn_norm.weight": (WIDTH,)}
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in inner.items()}
+    generator = torch.Generator().manual_seed(11)
+    tensors = {"rope.freqs": torch.ones(HEAD // 2)}
+    for name, shape in shapes.items():
+        noise = torch.randn(shape, generator=generator)
+        vector = len(shape) == 1
+        tensors[name] = 0.2 * noise + (not name.endswith("bias")) if vector else 1.5 * noise * shape[1] ** -0.5
+    return {name: tensor.bfloat16().float() for name, tensor in tensors.items()}

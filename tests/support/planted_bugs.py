@@ -1,0 +1,184 @@
+"""Bugs to plant into the decoding code: source replacements that a good audit must notice."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+_DECODING = "specbench.decoding."
+_VERIFY = _DECODING + "verification."
+_CHAIN = _VERIFY + "chain_verification:"
+_TREE = _VERIFY + "tree_verification:"
+_JACOBI = _DECODING + "drafters.jacobi:"
+_CACHE = "specbench.models.transformer.kv_cache:PositionLayer."
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Replace `old`, which must occur once in the source of `function` ("module:Class.method"), with `new`."""
+
+    function: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class PlantedBug:
+    """One bug and what catches it.
+
+    Attributes:
+        part: of the decoder, as the docs group them.
+        what: the bug, in words.
+        edits: how to plant it.
+        decoder, options: the decoder that shows it.
+        setting: first words of the audit setting that shows it.
+    """
+
+    part: str
+    what: str
+    edits: tuple[Edit, ...]
+    decoder: str
+    setting: str
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+def plant(edits: Iterable[Edit], monkeypatch) -> None:
+    """Swap the code of the edited functions until `monkeypatch` is undone.
+
+    Raises:
+        LookupError: a place no longer exists as it was; say where the bug can be made now.
+    """
+    sources: dict[str, list[Edit]] = {}
+    for edit in edits:
+        sources.setdefault(edit.function, []).append(edit)
+    for place, own in sources.items():
+        module, _, path = place.partition(":")
+        owner = importlib.import_module(module)
+        for name in path.split("."):
+            owner = getattr(owner, name)
+        function = inspect.unwrap(owner)
+        source = textwrap.dedent(inspect.getsource(function))
+        for edit in own:
+            if source.count(edit.old) != 1:
+                raise LookupError(f"{place}: {source.count(edit.old)} times {edit.old!r}; update the planted bug")
+            source = source.replace(edit.old, edit.new)
+        body = source[source.index("def ") :]
+        made: dict[str, object] = {}
+        exec("from __future__ import annotations\n" + body, dict(function.__globals__), made)
+        code = made[function.__name__].__code__
+        # Code rather than the name, since other modules have imported the function itself.
+        monkeypatch.setattr(function, "__code__", code)
+
+
+def _bug(part: str, what: str, function: str, old: str, new: str, decoder: str, setting: str, **options) -> PlantedBug:
+    return PlantedBug(part, what, (Edit(function, old, new),), decoder, setting, options)
+
+
+WIDE, EIGHT, GUIDED, GRAMMAR, REFILL = "1x3 of 6", "2x4 of 2, window", "2x4 of 3 with row ends", "3x4 of 2", "4x4 of 2"
+TIES, TOP_P, TRANSFORMER = "2x4 of 3, guided, T 0.7", "4x3 of 2", "2x4 of 2 with row ends, transformer"
+
+BUGS = (
+    # Loop and windows
+    _bug("loop", "one token too many is committed", _DECODING + "loop:Loop._verify",
+         "verified.first + 1", "verified.first + 2", "sjd", GRAMMAR),
+    _bug("loop", "q is aligned to the window's far end once the window narrows near the end of the image",
+         _JACOBI + "Jacobi._fill", "+ self._shift[:, None]", "+ self._shift[:, None] + self._p.shape[1] - drafts - 1",
+         "sjd", EIGHT),
+    _bug("loop", "an accepted branch is not kept in the cache", _DECODING + "loop:Loop._commit",
+         "if tables is not None:", "if False:", "sjd-pac", WIDE),
+    # q of the drafts
+    _bug("q", "a coupled slot without a draft is drawn from [p - q]+ with a stale q",
+         _VERIFY + "refinement:Couple.refine",
+         "torch.cat([residual, held.mass[:, drafts:]], dim=1)",
+         "torch.cat([residual, standard(held.mass[:, drafts:], tests.q[:, -1:].gather(-1, held.ids[:, drafts:]))], 1)",
+         "scd-mc", GRAMMAR),
+    PlantedBug("q", "q is not replaced after a kept draft", (
+        Edit(_JACOBI + "Jacobi._expand", "return trunk",
+             "self._old = [torch.nn.functional.pad(trunk.tokens[:, 1:], (0, 1), value=-1)]\n"
+             "    self._old.append(torch.nn.functional.pad(trunk.q, (0, 0, 0, 1)))\n    return trunk"),
+        Edit(_JACOBI + "Jacobi.observe", "self._p, self._shift = verification.p, shift",
+             "self._p = torch.where((self._old[0] == verification.tokens)[..., None], self._old[1], verification.p)\n"
+             "    self._shift = shift"),
+    ), "scd-mc", EIGHT),
+    _bug("q", "q is that of the slot before", _JACOBI + "Jacobi._fill",
+         "+ self._shift[:, None]", "+ self._shift[:, None] - 1", "sjd", GRAMMAR),
+    _bug("q", "a fresh token drawn from its neighbour's distribution is recorded as uniform",
+         _DECODING + "drafters.token_init:Spatial.fill", "has_source[..., None], ", "has_source[..., None] & False, ",
+         "sjd", GUIDED, init="left-sample"),
+    _bug("q", "fresh tokens are drawn from all but the last token", _DECODING + "drafters.token_init:Uniform.fill",
+         "* v_image).long()", "* (v_image - 1)).long()", "sjd", GUIDED),
+    _bug("q", "the draft head's q is recorded at another temperature", _DECODING + "drafters.eagle:Eagle._draft",
+         "(proposed / race)", "(proposed.square() / race)", "eagle", WIDE, tree="chain"),
+    # Noise
+    _bug("noise", "a coin is tossed once per slot and reused in every step", _CHAIN + "verify_chain",
+         "Stream.COIN, step", "Stream.COIN, 0 * step", "scd-mc", EIGHT),
+    _bug("noise", "all slots of a window are redrawn with the same number", _VERIFY + "refinement:Resample.refine",
+         "noise.uniform(positions,", "noise.uniform(positions[:, :1].expand_as(positions),", "sjd", EIGHT),
+    _bug("noise", "two neighbouring slots share their frozen noise", _VERIFY + "refinement:Gumbel.refine",
+         "positions, Stream.TOKEN", "positions - positions % 2, Stream.TOKEN", "predictive", GRAMMAR),
+    _bug("noise", "coin, redraw and fresh token of a slot are the same number", _DECODING + "noise:Noise._base",
+         "draw * len(Stream) + stream", "draw * len(Stream)", "sjd", GUIDED),
+    _bug("noise", "the images of a prompt share their noise", _DECODING + "noise:row_key",
+         "\\0{sample}", "\\0{sample // 8}", "ar", EIGHT),
+    _bug("noise", "siblings are drawn with the same number", _JACOBI + "JacobiTree._expand",
+         "step * self._siblings + sibling", "step * self._siblings", "sjd-pac", WIDE, siblings=5),
+    # Verifiers, residuals, refinements
+    _bug("verifier", "a draft is accepted with q/p instead of p/q", _VERIFY + "ratio_tests:ratio",
+         "px / q.gather(-1, x)", "q.gather(-1, x) / px", "sjd", GUIDED),
+    _bug("verifier", "a mismatch commits a second draw instead of the one compared",
+         _VERIFY + "ratio_tests:draw_after_drafts",
+         "(rejected, refined, noise", "(False & rejected, refined, noise", "jacobi", GUIDED),
+    _bug("residual", "a rejected draft is replaced by a draw from p", _VERIFY + "residuals:standard",
+         "(p - q)", "p.clone()", "sjd", GUIDED),
+    _bug("residual", "the optimal residual subtracts more than what was accepted", _VERIFY + "residuals:optimal",
+         ".clamp(max=1)", ".clamp(min=0)", "sjd", GUIDED, residual="optimal"),
+    _bug("residual", "an unnormalised residual is drawn from as if it summed to 1", _DECODING + "sampling:draw",
+         "(uniform * total)", "(uniform)", "scd-mc", WIDE),
+    _bug("refinement", "maximal coupling keeps every draft with p > q/2", _VERIFY + "refinement:Couple.refine",
+         "tests.coin < ratio", "0.5 < ratio", "scd-mc", EIGHT),
+    _bug("refinement", "a tail that should be thrown away is drafted again", _JACOBI + "Jacobi.observe",
+         "if keep_tail else shift", "if True else shift", "sjd-norefine", GRAMMAR),
+    # Verification of chains and trees
+    _bug("chain", "a rejected draft is replaced from the residual of the window's first column",
+         _CHAIN + "verify_chain", "tests.at(first.clamp(max=drafts.shape[1] - 1))", "tests.at(0 * first)",
+         "sjd", GRAMMAR),
+    _bug("chain", "the bonus is drawn from the column before", _CHAIN + "verify_chain",
+         "_row(p, first)", "_row(p, (first - 1).clamp(min=0))", "sjd", GRAMMAR),
+    _bug("tree", "drafts after a rejected one are accepted", _TREE + "_TreeVerifier.verify",
+         "rejected @ tables.ancestors.T == 0", "rejected == 0", "sjd-pac", GRAMMAR),
+    _bug("tree", "a sibling is tested against p instead of the residual", _TREE + "_TreeVerifier._test",
+         "p / p.sum(-1, keepdim=True)", "self._p[:, parents]", "sjd-pac", WIDE),
+    _bug("tree", "a rejected draft is replaced from the residual of the sibling before the last",
+         _TREE + "_TreeVerifier._last_failed",
+         "tables.last_rank[stop] == rank", "tables.last_rank[stop] == rank + 1", "sjd-pac", WIDE, siblings=2),
+    _bug("tree", "drafts on a branch are tested with the q of the slot before", _JACOBI + "JacobiTree._expand",
+         ".device).depth.clamp(", ".device).depth.sub(1).clamp(min=0).clamp(", "sjd-pac", WIDE),
+    # Cache
+    _bug("cache", "keys are written into the neighbour's row", _CACHE + "update",
+         "self.keys[self._rows,", "self.keys[self._rows.roll(1, 0),", "sjd", TRANSFORMER),
+    _bug("cache", "a branch is kept from the neighbour's row", _CACHE + "move",
+         "= buffer[self._rows,", "= buffer[self._rows.roll(1, 0),", "sjd-pac", TRANSFORMER),
+    _bug("cache", "a column attends to the slot after its own", "specbench.models.transformer.forward:run_step",
+         "<= inputs.slots[..., None]", "<= inputs.slots[..., None] + 1", "sjd", TRANSFORMER),
+    _bug("cache", "a refilled row gets the prompt of its neighbour", _CACHE + "put",
+         ":slots] = other.keys", ":slots] = other.keys.roll(1, 0)", "ar", TRANSFORMER),
+    # Continuous batching
+    _bug("continuous batching", "the first slot of a refilled row counts as drafted", _JACOBI + "Jacobi.restart",
+         "self._drafted_to[rows] = 0", "self._drafted_to[rows] = 1", "sjd", REFILL),
+    _bug("continuous batching", "a refilled row goes on with the noise of the image before",
+         _DECODING + "noise:Noise.rekey", "= self._column(keys)", "= self._keys[list(rows)]", "sjd", REFILL),
+    # Grammar and sampling
+    _bug("grammar", "forced tokens are expected one slot early", _DECODING + "sampling:Target.__call__",
+         "self.forced_at(positions)", "self.forced_at(positions + 1)", "sjd", GRAMMAR),
+    _bug("sampling", "ties at top-k are dropped", _DECODING + "sampling:truncate",
+         "logits < kth_largest(logits, sampling.top_k)",
+         "~torch.zeros_like(logits, dtype=torch.bool).scatter(-1, logits.topk(sampling.top_k).indices, True)",
+         "ar", TIES),
+    _bug("sampling", "top-p is measured before the temperature", _DECODING + "sampling:truncate",
+         "logits.softmax(-1)", "(logits * sampling.temperature).softmax(-1)", "ar", TOP_P),
+    _bug("sampling", "guidance points the other way", "specbench.models.transformer.forward:guide",
+         "torch.lerp(unconditional, conditional,", "torch.lerp(conditional, unconditional,", "ar", TRANSFORMER),
+)  # fmt: skip
