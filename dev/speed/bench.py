@@ -9,7 +9,7 @@
     decoders-100m   The same, compiled, on a random Llama of 100 million parameters.
     throughput      Images per hour, many rows at once over one.
     profile         Where the time of a compiled step goes.
-    memory          Peak memory of caches and laws against the formula of `specbench.runs.memory_estimate`.
+    memory          Peak memory of caches and distributions against the formula of `specbench.runs.memory_estimate`.
     uniforms        Cost of keeping the values of the Rosenblatt transform (`specbench audit --run`).
 
 Contenders of a comparison take turns within every round, so that drift of the machine hits all of them.

@@ -1,4 +1,4 @@
-"""Continuous batching: a complete row is given to the next image while the other rows continue.
+"""Continuous batching: the next image starts in a complete row while the other rows continue.
 
 Noise is addressed by image and steps are counted by row, so that an image does not depend on the rest of the batch.
 """
@@ -62,17 +62,17 @@ def decode_each(
 
 @dataclass
 class ImageSlot:
-    """The image that a row is decoding, and its share of the time by span, in milliseconds."""
+    """Image assigned to a row, and its share of the time by span, in milliseconds."""
 
     request: Request
     share_ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class ContinuousBatch:
-    """A batch whose complete rows are refilled.
+    """Batch with refilled rows.
 
-    The time of a step is shared evenly by the images in work; that of encoding, prefill and rendering by the images
-    they are done for.
+    The time of a step is divided evenly among the active images; that of encoding, prefill and rendering among the
+    images encoded, prefilled or rendered.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class ContinuousBatch:
         return True
 
     def _finish(self, done: Sequence[int]) -> list[Outcome]:
-        """The images of the complete rows `done`, which become free."""
+        """Return the images of the complete rows `done` and free the rows."""
         self._share_steps()
         model, loop = self._model, self._loop
         rows = torch.tensor(done, device=model.device)
@@ -139,7 +139,7 @@ class ContinuousBatch:
         return [(request, checked(image, request)) for request, image in zip(requests, images, strict=True)]
 
     def _start_next(self, free: Sequence[int]) -> list[int]:
-        """Start the next requests in free rows; the rows in use again."""
+        """Start the next requests in free rows; return the rows refilled."""
         requests = list(islice(self._waiting, len(free)))
         if not requests:
             return []
@@ -155,7 +155,7 @@ class ContinuousBatch:
         return taken
 
     def _share_steps(self) -> None:
-        """Share the time of the steps since the last call among the images in work."""
+        """Divide the time of the steps since the last call among the active images."""
         rows = list(self._in_work)
         spent = self._share(rows, "draft", "target", "verify", "trace")
         busy = spent["draft"] + spent["target"] + spent["verify"]
@@ -166,7 +166,7 @@ class ContinuousBatch:
         self._steps_ms = 0.0
 
     def _share(self, rows: Sequence[int], *names: str) -> dict[str, float]:
-        """Share the time of some spans since the last call among `rows`; returns milliseconds by span."""
+        """Divide the time of some spans since the last call among `rows`; return milliseconds by span."""
         totals = self._spans.totals_ms()
         spent = {name: totals.get(name, 0.0) - self._known_ms.get(name, 0.0) for name in names}
         self._known_ms |= {name: totals.get(name, 0.0) for name in names}
@@ -176,5 +176,5 @@ class ContinuousBatch:
         return spent
 
     def _scale(self, rows: Sequence[int]) -> float:
-        """Factor for the time of a span; each of `rows` has a `batch`-th of the result as its share."""
+        """Factor for the time of a span; the share of each of `rows` is the result divided by `batch`."""
         return len(self._loop.committed) / len(rows)

@@ -1,4 +1,4 @@
-"""The raw facts of one decoded image. Derived numbers are defined in `specbench.stats`."""
+"""Raw measurements of one decoded image. Derived numbers are defined in `specbench.stats`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 SPANS = ("encode", "prefill", "target", "draft", "verify", "host", "render")
-"""Named spans in the order they are reported; milliseconds in `Generation.spans_ms`.
+"""Names of the time spans in reporting order; `Generation.spans_ms` holds milliseconds.
 
 encode: prompt to embeddings. prefill: prompt into the cache. target: target forwards with guidance. draft: filling the
 window. verify: sampling, verification, refinement and commit. host: host time between steps. render: tokens
@@ -23,7 +23,7 @@ The last two are NaN in slots without a tested draft, `u_qq` also where the draf
 
 @dataclass
 class Generation:
-    """One image of a prompt, with everything the decode loop recorded. N stream slots, window W.
+    """One decoded image and its measurements. N stream slots, window W.
 
     Attributes:
         tokens: [N] int32 stream tokens, forced grammar tokens included.
@@ -42,7 +42,7 @@ class Generation:
             `theorem2_bound`: Cool-SD's bound on the distance to the exact image distribution, summed over the image,
             assuming the optimal residual. `sibling_j_tested`, `sibling_j_accepted`: number of j-th siblings tested, and
             the share accepted. Others are means over the drafts tested, for example of the cluster size.
-        spans_ms: milliseconds by span name; when `batch` > 1, a `batch`-th of them is the image's share of the time.
+        spans_ms: milliseconds by span name; when `batch` > 1, each is divided by `batch`.
         batch: rows decoded together.
         uniforms: [N] float32 u_i of the Rosenblatt transform (`specbench.decoding.uniforms`) by order, see `ORDERS`;
             an order is absent where no slot has it.

@@ -1,4 +1,4 @@
-"""Noise that is addressed, not drawn in order.
+"""Counter-based random numbers: each is addressed, not drawn in sequence.
 
 Every random number is a pure function of (run seed, prompt id, sample, stream slot, stream, draw), so batch, order,
 resuming and workers cannot change an image, and decoders can share noise. The hash is SplitMix64's finaliser on a
@@ -26,7 +26,7 @@ _MIX_2 = -7723592293110705685
 
 
 class Stream(IntEnum):
-    """What a number is used for; two streams at one slot are independent."""
+    """Purpose of a random number; two streams at one slot are independent."""
 
     TOKEN = 0
     COIN = 1
@@ -38,7 +38,7 @@ class Stream(IntEnum):
 
 
 def row_key(seed: int, prompt_id: str, sample: int) -> int:
-    """Signed 64-bit key of one image."""
+    """Hash (run seed, prompt id, sample) to the signed 64-bit key of an image."""
     name = f"{seed}\0{prompt_id}\0{sample}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little", signed=True)
 
@@ -57,9 +57,9 @@ class Noise:
     """The random numbers of a batch of images."""
 
     def __init__(self, keys: Sequence[int], vocab: int, device: torch.device | str = "cpu"):
-        """`keys`: one `row_key` per row; `vocab` tokens V run a race."""
+        """`keys`: one `row_key` per row; `vocab`: tokens V in a race."""
         self._device = torch.device(device)
-        # What tells the tokens of one address apart.
+        # Distinguishes the tokens of one address.
         self._counter = torch.arange(2, vocab + 2, device=self._device) * _GOLDEN
         self._keys = self._column(keys)
 
@@ -71,11 +71,11 @@ class Noise:
         return torch.tensor(list(keys), dtype=torch.int64, device=self._device)[:, None]
 
     def _bits(self, numbers: Tensor) -> Bits:
-        """Integers as what this device hashes fastest."""
+        """Convert integers to the type that this device hashes fastest."""
         return numbers.numpy() if self._device.type == "cpu" else numbers
 
     def _counted(self, numbers: Tensor | int) -> Bits | int:
-        """(numbers + 1) * golden; one number is wrapped here, since to send it to a GPU would make the host wait."""
+        """(numbers + 1) * golden; a single number is wrapped on the host, to avoid a sync."""
         if isinstance(numbers, int):
             return ((numbers + 1) * _GOLDEN + 2**63) % 2**64 - 2**63
         return (self._bits(numbers) + 1) * _GOLDEN
@@ -86,7 +86,7 @@ class Noise:
         return _mix(state + self._counted(draw * len(Stream) + stream))
 
     def uniform(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
-        """[B, T] float64 uniforms in (0, 1) for stream slots `positions` [B, T]; `draw` tells repeats apart."""
+        """[B, T] float64 uniforms in (0, 1) for stream slots `positions` [B, T]; `draw` numbers repeated draws."""
         bits = _mix(self._base(positions, stream, draw) + _GOLDEN)
         return _top_bits(bits).double().add_(0.5).mul_(2.0**-53)
 
@@ -102,15 +102,17 @@ class Noise:
         """
         return self._exponentials(positions, self._counter, stream, draw)
 
-    def run_race(self, law: Tensor, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
-        """[B, T] tokens drawn from unnormalised `law` [B, T, V] by their `race`, run by those alone that it holds."""
-        runners = kept(law)
-        all_run = runners.mass.shape[-1] == law.shape[-1]
+    def run_race(self, weights: Tensor, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
+        """[B, T] tokens drawn from unnormalised `weights` [B, T, V] by their `race`, run by tokens of positive weight
+        only.
+        """
+        runners = kept(weights)
+        all_run = runners.mass.shape[-1] == weights.shape[-1]
         counter = self._counter if all_run else (runners.ids + 2) * _GOLDEN
         return runners.token(run_race(runners.mass, self._exponentials(positions, counter, stream, draw)))
 
     def _exponentials(self, positions: Tensor, counter: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Tensor:
-        """[B, T, K] of tokens told apart by `counter` [K] or [B, T, K]."""
+        """[B, T, K] exponentials of tokens with counters `counter` [K] or [B, T, K]."""
         bits = _mix(self._base(positions, stream, draw)[..., None] + self._bits(counter))
         uniform = _top_bits(bits).float().mul_(2.0**-53)
         # log1p keeps the small values, which win races, at full relative precision; the clamp keeps both ends finite.

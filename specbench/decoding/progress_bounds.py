@@ -27,7 +27,7 @@ class CommittedBounds:
         return self.behind >= self._length
 
     def step(self, committed: Tensor) -> None:
-        """Update the bounds after a step was queued, at whose end rows have `committed` [B] tokens."""
+        """Update the bounds for a queued step; `committed` [B]: tokens per row after it."""
         self.behind += 1
         self._ahead += self._most
         if self.behind < self._length <= self._ahead:

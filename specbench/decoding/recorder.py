@@ -21,7 +21,7 @@ class StepRecorder:
     """Measurements per slot, per window offset and per image of one batch. B rows, N stream slots, window W."""
 
     def __init__(self, rows: int, length: int, window: int, forced: Tensor, noise: Noise | None = None):
-        """`forced` [N + 1]: forced id per stream slot, -1 where free. The u_i are kept where their `noise` is given."""
+        """`forced` [N + 1]: forced id per stream slot, -1 where free. `noise`: records the u_i if given."""
         device = forced.device
         self._length = length
         self._free = torch.cat([forced[:-1] < 0, torch.zeros(window, dtype=torch.bool, device=device)])
@@ -31,16 +31,16 @@ class StepRecorder:
         """Drafts by window offset: drafted, tested, accepted."""
         self._nfe, self._rounds = torch.zeros(2, rows, dtype=torch.long, device=device)
         self._sums: dict[tuple[str, ...], Tensor] = {}
-        """Per set of the verifier's facts, [1 + facts, B]: number of drafts tested, and the sum of each fact."""
+        """Per group of verifier facts, [1 + facts, B]: number of drafts tested, and the sum of each fact."""
         self._by_depth = torch.zeros(2, rows, DEPTHS, device=device)
-        """Number of first drafts tested by depth, and the sum of their distances."""
+        """Number of first drafts tested by depth, and the sum of their total variations."""
         self._siblings: Tensor | None = None
         """[2, B, ranks] tested and accepted drafts by sibling index, for trees with siblings."""
         self._spans: Spans | None = None
         self._uniforms = UniformsRecorder(rows, length + window, noise, device) if noise else None
 
     def trace(self, spans: Spans) -> None:
-        """Record from now on how far q is from p for every tested draft, in a time span of its own."""
+        """Enable traces: total variation between p and q of every tested draft, timed in a separate span."""
         self._spans = spans
         self._draft_tv, self._draft_top1 = (torch.full_like(self._slots[:, 0], torch.nan) for _ in range(2))
 
@@ -60,7 +60,7 @@ class StepRecorder:
     def verification(
         self, verified: Verification, proposal: Proposal, tables: Routes | None, by_depth: Tensor, positions: Tensor
     ) -> None:
-        """Record one step: accepted drafts among slots `positions` [B, T], and every draft tested on the way.
+        """Record one step: accepted drafts among slots `positions` [B, T], and every draft tested.
 
         `tables` of the tree, None for a chain; `by_depth` is its `first_drafts_by_depth`.
         """
@@ -173,7 +173,7 @@ class StepRecorder:
         return generations
 
     def _facts(self, rows: Tensor) -> list[dict[str, float]]:
-        """Per row its `Generation.facts`: sums as such, means where anything was counted."""
+        """`Generation.facts` per row: sums, and means of counted facts."""
         found: list[dict[str, float]] = [{} for _ in range(len(rows))]
         if not self._rounds.any():
             return found

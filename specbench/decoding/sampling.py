@@ -1,4 +1,4 @@
-"""From guided logits to the target distribution p, and draws from distributions. All float32, no host reads."""
+"""Target distribution p from guided logits, and sampling from distributions. All float32, no host sync."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def kth_largest(values: Tensor, k: int) -> Tensor:
 
 
 def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable], Callable]:
-    """Lets compiled code call a function of numpy under `name`; `like` gives an empty tensor like its result's."""
+    """Register a numpy function as an operator for compiled code; `like` returns an empty result."""
 
     def wrap(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         compiled = torch.library.custom_op(f"specbench::{name}", function, mutates_args=())
@@ -65,7 +65,7 @@ def _sorted(keys: Tensor) -> Tensor:
 
 
 def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
-    """[..., V] ids sorted by `probabilities` [..., V] (not negative), ties by id."""
+    """Sort token ids [..., V] by `probabilities` [..., V] (not negative), ties by id."""
     # The bits of a non-negative float32 order as it does, so one integer sort of (bits, id) settles value and tie.
     bits = probabilities.float().view(torch.int32).long()
     keys = (0x7FFFFFFF - bits if descending else bits) << 32 | torch.arange(bits.shape[-1], device=bits.device)
@@ -74,8 +74,8 @@ def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
 
 
 def rank_kept(probabilities: Tensor, descending: bool = False) -> Tensor:
-    """[..., K] `rank` of the tokens of positive probability alone; shorter rows are filled up with -1, where those of
-    probability zero would stand.
+    """Rank tokens of positive probability only, [..., K]; shorter rows are padded with -1 at the end of lowest
+    probability.
     """
     if probabilities.device.type != "cpu":
         order = rank(probabilities, descending)
@@ -83,11 +83,11 @@ def rank_kept(probabilities: Tensor, descending: bool = False) -> Tensor:
     return (_rank_filled_up if torch.compiler.is_compiling() else _rank_found)(probabilities, descending)
 
 
-@_by_numpy("rank_filled_up", lambda law, descending: torch.empty_like(law, dtype=torch.long))
-def _rank_filled_up(law: Tensor, descending: bool) -> Tensor:
-    """[..., V] `rank_kept` of a size that compiled code knows."""
-    found = _rank_found(law, descending)
-    missing = law.shape[-1] - found.shape[-1]
+@_by_numpy("rank_filled_up", lambda weights, descending: torch.empty_like(weights, dtype=torch.long))
+def _rank_filled_up(weights: Tensor, descending: bool) -> Tensor:
+    """`rank_kept` with the static size [..., V], for compiled code."""
+    found = _rank_found(weights, descending)
+    missing = weights.shape[-1] - found.shape[-1]
     return torch.nn.functional.pad(found, (0, missing) if descending else (missing, 0), value=-1)
 
 
@@ -102,50 +102,46 @@ def _rank_found(probabilities: Tensor, descending: bool) -> Tensor:
 
 
 FEW = 8192
-"""Numbers among which torch selects in the time that compiled code takes to call numpy."""
+"""Size up to which selection in torch is as fast as a call of numpy from compiled code."""
 WIDE = 4096
-"""Vocabulary from which on a CPU is faster when it first looks for the tokens that have any weight."""
+"""Vocabulary size from which compacting to tokens of positive weight is faster on a CPU."""
 
 
 class Kept(NamedTuple):
-    """Tokens of a law in increasing order, K of the vocabulary's V, that include all it holds.
+    """Sparse distribution: K of the V tokens, in increasing order, including all of nonzero weight.
 
     Attributes:
-        ids: [..., K]; rows that hold fewer are filled up with token 0.
-        mass: [..., K] their weights, 0 in the filling.
+        ids: [..., K]; shorter rows are padded with token 0.
+        mass: [..., K] their weights, 0 in the padding.
     """
 
     ids: Tensor
     mass: Tensor
 
     def token(self, place: Tensor) -> Tensor:
-        """[...] the tokens at `place` [...]."""
+        """Tokens [...] at the indices `place` [...]."""
         return at(self.ids, place)
 
 
-def kept(law: Tensor) -> Kept:
-    """The tokens of `law` [..., V] whose weight is not 0; all V of them where V is small, or looking for them does not
-    pay.
+def kept(weights: Tensor) -> Kept:
+    """Compact `weights` [..., V] to tokens of nonzero weight; all V of them if V is small or compacting is slower."""
+    if weights.shape[-1] < WIDE or not _compacts(weights):
+        return Kept(torch.arange(weights.shape[-1], device=weights.device).expand(weights.shape), weights)
+    token, value, _ = _compact(weights)
+    return Kept(*(torch.from_numpy(x).view(*weights.shape[:-1], -1) for x in (token, value)))
+
+
+def _compacts(weights: Tensor) -> bool:
+    """Whether compacting is faster: a GPU needs a host sync for the count, compiled code static sizes."""
+    return weights.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def _compact(weights: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Move nonzero entries (NaN included) to the front of their rows: tokens and values [rows, K], zero-padded, and
+    bool [rows, K], True where not padding.
     """
-    if law.shape[-1] < WIDE or not _compacts(law):
-        return Kept(torch.arange(law.shape[-1], device=law.device).expand(law.shape), law)
-    token, value, _ = _compact(law)
-    return Kept(*(torch.from_numpy(x).view(*law.shape[:-1], -1) for x in (token, value)))
-
-
-def _compacts(law: Tensor) -> bool:
-    """Whether to look for the tokens that have weight: a GPU would have to wait to know how many there are, and passes
-    over zeros in no time; compiled code must know sizes before.
-    """
-    return law.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _compact(law: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The entries of `law` that are not 0 (so NaN too) moved to the front of their rows: tokens and values [rows, K],
-    both 0 behind them, and which of the places are taken.
-    """
-    flat = law.reshape(-1, law.shape[-1]).numpy()
-    # Of booleans it is four times faster than of floats.
+    flat = weights.reshape(-1, weights.shape[-1]).numpy()
+    # flatnonzero is four times faster on booleans than on floats.
     entry = np.flatnonzero(flat != 0)
     row, column = np.divmod(entry, flat.shape[1])
     count = np.bincount(row, minlength=len(flat))
@@ -156,7 +152,7 @@ def _compact(law: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 class Target:
-    """Turns logits into p [B, T, vocab] over image and special ids; forced slots are one-hot."""
+    """Target distribution p [B, T, vocab] from logits, over image and special ids; forced slots are one-hot."""
 
     def __init__(self, layout: TokenLayout, sampling: Sampling, device: torch.device):
         self._sampling = sampling
@@ -165,7 +161,7 @@ class Target:
         self.forced = torch.tensor([*layout.forced, -1], device=device)
         """[N + 1] forced id per stream slot, -1 where free; the last entry stands for every slot past the end."""
         self.has_grammar = any(token >= 0 for token in layout.forced)
-        """Whether any slot is forced."""
+        """Whether the grammar forces any slot."""
 
     def forced_at(self, positions: Tensor) -> Tensor:
         """[B, T] forced id at stream slots `positions`, -1 where free."""
@@ -191,20 +187,20 @@ def at(distribution: Tensor, tokens: Tensor) -> Tensor:
     return distribution.gather(-1, tokens[..., None]).squeeze(-1)
 
 
-def without(law: Tensor, tokens: Tensor) -> Tensor:
-    """`law` [..., V] with `tokens` [...] removed, normalised; all zero when nothing is left."""
-    left = law.scatter(-1, tokens[..., None], 0.0)
+def without(weights: Tensor, tokens: Tensor) -> Tensor:
+    """Remove `tokens` [...] from `weights` [..., V] and normalise; all zero if no weight remains."""
+    left = weights.scatter(-1, tokens[..., None], 0.0)
     return left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
 
 
 def entropy(p: Tensor) -> Tensor:
-    """[...] entropy in nats of p [..., V]."""
-    # Not torch.special.entr, which takes one number at a time.
+    """Entropy [...] of p [..., V] in nats."""
+    # torch.special.entr is slower: it is not vectorised.
     return p.clamp(min=torch.finfo(p.dtype).tiny).log_().mul_(p).sum(-1).neg_()
 
 
 def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """[...] tokens from unnormalised `weights` [..., V] by inversion of `uniform` [...] in (0, 1)."""
+    """Draw tokens [...] from unnormalised `weights` [..., V] by inversion of `uniform` [...] in (0, 1)."""
     mass = weights.cumsum(-1)
     total = mass[..., -1]
     # Rounding may lift uniform * total to total itself, which no token's mass exceeds.
@@ -213,5 +209,5 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
 
 
 def run_race(weights: Tensor, race: Tensor) -> Tensor:
-    """[...] places in unnormalised `weights` [..., V] drawn by the exponential race `race` [..., V]."""
+    """Draw indices [...] of unnormalised `weights` [..., V] by the exponential race `race` [..., V]."""
     return (weights / race).argmax(-1)

@@ -2,19 +2,19 @@
 
 For a token x_i with target distribution p_i given the true prefix,
 
-    u_i = sum_{y before x_i} p_i(y) + v_i p_i(x_i),    v_i uniform on (0, 1) and used for nothing else,
+    u_i = sum_{y before x_i} p_i(y) + v_i p_i(x_i),    v_i uniform on (0, 1) and used only here,
 
-where "before" is an order of the vocabulary. Let F_i hold all noise of the stream slots before i, and the draw that
-made slot i's first draft where its recorded q is one-hot. The drafters here make everything they know of slot i before
-it is verified a function of F_i: p of every step up to then, the distributions its drafts were drawn from, the step
-that verifies it and its place in that step's window. That holds because the noise of slot i decides nothing before the
-step that commits it: a draft that no verification reached has not been looked at, and each refinement draws slot i with
-noise of slot i from distributions of F_i (with `couple` and `gumbel` consecutive drafts of a slot depend on each other,
-but each follows its recorded q given F_i). A lossless verifier then gives x_i ~ p_i given F_i. So for every order that
-is a function of F_i, u_i is uniform given F_i; and as u_1 .. u_{i-1} are functions of F_i and of their own v, all u_i
-of a run are independent uniforms. Subsets chosen by functions of F_i (place in the window, entropy of p_i) keep that;
-subsets chosen by outcomes (accepted or replaced, kept or redrawn) do not. In particular the distribution in which a
-draft was first drawn, before refinements kept it, is not a function of F_i: whether it was kept depends on the draft.
+where "before" is an order of the vocabulary. Let F_i hold all noise of the stream slots before i, and, where the
+recorded q is one-hot, the draw of slot i's first draft. For all drafters here the following are functions of F_i: p of
+slot i in every step before its verification, the distributions of its drafts, the step that verifies it and its place
+in that step's window. The reason is that the noise of slot i affects no decision before the step that commits it: a
+draft that was not tested has not been read, and each refinement draws slot i with noise of slot i from distributions of
+F_i (with `couple` and `gumbel` consecutive drafts of a slot depend on each other, but each follows its recorded q given
+F_i). A lossless verifier then gives x_i ~ p_i given F_i. So for every order that is a function of F_i, u_i is uniform
+given F_i; and as u_1 .. u_{i-1} are functions of F_i and of their own v, all u_i of a run are independent uniforms.
+This also holds for subsets chosen by functions of F_i (place in the window, entropy of p_i), but not for subsets chosen
+by outcomes (accepted or replaced, kept or redrawn). In particular the distribution in which a draft was first drawn,
+before refinements kept it, is not a function of F_i: whether it was kept depends on the draft.
 
 Tokens of equal rank form one block, in which v_i decides.
 """
@@ -33,7 +33,7 @@ from specbench.decoding.sampling import at
 
 
 def mass_before(score: Tensor, p: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Target mass [...] of the tokens with a score above that of `tokens` [...], and of those with at least that score.
+    """Target mass [...] of tokens with a higher score than `tokens` [...], and of tokens with at least that score.
 
     Args:
         score, p: [..., V].
@@ -43,7 +43,7 @@ def mass_before(score: Tensor, p: Tensor, tokens: Tensor) -> tuple[Tensor, Tenso
 
 
 def mass_before_id(p: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The same in the order of token ids."""
+    """`mass_before` in the order of token ids."""
     through = at(p.cumsum(-1), tokens)
     return through - at(p, tokens), through
 
@@ -54,12 +54,12 @@ def ratio_score(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def uniforms(before: np.ndarray, through: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """u in [0, 1], float32, from the mass before a token, the mass through it, and v."""
+    """Rosenblatt uniforms in [0, 1], float32, from the mass before a token, the mass through it, and v."""
     return np.clip(before + v * (through - before), 0.0, 1.0).astype(np.float32)
 
 
 class UniformsRecorder:
-    """The masses before and through each committed token of a batch. B rows, N stream slots."""
+    """Recorder of the masses before and through each committed token of a batch. B rows, N stream slots."""
 
     def __init__(self, rows: int, slots: int, noise: Noise, device: torch.device):
         """`slots`: N plus the window."""
@@ -68,13 +68,13 @@ class UniformsRecorder:
         self._rows = torch.arange(rows, device=device)[:, None]
 
     def note(self, verified: Verification, proposal: Proposal, tables: Routes | None, positions: Tensor) -> None:
-        """Note the slots `positions` [B, T] of one step; a later step overwrites those that it did not commit.
+        """Record the slots `positions` [B, T] of one step; uncommitted ones are overwritten by a later step.
 
         `tables` of the proposal's tree, None for a chain.
         """
         count = positions.shape[1]
         if positions.device.type == "cpu" and not torch.compiler.is_compiling():
-            count = int(verified.first.max()) + 1  # no wait on a CPU, and most of a window is not committed
+            count = int(verified.first.max()) + 1  # no sync on a CPU, and most of a window is not committed
         p, tokens = verified.p[:, :count], verified.tokens[:, :count]
         masses = [*mass_before_id(p, tokens), *mass_before(p, p, tokens)]
         if proposal.tokens.shape[1] > 1:
@@ -102,7 +102,7 @@ class UniformsRecorder:
         return proposal.q[self._rows, columns], tables.has_children[columns]
 
     def rows(self, rows: Tensor, length: int) -> dict[str, np.ndarray]:
-        """By order, the u_i [K, length] of the finished `rows` [K]; only orders that any slot has."""
+        """Uniforms u_i [K, length] of the complete `rows` [K] by order; orders without a slot are omitted."""
         slots = torch.arange(length, device=self._rows.device).expand(len(self._rows), -1)
         v = self._noise.tie_break(slots)[rows].cpu().numpy()
         masses = self._masses[:, rows, :length].cpu().numpy()

@@ -44,7 +44,7 @@ class Lanes(NamedTuple):
         rows: [C] image rows.
         tokens, positions: [B, C] as `ScatteredSession.forward_scattered` takes them; an idle column has the position
             past the end.
-        fed: [B, C] bool, columns whose keys and values are kept.
+        fed: [B, C] bool, columns whose keys and values stay in the cache.
         aside: [B, C] bool, columns that consume a stand-in token.
         wanted: [B, C] bool, columns whose prediction is needed.
     """
@@ -58,7 +58,7 @@ class Lanes(NamedTuple):
 
 
 class ZipAR:
-    """Settings of `RowsLoop`, in the place of a drafter: nothing is drafted.
+    """Settings of `RowsLoop`, registered as a drafter although nothing is drafted.
 
     Attributes:
         lags: [H] tokens that the row above must have before a row starts.
@@ -93,7 +93,8 @@ def _grid(layout: TokenLayout) -> list[list[int]]:
 
 
 class RowsLoop:
-    """Decodes several image rows of each image in parallel. B images, H rows of W tokens, N stream slots.
+    """Decode loop that processes several image rows of each image in parallel. B images, H rows of W tokens, N stream
+    slots.
 
     Attributes:
         tokens: [B, N + 1] by stream slot.
@@ -126,7 +127,7 @@ class RowsLoop:
         self.recorder = StepRecorder(rows, self._length, 1, target.forced)
 
     def run(self) -> None:
-        """Decode every image to its end."""
+        """Decode all images."""
         step = self.count.new_zeros(len(self.count), 1)
         while True:
             with self._spans("draft"):
@@ -140,7 +141,7 @@ class RowsLoop:
                 self._commit(self._target(logits, lanes.positions), lanes, step)
 
     def _lanes(self) -> Lanes | None:
-        """The columns of the next forward; None when every row of every image is complete."""
+        """Columns of the next forward; None if all images are complete."""
         count, width = self.count, self._width
         above = torch.nn.functional.pad(count[:, :-1], (1, 0), value=width)
         starting = (count == 0) & (above >= self._plan.lags)
@@ -171,7 +172,7 @@ class RowsLoop:
         return lanes
 
     def _commit(self, p: Tensor, lanes: Lanes, step: Tensor) -> None:
-        """Draw the columns' tokens [B, C] and commit those that stay."""
+        """Draw the columns' tokens [B, C] and commit the final ones."""
         drawn, stays = self._noise.run_race(p, lanes.positions, Stream.TOKEN), lanes.wanted
         if self._plan.adaptive:
             drawn, stays = self._reconsider(p, drawn, lanes, step)
@@ -182,7 +183,7 @@ class RowsLoop:
         self.count[:, lanes.rows] += stays
 
     def _reconsider(self, p: Tensor, drawn: Tensor, lanes: Lanes, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Adaptive window: first tokens of rows [B, C], and which tokens stay."""
+        """Adaptive window: resample first tokens of rows [B, C]; also returns which tokens stay."""
         count = self.count[:, lanes.rows]
         above = torch.nn.functional.pad(self.count[:, :-1], (1, 0), value=self._width)[:, lanes.rows]
         starting = lanes.wanted & (count == 0)

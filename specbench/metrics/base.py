@@ -1,4 +1,4 @@
-"""What a metric is: images -> features -> statistics -> scores, each arrow one method.
+"""Metric interface: images -> features -> statistics -> scores, one method per arrow.
 
 A metric is one file. `scoring` walks the images, keeps the features of each on disk under the fingerprint of what
 made them, and asks for statistics and scores when all are there; a metric never reads a run folder itself.
@@ -26,7 +26,7 @@ from specbench.system.downloads import Progress
 
 @dataclass(frozen=True)
 class Settings:
-    """How the user wants metrics computed.
+    """Settings of metric computation.
 
     Attributes:
         device: where their networks run, for example "cuda".
@@ -56,7 +56,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Sample:
-    """One stored image with what was asked for.
+    """Stored image with its prompt.
 
     Attributes:
         prompt_id, sample: which one.
@@ -86,7 +86,7 @@ class Score:
 
 
 class Metric:
-    """A way of scoring images; subclasses say how.
+    """Base class of metrics.
 
     Attributes:
         name: what users type and tables print.
@@ -109,23 +109,23 @@ class Metric:
         self.batch = self.settings.batch or self.batch
 
     def identity(self) -> Mapping[str, str]:
-        """Everything that can change a value: variant, weight digests, resize, reference set, library
+        """All inputs that can change a value: variant, weight digests, resize, reference set, library
         versions."""
         raise NotImplementedError
 
     def feature_identity(self) -> Mapping[str, str]:
-        """The part of the identity that can change a feature; what the score alone depends on is left out."""
+        """Part of the identity that can change a feature, without inputs of the score only."""
         return self.identity()
 
     def missing(self) -> list[tuple[str, str]]:
-        """What is not there yet, each as (what is missing, what to do); empty when the metric is ready."""
+        """List missing requirements as (what is missing, what to do); empty if the metric is ready."""
         from specbench.metrics import published_weights as checkpoints
 
         files = [(checkpoints.problem(name), checkpoints.CHECKPOINTS[name].hint()) for name in self.checkpoints]
         return self.missing_packages() + [(problem, hint) for problem, hint in files if problem]
 
     def missing_packages(self) -> list[tuple[str, str]]:
-        """Of `missing`, what no download brings."""
+        """Missing packages: the part of `missing` that cannot be downloaded."""
         return [
             (f"metric '{self.name}' needs {package}, which is not installed", hint)
             for package, hint in self.packages.items()
@@ -133,10 +133,10 @@ class Metric:
         ]
 
     def prepare(self) -> None:
-        """Bring what it needs to this disk, before anything else is asked of it.
+        """Download the required files; called before any other method.
 
         Raises:
-            SpecbenchError: something is missing that cannot be had.
+            SpecbenchError: a requirement is missing and cannot be downloaded.
         """
         from specbench.metrics import published_weights as checkpoints
 
@@ -146,19 +146,19 @@ class Metric:
             checkpoints.require(name, self.settings.offline, self.settings.progress)
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        """Whether a prompt tells enough for its images to be scored."""
+        """Whether images of a prompt can be scored."""
         return True
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        """Per image the values of `columns`; None where there is none."""
+        """Compute the values of `columns` per image; None where undefined."""
         raise NotImplementedError
 
     def statistics(self, features: pd.DataFrame) -> object:
-        """What the scores need of all images; `features` has the key columns, `category`, and `columns`."""
+        """Aggregate the features of all images; `features` has the key columns, `category`, and `columns`."""
         return features
 
     def scores(self, statistics: object) -> list[Score]:
-        """The numbers, the overall one first."""
+        """Compute the scores, the overall one first."""
         raise NotImplementedError
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:

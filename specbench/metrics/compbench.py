@@ -1,4 +1,4 @@
-"""`compbench[...]`: those parts of T2I-CompBench++ (Huang et al. 2025) that need none of its own programs.
+"""`compbench[...]`: parts of T2I-CompBench++ (Huang et al. 2025) computed without its programs.
 
 `blip-vqa` asks BLIP about every noun phrase of colour, shape and texture prompts; `clip-b32` is the cosine the paper
 uses for non-spatial ones. The others take a detector: see `specbench.metrics.compbench_detected`, and
@@ -44,7 +44,7 @@ REMOVED = '.!"()*#:;~'
 
 
 def questions(phrases: Sequence[str]) -> list[str]:
-    """What BLIP is asked about the noun phrases of a prompt, at most eight questions."""
+    """BLIP questions on the noun phrases of a prompt, at most eight."""
     asked = [phrase for phrase in phrases if phrase not in NOT_ASKED][:MOST_QUESTIONS]
     return [f"{phrase}?".lower().translate(str.maketrans("", "", REMOVED)) for phrase in asked]
 
@@ -74,7 +74,7 @@ class CategoryMetric(PerImageMetric):
 
 
 class CompBenchClip(CategoryMetric, Clip):
-    """Cosine under CLIP ViT-B/32 with the prompt as it is."""
+    """Cosine under CLIP ViT-B/32 with the unmodified prompt."""
 
     summary = "cosine of CLIP ViT-B/32, mean over images of non-spatial prompts"
     categories = ("non_spatial",)

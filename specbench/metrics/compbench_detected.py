@@ -1,4 +1,4 @@
-"""The parts of T2I-CompBench++ that need a detector, with one of transformers: columns of their own.
+"""Detector-based parts of T2I-CompBench++, with a detector of transformers.
 
 The paper's programs use UniDet, whose licence keeps it outside; OWLv2 sees other things with other scores, and asks
 for the very words of the prompt. Their own answers come by `specbench.metrics.official_exchange`.
@@ -41,7 +41,7 @@ Seen = Mapping[str, Sequence[Found]]
 
 
 class Detected(CategoryMetric):
-    """A metric on what OWLv2 finds; subclasses say what is asked for and how it is judged.
+    """Base class of metrics on OWLv2 detections; subclasses define queries and rules.
 
     Attributes:
         repositories: names in the identity, and the hub repositories whose weights are needed.
@@ -93,7 +93,7 @@ class Detected(CategoryMetric):
         ]
 
     def names(self, sample: Sample) -> list[str]:
-        """What is looked for: the first and the last noun of the prompt."""
+        """Queried objects: the first and the last noun of the prompt."""
         nouns = self.grammar.nouns(sample.prompt)
         return list(dict.fromkeys([nouns[0], nouns[-1]])) if nouns else []
 
@@ -102,7 +102,7 @@ class Detected(CategoryMetric):
 
 
 class Spatial2d(Detected):
-    """Two objects beside each other as asked."""
+    """2D spatial relation of two objects."""
 
     name = "compbench[spatial-owlv2]"
     summary = "T2I-CompBench++'s 2D rules on what OWLv2 finds, mean over images of spatial prompts"
@@ -114,7 +114,7 @@ class Spatial2d(Detected):
 
 
 class Spatial3d(Detected):
-    """Two objects before or behind each other."""
+    """3D spatial relation of two objects."""
 
     name = "compbench[3d-spatial-owlv2]"
     summary = "T2I-CompBench++'s 3D rules on what OWLv2 and Depth Anything V2 find, mean over images of 3D prompts"
@@ -137,7 +137,7 @@ class Spatial3d(Detected):
 
 
 class Numeracy(Detected):
-    """As many of each object as asked for."""
+    """Number of each object."""
 
     name = "compbench[numeracy-owlv2]"
     summary = "T2I-CompBench++'s counting rules on what OWLv2 finds, mean over images of numeracy prompts"

@@ -1,4 +1,4 @@
-"""Pictures made elsewhere: a folder of them and a prompt file, told apart by file name, nothing guessed."""
+"""Match external images to prompts by file name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NUMBERED = re.compile(r"(?P<name>.+)[-_](?P<sample>\d{1,9})")
 
 
 def external_images(folder: Path, prompts: PromptSet, out: Path) -> Images:
-    """Pair every picture with its prompt.
+    """Match every image file to its prompt.
 
     A picture is called `<prompt id>` or `<prompt id>-<sample>` (or with `_`), or as specbench names its own. Every
     prompt has the same samples. Scores go to a folder of their own in `out`.

@@ -16,7 +16,7 @@ ROWS = 512
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Mean and covariance of feature vectors [n, d], and what is worth computing only once of them."""
+    """Mean and covariance of feature vectors [n, d], with cached derived values."""
 
     features: np.ndarray
 
@@ -65,7 +65,7 @@ def frechet_distance(images: Gaussian, reference: Gaussian) -> float:
 
 
 def frechet_influence(images: Gaussian, reference: Gaussian) -> np.ndarray | None:
-    """How much each image moves the distance, [n] with mean 0; None where images.n <= d, as it is undefined.
+    """Influence of each image on the distance, [n] with mean 0; None (undefined) if images.n <= d.
 
     The standard error of the distance is sd / sqrt(n), and that of a difference between two sets of images against
     one reference that of the paired differences.

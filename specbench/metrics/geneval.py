@@ -1,4 +1,4 @@
-"""`geneval[hf-m2f]`: GenEval's rules on what transformers' Mask2Former finds, colours by CLIP.
+"""`geneval[hf-m2f]`: GenEval's rules on detections of transformers' Mask2Former, colours by CLIP.
 
 The detector has the architecture of the official one but other weights, so its scores stand in a column of their own;
 `geneval[official]` are those of the official program, see `specbench.metrics.official_exchange`.
@@ -41,8 +41,7 @@ KEPT_SCORE = 0.05
 
 
 class JudgedMetric(Metric):
-    """Keeps whether each image is right; the score is the share of right images per tag, and the plain mean of the
-    tags overall."""
+    """Metric of a verdict per image: share of correct images per tag, and the unweighted mean over tags."""
 
     columns: ClassVar = {"correct": pa.bool_(), "reason": pa.string(), "details": pa.string()}
 
@@ -117,7 +116,7 @@ class GenEval(JudgedMetric):
         }  # fmt: skip
 
     def color(self, pixels: np.ndarray, instance: Instance) -> str:
-        """The name among `COLORS` that fits an object best, seen alone on grey."""
+        """Classify the colour of an object, masked on grey, as one of `COLORS`."""
         x1, y1, x2, y2 = instance.box
         alone = np.where(instance.mask[..., None], pixels, np.uint8(BACKGROUND))[y1:y2, x1:x2]
         size = self.clip.visual.image_size[0]

@@ -32,14 +32,14 @@ Objects = Mapping[str, Sequence[Found]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether an image shows what was asked for, and why not."""
+    """Verdict on an image, with the reason of a failure."""
 
     correct: bool
     reasons: tuple[str, ...]
 
 
 def confident(objects: Objects, tag: str) -> dict[str, list[Found]]:
-    """The objects that count under a tag: above its threshold, best first, at most 16 of a class."""
+    """Filter objects by the threshold of a tag: best first, at most 16 of a class."""
     threshold = COUNTING_THRESHOLD if tag == "counting" else THRESHOLD
     kept = {
         name: sorted((one for one in found if one.score > threshold), key=lambda one: -one.score)[:MOST_OBJECTS]
@@ -49,7 +49,7 @@ def confident(objects: Objects, tag: str) -> dict[str, list[Found]]:
 
 
 def relations(a: Found, b: Found) -> set[str]:
-    """Where a lies from b: some of "left of", "right of", "above", "below"; none where they nearly coincide."""
+    """Position of a relative to b: some of "left of", "right of", "above", "below"; none where they nearly coincide."""
     corners = np.array([a.box, b.box], dtype=np.float64).reshape(2, 2, 2)
     centres, sizes = corners.mean(axis=1), np.abs(corners[:, 1] - corners[:, 0])
     offset = centres[0] - centres[1]
@@ -79,7 +79,7 @@ def judge(meta: Mapping[str, object], objects: Objects) -> Verdict:
 
 
 def _include(clause: Mapping, found: Sequence[Found], matched: Sequence[Sequence[Found] | None]) -> str | None:
-    """Why an `include` clause does not hold, or None. `matched` are the objects of the clauses before it."""
+    """Reason why an `include` clause fails, or None. `matched` are the objects of the clauses before it."""
     name, count = clause["class"], clause["count"]
     if len(found) < count:
         return f"expected {name}>={count}, found {len(found)}"

@@ -1,4 +1,4 @@
-"""From stored pixels to what Inception sees: the crops and the four ways in which FID tools resize to 299 x 299.
+"""Preprocessing of FID: crops and the four resize methods of FID tools to 299 x 299.
 
 Their features differ by several percent, so a FID names its front end and values of different ones never meet.
 """

@@ -1,4 +1,4 @@
-"""What T2I-CompBench++'s programs take from a prompt by spaCy's small English model."""
+"""Noun phrases of prompts by spaCy's small English model, as in T2I-CompBench++'s programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PACKAGES = MappingProxyType(
 
 
 class Grammar:
-    """The model, loaded when it is first asked."""
+    """spaCy model, loaded on first use."""
 
     @cached_property
     def _parse(self):
@@ -36,5 +36,5 @@ class Grammar:
 
 
 def identity() -> Mapping[str, str]:
-    """The versions that decide how a prompt is read."""
+    """Versions of spaCy and its model."""
     return {"phrases": f"{MODEL} {version(MODEL)}", "spacy": version("spacy")}

@@ -1,6 +1,6 @@
-"""Images out to the official GenEval and T2I-CompBench++ programs, and their results back in.
+"""Export images to the official GenEval and T2I-CompBench++ programs, and import their results.
 
-What comes back stands in columns named `geneval[official]` and `compbench[official]`.
+Imported scores are named `geneval[official]` and `compbench[official]`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ images a prompt; where it left nothing, the parts are combined here, for any num
 
 
 def export_images(benchmark: str, run: Path, target: Path) -> int:
-    """Lay a run's images out for the official evaluator of a benchmark; see `export_geneval`, `export_compbench`.
+    """Export a run's images for the official evaluator of a benchmark; see `export_geneval`, `export_compbench`.
 
     Raises:
         SpecbenchError: an unknown benchmark, a run of other prompts, or a folder that is not empty or not writable.
@@ -88,7 +88,7 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
 
 
 def export_geneval(run: Path, target: Path) -> int:
-    """Lay a run's images out for the official evaluator: `<line>/metadata.jsonl` and `<line>/samples/<sample>.png`.
+    """Export a run's images for the official evaluator: `<line>/metadata.jsonl` and `<line>/samples/<sample>.png`.
 
     Returns:
         The number of images.
@@ -107,7 +107,7 @@ def export_geneval(run: Path, target: Path) -> int:
 
 
 def export_compbench(run: Path, target: Path) -> int:
-    """Lay a run's images out for the official scripts: `<category>/samples/<prompt>_<number>.png`, the number being
+    """Export a run's images for the official scripts: `<category>/samples/<prompt>_<number>.png`, the number being
     the prompt's line times the images per prompt plus the sample.
 
     Returns:
@@ -193,7 +193,7 @@ class OfficialCompBench(Metric):
         return [{"value": self._value(sample)} for sample in samples]
 
     def _combines(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        """Whether an answer is made of the answers to its parts."""
+        """Whether an answer is combined from the answers of its parts."""
         return category == "complex" and "complex/blip" in self._answers and meta.get("kind") in THREE_IN_ONE
 
     def _value(self, sample: Sample) -> float:

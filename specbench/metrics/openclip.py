@@ -1,4 +1,4 @@
-"""CLIP networks through open_clip: the import, the published files, and the way pictures go in."""
+"""CLIP networks through open_clip: import, published files and preprocessing."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Owl:
 
     @torch.inference_mode()
     def __call__(self, images: Sequence[np.ndarray], names: Sequence[Sequence[str]]) -> list[dict[str, list[Found]]]:
-        """What each image uint8 [H, W, 3] shows of its names, best first; a name that is not seen has no detections."""
+        """Detect the named objects in each image uint8 [H, W, 3], best first."""
         most = max(map(len, names), default=0)
         if not most:
             return [{} for _ in images]

@@ -1,4 +1,4 @@
-"""The two protocols of the papers: which variants of the metrics stand behind a published number.
+"""Evaluation protocols of the papers: the metric variants behind published numbers.
 
 They differ in nearly every step, so numbers of one never compare with numbers of the other. No torch here.
 """

@@ -1,4 +1,4 @@
-"""The published weights that metrics need: where they are, their digests, and how they come to this disk.
+"""Published weights of metrics: addresses, digests and downloads.
 
 A file is checked against its digest every time before anything in it is loaded.
 """

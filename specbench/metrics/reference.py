@@ -1,4 +1,4 @@
-"""The images that FID, KID and CMMD compare with: their features are computed once and kept under a fingerprint."""
+"""Reference images of FID, KID and CMMD, with features cached by fingerprint."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ReferenceImages:
             raise SpecbenchError(what, hint, MISSING_PREREQUISITE)
 
     def fits(self, meta: Mapping[str, object]) -> bool:
-        """Whether these images are the reference of a prompt: the user said so, or it is a caption of COCO."""
+        """Whether these images are the reference of a prompt: chosen by the user, or for captions of COCO."""
         return self.own is not None or str(meta.get("image", "")).endswith(".jpg")
 
     def identity(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The scores kept beside a run's images: reading them, writing them, and what two runs differ by.
+"""Stored scores of a run: reading, writing, and differences between runs.
 
 `scores/<metric>-<feature fingerprint>/*.parquet` holds one row per image: its key, the `started_at` of its sample row,
 its category, and the metric's columns. `scores/<metric>-<fingerprint>.parquet` holds the run's numbers.
@@ -40,7 +40,7 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
 
 
 def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
-    """What is kept of each scored image: key, category and the metric's own columns."""
+    """Stored features of each scored image: key, category and the metric's columns."""
     return feature_parts(Path(folder), metric).read().to_pandas()
 
 
@@ -53,7 +53,7 @@ def image_values(folder: Path, metric: Metric) -> pd.DataFrame | None:
 
 
 def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object] | None:
-    """How a run's score differs from a baseline's over the images both have; None where there is nothing to compare.
+    """Paired difference between the scores of a run and a baseline on common images; None if there are none.
 
     Returns:
         `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`; interval and p-value are paired.
@@ -110,7 +110,7 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
 
 
 def feature_parts(folder: Path, metric: Metric) -> ParquetLog:
-    """Where a metric's features of a run's images are kept."""
+    """Parquet log of a metric's features of a run."""
     fixed = [
         ("prompt_id", pa.string()),
         ("sample", pa.int64()),
@@ -123,7 +123,7 @@ def feature_parts(folder: Path, metric: Metric) -> ParquetLog:
 
 @contextmanager
 def writing(folder: Path, parts: ParquetLog) -> Iterator[None]:
-    """Hold the scores of a run against another scorer."""
+    """Lock the scores of a run against concurrent scorers."""
     try:
         parts.folder.mkdir(parents=True, exist_ok=True)
         handle = take_lock(folder / "scores" / ".lock", f"{folder} is being scored by another process")

@@ -1,4 +1,4 @@
-"""From stored images to scores: features of each image once per metric and what makes them, then the run's numbers.
+"""Score stored images: features per image, computed once per feature fingerprint, then the run's scores.
 
 Features are kept as the work goes on, under the `started_at` of the image's row, so that a redone image is scored again
 and nothing else is. A run may still be writing.
@@ -25,7 +25,7 @@ from specbench.system.images import read_picture
 
 @dataclass(frozen=True)
 class Images:
-    """Pictures to score and where their scores go.
+    """Images to score and the folder of their scores.
 
     Attributes:
         name: of the run, or of the folder they are in.
@@ -51,16 +51,16 @@ class Scored:
 
 
 class Reporter:
-    """Who is told how scoring goes; this one says nothing. Calls are quick and must not fail."""
+    """Progress callbacks of scoring; no-ops by default. Implementations must be fast and must not raise."""
 
     def start(self, name: str, metric: str, total: int, done: int) -> None:
         """`total` images are to be scored by `metric`; `done` of them were before."""
 
     def image(self, name: str, metric: str) -> None:
-        """One more is."""
+        """One image was scored."""
 
     def finish(self, name: str, metric: str) -> None:
-        """No more are, because all are scored or something stopped it."""
+        """Scoring ended, by completion or by an error."""
 
     def left_out(self, name: str, metric: str, why: str) -> None:
         """`metric`, which nobody named, is not computed."""
@@ -121,7 +121,7 @@ def _score_if_ready(images: Images, metric: Metric, reporter: Reporter | None) -
 
 
 def run_images(folder: Path) -> Images:
-    """The pictures of a run.
+    """Images of a run.
 
     Raises:
         SpecbenchError: the run's model has random weights.

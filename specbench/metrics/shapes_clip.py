@@ -33,7 +33,7 @@ class ShapesClip(PerImageMetric):
     """Cosine of image and caption, between -1 and 1."""
 
     name = "shapes-clip"
-    summary = "cosine of image and caption under the small CLIP of the shapes world, mean over images"
+    summary = "cosine similarity of image and caption under the small CLIP of `shapes`, mean over images"
     batch = 64
     packages = PACKAGES
 

@@ -1,5 +1,4 @@
-"""`shapes-detector`: does the image show what its caption asked for, found by the exact detector of the
-`shapes` world."""
+"""`shapes-detector`: share of images that match their caption, by the exact detector of the `shapes` world."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ class ShapesDetector(Metric):
     categories."""
 
     name = "shapes-detector"
-    summary = "share of images in which the exact detector finds what the caption asked for, mean over categories"
+    summary = "fraction of images that match their caption by the exact detector of `shapes`, mean over categories"
     batch = 16
     columns: ClassVar = {
         **dict.fromkeys(("correct", "shape", "color", "bound", "count", "position"), pa.bool_()),

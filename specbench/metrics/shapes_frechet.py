@@ -37,7 +37,7 @@ class ShapesFrechet(Metric):
 
     name = "shapes-frechet"
     summary = (
-        "Frechet distance to renders of the same captions in a small network's 64 features; no interval up to n = 64"
+        "Frechet distance to renders of the same captions in 64 features of a small network; no interval up to n = 64"
     )
     batch = 64
     columns: ClassVar = {"scene": pa.string(), "feature": pa.list_(pa.float32(), features.FEATURES)}

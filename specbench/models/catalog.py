@@ -1,4 +1,4 @@
-"""The models by name, as facts that need no torch: what `list models` shows and a plan is checked against."""
+"""Catalogue of models by name, for `list models` and validation of plans. Imports no torch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ModelInfo(ModelFacts):
         tiny: bool = False,
         guidance_rows: str = "official",
     ) -> ModelInfo:
-        """This model with other weights, which it does not take."""
+        """Reject other weights, which these models do not support."""
         if guidance_rows != "official":
             raise SpecbenchError(
                 f"--guidance-rows {guidance_rows}: '{self.name}' has one unconditional prompt", "leave it away"
@@ -81,14 +81,14 @@ class ModelInfo(ModelFacts):
 
     @property
     def size(self) -> Size | None:
-        """What a forward reads and computes; None unless the configuration has the sizes of a Llama."""
+        """Memory reads and operations of a forward; None unless the configuration has the sizes of a Llama."""
         network = self._read_config()["network"]
         names = ("width", "inner", "layers", "heads", "codes")
         return llama_size(*(network[name] for name in names)) if all(name in network for name in names) else None
 
     @property
     def layers(self) -> int:
-        """Of the network."""
+        """Number of layers of the network."""
         return self._read_config()["network"]["layers"]
 
     @property
@@ -114,7 +114,7 @@ class ModelInfo(ModelFacts):
 
     @property
     def ready(self) -> bool:
-        """Whether all its files are on this disk."""
+        """Whether all files are on disk."""
         return all(path.is_file() for path in (self.config, *self.weights))
 
     def require_weights(self) -> None:
@@ -150,7 +150,7 @@ class ModelInfo(ModelFacts):
         return Sampling(**{name: given[name] for name in Sampling.__dataclass_fields__ if name in given})
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Refuse the first prompt the model has no way to read."""
+        """Reject the first prompt that the model cannot encode."""
         if self.prompt_check is None:
             return
         check = plugins.load_object(self.prompt_check, "prompt check")
@@ -191,7 +191,7 @@ _BUILT_IN = (
 
 @functools.cache
 def models() -> dict[str, ModelFacts]:
-    """Every model, the built-in ones first; a built-in name wins over a plug-in's."""
+    """All models, built-in ones first; built-in names take precedence over plug-ins'."""
     found: dict[str, ModelFacts] = {model.name: model for model in (*_BUILT_IN, *MODELS)}
     for name in plugins.plugins("models"):
         model = plugins.load_plugin("models", name, lambda one: isinstance(one, ModelInfo | HubModel), "a ModelInfo")
@@ -201,7 +201,7 @@ def models() -> dict[str, ModelFacts]:
 
 
 def find_model(name: str) -> ModelFacts:
-    """The model of that name, or a SpecbenchError with the nearest one."""
+    """Find a model by name; the SpecbenchError for an unknown one suggests the nearest name."""
     if name not in models():
         raise unknown_name("model", name, models())
     return models()[name]

@@ -1,4 +1,4 @@
-"""A model whose weights are published elsewhere: its facts, its files, and how it is loaded. No torch here."""
+"""Models with weights on the Hugging Face hub: facts, files and loading. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specbench.prompts import Prompt
 
 RANDOM = "+random"
-"""In the name of every model with random weights, hence in every record of its runs."""
+"""Part of the name of every model with random weights, and so of all records of its runs."""
 RELEASED_ROWS = ("lumina", "anole")
 """Families whose unconditional prompt differs in SJD's and GSD's released code."""
 TINY_GRID = (4, 4)
@@ -34,7 +34,7 @@ class HubModel(ModelFacts):
     Attributes:
         target: "module:function" called with a `specbench.models.families.base.LoadRequest`.
         source: the language model's files.
-        companions: what it needs besides: tokenizer, text encoder, image decoder.
+        companions: other required files: tokenizer, text encoder, image decoder.
         also: the other layouts that `weights` may have.
         patch: pixels per image token, each way.
         grid: image tokens, height and width.
@@ -81,7 +81,7 @@ class HubModel(ModelFacts):
         tiny: bool = False,
         guidance_rows: str = "official",
     ) -> HubModel:
-        """This model with other weights. What is not the official model at its official size says so in its name.
+        """Copy with other weights or size; the name states any deviation from the official model.
 
         Sizes are those of the checkpoint in a `weights` folder, so that memory and roofline are planned for it.
         """
@@ -104,7 +104,7 @@ class HubModel(ModelFacts):
         return replace(self, name=name, grid=TINY_GRID if tiny else self.grid, **changes)
 
     head = None
-    """No family brings a draft head along."""
+    """No family includes a draft head."""
     slot_numbers = 0
     """Families embed image tokens by tables alone."""
     renders_together = False
@@ -121,7 +121,7 @@ class HubModel(ModelFacts):
 
     @property
     def layers(self) -> int:
-        """Of the network."""
+        """Number of layers of the network."""
         return self.network.layers
 
     @property
@@ -173,7 +173,7 @@ class HubModel(ModelFacts):
                 raise
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Any text will do."""
+        """Accepts any text."""
 
     def sampling(self) -> Sampling:
         """The sampling the model is meant to be used with."""
@@ -207,7 +207,7 @@ class HubModel(ModelFacts):
         return True
 
     def find(self) -> tuple[CheckpointFiles, ...]:
-        """Its files on this disk, the language model's first; none for random weights. Nothing is downloaded.
+        """Find the local files, the language model's first; none for random weights. Nothing is downloaded.
 
         Raises:
             SpecbenchError: exit code 5, naming what is missing.
@@ -215,12 +215,12 @@ class HubModel(ModelFacts):
         return self._located(download=False)
 
     def fetch(self) -> tuple[CheckpointFiles, ...]:
-        """Its files, downloaded where needed."""
+        """Local files, downloaded if necessary."""
         return self._located(download=True)
 
     @property
     def family(self) -> str:
-        """Module of `specbench.models.families` that loads it."""
+        """Name of the loading module in `specbench.models.families`."""
         return self.target.partition(":")[0].rpartition(".")[2]
 
     def _located(self, download: bool) -> tuple[CheckpointFiles, ...]:

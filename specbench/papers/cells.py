@@ -1,4 +1,4 @@
-"""One cell of a paper's table: the printed value, the measured one with its interval, or why there is none."""
+"""Cells of a paper's table: printed value, measured value with its interval, or the reason why it is missing."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from specbench.store.run_info import Invocation
 
 RATIOS_TO_AR = ("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead")
 TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "speedup_e2e", "window_cost", "overhead")
-"""Numbers that belong to a machine."""
+"""Hardware-dependent numbers."""
 NOT_SCORED = "not scored"
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A row's run as its cells see it.
+    """Run of a row, as input of its cells.
 
     Attributes:
         row: its report row.
-        ar: the AR run it is compared with, or would be.
-        unlike: how the run differs from what the paper ran; with any, no difference is given.
-        same_machine: whether it ran on the paper's hardware; None where the paper names none.
+        ar: the AR baseline run, if any.
+        unlike: differences from the paper's configuration; if any, `difference` is not computed.
+        same_machine: whether it ran on the paper's hardware; None if the paper names none.
     """
 
     run: Run
@@ -43,16 +43,16 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place of a table, in the printed unit.
+    """Contents of one table cell, in the printed unit.
 
     Attributes:
-        paper, spread: what is printed.
-        value, low, high: what was measured, with a 95 % interval where there is one.
-        n: images behind it.
+        paper, spread: printed value and spread.
+        value, low, high: measured value, with a 95 % interval if available.
+        n: number of images.
         difference: measured minus printed.
-        outside: whether the printed value, its rounding allowed for, lies outside the measured interval.
-        why: a few words where nothing was measured.
-        printed_notes, notes: remarks on what is printed and on what was measured.
+        outside: whether the printed value, including its rounding error, lies outside the measured interval.
+        why: reason for a missing value.
+        printed_notes, notes: notes on the printed and on the measured value.
     """
 
     paper: float | None
@@ -69,11 +69,11 @@ class Cell:
 
 
 def make_cell(row: Row, column: Column, measured: Measured | None, why: str | None, fingerprint: str | None) -> Cell:
-    """The cell of a row and a column.
+    """Make the cell of a row and a column.
 
     Args:
-        why: why there is no run, where there is none.
-        fingerprint: what the scores of this column were computed with.
+        why: reason for a missing run.
+        fingerprint: metric fingerprint of the scores of this column.
     """
     remarks = tuple(note for note in (row.notes.get(column.name), _above_steps(row.paper, column)) if note)
     printed = Cell(row.paper.get(column.name), row.spread.get(column.name), printed_notes=remarks)
@@ -98,13 +98,13 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
 
 
 def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
-    """What most runs computed a column's scores with, the first one where several are as common."""
+    """Most common metric fingerprint of a column; the first one on ties."""
     found = [score["fingerprint"] for one in runs for score in _scores(column, one)]
     return max(found, key=found.count, default=None)
 
 
 def same_hardware(printed: str | None, run: Run) -> bool | None:
-    """Whether every machine of a run has a processor the paper names; None where it names none."""
+    """Whether all machines of a run have a processor named in the paper; None if it names none."""
     if printed is None:
         return None
     names = [_words(part) for part in re.sub(r"\(.*?\)", "", printed).split(",")]
@@ -113,14 +113,14 @@ def same_hardware(printed: str | None, run: Run) -> bool | None:
 
 
 def hardware(run: Run) -> str:
-    """The processors of a run, for people."""
+    """Display names of a run's processors."""
     return " and ".join(dict.fromkeys(", ".join(_processors(call)) for call in run.info.invocations))
 
 
 def _measure(
     column: Column, measured: Measured, fingerprint: str | None
 ) -> tuple[Estimate | None, int | None, str | None, str | None]:
-    """A number with the images behind it, or a few words on why not; and a remark."""
+    """Measured number with its image count, or the reason why it is missing; and a note."""
     row = measured.row
     if column.score:
         return _score(column, measured, fingerprint)
@@ -138,7 +138,7 @@ def _measure(
 
 
 def _missing(column: Column, measured: Measured) -> tuple[str, str | None]:
-    """Why a run has no such number, in a few words and as a sentence."""
+    """Reason for a missing number, as a short text and as a sentence."""
     if column.key in RATIOS_TO_AR:
         unlike = mismatched_fields(measured.run.info, measured.ar.info) if measured.ar else []
         if unlike:
@@ -179,7 +179,7 @@ def _scores(column: Column, measured: Measured) -> list[Mapping]:
 
 
 def _interval(key: str, measured: Measured) -> tuple[float | None, float | None]:
-    """The 95 % interval of a number of a report row, where there is a way to tell."""
+    """95 % interval of a number of a report row, if available."""
     row, rows = measured.row, measured.run.rows
     prompts = rows["prompt_id"]
     if key == "speedup":
@@ -220,7 +220,7 @@ _SUSPICIOUS = "fewer forwards alone cannot bring that, so something else differs
 
 
 def _above_steps(paper: Mapping[str, float], column: Column) -> str | None:
-    """A remark on a printed latency ratio above the printed step ratio of its row."""
+    """Note on a printed latency ratio above the printed step ratio of its row."""
     ratios = [paper[name] for name in ("step_ratio", "step_compression", "acceptance_length") if name in paper]
     if column.key != "speedup" or column.name not in paper or not ratios or paper[column.name] <= ratios[0]:
         return None
@@ -233,7 +233,7 @@ def _machines(row: Row, measured: Measured) -> str:
 
 
 def _processors(call: Invocation) -> list[str]:
-    """The accelerators of an invocation, or its processor where it ran without."""
+    """Accelerators of an invocation, or its CPU if there was none."""
     machine = call.hardware
     return [str(name) for name in dict.fromkeys(machine.get("gpus") or [machine.get("cpu")])]
 

@@ -1,4 +1,4 @@
-"""Estimate what running a paper's table takes: images, time (from recorded rows) and disk space."""
+"""Cost estimate of running a paper's table: images, time (from recorded rows) and disk space."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specbench.runs.plan import Plan
 from specbench.store.find import find_runs_like
 
 _BYTES_PER_PIXEL, _BYTES_PER_TOKEN, _BYTES_PER_ROW = 3, 32, 4096
-"""A PNG that does not compress, and a row's lists: an upper bound."""
+"""Upper bound per image: an incompressible PNG and the lists of its row."""
 
 
 def estimate(table: Table, planned: Sequence[PlannedCell]) -> list[dict[str, object]]:
@@ -31,7 +31,7 @@ def estimate(table: Table, planned: Sequence[PlannedCell]) -> list[dict[str, obj
 
 
 def total(rows: Sequence[Mapping]) -> str:
-    """The sum in a sentence; rows of one run count once."""
+    """Total cost in one sentence; rows of one run count once."""
     once = {row["run_id"] or number: row for number, row in enumerate(rows) if row["problem"] is None}.values()
     images = sum(row["images"] - row["done"] for row in once)
     known = [row["seconds"] for row in once if row["seconds"] is not None]
@@ -82,7 +82,7 @@ def _row(one: PlannedCell, label: str, weights: dict[str, str | None]) -> dict[s
 
 
 def _run_id(plan: Plan, weights: str | None) -> str | None:
-    """The run's name, where weights and draft head are on this disk to be named after."""
+    """Run id, if weights and draft head are on disk."""
     if weights is None:
         return None
     try:
@@ -102,7 +102,7 @@ def _completed(plan: Plan, run_id: str | None) -> set[tuple[str, int]]:
 
 
 def _seconds(plan: Plan, run_id: str | None) -> float | None:
-    """Seconds per image of the run itself so far, or else of all runs of its model, decoder and device."""
+    """Mean seconds per image of the run, or else of all runs of its model, decoder and device."""
     if run_id and (own := _pace([plan.out / run_id])) is not None:
         return own
     decoder = {"name": plan.decoders[0].spec.name}

@@ -1,6 +1,6 @@
-"""Joined tables as text for people (markdown, LaTeX) and as rows for programs (csv, json, parquet).
+"""Output formats of joined tables: markdown, LaTeX, csv, json, parquet.
 
-For people each row has up to three lines: what the paper printed, what was measured, and the difference.
+In markdown and LaTeX each row has up to three lines: printed, measured, difference.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")
 
 
 class TextLine(NamedTuple):
-    """A printed line: the row's label on its first one, which kind of value, and a text per column."""
+    """One output line: row label (first line only), kind of value, and a text per column."""
 
     label: str
     kind: str
@@ -37,7 +37,7 @@ class TextLine(NamedTuple):
 
 
 def markdown(joined: PaperTable) -> str:
-    """Heading, table, footnotes, definitions, remarks."""
+    """Format as markdown: heading, table, footnotes, definitions, notes."""
     head = ["", "", *map(heading, joined.table.columns)]
     lines = [_markdown_line(head), _markdown_line(["---", "---", *["---:"] * len(joined.table.columns)])]
     for group, members in by_group(joined.lines):
@@ -51,7 +51,7 @@ def markdown(joined: PaperTable) -> str:
 
 
 def latex(joined: PaperTable) -> str:
-    """A booktabs `tabular` in a `table`; footnotes and remarks below it."""
+    """Format as a booktabs `tabular` in a `table`, with footnotes and notes below."""
     columns = joined.table.columns
     rows = [r"\toprule", " & & " + " & ".join(_tex(heading(column)) for column in columns) + r" \\"]
     for group, members in by_group(joined.lines):
@@ -71,13 +71,13 @@ def latex(joined: PaperTable) -> str:
 
 
 def to_json(tables: Sequence[PaperTable]) -> str:
-    """One JSON array, an object per row of every table; `cells` by column name."""
+    """Format as one JSON array with an object per row; `cells` by column name."""
     rows = [row for joined in tables for row in records(joined)]
     return json.dumps(nonfinite_as_null(rows), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def to_csv(joined: PaperTable) -> str:
-    """One line per row; the numbers of a column as "NAME paper", "NAME measured" and so on."""
+    """Format as csv, one line per row; columns "NAME paper", "NAME measured" and so on."""
     rows = [{name: inert(value) for name, value in row.items()} for row in flat(joined)]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), restval="", lineterminator="\n")
@@ -87,7 +87,7 @@ def to_csv(joined: PaperTable) -> str:
 
 
 def to_parquet(joined: PaperTable) -> bytes:
-    """The same rows and columns; what the table is stands in the file's metadata."""
+    """Format as parquet with the columns of csv; the table's description is in the file's metadata."""
     rows = flat(joined)
     fields = [(name, _arrow(name)) for name in rows[0]]
     about = {"specbench.table": joined.table.name, "specbench.heading": joined.heading}
@@ -118,7 +118,7 @@ def records(joined: PaperTable) -> list[dict[str, object]]:
 
 
 def flat(joined: PaperTable) -> list[dict[str, object]]:
-    """The same with the cells spread out: "NAME paper", "NAME measured", ..., "NAME n", "NAME why"."""
+    """Records with flattened cells: "NAME paper", "NAME measured", ..., "NAME n", "NAME why"."""
     rows = []
     for record in records(joined):
         row = {name: value for name, value in record.items() if name not in ("cells", "runs", "notes")}
@@ -130,7 +130,7 @@ def flat(joined: PaperTable) -> list[dict[str, object]]:
 
 
 def by_group(lines: Sequence[Line]) -> Iterator[tuple[str | None, list[Line]]]:
-    """Neighbouring lines of one group together."""
+    """Group consecutive lines of one group."""
     start = 0
     for end in range(1, len(lines) + 1):
         if end == len(lines) or lines[end].group != lines[start].group:
@@ -139,7 +139,7 @@ def by_group(lines: Sequence[Line]) -> Iterator[tuple[str | None, list[Line]]]:
 
 
 def texts(joined: PaperTable, line: Line, intervals_apart: bool = False) -> list[TextLine]:
-    """The printed lines of a row; the measured ones only where there is something to show."""
+    """Output lines of a row; lines without values are omitted."""
     notes, columns = joined.footnotes, joined.table.columns
     cells = [(column, line.cells[column.name]) for column in columns]
     kinds = {
@@ -156,7 +156,7 @@ def texts(joined: PaperTable, line: Line, intervals_apart: bool = False) -> list
 
 
 def below(joined: PaperTable) -> list[str]:
-    """Everything that is said below the table, a line each."""
+    """Footnotes, definitions and notes below the table, one line each."""
     notes = [f"{_superscript(place)} {text}" for place, text in enumerate(joined.footnotes, 1)]
     marked = any(cell.outside for line in joined.lines for cell in line.cells.values())
     return [*notes, *([LEGEND] if marked else []), *joined.definitions, *joined.remarks]

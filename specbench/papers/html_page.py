@@ -1,4 +1,4 @@
-"""Joined tables as one page in one file: each with what is to be said about it, and a figure's plot below its table."""
+"""Joined tables as one self-contained HTML page with notes and plots of figures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WHERE = {"option": "options", "sampling": "sampling"}
 
 
 def page(tables: Sequence[PaperTable]) -> str:
-    """The page of some tables; it loads nothing and has no script."""
+    """HTML page of tables, without scripts or external resources."""
     return template("tables.html.jinja").render(
         title=", ".join(joined.table.name for joined in tables), tables=[_shown(joined) for joined in tables]
     )
@@ -37,7 +37,7 @@ def _shown(joined: PaperTable) -> dict:
 
 
 def figure_curves(joined: PaperTable) -> list[plots.Curve]:
-    """What a figure draws: per group of rows the printed and the measured points; none without two of either."""
+    """Curves of a figure: printed and measured points per group of rows; none with fewer than two of either."""
     axes, rows = joined.table.axes, list(zip(joined.table.rows, joined.lines, strict=True))
     curves = []
     for group in dict.fromkeys(line.group for line in joined.lines) if axes else ():
@@ -58,7 +58,7 @@ def _points(axes: Mapping[str, str], members: Sequence[tuple[Row, Line]], measur
 
 
 def _place(axis: str, row: Row, line: Line, measured: bool) -> Estimate | str | None:
-    """Where a row stands on the x axis: a number, or the text that tells it apart."""
+    """Position of a row on the x axis: a number, or a label."""
     kind, _, name = axis.partition(":")
     if axis == "model":
         return line.label

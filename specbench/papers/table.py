@@ -1,6 +1,6 @@
-"""What a paper's table or data figure is: rows, columns, printed values, and what each cell is measured with. No torch.
+"""Data model of a paper's table or figure: rows, columns, printed values, settings per cell. Imports no torch.
 
-A cell is measured with the file's `[defaults]`, its row's settings and its column's, the later ones winning.
+A cell is measured with the file's `[defaults]`, its row's settings and its column's, later ones taking precedence.
 `specbench.papers.table_files` reads them from `benchmarks/`.
 """
 
@@ -24,10 +24,10 @@ BETTER = ("higher", "lower", "none")
 
 @dataclass(frozen=True)
 class CellSettings:
-    """What one cell is measured with. None leaves a value to the model or to specbench.
+    """Settings that one cell is measured with. None selects the default of the model or of specbench.
 
     Attributes:
-        options: of the decoder, its choices included.
+        options: of the decoder, including its components.
         sampling: fields of `specbench.specs.run_spec.Sampling`.
     """
 
@@ -48,12 +48,12 @@ class Column:
     """A column of a paper's table.
 
     Attributes:
-        name: what rows call it.
-        key: one of `NUMBERS`, "score:METRIC", "score:METRIC/PART", or "printed:..." for what is never measured.
-        score: the stored score it shows, "metric" or "metric:part"; None for other columns.
+        name: key in the rows.
+        key: one of `NUMBERS`, "score:METRIC", "score:METRIC/PART", or "printed:..." for values that are never measured.
+        score: the displayed score, "metric" or "metric:part"; None for other columns.
         precision: printed decimals.
         better: one of `BETTER`.
-        scale: the measured number times this has the printed one's unit.
+        scale: factor from the measured to the printed unit.
         settings: of its cells.
     """
 
@@ -68,7 +68,7 @@ class Column:
 
     @property
     def metric(self) -> str | None:
-        """The metric that makes its score."""
+        """Metric of its score."""
         return self.score and self.score.partition(":")[0]
 
     @property
@@ -82,10 +82,10 @@ class Row:
 
     Attributes:
         settings: of its cells, the file's defaults included.
-        paper: printed values by column name; what the paper does not give is absent.
-        spread: what is printed beside them in brackets or after a plus-minus sign, likewise.
+        paper: printed values by column name; values not given in the paper are absent.
+        spread: printed spreads (in brackets or after a plus-minus sign), likewise.
         notes: remarks on printed values by column name, and on the whole row under "row".
-        not_runnable_reason: why specbench cannot run it; None where it can.
+        not_runnable_reason: reason why specbench cannot run it; None if it can.
         hardware: what its values were measured on.
     """
 
@@ -105,7 +105,7 @@ class Table:
 
     Attributes:
         paper: a name in `benchmarks/papers.toml`.
-        source: where in the paper it stands, "Table 1" or "Figure 6".
+        source: its place in the paper, "Table 1" or "Figure 6".
         hardware: what its values were measured on, where known.
         axes: of a figure, by "x", "y": a column's name, "option:NAME", "sampling:NAME" or "model".
     """
@@ -121,7 +121,7 @@ class Table:
     rows: tuple[Row, ...]
 
     def cell_settings(self, row: Row, column: Column) -> CellSettings | None:
-        """What a cell is measured with; None where specbench cannot."""
+        """Settings of a cell; None if specbench cannot run it."""
         return _merge(row.settings, column.settings) if row.not_runnable_reason is None and column.measurable else None
 
     def all_settings(self) -> list[CellSettings]:
@@ -134,12 +134,12 @@ class Table:
         return list(dict.fromkeys(settings for settings in found if settings is not None))
 
     def metrics(self) -> list[str]:
-        """Metrics behind its columns."""
+        """Metrics of its columns."""
         return list(dict.fromkeys(column.metric for column in self.columns if column.metric))
 
 
 def merge_settings(defaults: Mapping, own: Mapping) -> dict[str, object]:
-    """The defaults with settings that win; default options count where the decoder takes them."""
+    """Merge settings over the defaults; default options apply only to decoders that accept them."""
     merged = {**defaults, **own}
     takes = _takes(str(merged.get("decoder")), own.get("options", {}))
     options = {name: value for name, value in defaults.get("options", {}).items() if name in takes}
@@ -154,8 +154,7 @@ def _merge(row: Mapping, column: Mapping) -> CellSettings:
 
 
 def _takes(decoder: str, given: Mapping[str, object]) -> set[str]:
-    """Options and choices a decoder understands, with the choices among those given; none for AR, which drafts
-    nothing."""
+    """Options and component kinds that a decoder accepts under the given components; none for AR."""
     preset = PRESETS.get(decoder)
     if preset is None or preset.choices["drafter"] == "none":
         return set()

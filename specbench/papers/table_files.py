@@ -1,6 +1,6 @@
-"""The papers' tables and figures as files: `benchmarks/<name>.toml`, described in `benchmarks/README.md`. No torch.
+"""Reader of the papers' tables and figures: `benchmarks/<name>.toml`, see `benchmarks/README.md`. Imports no torch.
 
-What is unknown, missing, of another type or without meaning in a file is refused by name.
+Unknown, missing, mistyped and meaningless fields are rejected by name.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _PAPERS, _CONVENTIONS = "papers.toml", "conventions"
 
 
 def table_names() -> list[str]:
-    """The tables that come with specbench, in the order of the papers' own numbering."""
+    """List the bundled tables, in the order of the papers' numbering."""
     names = (path.stem for path in data_folder("benchmarks").glob("*.toml") if path.name != _PAPERS)
     return sorted(names, key=_natural)
 
 
 def load_table(name: str) -> Table:
-    """A table by name.
+    """Load a table by name.
 
     Raises:
-        SpecbenchError: no such table, or a file that `read_table` refuses.
+        SpecbenchError: no such table, or any error of `read_table`.
     """
     if name not in table_names():
         raise unknown_name("table", name, table_names())
@@ -46,14 +46,14 @@ def load_table(name: str) -> Table:
 
 
 def load_tables() -> list[Table]:
-    """All of them, in the order of their names."""
+    """Load all tables, in the order of their names."""
     folder = data_folder("benchmarks")
     return [read_table(folder / f"{name}.toml") for name in table_names()]
 
 
 @functools.cache
 def papers() -> Mapping[str, Mapping[str, object]]:
-    """What is known of each paper, by its short name: `title`, and where known `authors, venue, year, arxiv, url`."""
+    """Bibliographic data of each paper by short name: `title`, and if known `authors, venue, year, arxiv, url`."""
     path = data_folder("benchmarks") / _PAPERS
     content = {name: entry for name, entry in _read_toml(path).items() if name != _CONVENTIONS}
     for name, entry in content.items():
@@ -71,7 +71,7 @@ def conventions() -> Mapping[str, object]:
 
 
 def read_table(path: Path) -> Table:
-    """A table from its file.
+    """Read a table from its file.
 
     Raises:
         SpecbenchError: not TOML, or a field that is unknown, missing, of another type or without meaning; the message
@@ -184,7 +184,7 @@ def _read_toml(path: Path) -> dict:
 
 
 def _check(entry: object, fields: Mapping[str, type], needed: Sequence[str], file: str, place: str = "") -> None:
-    """Refuse an entry with an unknown field, without a needed one, or with one of another type."""
+    """Reject an entry with an unknown, missing or mistyped field."""
     if not isinstance(entry, Mapping):
         raise _wrong(file, place, "is no table of fields")
     dotted = f"{place}." if place else ""
@@ -214,7 +214,7 @@ def _wrong(file: str, field: str, problem: str) -> SpecbenchError:
 
 
 def _natural(name: str) -> tuple:
-    """Numbers in a name count as numbers: sjd-2 before sjd-10, figures after tables."""
+    """Natural sort key: sjd-2 before sjd-10, figures after tables."""
     head, _, tail = name.rpartition("-")
     digits = "".join(filter(str.isdigit, tail))
     return head, not tail.isdigit(), int(digits or 0), tail

@@ -1,4 +1,4 @@
-"""How many images fit into memory at once, counted before anything is loaded. No torch here, except to ask a GPU.
+"""Memory estimate and largest batch, computed before loading. Imports torch only to query a GPU.
 
     peak   = weights + batch x (cache + inputs + max(prefill, target, verify)), or while images are drawn
              weights + batch x (cache + inputs) + one picture's decoding (a batch's, where they are drawn together)
@@ -6,24 +6,24 @@
     weights  the model, image decoder and text encoder; a draft head; LANTERN's table of neighbours; `table_bytes`
     cache    rows x (prompt + stream slots + 2 x columns) x bytes per token, of all layers and a draft head's one
     inputs   rows x (prompt x embeddings and features [d] + stream slots x what the model adds to tokens there);
-             a law [V] per stream slot and column for a rule that looks at all former ones of an image
+             a distribution [V] per stream slot and column for an init that samples from earlier ones
     prefill  rows x prompt x a layer's activations
-    target   columns x (rows x (a layer's activations and the last features [d]) + 2 laws: the last p and q)
-    verify   columns x laws, see `laws_alive`
+    target   columns x (rows x (a layer's activations and the last features [d]) + 2 distributions: the last p and q)
+    verify   columns x distributions, see `distributions_alive`
     picture  pixels x numbers per pixel x 4 bytes
 
-A layer's activations, per row and column, are 4 x d (input, residual stream before and after attention, norm) and
-3 x inner (the gate, what it multiplies, their product). Rows are two per image with guidance, else one. Columns are
-those of the widest forward: a window, the nodes of a tree, the rows of an image. Laws are float32, the rest is in the
-model's format. A prompt has `ASSUMED_PROMPT_TOKENS` elements.
+A layer's activations, per row and column, are 4 x d (input, residual stream before and after attention, norm) and 3 x
+inner (the gate, what it multiplies, their product). Rows are two per image with guidance, else one. Columns are those
+of the widest forward: a window, the nodes of a tree, the rows of an image. Distributions are float32, the rest is in
+the model's dtype. A prompt has `ASSUMED_PROMPT_TOKENS` elements.
 
-A draft head is taken for one layer of the target, a projection of 2d x d and a copy of the token table, since it may
-not be on this disk yet.
+A draft head counts as one layer of the target, a projection of 2d x d and a copy of the token table, since it may not
+be downloaded yet.
 
-Not in it: the cache of new prompts while a throughput run refills rows, arrays of numpy, text encoding, which is over
-when the cache is made, and what kernels and libraries hold for themselves. Nor what compiled steps add, which has not
-been measured: on a GPU the graphs captured have a pool of their own, which holds the activations and results of every
-form (a power of two of columns, a number of blocks of cache): a `target` for each, less what torch lets them share.
+Not included: the cache of new prompts while a throughput run refills rows, numpy arrays, text encoding (done before the
+cache is allocated), and memory of kernels and libraries. Compiled steps are not included either (not measured): on a
+GPU captured graphs have a separate memory pool with the activations and outputs of every form (a power of two of
+columns, a number of blocks of cache): one `target` each, minus what torch shares.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from specbench.specs.run_spec import Sampling
 from specbench.specs.tree_paths import node_paths
 
 ASSUMED_PROMPT_TOKENS = 256
-"""Elements a prompt may have, by assumption; families take up to about 130."""
+"""Assumed prompt length in elements; the families use up to about 130."""
 NEIGHBOURS = 1000
 """Entries per token in LANTERN's table of int32."""
 TREES = 256
-"""Trees whose tables a process keeps; see `specbench.decoding.draft_tree.routes`."""
+"""Number of trees whose tables are cached; see `specbench.decoding.draft_tree.routes`."""
 MARGIN = 0.9
-"""Share of the free memory that is planned with."""
+"""Share of the free memory that may be used."""
 MOST = 4096
 
 
@@ -65,7 +65,7 @@ class Footprint:
 
     @property
     def per_image(self) -> int:
-        """Bytes of one image more in a large batch."""
+        """Bytes per additional image in a large batch."""
         return self.cache + self.inputs + max(self.step, self.picture * self.together)
 
     def total(self, batch: int) -> int:
@@ -74,11 +74,11 @@ class Footprint:
 
 
 def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype: str) -> Footprint | None:
-    """The memory of one decoder; None where the model has not been counted."""
+    """Memory of one decoder; None if the sizes of the model are unknown."""
     kv, size = model.kv_bytes(dtype), model.size
     if kv is None or size is None:
         return None
-    layer, number, law = size.layer(model.layers, model.v_image), BYTES[dtype], 4 * model.v_image
+    layer, number, distribution = size.layer(model.layers, model.v_image), BYTES[dtype], 4 * model.v_image
     rows, columns = 1 if sampling.guidance == 1 else 2, most_columns(decoder, model)
     weights, width = model.fixed_bytes(dtype) + table_bytes(columns), layer.width * number
     if decoder.drafter == "eagle":
@@ -89,11 +89,13 @@ def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype
     cache = rows * (ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns) * kv
     inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
     if decoder.init.endswith("-sample"):
-        inputs += (model.stream + columns) * law
+        inputs += (model.stream + columns) * distribution
     activations = 4 * width + 3 * layer.inner * number
     prefill = rows * ASSUMED_PROMPT_TOKENS * activations
-    target = columns * (rows * (activations + width) + 2 * law)
-    verify = columns * (rows * width + laws_alive(decoder, sampling, model.stream > model.tokens) * law)
+    target = columns * (rows * (activations + width) + 2 * distribution)
+    verify = columns * (
+        rows * width + distributions_alive(decoder, sampling, model.stream > model.tokens) * distribution
+    )
     picture = 4 * math.prod(model.resolution) * model.pixel_numbers
     return Footprint(weights, cache, inputs, max(prefill, target, verify), picture, model.renders_together)
 
@@ -109,15 +111,15 @@ def table_bytes(columns: int) -> int:
     return 12 * sum(width**2 for width in range(max(1, columns - TREES + 1), columns + 1))
 
 
-def laws_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) -> int:
-    """Distributions per column alive at once in the heaviest moment of a verification; `forced`: the grammar has slots
-    that are. They are float32; int64 counts for two.
+def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) -> int:
+    """Peak number of float32 distributions per column during verification; an int64 tensor counts as two. `forced`:
+    whether the grammar forces slots.
 
-    The last p, q and the guided logits outlast it, and with Jacobi drafts the q of the step before. Besides them
-    there are the truncated logits and p; or p padded for the forced slots, their one-hots and p with both; or what
-    one of these rules works with: top-p scales, sorts and sums up the logits, coupling takes q and the residual p -
-    q before and after a check, a race hashes an address per token, grouping ranks p by integer keys. On a CPU, if
-    not compiled, those of wide vocabularies have only the tokens left by top-k, and the last two are numpy's.
+    Alive throughout: the last p, q and the guided logits, and with Jacobi drafts the q of the previous step. In
+    addition, the maximum of: truncated logits and p; p padded for the forced slots, their one-hots and the combined
+    p; temporaries of top-p (scaled, sorted and summed logits), of coupling (q, the residual p - q before and after
+    a check), of a race (one hash per token), of grouping (integer keys that rank p). On a CPU, eager, with wide
+    vocabularies, the temporaries hold only the tokens kept by top-k, and the last two are numpy arrays.
     """
     alone = decoder.drafter in ("none", "zipar")
     return (4 if decoder.drafter.startswith("jacobi") else 3) + max(
@@ -130,7 +132,7 @@ def laws_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) -> int:
 
 
 def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
-    """Columns of the widest forward."""
+    """Number of columns of the widest forward."""
     options = dict(decoder.options)
     if "tree" in options:
         return 1 + len(node_paths(str(options["tree"])))
@@ -142,7 +144,7 @@ def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
 
 
 def free_memory(device: str) -> int | None:
-    """Bytes free on the device; None where nobody says."""
+    """Free bytes on the device; None if unknown."""
     if device.startswith("cuda"):
         import torch
 
@@ -154,17 +156,17 @@ def free_memory(device: str) -> int | None:
 
 
 def largest_batch(needs: Iterable[Footprint], free: int) -> int:
-    """The most images at once for which every footprint fits; 0 where not even one does."""
+    """Largest batch for which every footprint fits; 0 if not even one image does."""
     return min(max(0, bisect_right(range(2**31), MARGIN * free, key=need.total) - 1) for need in needs)
 
 
 def settle_batch(
     batch: int | str, model: ModelFacts, decoders: Iterable[DecoderSpec], sampling: Sampling, dtype: str, device: str
 ) -> tuple[int, dict[str, object] | None]:
-    """The batch to decode in, "auto" being the largest that fits, and the reckoning where there was one to make.
+    """Resolve the batch size ("auto": the largest that fits); also return the memory estimate, if one was made.
 
     Raises:
-        SpecbenchError: the batch does not fit, or "auto" where sizes or the free memory are not known.
+        SpecbenchError: the batch does not fit, or "auto" with unknown sizes or free memory.
     """
     needs = [need for decoder in decoders if (need := footprint(model, decoder, sampling, dtype))]
     free = free_memory(device) if needs else None

@@ -1,6 +1,6 @@
-"""From settings to a checked plan: which model, decoders, prompts and folder. No torch here.
+"""Validated plan of a `run` from its settings: model, decoders, prompts, folder. Imports no torch.
 
-Whatever a user can get wrong is refused while the plan is made, before a model is loaded or a file written.
+All user errors are reported here, before a model is loaded or a file is written.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ _DEVICE = re.compile(r"(cpu|mps|cuda(:\d{1,3})?)")
 
 @dataclass(frozen=True)
 class Workers:
-    """Who decodes: this process, unless there is a `count` above 1 or an `address` of a Ray cluster.
+    """Worker configuration: this process, unless `count` is above 1 or `address` names a Ray cluster.
 
-    `count` None leaves it to the cluster; `references` are the decoders ("package.module:NAME") workers must import.
+    `count` None: as many as the cluster allows; `references` are the decoders ("package.module:NAME") workers must
+        import.
     """
 
     count: int | None = 1
@@ -67,13 +68,13 @@ class Workers:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything `specbench.runs.execute.execute` needs.
+    """Input of `specbench.runs.execute.execute`.
 
     Attributes:
         chosen: the prompts of `prompts` to generate.
         settings: the settings the plan was made from.
         memory: the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`.
-        notes: requests that cannot be met, a sentence each.
+        notes: unsupported requests, one sentence each.
     """
 
     model: ModelFacts
@@ -99,24 +100,24 @@ class Plan:
 
     @property
     def work(self) -> tuple:
-        """What plans have to share for their decoders to take turns on one set of weights."""
+        """Key shared by plans whose decoders can alternate on one loaded model."""
         images = (self.chosen, self.samples, self.shard, self.trace, self.out)
         return self.model, self.device, self.dtype, self.threads, self.compiled, self.workers, images
 
     @property
     def requests(self) -> list[Request]:
-        """The images to make: every n-th one, of a shard."""
+        """Images to generate; of a shard, every n-th one."""
         number, shards = self.shard
         return requests_for(self.chosen, self.samples)[number - 1 :: shards]
 
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
-        """Where each value of one decoder's run came from, by setting name."""
+        """Origin of each value of one decoder's run, by setting name."""
         shared = {name: held.origin for name, held in self.settings.items() if name in RUN_ORIGINS}
         options = {name: f"default of {decoder.spec.name}" for name, _ in decoder.spec.options}
         return shared | options | dict(decoder.origins)
 
     def spec(self, decoder: DecoderSpec, weights_sha256: str) -> RunSpec:
-        """The run of one decoder; its draft head must be on this disk."""
+        """Run spec of one decoder; its draft head must be on disk."""
         head = self.head(decoder)
         return RunSpec(
             model=self.model.name,
@@ -136,17 +137,16 @@ class Plan:
         )
 
     def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
-        """The files of the decoder's draft head; None where it has none."""
+        """Files of the decoder's draft head; None without one."""
         given = dict(decoder.options).get("head")
         return None if given is None else find_head(given, self.model.name, self.model.head, download)
 
 
 def make_plan(values: Mapping[str, Value]) -> Plan:
-    """The plan of a `run`, from its merged settings.
+    """Make the plan of a `run` from its merged settings.
 
     Raises:
-        SpecbenchError: anything unknown, out of range or unusable; exit code 5 where something must be
-            installed first.
+        SpecbenchError: unknown, out-of-range or unusable values; exit code 5 if something must be installed first.
     """
     value = {name: held.value for name, held in values.items()}
     model = plan_model(values)
@@ -161,7 +161,7 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
     workers, shard = plan_workers(values), plan_shard(value["shard"])
     if workers.elsewhere and value["batch"] == "auto":
         raise SpecbenchError(
-            "--batch auto: reckoned for this process only", "leave --workers and --ray away, or give N"
+            "--batch auto: estimated for this process only", "leave --workers and --ray away, or give N"
         )
     sampling, dtype, device = plan_sampling(model, values), value["dtype"] or model.dtype, _device(value["device"])
     compiled, refusal = compiler.should_compile(value["compile"], device)
@@ -191,19 +191,21 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
 
 
 def _settle_batch(plan: Plan) -> Plan:
-    """The plan with a batch that fits into memory; "auto" takes what it took for the same run before."""
+    """Set a batch size that fits into memory; "auto" reuses the earlier choice for the same run."""
     specs = [planned.spec for planned in plan.decoders]
     earlier = _earlier_batch(plan) if plan.batch == "auto" else None
-    batch, reckoning = settle_batch(earlier or plan.batch, plan.model, specs, plan.sampling, plan.dtype, plan.device)
+    batch, estimate = settle_batch(earlier or plan.batch, plan.model, specs, plan.sampling, plan.dtype, plan.device)
     images = max(1, len(plan.requests))
     if plan.batch == "auto" and not earlier:
         batch = min(batch, images)
-        reckoning = dict(reckoning or {}) | {"batch": batch, "images": images}
-    return replace(plan, batch=batch, memory=reckoning)
+        estimate = dict(estimate or {}) | {"batch": batch, "images": images}
+    return replace(plan, batch=batch, memory=estimate)
 
 
 def _earlier_batch(plan: Plan) -> int | None:
-    """The batch that `--batch auto` chose for one of the plan's runs before, so that repeating a command resumes it."""
+    """Batch size that `--batch auto` chose earlier for one of the plan's runs, so that repeating a command resumes
+    it.
+    """
     if not plan.model.ready:
         return None
     weights, runs = plan.model.weights_sha256(), read_infos(plan.out)
@@ -217,7 +219,7 @@ def _earlier_batch(plan: Plan) -> int | None:
 
 
 def together(plans: Iterable[Plan]) -> list[list[Plan]]:
-    """The plans in groups that share their `work`, in order of first appearance."""
+    """Group the plans by `work`, in order of first appearance."""
     groups: list[list[Plan]] = []
     for plan in plans:
         group = next((group for group in groups if group[0].work == plan.work), None)
@@ -229,7 +231,7 @@ def together(plans: Iterable[Plan]) -> list[list[Plan]]:
 
 
 def plan_workers(values: Mapping[str, Value]) -> Workers:
-    """The workers that the settings ask for; refuses what cannot go with several."""
+    """Worker configuration from the settings; rejects settings incompatible with several workers."""
     value = {name: held.value for name, held in values.items()}
     references = tuple(name for name, _ in parse_decoders(value["decoder"]) if ":" in name)
     workers = Workers(value["workers"] or (None if value["ray"] else 1), value["ray"] or None, references)
@@ -239,7 +241,7 @@ def plan_workers(values: Mapping[str, Value]) -> Workers:
 
 
 def plan_shard(text: str | None) -> tuple[int, int]:
-    """ "2/8" to (2, 8)."""
+    """Parse "2/8" to (2, 8)."""
     if not text:
         return 1, 1
     number, slash, shards = text.partition("/")
@@ -249,12 +251,12 @@ def plan_shard(text: str | None) -> tuple[int, int]:
 
 
 def shard_folder(number: int, shards: int) -> str:
-    """Where a shard's runs are, inside --out: shards of one run never write to one folder."""
+    """Folder of a shard's runs inside --out, so that shards never write to the same folder."""
     return f"shard-{number}-of-{shards}" if shards > 1 else ""
 
 
 def _mode(given: str | None, batch: int | str, workers: Workers, device: str) -> str:
-    """Latency, unless images share a device with others: then their times say nothing."""
+    """Latency mode, or throughput if images share a device, which invalidates their latencies."""
     alone = not workers.elsewhere or (device == "cuda" and given == "latency")
     if given == "latency" and (batch != 1 or not alone):
         raise SpecbenchError(
@@ -265,7 +267,7 @@ def _mode(given: str | None, batch: int | str, workers: Workers, device: str) ->
 
 
 def plan_model(values: Mapping[str, Value]) -> ModelFacts:
-    """The model with the weights and at the size that the settings ask for."""
+    """Model with the weights and size given in the settings."""
     value = {name: held.value for name, held in values.items()}
     return find_model(value["model"]).configured(
         value["weights"],
@@ -277,7 +279,7 @@ def plan_model(values: Mapping[str, Value]) -> ModelFacts:
 
 
 def plan_sampling(model: ModelFacts, values: Mapping[str, Value]) -> Sampling:
-    """The model's sampling with what was set changed; refuses a top-k beyond the image vocabulary."""
+    """Model's sampling with the settings applied; rejects a top-k above the image vocabulary."""
     given = {field: values[name].value for field, name in SAMPLING_SETTINGS.items()}
     sampling = replace(model.sampling(), **{name: held for name, held in given.items() if held is not None})
     if sampling.top_k > model.v_image:
@@ -294,14 +296,14 @@ def _device(name: str) -> str:
 
 
 def available_threads() -> int:
-    """CPU cores this process may use, or fewer where OMP_NUM_THREADS says so."""
+    """CPU cores of this process, limited by OMP_NUM_THREADS."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(asked)) if asked.isdigit() and int(asked) else cores
 
 
 def check_writable(out: Path) -> None:
-    """Refuse a results folder in which nothing can be written, by trying with a file that never gets a name.
+    """Reject an unwritable results folder, tested with an unnamed temporary file.
 
     Raises:
         SpecbenchError: it is a file, or the disk or its permissions refuse.

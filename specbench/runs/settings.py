@@ -1,7 +1,7 @@
 """Settings of `specbench run`, and their resolution: flag, then environment, then config file, then default.
 
-A setting has one name everywhere: `--top-k` on the command line, `SPECBENCH_TOP_K` in the environment and `top-k` in a
-config file. Every resolved value remembers where it came from. No torch here.
+A setting has the same name everywhere: `--top-k` on the command line, `SPECBENCH_TOP_K` in the environment and `top-k`
+in a config file. Every resolved value records its origin. Imports no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from specbench.system import compiler
 
 PREFIX = "SPECBENCH_"
 MAX_SEED = 2**63 - 1
-# Read at start-up by other parts of the tool, so allowed in the environment beside the settings.
+# Read at start-up by other modules, so also allowed in the environment.
 OTHER_VARIABLES = ("SPECBENCH_DEBUG", "SPECBENCH_CONFIG", "SPECBENCH_CACHE", "SPECBENCH_OFFLINE")
 
 
@@ -90,7 +90,7 @@ class Value:
 
     @property
     def given(self) -> bool:
-        """Whether the user set it, as opposed to a default."""
+        """Whether the user set it."""
         return not self.origin.startswith(("default", "left to"))
 
 

@@ -1,4 +1,4 @@
-"""Sweeps: one `run` with every combination of several values of some settings. No torch here."""
+"""Sweeps: one `run` over all combinations of values of some settings. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbench.runs.settings import Setting, Value, decoder_settings, run_settin
 
 
 def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
-    """["G=3,10", "window=8,16"] to {"G": ["3", "10"], "window": ["8", "16"]}.
+    """Parse ["G=3,10", "window=8,16"] to {"G": ["3", "10"], "window": ["8", "16"]}.
 
     Raises:
         SpecbenchError: no "=" or no values, or a name given twice.
@@ -28,11 +28,11 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def sweep_plans(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]]) -> list[Plan]:
-    """The plan of every combination of the axes' values over the settings; one plan without axes.
+    """Make one plan per combination of the axes' values; one plan without axes.
 
     Raises:
-        SpecbenchError: an axis that is no setting, does not tell runs apart or changes nothing here, a value out of
-            range, and what `make_plan` refuses.
+        SpecbenchError: an axis that is not a setting, does not identify a run or has no effect, a value out of range,
+            or any error of `make_plan`.
     """
     settings = {setting.name: setting for setting in run_settings()}
     known = {name: _parsed(settings, name, texts) for name, texts in axes.items()}
@@ -53,7 +53,7 @@ def _parsed(settings: Mapping[str, Setting], name: str, values: Sequence[object]
 
 
 def _check_effect(name: str, choices: Sequence[object], combinations: Sequence[Mapping], plans: Sequence[Plan]) -> None:
-    """Refuse an axis whose values all make the same runs, as a decoder's inline option wins over it."""
+    """Reject an axis without effect, for example one overridden by a decoder's inline option."""
     if len(choices) < 2:
         return
     first, second = ({**combinations[0], name: choice} for choice in choices[:2])

@@ -1,7 +1,7 @@
-"""`--window auto`: try a few windows on pilot prompts and take the one that is fastest on this machine.
+"""`--window auto`: choose the window with the lowest latency on pilot prompts.
 
-A wider window saves steps and makes each step dearer; where the two cross depends on the model, the decoder and the
-device, so it is measured. The pilots have noise of their own and are thrown away.
+A wider window needs fewer but slower steps; the optimum depends on the model, the decoder and the device, so it is
+measured. The pilots use separate noise and are discarded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PILOT_ID = "(pilot)"
 def tune_window(
     model: ImageModel, prompts: Sequence[Prompt], decoder: DecoderSpec, sampling: Sampling, seed: int
 ) -> tuple[int, list[dict[str, float]]]:
-    """The window with the lowest latency on the pilots, and the curve it was chosen from.
+    """Choose the window with the lowest latency on the pilots; also return the measured curve.
 
     The curve has one dict per window tried, beginning with AR as window 1: `window`, `step_compression` (tokens per
     target forward), `acceptance` (drafts accepted over tested ones, None without any), `window_cost` (milliseconds
@@ -55,7 +55,7 @@ def tune_window(
 
 
 def with_window(decoder: DecoderSpec, window: int) -> DecoderSpec:
-    """The same decoder with another window."""
+    """Copy of the decoder with another window."""
     return replace(decoder, options=tuple(sorted((dict(decoder.options) | {"window": window}).items())))
 
 
@@ -67,7 +67,7 @@ def _measure(
     seed: int,
     compiles: bool,
 ) -> list[Generation]:
-    """The pilots one by one, as latency is measured: after what they need was compiled."""
+    """Decode the pilots one at a time, as in latency mode, after compilation."""
     if compiles:
         decode(model, requests[:1], decoder, sampling, seed, render=False)
     images = [decode(model, [request], decoder, sampling, seed, render=False)[0] for request in requests]
@@ -100,7 +100,7 @@ def _costs(images: Sequence[Generation]) -> tuple[float, float, float]:
 
 
 def describe_point(point: Mapping[str, float | None]) -> str:
-    """One point of the curve of `--window auto` in words."""
+    """Describe one point of the curve of `--window auto`."""
     rate = point.get("acceptance")
     accepted = "" if rate is None else f", {rate:.2f} of the drafts accepted"
     speed = f", {point['speed_up']:.2f} times AR's speed" if "speed_up" in point else ""

@@ -56,7 +56,7 @@ class Option:
     def _check_range(self, number: float) -> None:
         low = self.minimum is not None and number < self.minimum
         low = low or (self.above is not None and number <= self.above)
-        not_a_number = number != number  # math.isnan cannot take a huge int
+        not_a_number = number != number  # math.isnan overflows on huge ints
         if not_a_number or low or (self.maximum is not None and number > self.maximum):
             raise SpecbenchError(f"--{self.name} {number}: must be {self._range()}", self.help)
 

@@ -1,4 +1,4 @@
-"""Decoders of installed plug-ins and of a user's own modules, put beside the built-in presets."""
+"""Decoder presets of installed plug-ins and of user modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specbench.system.plugins import load_plugin, load_user_object, plugins
 
 @functools.cache
 def add_plugin_decoders() -> None:
-    """Put the presets of installed plug-ins beside the built-in ones. A built-in name always wins."""
+    """Register the presets of installed plug-ins; built-in names take precedence."""
     for name in plugins("decoders"):
         preset = load_plugin("decoders", name, lambda found: isinstance(found, Preset), "a Preset")
         if preset is not None:
@@ -19,7 +19,7 @@ def add_plugin_decoders() -> None:
 
 
 def decoder_name(reference: str) -> str:
-    """A decoder's name as `resolve` knows it; "package.module:NAME" first imports and adds that preset."""
+    """Name of a decoder for `resolve`; "package.module:NAME" imports and registers that preset first."""
     if ":" not in reference:
         return reference
     preset = load_user_object(reference, "decoder")

@@ -1,7 +1,7 @@
-"""The papers' methods as data: each preset names one value per choice, its paper, and its own defaults.
+"""Presets of the papers' methods: one value per component kind, the paper, and option defaults.
 
-`resolve("gsd", {"G": 50})` merges a preset with the caller's options into a frozen `DecoderSpec`, refusing by name
-whatever does not belong to it. Importing this never imports torch.
+`resolve("gsd", {"G": 50})` merges a preset with the caller's options into a frozen `DecoderSpec` and rejects unknown
+options by name. Importing this never imports torch.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ COOLSD = "Annealed Relaxation of Speculative Decoding (Cool-SD), AAAI 2026 (arXi
 
 @dataclass(frozen=True)
 class Preset:
-    """A named combination of choices.
+    """Named combination of components.
 
     Attributes:
         choices: value of each choice (drafter, init, verifier, residual, refine).
         defaults: option defaults that differ from the components' own.
-        paper, equation: where the rule is stated.
+        paper, equation: source of the method.
     """
 
     name: str
@@ -228,7 +228,7 @@ PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """A decoder fully resolved: what runs, with every option explicit.
+    """Fully resolved decoder with every option explicit.
 
     `options` maps option name to value, sorted by name; `lossless` holds when every chosen component is lossless.
     """
@@ -244,7 +244,7 @@ class DecoderSpec:
 
 
 def _kinds(choices: Mapping[str, str]) -> list[str]:
-    """Choices that take part: some drafters leave others without effect."""
+    """Component kinds in effect: some drafters ignore others."""
     return [kind for kind in CHOICES if kind not in DRAFTERS[choices["drafter"]].ignores]
 
 
@@ -253,7 +253,7 @@ def _components(choices: Mapping[str, str]) -> list[Component]:
 
 
 def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict[str, Option]:
-    """Every option the preset (or the preset with other `choices`) understands, with its default in force."""
+    """Options of the preset (with `choices` applied) and their defaults."""
     options = {option.name: option for part in _components(choices or preset.choices) for option in part.options}
     return {
         name: Option(**{**vars(option), "default": preset.defaults.get(name, option.default)})
@@ -262,7 +262,7 @@ def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict
 
 
 def _check_fit(name: str, choices: Mapping[str, str]) -> None:
-    """Refuse a value without the one it depends on."""
+    """Reject a component without the one it requires."""
     for kind in _kinds(choices):
         needed = CHOICES[kind][choices[kind]].only_with
         others = {value for other, value in choices.items() if other != kind}
@@ -278,7 +278,7 @@ def _named(choices: Mapping[str, str]) -> str:
 
 
 def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec:
-    """The preset `name` with the caller's choices and options applied.
+    """Resolve the preset `name` with the caller's choices and options.
 
     Raises:
         SpecbenchError: unknown preset, choice value or option, or a value out of range.

@@ -1,4 +1,4 @@
-"""Specs: frozen dataclasses that say exactly what a run is, and the hash that names it. No torch here."""
+"""Run specification: frozen dataclasses that define a run, and its hash. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from specbench.specs.presets import DecoderSpec
 
 @dataclass(frozen=True)
 class Sampling:
-    """How logits become the target distribution p, in this order: guidance, temperature, top-k, top-p; all float32.
+    """Sampling parameters: target distribution p from logits, in this order: guidance, temperature, top-k, top-p; all
+    float32.
 
     Attributes:
         guidance: classifier-free guidance scale s in u + s (c - u); 1 runs the conditional rows only.
@@ -28,13 +29,13 @@ class Sampling:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Everything that decides what a run's rows contain. Two runs are the same run iff their `digest` agrees.
+    """Full specification of a run; two runs are the same iff their `digest` agrees.
 
     `prompts` is a set's name or a file; `prompts_sha256` its content. `head_sha256` is the digest of the draft head's
-    files, None for decoders without one. `mode` is "throughput" where images decoded one at a time shared the machine
-    with other workers, so that their times are no latencies, else None. `compiled` is True where the target's steps
-    were compiled, else None. Which ids are generated, in which order and by which worker is not part of a run: rows are
-    addressed by (prompt id, sample).
+    files, None for decoders without one. `mode` is "throughput" if images decoded one at a time shared the machine with
+    other workers, so that no latency is measured, else None. `compiled` is True where the target's steps were compiled,
+    else None. The generated ids, their order and the workers are not part of it: rows are addressed by (prompt id,
+    sample).
     """
 
     model: str
@@ -54,15 +55,15 @@ class RunSpec:
 
     @property
     def timed(self) -> bool:
-        """Whether the rows have latencies: one image at a time, on a device of its own."""
+        """Whether latency is measured: one image at a time on an exclusive device."""
         return self.batch == 1 and self.mode is None
 
     def content(self) -> dict[str, object]:
-        """The spec as nested dicts, without what this run does not have."""
+        """Nested dicts of the spec, without unset fields."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def canonical(self) -> str:
-        """The same as JSON with sorted keys, the form that is hashed."""
+        """Canonical JSON of `content` with sorted keys; input of the hash."""
         return json.dumps(self.content(), sort_keys=True, separators=(",", ":"))
 
     @property

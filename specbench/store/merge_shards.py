@@ -1,8 +1,8 @@
-"""Shards into one: the runs of several results folders, concatenated.
+"""Merge shards: concatenate the runs of several results folders.
 
-A shard is an ordinary results folder, so nothing has to be shared while they run. Rows are addressed by (prompt id,
-sample) and do not depend on who made them, so merging is copying; what is there already is left alone, and a merge that
-was cut off is done by merging again. Scores are not copied: those over all images differ from those over a part.
+A shard is an ordinary results folder, so shards need no shared storage while they run. Rows are addressed by (prompt
+id, sample) and do not depend on the worker, so merging copies rows; existing rows are kept, and an interrupted merge is
+completed by repeating it. Scores are not copied: scores of all images differ from scores of a shard.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from specbench.store.run_info import RUN_JSON, read_info
 from specbench.store.run_store import RunStore
 
 ROWS = 1024
-"""Rows copied at a time."""
+"""Rows per copied batch."""
 
 
 @dataclass(frozen=True)
 class Merged:
-    """One run after a merge: its folder, the rows copied now, and those it has in all."""
+    """Merged run: its folder, number of rows copied, and total number of rows."""
 
     folder: Path
     copied: int
@@ -63,7 +63,7 @@ def _merge_run(folders: Sequence[Path], target: Path) -> Merged:
 
 
 def _copy_rows(source: RunStore, target: RunStore) -> int:
-    """Copy what `target` does not have; a failed image replaces nothing, and a good one replaces a failed one."""
+    """Copy rows missing in `target`; successful images replace failed ones, never the reverse."""
     there = target.samples(["status"])
     known = set(zip(there["prompt_id"], there["sample"], strict=True))
     done = target.completed()
@@ -87,7 +87,7 @@ def _wanted(row: Mapping, known: set, done: set) -> bool:
 
 
 def _copy_picture(source: Path, target: Path) -> None:
-    """A picture that its owner deleted to save room stays away."""
+    """Copy an image file if it exists; deleted ones are skipped."""
     if not source.is_file():
         return
     target.parent.mkdir(exist_ok=True)

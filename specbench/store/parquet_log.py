@@ -1,9 +1,9 @@
-"""An append-only parquet log: a folder of parts that holds every row once, whatever is killed and whenever.
+"""Append-only parquet log: a folder of parts that holds every row once and survives a kill at any time.
 
 A part is named after the range of appends it covers and the digest of its bytes (`00000003-00000003-<digest>.parquet`,
 or `00000000-00000063-<digest>.parquet` once merged): parquet checks its pages, not its headers and footer. A part is
-written aside, synced and renamed, so one under its name is whole; and a part inside another's range is a leftover of
-a merge, which no reader counts. One writer at a time (the caller holds the lock), any number of readers.
+written to a temporary file, synced and renamed, so a named part is complete; a part inside another's range is left over
+from a merge and ignored. One writer at a time (the caller holds the lock), any number of readers.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from specbench.store.run_info import SCHEMA_VERSION, check_version
 from specbench.system.files import write_atomically
 
 _VERSION_KEY = b"specbench.schema"
-_NAME = re.compile(r"(\d{8,})-(\d{8,})(?:-([0-9a-f]{16}))?\.parquet")  # the first stores had no digest in it
+_NAME = re.compile(r"(\d{8,})-(\d{8,})(?:-([0-9a-f]{16}))?\.parquet")  # absent in the first schema version
 _FAN_IN = 64
 _LEVELS = (_FAN_IN, _FAN_IN**2)
 _REREADS = 20
 
 
 class ParquetLog:
-    """The log in `folder`; rows have the columns of `schema` and are identified by the columns `key`.
+    """Parquet log in `folder`; rows have the columns of `schema` and are identified by the columns `key`.
 
     A row appended later replaces the earlier row of the same key.
     """
@@ -42,10 +42,10 @@ class ParquetLog:
         self.key = tuple(key)
 
     def append(self, rows: Iterable[Mapping[str, object]]) -> None:
-        """Put `rows` on disk as one part, all or none, before returning.
+        """Write `rows` to disk atomically as one part.
 
         Raises:
-            SpecbenchError: the disk refused.
+            SpecbenchError: the write failed.
         """
         live = self._live()
         number = live[-1][1] + 1 if live else 0
@@ -54,7 +54,7 @@ class ParquetLog:
             self._merge_tail(width, at_least=_FAN_IN)
 
     def compact(self) -> None:
-        """Merge the small parts at the end of the log, and drop rows that a later one replaced."""
+        """Merge the small parts at the end of the log, and drop replaced rows."""
         self._merge_tail(_LEVELS[-1], at_least=2)
         if self._replaced_rows():
             self._merge(self._live())
@@ -68,7 +68,7 @@ class ParquetLog:
                 path.unlink()
 
     def clean(self) -> None:
-        """Remove what an interrupted write or merge left behind."""
+        """Remove leftovers of an interrupted write or merge."""
         live = {path for _, _, path in self._live()}
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             stray_part = _NAME.fullmatch(path.name) and path not in live
@@ -76,7 +76,7 @@ class ParquetLog:
                 path.unlink()
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """The log as one table in order of writing, one row per key, the last one written.
+        """Read the log as one table in order of writing; the last row per key.
 
         Raises:
             SpecbenchError: a part is damaged or of another schema version; the message names the file.
@@ -85,7 +85,7 @@ class ParquetLog:
         return pa.concat_tables([wanted.empty_table(), *self.batches(wanted.names)])
 
     def batches(self, columns: Sequence[str], size: int = 65_536) -> Iterator[pa.Table]:
-        """The same a piece of at most `size` rows at a time; merges meanwhile change nothing."""
+        """Read the log in batches of at most `size` rows; concurrent merges have no effect."""
         wanted = self._with_key(columns)
         with ExitStack() as stack:
             parts = self._open_all(stack)
@@ -100,23 +100,23 @@ class ParquetLog:
         return pa.schema([self.schema.field(name) for name in dict.fromkeys([*self.key, *columns])])
 
     def _open_all(self, stack: ExitStack) -> list[ParquetFile]:
-        """The parts that count; open ones stay readable when a writer merges them away."""
+        """Open the live parts; open ones stay readable when a writer merges them."""
         for _ in range(_REREADS):
             try:
                 return [stack.enter_context(ParquetFile(path)) for _, _, path in self._settled()]
             except FileNotFoundError:
-                continue  # a writer merged this part away between listing and opening
+                continue  # a writer merged this part between listing and opening
         raise SpecbenchError(f"{self.folder} changes faster than it can be read", "try again", FAILURE)
 
     def _settled(self) -> list[tuple[int, int, Path]]:
-        """`_live` as two listings in a row agree on it: one alone may miss files that a merge renames meanwhile."""
+        """Repeat `_live` until two listings agree: a single one may miss files renamed by a concurrent merge."""
         live = self._live()
         while (again := self._live()) != live:
             live = again
         return live
 
     def _live(self) -> list[tuple[int, int, Path]]:
-        """(first, last, path) of the parts that count, in order."""
+        """List (first, last, path) of the live parts, in order."""
         if not self.folder.is_dir():
             return []
         named = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
@@ -171,7 +171,7 @@ class ParquetLog:
 
 
 class ParquetFile:
-    """One open part; what is wrong with it is a SpecbenchError that names the file."""
+    """One open part; read errors are SpecbenchErrors that name the file."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -201,13 +201,13 @@ class ParquetFile:
                 yield self._current(pa.Table.from_batches([batch]), wanted)
 
     def _current(self, table: pa.Table, wanted: pa.Schema) -> pa.Table:
-        """The table in today's columns; what an older version did not have is null."""
+        """Convert a table to the current schema; columns missing in older versions are null."""
         if self.version < SCHEMA_VERSION:
             for field in (field for field in wanted if field.name not in table.column_names):
                 table = table.append_column(field, pa.nulls(len(table), field.type))
         table = table.select(wanted.names).cast(wanted)
         for column in table.columns:
-            if pa.types.is_string(column.type):  # else whoever first looks at it finds that it is not UTF-8
+            if pa.types.is_string(column.type):  # otherwise invalid UTF-8 is only found on first access
                 column.validate(full=True)
         return table
 
@@ -230,5 +230,5 @@ def _digest(data: pa.Buffer) -> str:
 
 
 def _last_of_each(keys: Sequence[pa.Table]) -> np.ndarray:
-    """Which rows no later one of the same key replaced."""
+    """Mask of rows not replaced by a later row of the same key."""
     return ~pa.concat_tables(keys).to_pandas().duplicated(keep="last").to_numpy() if keys else np.empty(0, bool)

@@ -1,7 +1,7 @@
-"""What the machine did while an image was decoded, and what that says about latencies.
+"""Machine state while an image was decoded, and warnings on disturbed latencies.
 
-A latency is worth something only where nothing else ran and clocks held still. Both are measured around every image
-and kept with its row; an outlier is then a row that can be explained.
+A latency is valid only on an otherwise idle machine with steady clocks. Both are measured for every image and stored in
+its row, so that outliers can be explained.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from pathlib import Path
 import numpy as np
 
 SLOW = 1.25
-"""An outlier takes at least this many times the median step."""
+"""Minimum ratio of an outlier to the median step."""
 DEVIATIONS = 10.0
-"""... and is this many scaled median absolute deviations above it; timings have heavier tails than a normal law."""
+"""Scaled median absolute deviations above the median for an outlier; timings are heavier-tailed than a normal."""
 BUSY_CORES = 0.25
-"""Cores that others may use on average before latencies are called disturbed."""
+"""Cores used by other processes on average above which latencies count as disturbed."""
 STEADY_CLOCK = 0.9
 """Lowest GPU clock over highest that still counts as steady."""
 
 
 class MachineMonitor:
-    """From its making until `read`."""
+    """Monitor from construction until `read`."""
 
     def __init__(self, device: object = "cpu"):
-        """`device`: a torch device or its name; an NVIDIA GPU is asked through its driver's library."""
+        """`device`: a torch device or its name; NVIDIA GPUs are queried through NVML."""
         self._gpu = _gpu(str(device))
         self._started, self._busy, self._own = time.perf_counter(), _busy_s(), time.process_time()
 
     def read(self) -> dict[str, object]:
-        """What could be found out.
+        """Return the available measurements.
 
         Keys: `host`; `other_cores`, cores used by other processes on average; `cpu_mhz`, mean over cores now; and of
         an NVIDIA GPU `gpu_mhz, gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (why the driver holds its clock back, a list) and
@@ -52,7 +52,7 @@ class MachineMonitor:
 
 
 def timing_warnings(ms_per_step: Sequence[float], machines: Sequence[dict]) -> list[str]:
-    """What is wrong with latencies measured on these machines' states, a sentence each; nothing if nothing is.
+    """List problems of latencies measured in these machine states, one sentence each.
 
     Args:
         ms_per_step: of each image, milliseconds per target forward.
@@ -82,7 +82,7 @@ def timing_warnings(ms_per_step: Sequence[float], machines: Sequence[dict]) -> l
 
 
 def outliers(steps: np.ndarray) -> np.ndarray:
-    """Which of at least 8 timings stand out upwards: beyond `SLOW` medians and `DEVIATIONS` deviations."""
+    """Upper outliers among at least 8 timings: beyond `SLOW` medians and `DEVIATIONS` deviations."""
     if len(steps) < 8:
         return np.zeros(len(steps), dtype=bool)
     median = np.median(steps)
@@ -91,7 +91,7 @@ def outliers(steps: np.ndarray) -> np.ndarray:
 
 
 def _busy_s() -> float | None:
-    """Core-seconds the machine has spent on anything but idling and waiting for disks."""
+    """Core-seconds of the machine spent neither idle nor waiting for disks."""
     try:
         fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
         user, nice, system, _idle, _wait, *interrupts = map(int, fields[:8])
@@ -111,7 +111,7 @@ def _cpu_mhz() -> int | None:
 
 @functools.cache
 def _gpu(device: str):
-    """NVML's handle of a CUDA device; None elsewhere or where nvidia-ml-py is not installed."""
+    """NVML handle of a CUDA device; None otherwise or without nvidia-ml-py."""
     if not device.startswith("cuda"):
         return None
     try:
@@ -120,7 +120,7 @@ def _gpu(device: str):
 
         pynvml.nvmlInit()
         return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    except Exception:  # no library, no permission, a GPU that is not NVIDIA's: the facts stay unknown
+    except Exception:  # no library, no permission, a GPU that is not NVIDIA's: values stay unknown
         return None
 
 

@@ -1,4 +1,4 @@
-"""Why is a draft head weak? Its distance to the target by depth, and whether it was trained on the right pairs."""
+"""Diagnosis of draft heads: total variation to the target by depth, and a check of the training pairs."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from specbench.training.data import Corpus, teacher_forced
 def alignment(
     model: TransformerModel, head: EagleHead, images: Corpus, sampling: Sampling, depths: int = 5, starts: int = 8
 ) -> list[dict[str, object]]:
-    """Total variation between the target's distribution and the head's law, both guided and truncated as in decoding.
+    """Total variation between the distributions of target and head, both guided and truncated as in decoding.
 
     Args:
-        images: true streams the head follows.
-        starts: places per image from which it runs ahead.
+        images: ground-truth token streams.
+        starts: positions per image at which drafting starts.
 
     Returns:
-        Per depth `depth`, `tv` (mean over images, places and true continuations), `tv_low`, `tv_high` (95 %, images
-        being the sample), `acceptance` = 1 - tv, what `exact` accepts of a chain's draft whose elders were accepted.
-        Then one row with `depth` "1, x_t" for the pairing (f_t, x_t): a head that is better there was trained wrongly.
+        Per depth `depth`, `tv` (mean over images, positions and true continuations), `tv_low`, `tv_high` (95 %, images
+        being the sample), `acceptance` = 1 - tv, the acceptance rate of `exact` given that all earlier drafts are
+        accepted. Then one row with `depth` "1, x_t" for the pairing (f_t, x_t): a lower `tv` there shows a head trained
+        on the wrong pairs.
     """
     tokens = images.tokens.to(model.device)
     rows, length = tokens.shape
@@ -48,9 +49,9 @@ def alignment(
     free = torch.tensor(model.layout.forced, device=model.device) < 0
 
     def distance(ahead: Tensor, slots: Tensor) -> Tensor:
-        """[B] mean TV over the slots that are free."""
-        law = target(session.logits(ahead), positions[:, slots])
-        tv = (law - p[:, slots]).abs().sum(-1) / 2
+        """Mean total variation [B] over the free slots."""
+        q = target(session.logits(ahead), positions[:, slots])
+        tv = (q - p[:, slots]).abs().sum(-1) / 2
         return (tv * free[slots]).sum(1) / free[slots].sum()
 
     chosen = torch.linspace(0, length - 1 - depths, starts, device=model.device).long()
@@ -69,7 +70,7 @@ def alignment(
 
 
 def _one_more(memory: HeadCache, ids: Tensor, feature: Tensor, start: int, depth: int, depths: int) -> Tensor:
-    """The head's next feature [R, 1, d] on the true path, `depth` slots after the newest true element `start`."""
+    """Next feature [R, 1, d] of the head on the true path, `depth` slots after the last true element `start`."""
     positions = (start + 1 + torch.arange(depths, device=ids.device)).expand(len(ids), -1)
     column = torch.tensor([depth - 1], device=ids.device)
     ancestors = chain(depths).ancestors.to(column.device)

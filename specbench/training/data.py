@@ -1,4 +1,4 @@
-"""What a draft head learns from: token streams of a target model with the features the target computes along them."""
+"""Training data of a draft head: token streams of a target model with the target's features."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK = 16
 
 @dataclass(frozen=True)
 class Corpus:
-    """Images as the target sees them, one row each.
+    """Images as token streams of the target, one row each.
 
     Attributes:
         texts: captions.
@@ -31,10 +31,10 @@ class Corpus:
 
 
 def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) -> Corpus:
-    """`count` images: those stored in run folder `folder`, else the model's own training data.
+    """Load `count` images from run folder `folder`, else from the model's training data.
 
     Raises:
-        SpecbenchError: the model has none, or the folder has too few images or another model's.
+        SpecbenchError: no training data, too few images in the folder, or a run of another model.
     """
     if folder is None:
         images = model.draft_data(count, seed)
@@ -65,7 +65,7 @@ class Examples:
         ids: [n, E + 1] numbers in the head's token table.
         features: [n, E, d] float16; features[t] reads ids[: t + 1] and predicts ids[t + 1].
         prompt: [n] prompt elements P; the image's first token is ids[P].
-        length: [n] features that are there.
+        length: [n] number of valid features.
     """
 
     ids: Tensor
@@ -76,7 +76,7 @@ class Examples:
 
 @torch.inference_mode()
 def examples(model: TransformerModel, images: Corpus, unconditional: Tensor) -> Examples:
-    """Teacher-forced features; rows where `unconditional` [n] holds are seen without their caption."""
+    """Compute teacher-forced features; rows with `unconditional` [n] True have no caption."""
     rows = len(images.texts)
     prefix = model.encode(images.texts)
     chosen = [row + rows * int(unconditional[row]) for row in range(rows)]
@@ -94,7 +94,7 @@ def examples(model: TransformerModel, images: Corpus, unconditional: Tensor) -> 
 
 
 def teacher_forced(session: FeatureSession, tokens: Tensor) -> Tensor:
-    """Features [R, N, d] that predict `tokens` [B, N], each given those before it."""
+    """Features [R, N, d] that predict `tokens` [B, N], each given the preceding ones."""
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
     session.forward(torch.nn.functional.pad(tokens[:, :-1], (1, 0)), positions)
     return session.features
@@ -108,7 +108,7 @@ class FeatureStore:
         self._loaded: dict[int, Examples] = {}
 
     def compute(self, model: TransformerModel, images: Corpus, null: float, seed: int, tell: Callable) -> None:
-        """Make the missing chunks; `tell(done)` after each. A share `null` of the images is seen without caption."""
+        """Compute the missing chunks; call `tell(done)` after each. A share `null` of the images has no caption."""
         self._folder.mkdir(parents=True, exist_ok=True)
         draw = torch.Generator().manual_seed(seed)
         unconditional = torch.rand(len(images.texts), generator=draw) < null
@@ -122,7 +122,7 @@ class FeatureStore:
             tell(min(start + CHUNK, len(images.texts)))
 
     def rows(self, indices: list[int]) -> Examples:
-        """Some examples, float16 features; lengths are padded to the longest."""
+        """Load the examples of some rows, float16 features, padded to the longest."""
         picked = [self._row(index) for index in indices]
         pad = torch.nn.utils.rnn.pad_sequence
         ids, features, prompt, length = zip(*picked, strict=True)

@@ -35,9 +35,9 @@ class Plan:
     """Hyper-parameters; the defaults suit the embedded model.
 
     Attributes:
-        images: images to learn from, seen `epochs` times in batches of `batch`.
-        lr: peak learning rate, after `warmup` of all steps, from where it falls linearly to 0.
-        null: share of images seen without their caption, for guidance.
+        images: training images, seen `epochs` times in batches of `batch`.
+        lr: peak learning rate, reached after `warmup` of all steps, then linear decay to 0.
+        null: share of images trained without caption, for guidance.
     """
 
     images: int = 1024
@@ -56,14 +56,14 @@ class Plan:
 def train_head(
     model: TransformerModel, out: Path, plan: Plan, data: Path | None = None, tell: Callable | None = None
 ) -> EagleHead:
-    """Train a head for `model` and store it in `out`; an interrupted training in `out` is taken up again.
+    """Train a head for `model` and store it in `out`; an interrupted training in `out` is resumed.
 
     Args:
         data: run folder with the target's own images; the model's training data if None.
         tell: called as `tell(stage, done, total, note)`.
 
     Raises:
-        SpecbenchError: `out` holds another training, or there is nothing to learn from.
+        SpecbenchError: `out` holds another training, or there is no training data.
     """
     tell = tell or (lambda *_: None)
     work = out / "training"
@@ -80,7 +80,7 @@ def train_head(
 
 
 def _claim(work: Path, wanted: dict) -> None:
-    """Note what is trained in this folder, or refuse one where something else is."""
+    """Record the training in this folder, or reject a folder with another training."""
     work.mkdir(parents=True, exist_ok=True)
     plan_file = work / "plan.json"
     if plan_file.is_file() and json.loads(plan_file.read_text()) != wanted:
@@ -89,7 +89,7 @@ def _claim(work: Path, wanted: dict) -> None:
 
 
 class Trainer:
-    """One training in a folder; building it takes up its checkpoint if there is one."""
+    """Training in a folder; resumes from its checkpoint if there is one."""
 
     def __init__(self, model: TransformerModel, store: FeatureStore, plan: Plan, work: Path):
         self._model, self._store, self._plan, self._work = model, store, plan, work
@@ -140,7 +140,7 @@ class Trainer:
 
 
 def untrained(model: TransformerModel, seed: int) -> EagleHead:
-    """A head of the target's own layer sizes, with the target's token table."""
+    """New head with the target's layer sizes and token table."""
     own = model.backbone.config
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
     sizes = {name: getattr(own, name) for name in (*names, "max_position_embeddings")}

@@ -132,12 +132,14 @@ def test_a_transformer_s_joint_is_what_teacher_forced_forwards_with_the_cache_sa
 def test_long_images_are_counted_by_runs_of_tokens_whose_marginals_are_the_joint_s():
     exact = np.random.default_rng(0).dirichlet(np.ones(2**12))
     observed = np.random.default_rng(1).multinomial(10_000, exact, size=2)
-    counts = Counts(np.pad(observed, ((0, 0), (0, 1))), np.append(exact, 0.0), 2)
+    counts = Counts(np.pad(observed, ((0, 0), (0, 1)), constant_values=3), np.append(exact, 0.0), 2)
     assert len(counts.runs) == 12 - 7 + 1 and len(counts.blocks) == 2
     digits = np.arange(2**12)[:, None] >> np.arange(11, -1, -1) & 1
     third = image_index(digits[:, 2:9], 2)
-    np.testing.assert_allclose(counts.runs[2].exact, np.bincount(third, exact, 128))
-    np.testing.assert_array_equal(counts.runs[2].total, np.bincount(third, counts.total[:-1], 128))
+    np.testing.assert_allclose(counts.runs[2].exact, np.append(np.bincount(third, exact, 128), 0.0))
+    broken_grammar = 6
+    images = np.bincount(third, counts.total[:-1], 128)
+    np.testing.assert_array_equal(counts.runs[2].total, np.append(images, broken_grammar))
 
 
 def experiment(shift: float, images: int, seed: int, tables: int = 6, cells: int = 81):

@@ -1,4 +1,4 @@
-"""Relaxed acceptance and the law after a rejection: the papers' formulas, a linear program, and the exact joint."""
+"""Relaxed acceptance and the residual distribution: the papers' formulas, a linear program, and the exact joint."""
 
 import itertools
 import math
@@ -52,8 +52,8 @@ def omega(residual=optimal, **changed) -> DepthWeighted:
     return DepthWeighted(context(residual), **options)
 
 
-def law(rule, p=P, q=Q, tokens=TOKENS):
-    """Acceptance [V], mass accepted, law after a rejection and law of what is emitted, by the rule's own parts."""
+def outcome(rule, p=P, q=Q, tokens=TOKENS):
+    """Acceptance [V], accepted mass, residual distribution and distribution of the emitted token of a rule."""
     a = rule.acceptance(p, q, tokens).clamp(max=1)
     drafted = torch.ones(len(p), 1, dtype=torch.bool)
     window = DraftTests(p[:, None], q[:, None], tokens[:, :1], drafted, drafted.double(), torch.tensor([1]))
@@ -72,17 +72,17 @@ def law(rule, p=P, q=Q, tokens=TOKENS):
     ],
 )
 def test_worked_example(delta, a, mass, left, emitted):
-    for found, expected in zip(law(omega(delta=delta)), (a, mass, left, emitted), strict=True):
+    for found, expected in zip(outcome(omega(delta=delta)), (a, mass, left, emitted), strict=True):
         np.testing.assert_allclose(found.squeeze(0), expected, atol=2e-6)
 
 
 def test_an_acceptance_below_one_is_biased_under_the_standard_residual():
-    emitted = law(omega(standard, delta=0.5))[3]
+    emitted = outcome(omega(standard, delta=0.5))[3]
     assert math.isclose((emitted - P).abs().sum() / 2, 0.175, abs_tol=1e-6)
 
 
 def test_bound_term_is_the_distance_of_one_relaxed_step():
-    a, *_, emitted = law(omega(delta=2.0))
+    a, *_, emitted = outcome(omega(delta=2.0))
     assert math.isclose((emitted - P).abs().sum() / 2, 0.05, abs_tol=1e-6)
     assert math.isclose((Q * a - P).clamp(min=0).sum(), 0.05, abs_tol=1e-6)
 
@@ -140,7 +140,7 @@ def test_optimal_residual_is_a_minimiser(seed):
 
 
 def best_distance(accepted, rejected, p) -> float:
-    """min over laws G of TV(accepted + rejected G, p): variables G, and t >= the absolute differences."""
+    """min over distributions G of TV(accepted + rejected G, p): variables G, and t >= the absolute differences."""
     eye = np.eye(V)
     above = np.hstack([rejected * eye, -eye])
     below = np.hstack([-rejected * eye, -eye])
@@ -342,7 +342,7 @@ def test_a_residual_without_its_verifier_is_refused():
 
 
 def two_siblings(rule) -> torch.Tensor:
-    """Law of the token emitted after two siblings drawn from Q without replacement, every draw written out."""
+    """Distribution of the token emitted after two siblings drawn from Q without replacement, every draw written out."""
     emitted = torch.zeros(4, dtype=torch.float64)
     for x in range(4):
         window = one_test(P, Q, x)
@@ -351,10 +351,10 @@ def two_siblings(rule) -> torch.Tensor:
         p, q = left / left.sum(), without(Q, torch.tensor([x]))
         for y in range(4):
             chance = Q[0, x] * (1 - accepted(rule, window)) * q[0, y]
-            younger = one_test(p, q, y)
-            emitted[y] += chance * accepted(rule, younger)
-            rest = residual_weights(rule, younger)[0, 0]
-            emitted += chance * (1 - accepted(rule, younger)) * rest / rest.sum()
+            second = one_test(p, q, y)
+            emitted[y] += chance * accepted(rule, second)
+            rest = residual_weights(rule, second)[0, 0]
+            emitted += chance * (1 - accepted(rule, second)) * rest / rest.sum()
     return emitted
 
 

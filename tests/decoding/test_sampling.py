@@ -29,20 +29,20 @@ def test_every_decoder_makes_the_same_image_either_way(name, monkeypatch):
         assert np.allclose(narrow.entropy, wide.entropy, atol=1e-6) and np.array_equal(narrow.top1, wide.top1)
 
 
-def test_only_what_a_law_holds_runs_the_race():
+def test_only_tokens_of_positive_weight_run_the_race():
     draws = torch.Generator().manual_seed(0)
-    law = torch.rand(2, 8, 5000, generator=draws) * (torch.rand(2, 8, 5000, generator=draws) < 0.02)
-    law[0, 0] = 0
-    law[0, 0, 4321] = 0.5
+    weights = torch.rand(2, 8, 5000, generator=draws) * (torch.rand(2, 8, 5000, generator=draws) < 0.02)
+    weights[0, 0] = 0
+    weights[0, 0, 4321] = 0.5
     noise, positions = Noise([1, -2], 5000), torch.arange(8).repeat(2, 1)
-    held = kept(law)
-    assert held.ids.shape[-1] == (law > 0).sum(-1).max() < 200
-    assert torch.equal(torch.zeros_like(law).scatter_add_(-1, held.ids, held.mass), law)
-    everyone = run_race(law, noise.race(positions, Stream.TOKEN))
-    assert torch.equal(noise.run_race(law, positions, Stream.TOKEN), everyone)
+    held = kept(weights)
+    assert held.ids.shape[-1] == (weights > 0).sum(-1).max() < 200
+    assert torch.equal(torch.zeros_like(weights).scatter_add_(-1, held.ids, held.mass), weights)
+    everyone = run_race(weights, noise.race(positions, Stream.TOKEN))
+    assert torch.equal(noise.run_race(weights, positions, Stream.TOKEN), everyone)
 
 
-def test_a_law_that_is_no_number_still_fails_its_image(monkeypatch):
+def test_a_nan_distribution_still_fails_its_image(monkeypatch):
     class Broken(Tiny):
         def head(self, hidden):
             return super().head(hidden) * torch.nan

@@ -1,4 +1,4 @@
-"""`run --trace`: the recorded distances are those of the laws, cost no measured time and change no image."""
+"""`run --trace`: the recorded distances are those of the distributions, cost no measured time and change no image."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def target(model: EnumerableModel, tokens: np.ndarray, slot: int) -> np.ndarray:
     return processed(unconditional + SAMPLING.guidance * (conditional - unconditional), SAMPLING)
 
 
-def test_fresh_drafts_are_as_far_as_the_uniform_law_is():
+def test_fresh_drafts_are_as_far_as_the_uniform_distribution():
     layout = TokenLayout.with_row_ends(2, 2, 4)
     model, rows = traced("sjd-norefine", 50, layout, window=3)
     for row in rows:
@@ -55,7 +55,7 @@ def test_fresh_drafts_are_as_far_as_the_uniform_law_is():
 
 
 @pytest.mark.parametrize("decoder", ["sjd", "scd-mc", "sjd-pac", "eagle"])
-def test_an_exact_test_accepts_as_often_as_the_laws_overlap(decoder):
+def test_an_exact_test_accepts_as_often_as_the_distributions_overlap(decoder):
     _, rows = traced(decoder, 3000, TokenLayout.plain(1, 5, 5), **({} if decoder == "eagle" else {"window": 4}))
     distance = np.concatenate([row.draft_tv for row in rows])
     distance = distance[~np.isnan(distance)]

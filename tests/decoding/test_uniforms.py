@@ -140,7 +140,7 @@ def test_lossy_decoders_are_flagged(name, count, options):
 
 def test_sampling_from_a_sharpened_p_is_flagged(monkeypatch):
     plain = Noise.run_race
-    monkeypatch.setattr(Noise, "run_race", lambda self, law, *where: plain(self, law**1.15, *where))
+    monkeypatch.setattr(Noise, "run_race", lambda self, weights, *where: plain(self, weights**1.15, *where))
     result = audited(images("ar"))
     assert result.deviates
     assert result.tests[0].order == "u_p"

@@ -99,8 +99,8 @@ def test_optimal_residual_is_standard_for_the_exact_acceptance(seed):
 
 def assert_reproduces(p, q, a, residual):
     accepted = a * q
-    law = residual / residual.sum(-1, keepdim=True)
-    emitted = accepted + (1 - accepted.sum(-1, keepdim=True)) * law
+    normalised = residual / residual.sum(-1, keepdim=True)
+    emitted = accepted + (1 - accepted.sum(-1, keepdim=True)) * normalised
     torch.testing.assert_close(emitted, p, atol=1e-12, rtol=0)
 
 

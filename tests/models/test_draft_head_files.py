@@ -117,7 +117,7 @@ def pair(request, tmp_path):
 
 @pytest.mark.parametrize("pair", ["llamagen", "lumina", "anole"], indirect=True)
 @torch.inference_mode()
-def test_drafts_follow_the_official_law(pair, monkeypatch):
+def test_drafts_follow_the_official_distribution(pair, monkeypatch):
     name, tiny, tensors, folder = pair
     model = load_model(find_model(name).configured(str(tiny.folder), tiny=True), "cpu", "float32")
     seen = []

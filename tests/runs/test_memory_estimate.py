@@ -71,7 +71,7 @@ SIZES = {"codes": 2000, "width": 32, "inner": 80, "layers": 2, "heads": 2}
 
 
 class Narrow(TransformerModel):
-    """A network next to which laws are large, behind the facts of a checkpoint; its pictures weigh nothing."""
+    """A network smaller than its distributions, with the facts of a checkpoint; its images take no memory."""
 
     name, codebook, weights_sha256 = "narrow", None, ""
 
@@ -120,7 +120,7 @@ class Narrow(TransformerModel):
         ("scd-mc", Sampling(3.0)),
     ],
 )
-def test_the_peak_is_predicted_where_laws_are_what_there_is(name, sampling, tmp_path):
+def test_the_peak_is_predicted_where_distributions_dominate(name, sampling, tmp_path):
     decoder, facts = resolve(name, {"window": 32}), Narrow.facts(tmp_path)
     measured = BENCH["peak"](Narrow(), decoder, sampling, 2)
     expected = BENCH["predicted"](facts, decoder, sampling, 2)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import tiny
 
 from specbench import stats
-from specbench.decoding.generation import Generation
+from specbench.decoding.generation import ORDERS, Generation
 from specbench.prompts import Prompt, Request
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_store import RunStore
@@ -53,6 +53,7 @@ def generation(
         accepted=np.array(accepted),
         spans_ms={"encode": 1.0, "prefill": 1.0, "target": target_ms, "verify": verify_ms, "render": 1.0},
         batch=batch,
+        uniforms={name: np.full(len(logp), 0.5, np.float32) for name in ORDERS},
         image=np.zeros((3, 2, 2), dtype=np.uint8),
     )
 

@@ -78,7 +78,7 @@ def model():
 
 
 def by_hand(model, head, prefix, row, tokens, drafts):
-    """Guided laws of the head, written out without any cache: after `tokens`, then after each of `drafts`."""
+    """Guided distributions of the head, written out without any cache: after `tokens`, then after each of `drafts`."""
     extrapolated = []
     for half in (row, row + len(prefix.embeds) // 2):
         length = len(prefix.embeds[half])
@@ -99,7 +99,7 @@ def by_hand(model, head, prefix, row, tokens, drafts):
 
 @torch.inference_mode()
 @pytest.mark.parametrize("tree", ["chain", "0 1 00 01 10 000 001 100"])
-def test_every_draft_law_is_the_one_written_out(model, tree, monkeypatch):
+def test_every_draft_distribution_is_the_one_written_out(model, tree, monkeypatch):
     seen = []
     honest = Eagle.propose
 
@@ -128,7 +128,7 @@ def test_every_draft_law_is_the_one_written_out(model, tree, monkeypatch):
     assert max(row.accepted.sum() for row in rows) > 3
 
 
-def test_siblings_are_distinct_and_follow_the_law_without_their_elders(monkeypatch):
+def test_siblings_are_distinct_and_follow_q_without_the_earlier_siblings(monkeypatch):
 
     seen = []
     honest = Eagle.propose
@@ -143,12 +143,12 @@ def test_siblings_are_distinct_and_follow_the_law_without_their_elders(monkeypat
         False,
     )
     fed = next(fed for fed in seen if fed.tokens.shape[1] == 3)
-    law = fed.q[:, 0].double()
+    q = fed.q[:, 0].double()
     first, second = fed.tokens[:, 1], fed.tokens[:, 2]
     assert (first != second).all()
     pairs = torch.zeros(4, 4, dtype=torch.double)
     pairs.index_put_((first, second), torch.ones(len(first), dtype=torch.double), accumulate=True)
-    expected = (law[:, :, None] * law[:, None, :] / (1 - law[:, :, None])).sum(0).fill_diagonal_(0)
+    expected = (q[:, :, None] * q[:, None, :] / (1 - q[:, :, None])).sum(0).fill_diagonal_(0)
     assert ((pairs - expected).abs() < 5 * expected.sqrt() + 1e-9).all()
 
 

@@ -13,9 +13,9 @@ from specbench.models.shapes.tokenizer import TOKENS, ShapesTokenizer
 from specbench.training.shapes import __main__ as command
 from specbench.training.shapes import data, train_ar, train_tokenizer
 from specbench.training.shapes.muon import orthogonalize
-from specbench.training.shapes.train_ar import NOTHING, Plan, Trainer, auxiliary_targets, context_weights
+from specbench.training.shapes.train_ar import NOTHING, Plan, Trainer, auxiliary_targets, loss_weights
 
-PLAN = Plan(samples=32, batch=4, warmup=8, shards=2, easy_shards=1, evaluate_every=1 << 30, prompts=6)
+PLAN = Plan(samples=32, batch=4, warmup=8, evaluate_every=1 << 30, prompts=6)
 
 
 @pytest.fixture
@@ -26,10 +26,11 @@ def trainer(monkeypatch, tmp_path):
     tokenizer = ShapesTokenizer(codes=16, encoder=8, decoder=8, fine=8).eval()
     tokenizer.codebook.normal_()
     monkeypatch.setattr(train_ar, "SHARD", 16)
-    monkeypatch.setattr(train_ar, "make_shard", lambda *a, **k: data.make_shard(*a, size=16, **k))
+    make_shard = data.make_shard
+    monkeypatch.setattr(data, "make_shard", lambda *a, **k: make_shard(*a, size=16, **k))
     monkeypatch.setattr(train_ar.ShapesNetwork.__init__, "__defaults__", (16, 16, 5, 2, 24))
     monkeypatch.setattr(Trainer, "evaluate", lambda self: {})
-    return lambda name: Trainer(tmp_path / name, tokenizer, PLAN, compiled=False)
+    return lambda name, **more: Trainer(tmp_path / name, tokenizer, PLAN, compiled=False, **more)
 
 
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(trainer, tmp_path):
@@ -94,11 +95,42 @@ def test_auxiliary_targets_name_the_next_object_and_count_what_is_to_come():
     assert remaining[[0, 20, 21, 100, 101]].tolist() == [2, 2, 1, 1, 0]
 
 
-def test_loss_weights_look_only_at_emitted_neighbours():
-    owner = torch.zeros(1, TOKENS, dtype=torch.uint8)
+def test_a_run_goes_on_from_its_exported_state(trainer, tmp_path):
+    first = trainer("first")
+    for _ in range(3):
+        first.step()
+    first.export_state(tmp_path / "state")
+    assert {file.suffix for file in (tmp_path / "state").iterdir()} == {".safetensors", ".json"}
+    second = trainer("second", resume_from=tmp_path / "state")
+    assert second.samples == first.samples == 12
+    for name, tolerance in (("network", 1e-2), ("averaged", 1e-3), ("auxiliary", 1e-3)):
+        pairs = zip(getattr(first, name).parameters(), getattr(second, name).parameters(), strict=True)
+        assert all(torch.allclose(one, other, rtol=tolerance, atol=1e-4) for one, other in pairs)
+    assert second.rate() == PLAN.batch / PLAN.warmup  # warm-up, as the optimizers start anew
+    assert second.run() and second.samples == PLAN.samples
+
+
+def test_attention_in_blocks_is_causal_attention():
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 3, 11, 8, generator=generator) for _ in range(3))
+    blocked, _ = train_ar.blocked_attention(None, query, key, value, None, scaling=8**-0.5)
+    whole = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    assert torch.allclose(blocked, whole.transpose(1, 2), atol=1e-5)
+
+
+def test_loss_weights_look_only_at_positions_and_emitted_neighbours():
+    plan = Plan(object_weight=6.0, corner_weight=3.0, noise_weight=0.5)
+    owner, noisy = torch.zeros(1, TOKENS, dtype=torch.uint8), torch.zeros(1, TOKENS, dtype=torch.bool)
     owner[0, 5 * 16 + 5] = 1
-    heavy = (context_weights(owner, 6.0)[0] == 6).nonzero()[:, 0].tolist()
+    weights = loss_weights(owner, noisy, plan)[0]
+    heavy = (weights == 6).nonzero()[:, 0].tolist()
     assert heavy == [5 * 16 + 6, 6 * 16 + 4, 6 * 16 + 5, 6 * 16 + 6]
+    corners = (weights == 3).nonzero()[:, 0].tolist()
+    assert corners == [16 * y + x for y in range(0, 16, 2) for x in range(0, 16, 2) if 16 * y + x not in heavy]
+    assert (weights == 1).sum() == TOKENS - len(heavy) - len(corners)
+    noisy[0, 9 * 16 + 9] = True
+    light = (loss_weights(owner, noisy, plan)[0] == 0.5).nonzero()[:, 0].tolist()
+    assert light == [9 * 16 + 10, 10 * 16 + 9]  # its two other neighbours can be corners of a card
 
 
 def test_orthogonalized_matrices_have_singular_values_near_one():

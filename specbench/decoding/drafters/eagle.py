@@ -85,7 +85,7 @@ class Eagle:
         self._news = verification.tokens, features, positions, shift
 
     def _learn(self) -> Tensor | None:
-        """Append the tokens that the last step committed; the head's features [R, d] after the newest, or None."""
+        """Append the tokens committed by the last step; return the head's features [R, d] after the newest, or None."""
         if self._news is None:
             return None
         tokens, features, positions, shift = self._news
@@ -103,7 +103,7 @@ class Eagle:
         known: Tensor,
         step: Tensor,
     ) -> None:
-        """Fill in the drafts' tokens and their q, one depth at a time."""
+        """Draw the draft tokens and record their q, one depth at a time."""
         features = known[:, None]
         for depth, level in enumerate(levels):
             columns = level.columns
@@ -127,7 +127,7 @@ class HeadCache:
     """
 
     def __init__(self, head: EagleHead, session, slots: int, columns: int):
-        """`session` is the target's; at most `slots` stream slots and trees of `columns` columns."""
+        """`session`: the target's; `slots`: maximum stream slots; `columns`: maximum tree size."""
         self._head = head
         prompt = session.draft_prompt()
         self._last = prompt.lengths[:, None] - 1
@@ -142,7 +142,7 @@ class HeadCache:
             self._run(prompt.ids[:, 1:], prompt.features, slots, slots, mask, longest)
 
     def mark_length(self) -> None:
-        """Let one compiled form serve all prompt lengths."""
+        """Mark the cache length dynamic, so that one compiled form serves all prompt lengths."""
         torch._dynamo.mark_dynamic(self._index, 0)
         for buffers in self._cache.buffers():
             for buffer in buffers:
@@ -160,8 +160,9 @@ class HeadCache:
         return self._run(ids, features, slots, slots, self._index[:visible] <= slots[..., None], visible)
 
     def branch(self, ids: Tensor, features: Tensor, positions: Tensor, ancestors: Tensor, columns: Tensor) -> Tensor:
-        """Feed the drafts [B, n] of some tree `columns` [n]; `positions` [B, C] are the stream slots that the tree's
-        columns predict, `ancestors` [C, C] is True where the second column is the first one or an ancestor of it.
+        """Run the head on the drafts [B, n] of tree `columns` [n]; `positions` [B, C] are the stream slots that the
+        tree's columns predict, `ancestors` [C, C] is True where the second column is the first one or an ancestor of
+        it.
         """
         ids, positions = self._repeat(ids), self._repeat(positions)
         # Counted from the end, so that code compiled for one prompt length is valid for another.
@@ -191,7 +192,7 @@ class HeadCache:
 
 @lru_cache(maxsize=64)
 def _tree_levels(tree: Tree, device: torch.device) -> tuple[TreeLevel, ...]:
-    """The columns with children, by depth."""
+    """Group the columns with children by depth."""
     levels, before = [], [0]
     for depth in range(max(tree.depth)):
         own = [c for c, d in enumerate(tree.depth) if d == depth and c in tree.parents]

@@ -1,4 +1,4 @@
-"""Drafters without a draft model: none at all, the Jacobi chain, and the Jacobi chain with sibling branches."""
+"""Drafters without a draft model: no drafts (AR), the Jacobi chain, and the Jacobi chain with sibling branches."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Jacobi:
         return tokens, positions, q, self._place(positions[:, :-1])
 
     def _place(self, slots: Tensor) -> Tensor | None:
-        """Places [B, width - 1] of the draft `slots` in the previous step; -1 where it tested no draft of the slot."""
+        """Index [B, width - 1] of the draft `slots` in the previous step; -1 where it tested no draft of the slot."""
         if self._tested is None:
             return None
         place = slots - slots[:, :1] + self._shift[:, None]

@@ -1,4 +1,4 @@
-"""Initialisation: tokens for fresh window slots, each with the law q it was really drawn from.
+"""Token initialisation: tokens for fresh window slots, each with the proposal distribution q it was drawn from.
 
 A fresh slot either copies a neighbour in the image grid (q one-hot), or draws from the distribution its neighbour was
 drawn from (q that distribution), or is uniformly random. Where the neighbour is fresh too, its own source is used; a
@@ -18,14 +18,14 @@ from specbench.decoding.sampling import draw, one_hot
 
 
 class Slots(NamedTuple):
-    """The draft slots of one step. D per row.
+    """Draft slots of one step, D per row.
 
     Attributes:
         start: [B] stream slot of the first one: tokens committed so far.
         positions: [B, D] stream slots.
         fresh: [B, D] bool, which of them need a token.
         tokens: [B, L] stream tokens so far: committed ones and drafts, indexed by stream slot.
-        history: [B, N, V] the last target distribution seen at each stream slot, if the init asks for it.
+        history: [B, N, V] the last target distribution seen at each stream slot, if the init needs it.
         step: [B, 1] 1-based number of this step, per row.
     """
 
@@ -41,7 +41,7 @@ class Init(Protocol):
     needs_history: bool
 
     def fill(self, slots: Slots, noise: Noise) -> tuple[Tensor, Tensor]:
-        """Tokens [B, D] and their laws q [B, D, V]; only fresh slots are read."""
+        """Draw tokens [B, D] with their distributions q [B, D, V]; only fresh slots are read."""
         ...
 
 
@@ -68,7 +68,7 @@ class Spatial:
     """A copy of a neighbour in the image grid, or a draw from the neighbour's distribution (SJD sec. 4.2)."""
 
     def __init__(self, context: Context, rows: int, columns: int, sample: bool):
-        """The neighbour stands `rows` above and `columns` to the left; `sample` draws instead of copying."""
+        """`rows`, `columns`: offset of the neighbour above and to the left; `sample`: draw instead of copying."""
         layout = context.layout
         neighbour = layout.neighbour(rows, columns)
         self._neighbour = torch.tensor([*neighbour, -1], device=context.device)
@@ -77,19 +77,19 @@ class Spatial:
         self.needs_history = sample
 
     def fill(self, slots: Slots, noise: Noise) -> tuple[Tensor, Tensor]:
-        random_tokens, uniform_law = self._random.fill(slots, noise)
+        random_tokens, uniform = self._random.fill(slots, noise)
         source, root = self._trace(slots)
         has_source = source >= 0
         if self.needs_history:
             rows = torch.arange(len(source), device=source.device)[:, None]
-            law = slots.history[rows, source.clamp(0, slots.history.shape[1] - 1)]
-            tokens = draw(law, noise.uniform(slots.positions, Stream.FRESH, slots.step))
-            q = torch.where(has_source[..., None], law, uniform_law)
+            distribution = slots.history[rows, source.clamp(0, slots.history.shape[1] - 1)]
+            tokens = draw(distribution, noise.uniform(slots.positions, Stream.FRESH, slots.step))
+            q = torch.where(has_source[..., None], distribution, uniform)
             return torch.where(has_source, tokens, random_tokens), q
         # Where the chain of neighbours ends at a random fresh slot, that slot's own token is copied.
         tokens = torch.where(has_source, slots.tokens.gather(1, source.clamp(min=0)), random_tokens.gather(1, root))
         copied = has_source | (root != torch.arange(root.shape[1], device=root.device))
-        return tokens, torch.where(copied[..., None], one_hot(tokens, self._vocab), uniform_law)
+        return tokens, torch.where(copied[..., None], one_hot(tokens, self._vocab), uniform)
 
     def _trace(self, slots: Slots) -> tuple[Tensor, Tensor]:
         """Follow neighbours out of the fresh slots.

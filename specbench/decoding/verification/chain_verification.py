@@ -6,9 +6,9 @@ With D drafts x_0 .. x_{D-1}, drawn from q_0 .. q_{D-1}, and the target distribu
     n = number of accepted drafts before the first rejection
     n < D:  draw the token of slot n from the residual distribution of p_n and q_n
     n = D:  draw the token of slot n from p_D (bonus token)
-    slots after n: the refinement decides what they hold in the next window
+    slots after n: refined for the next window
 
-All slots are computed at once, so that no step waits for the host.
+All slots are computed in parallel, without a host sync.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def verify_chain(
         return _sample(p, positions, noise)
     slot = torch.arange(p.shape[1], device=p.device)
     coin = noise.uniform(positions[:, :-1], Stream.COIN, step)
-    # Slot D has no draft: it is in no test, and a q for it is not read.
+    # Slot D has no draft and no test; its q is not read.
     tests = DraftTests.of(p[:, :-1], proposal.q[:, : drafts.shape[1]], drafts, coin, depth=slot[1:])
     refined = torch.zeros_like(positions)
     if refinement.keeps_tail or verifier.compares:
@@ -68,5 +68,5 @@ def _sample(p: Tensor, positions: Tensor, noise: Noise) -> Verification:
 
 
 def _row(p: Tensor, slot: Tensor) -> Tensor:
-    """[B, 1, V] distributions of p [B, T, V] at `slot` [B, 1]."""
+    """Select p [B, T, V] at `slot` [B, 1]: [B, 1, V]."""
     return p.gather(1, slot[..., None].expand(-1, -1, p.shape[-1]))

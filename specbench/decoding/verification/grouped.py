@@ -68,7 +68,7 @@ class Grouped(RatioTest):
         return torch.where(p_x > 0, p_cluster / q_cluster, 0.0), kept.sum(-1)
 
     def _slice(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids [..., n, m] around each candidate in rank order, x exactly once, and which of them exist."""
+        """Ids [..., n, m] around each candidate in rank order, x exactly once, and a mask of existing entries."""
         if self._nearest is not None:
             others = self._nearest[x.clamp(max=len(self._nearest) - 1)]
             ids = torch.cat([x[..., None], others], dim=-1)
@@ -86,8 +86,7 @@ class Grouped(RatioTest):
         return order.gather(-1, place.flatten(-2)).view(place.shape), valid
 
     def _slice_of_kept(self, p: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The same around one candidate [..., 1], from the ranks of the tokens with p > 0; entries that do not exist
-        are x."""
+        """`_slice` around one candidate [..., 1], from the ranks of the tokens with p > 0; missing entries are x."""
         order = rank_kept(p, self._descending)
         here = order == x
         found = here.any(-1, keepdim=True)

@@ -1,8 +1,8 @@
 """LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352): accept a draft x with min(1, p(A(x)) / q(x)).
 
-A(x) is x and the longest nearest-first run of its k codebook neighbours whose summed target probability stays within a
-limit. Papers and released code use different residual distributions after a rejection, see the functions below; the
-released code follows neither paper.
+A(x) consists of x and the longest nearest-first prefix of its k codebook neighbours whose total target probability is
+within a limit. Papers and released code use different residual distributions, see the functions below; the released
+code follows neither paper.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Neighbourhood(NamedTuple):
     Attributes:
         draft: [..., n] tokens x.
         ids: [..., n, k] codebook neighbours of x, nearest first.
-        member: [..., n, k] bool, which of them belong to A(x).
+        member: [..., n, k] bool, membership of each neighbour in A(x).
         mass: [..., n] p(A(x)), the draft's own mass included.
-        wide: [..., n, k + 1] the same with one neighbour more, as in the released code.
+        wide: [..., n, k + 1] `member` with one additional neighbour, as in the released code.
     """
 
     draft: Tensor

@@ -1,4 +1,4 @@
-"""Verifiers: which drafts are accepted, and the distribution of the token that replaces a rejected one.
+"""Verifiers: acceptance of drafts, and the residual distribution after a rejection.
 
 A `RatioTest` accepts a draft x with probability a(x; p, q); after a rejection the residual distribution is sampled.
 `Match` compares the draft with a fresh draw from p and needs neither.
@@ -18,7 +18,7 @@ from specbench.decoding.sampling import at
 
 
 class DraftTests(NamedTuple):
-    """Drafts to test, each against its own p and q: K per row, V tokens. Made by `of`, the only place that reads a
+    """Acceptance tests, one draft each with its own p and q: K per row, V tokens. Built by `of`, the only reader of a
     proposal's q.
 
     Attributes:
@@ -42,9 +42,9 @@ class DraftTests(NamedTuple):
     def of(
         cls, p: Tensor, q: Tensor, draft: Tensor, coin: Tensor, depth: Tensor, exists: Tensor | None = None
     ) -> DraftTests:
-        """The tests of `draft` in the entries that have one, `exists` [K]; all have one if None.
+        """Build the tests of `draft`; `exists` [K] is False for entries without a draft, None if all have one.
 
-        Elsewhere q is undefined, for example NaN or the distribution of an earlier step, and is replaced by 0.
+        Without a draft q is undefined (NaN, or left from an earlier step) and is replaced by 0.
         """
         drafted = at(q, draft) > 0
         if exists is not None:
@@ -53,11 +53,11 @@ class DraftTests(NamedTuple):
         return cls(p, q, draft, drafted, coin, depth)
 
     def pick(self, entries: Tensor | slice) -> DraftTests:
-        """The tests of some entries [K'], the same in all rows."""
+        """Select the tests of entries [K'], the same in all rows."""
         return DraftTests(*(field[:, entries] for field in self[:-1]), self.depth[entries])
 
     def at(self, entry: Tensor) -> DraftTests:
-        """One test per row, of entry [B, 1]; its depth is [B, 1]."""
+        """Select one test per row, of entry [B, 1]; its depth is [B, 1]."""
         rows = torch.arange(len(entry), device=entry.device)[:, None]
         return DraftTests(*(field[rows, entry] for field in self[:-1]), self.depth[entry])
 
@@ -79,7 +79,7 @@ class Verifier(Protocol):
     """Whether drafts are compared with the slot's refined token, which then replaces a rejected draft."""
 
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
-        """Judge every draft; `refined` [B, K] is the token that the refinement puts into its slot."""
+        """Judge every draft; `refined` [B, K]: refined token of the draft's slot."""
         ...
 
     def residual_weights(self, tests: DraftTests) -> Tensor:
@@ -117,7 +117,7 @@ class RatioTest:
 
 
 def distance_facts(tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
-    """Estimates [B, K] of distances between distributions from one draft x ~ q each, accepted with probability a.
+    """Unbiased estimates [B, K] of distances between p and q, each from one draft x ~ q with acceptance probability a.
 
     `distance`: 1 - min(1, p/q), with mean TV(p, q) over x. `excess`: [a - p/q]+, with mean sum_y [q a - p]+ over x, the
     slot's term of Cool-SD's theorem 2 under the optimal residual.
@@ -149,13 +149,13 @@ def draw_after_drafts(
 ) -> Tensor:
     """Draw the token after the accepted drafts: a replacement after a rejection, else the bonus token from p.
 
-    The bonus token uses the slot's own noise, as autoregressive sampling does; a replacement that of its step.
+    The bonus token uses the slot's noise, as autoregressive sampling does; a replacement the step's noise.
 
     Args:
         p: [B, 1, V] target distribution of the slot.
         tests: [B, 1] the last failed test of the slot; not used where none failed.
         rejected: [B, 1] bool, whether a draft of the slot was rejected.
-        refined: [B, 1] token that the refinement puts into the slot.
+        refined: [B, 1] refined token of the slot.
         position: [B, 1] stream slot.
 
     Returns:

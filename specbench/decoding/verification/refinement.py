@@ -1,6 +1,6 @@
 """Refinement: the next draft of each slot of the window, drawn as if every earlier slot were final.
 
-Given the prefix, every rule but `Reuse` puts a draw from p into the slot, so that q of the next step is p whether or
+Given the prefix, every rule but `Reuse` fills the slot with a sample of p, so that q of the next step is p whether or
 not the token has changed.
 """
 
@@ -34,7 +34,7 @@ class Refinement(Protocol):
 
 
 class Resample:
-    """Draw every slot afresh from p (SJD)."""
+    """Resample every slot from p (SJD)."""
 
     keeps_tail = True
 
@@ -47,13 +47,13 @@ class Resample:
 
 
 class Restart(Resample):
-    """Discard the tail and initialise it afresh (SJD's ablation); a verifier that compares still sees `Resample`."""
+    """Reinitialise the slots after the last accepted draft (SJD's ablation); `Match` still compares with `Resample`."""
 
     keeps_tail = False
 
 
 class Reuse(Resample):
-    """Keep the draft where p/q > tau, else draw afresh (SJD++). Lossy: a kept draft follows a truncated q, not p."""
+    """Keep the draft where p/q > tau, else resample (SJD++). Lossy: a kept draft follows a truncated q, not p."""
 
     def __init__(self, context: Context, tau: float):
         super().__init__(context)
@@ -68,8 +68,8 @@ class Reuse(Resample):
 class Couple:
     """Maximal coupling: keep the draft with probability min(1, p/q), else draw from [p - q]+ (SCD; SJD-PAC's AC).
 
-    A slot without a draft is drawn from p. The coin is the verifier's: its outcome matters in slots that are not
-    refined only.
+    A slot without a draft is drawn from p. The coin is shared with the verifier, whose outcome affects unrefined slots
+    only.
     """
 
     keeps_tail = True
@@ -88,8 +88,7 @@ class Couple:
 
 
 class Gumbel:
-    """Exponential race of p with noise frozen per stream slot: similar p choose the same token (SCD; predictive
-    sampling)."""
+    """Gumbel coupling: exponential race of p with fixed noise per stream slot (SCD; predictive sampling)."""
 
     keeps_tail = True
 

@@ -1,8 +1,8 @@
 """Residual distributions after a rejection, as unnormalised weights [..., V].
 
-With acceptance a(x) and proposal distribution q, the residual distribution of a lossless decoder is proportional to
-p - a q. Both functions take the acceptance as a function, since only `optimal` needs it over the whole vocabulary.
-Where there is no draft, q is all zero and both give p.
+With acceptance a(x) and proposal distribution q, the residual distribution of a lossless decoder is proportional to p -
+a q. Acceptance is passed as a function, since only `optimal` evaluates it over the whole vocabulary. Where there is no
+draft, q is all zero and both give p.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from specbench.decoding.context import Acceptance
 
 
 def or_target(weights: Tensor, p: Tensor) -> Tensor:
-    """`weights`, or p where they are all zero: p equals q there, and the rejection was rounding too."""
+    """`weights`, or p where all are zero: there p equals q, and the rejection is a rounding error."""
     return torch.where(weights.sum(-1, keepdim=True) > 0, weights, p)
 
 

@@ -1,8 +1,8 @@
 """Tree verification: the longest accepted path from the root.
 
-Siblings are tested in the order they were drawn, each against the residual distribution after the rejected ones
-(recursive rejection sampling of SpecInfer and EAGLE). All columns are tested at once and the path is read off
-afterwards, so that no step waits for the host. Chains have a simpler module, `chain_verification`.
+Siblings are tested in sampling order, each against the residual distribution after the rejected ones (recursive
+rejection sampling of SpecInfer and EAGLE). All columns are tested in parallel and the path is selected afterwards,
+without a host sync. Chains have a simpler module, `chain_verification`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def verify_tree(
 
 
 class _TreeVerifier:
-    """The verification of one forward. B rows, C columns."""
+    """Verification of one forward: B rows, C columns."""
 
     def __init__(self, p: Tensor, proposal: Proposal, tables: Routes, verifier: Verifier, noise: Noise, step: Tensor):
         self._p, self._proposal, self._verifier, self._noise, self._step = p, proposal, verifier, noise, step
@@ -72,8 +72,7 @@ class _TreeVerifier:
         return Verification(first, columns, tokens, self._p[self._rows[:, None], columns], tested, accepted, facts)
 
     def _coins(self) -> Tensor:
-        """[B, C] one uniform per column, for the draft it consumes; drafts for the same slot have coins of their
-        own."""
+        """One uniform per column [B, C], for the draft it consumes; drafts of the same slot have separate coins."""
         tables, step = self._tables, self._step
         own = step * self._proposal.max_columns + tables.peer
         stream = torch.where(tables.in_trunk, int(Stream.COIN), int(Stream.SIBLING_COIN))
@@ -86,7 +85,7 @@ class _TreeVerifier:
         return DraftTests.of(self._p, proposal.q, next_draft, coin[:, tables.next], depth, tables.has_next)
 
     def _test(self, level: Level, coin: Tensor) -> None:
-        """Test the siblings of one rank, in all columns at once."""
+        """Test the siblings with one sibling index, in all columns in parallel."""
         proposal, parents, children = self._proposal, level.parents, level.children
         if self._tests:
             earlier = self._tests[-1].pick(level.within)
@@ -105,7 +104,7 @@ class _TreeVerifier:
         self._tests.append(tests)
 
     def _after_the_drafts(self, stop: Tensor) -> Tensor:
-        """[B, 1] tokens of the slots that column `stop` [B] predicts."""
+        """Draw the token [B, 1] of the slot predicted by column `stop` [B]."""
         row, column = self._rows[:, None], stop[:, None]
         return draw_after_drafts(
             self._p[row, column],
@@ -119,7 +118,7 @@ class _TreeVerifier:
         )
 
     def _last_failed(self, stop: Tensor) -> DraftTests:
-        """The test [B, 1] of the last child of column `stop` [B, 1]; any other one where that is a leaf."""
+        """Test [B, 1] of the last child of column `stop` [B, 1]; arbitrary if `stop` is a leaf."""
         tables = self._tables
         found: DraftTests | None = None
         for rank, tests in enumerate(self._tests):

@@ -53,7 +53,7 @@ class ShapesModel(TransformerModel):
         rng = np.random.default_rng([8, seed])
         texts, tokens = [], []
         while len(texts) < count:
-            scenes = [realize(sample_request(rng, plain=0.2), rng) for _ in range(min(64, count - len(texts)))]
+            scenes = [realize(sample_request(rng), rng) for _ in range(min(64, count - len(texts)))]
             texts += [captions.caption(describe(scene, rng)) for scene in scenes]
             pixels = torch.from_numpy(np.stack([render(scene) for scene in scenes])).permute(0, 3, 1, 2)
             tokens.append(self._tokenizer.encode(pixels.to(self.device)))

@@ -38,7 +38,7 @@ class ShapesNetwork(nn.Module):
 
     prefix = captions.PREFIX
 
-    def __init__(self, codes: int = 512, width: int = 128, layers: int = 6, heads: int = 4, inner: int = 384):
+    def __init__(self, codes: int = 512, width: int = 128, layers: int = 6, heads: int = 2, inner: int = 384):
         super().__init__()
         self.config = {"codes": codes, "width": width, "layers": layers, "heads": heads, "inner": inner}
         self.codes = codes

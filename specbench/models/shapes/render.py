@@ -1,6 +1,8 @@
-"""Pixels from a scene: anti-aliased objects on six kinds of muted background.
+"""Pixels from a scene: anti-aliased objects on dark cards, on six kinds of muted background.
 
 Object colors are saturated (or white); backgrounds are muted and never bright, so the detector can tell them apart.
+Four backgrounds are drawn in whole 4 x 4-pixel tokens and have no noise. The other two are noisy in a part of the
+picture: clouds in the upper part, grain in the lower part.
 """
 
 from __future__ import annotations
@@ -19,16 +21,16 @@ RGB = {
 }
 GROUNDS = np.array(
     [
-        (0.30, 0.34, 0.38),
+        (0.33, 0.37, 0.41),
         (0.50, 0.44, 0.36),
-        (0.36, 0.38, 0.30),
-        (0.42, 0.36, 0.38),
-        (0.21, 0.21, 0.23),
-        (0.44, 0.48, 0.51),
+        (0.36, 0.39, 0.31),
+        (0.44, 0.40, 0.43),
+        (0.45, 0.49, 0.52),
     ]
 )
-COLOR_JITTER = 0.03
-GROUND_JITTER = 0.015
+CARD = np.array((0.10, 0.10, 0.12))
+TOKEN = 4
+NOISY_ROWS = (6, 11)
 CROSS_ARM = 0.4
 _Y, _X = np.mgrid[0:SIZE, 0:SIZE] + 0.5
 
@@ -57,39 +59,58 @@ def coverage(item: Item) -> np.ndarray:
 
 def render(scene: Scene) -> np.ndarray:
     """A scene as uint8 [64, 64, 3]; the same scene always gives the same pixels."""
-    rng = np.random.default_rng(scene.seed)
-    image = background(scene.texture, rng)
+    image = background(scene.texture, np.random.default_rng(scene.seed)).copy()
     for item in scene.items:
-        color = np.array(RGB[item.color]) + rng.uniform(-COLOR_JITTER, COLOR_JITTER, 3)
+        left, top, right, bottom = item.card
+        image[top:bottom, left:right] = CARD
         alpha = coverage(item)[..., None]
-        image = image * (1 - alpha) + color * alpha
+        image = image * (1 - alpha) + np.array(RGB[item.color]) * alpha
     return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
-def object_mask(scene: Scene) -> np.ndarray:
-    """Share of each pixel covered by any object, float [64, 64]."""
-    return np.max([coverage(i) for i in scene.items], axis=0)
+def card_mask(scene: Scene) -> np.ndarray:
+    """Which object's card each pixel lies on: 1 + index of the object, 0 for background, uint8 [64, 64]."""
+    owner = np.zeros((SIZE, SIZE), np.uint8)
+    for index, item in enumerate(scene.items):
+        left, top, right, bottom = item.card
+        owner[top:bottom, left:right] = index + 1
+    return owner
+
+
+def noisy_rows(scene: Scene) -> tuple[int, int]:
+    """First and last (exclusive) token row of the noisy part of the background; equal where there is none."""
+    if scene.texture not in ("cloudy", "grainy"):
+        return 0, 0
+    _, rows = _ground(np.random.default_rng(scene.seed))
+    whole = SIZE // TOKEN
+    return (0, rows) if scene.texture == "cloudy" else (whole - rows, whole)
 
 
 def background(texture: str, rng: np.random.Generator) -> np.ndarray:
     """A background of the named texture, float [64, 64, 3] in 0..1."""
-    first, second = GROUNDS[rng.permutation(len(GROUNDS))[:2]] + rng.uniform(-GROUND_JITTER, GROUND_JITTER, (2, 3))
+    color, rows = _ground(rng)
+    flat = np.broadcast_to(color, (SIZE, SIZE, 3))
     if texture == "smooth":
-        return np.broadcast_to(first, (SIZE, SIZE, 3))
+        return flat
     if texture == "gradient":
-        return _mix(first, second, _ramp(rng))
+        return color + (_ramp(rng) - 0.5)[..., None] * 0.3
     if texture == "striped":
-        return _mix(first, _accent(first), _stripes(rng))
+        return _mix(color, _accent(color), _stripes(rng))
     if texture == "checkered":
         cell = int(rng.choice((4, 8)))
-        return _mix(first, _accent(first), ((_X // cell + _Y // cell) % 2))
+        return _mix(color, _accent(color), ((_X // cell + _Y // cell) % 2))
     if texture == "cloudy":
-        clouds = 0.6 * _value_noise(rng, 5) + 0.4 * _value_noise(rng, 12)
-        return first + 0.11 * clouds[..., None] + 0.02 * _value_noise(rng, 32)[..., None]
+        clouds = 0.09 * _value_noise(rng, 5) + 0.04 * _value_noise(rng, 16) + 0.05 * _grains(rng)
+        return np.where((rows * TOKEN > _Y)[..., None], color + np.clip(clouds, -0.2, 0.2)[..., None], flat)
     if texture == "grainy":
-        grains = 0.075 * np.kron(rng.standard_normal((SIZE // 2, SIZE // 2, 1)), np.ones((2, 2, 1)))
-        return first + np.clip(grains, -0.18, 0.18) + 0.02 * rng.standard_normal((SIZE, SIZE, 1))
+        grains = 0.05 * _value_noise(rng, 16) + 0.07 * _grains(rng)
+        return np.where((SIZE - rows * TOKEN <= _Y)[..., None], color + np.clip(grains, -0.2, 0.2)[..., None], flat)
     raise ValueError(f"unknown texture {texture!r}")
+
+
+def _ground(rng: np.random.Generator) -> tuple[np.ndarray, int]:
+    """Color of the background, and height of its noisy part in token rows."""
+    return GROUNDS[rng.integers(len(GROUNDS))], int(rng.integers(NOISY_ROWS[0], NOISY_ROWS[1] + 1))
 
 
 def _mix(first: np.ndarray, second: np.ndarray, share: np.ndarray) -> np.ndarray:
@@ -101,14 +122,17 @@ def _accent(color: np.ndarray) -> np.ndarray:
 
 
 def _ramp(rng: np.random.Generator) -> np.ndarray:
-    angle = rng.integers(8) * np.pi / 4
-    along = _X * np.cos(angle) + _Y * np.sin(angle)
-    return (along - along.min()) / np.ptp(along)
+    along = (_X, SIZE - _X, _Y, SIZE - _Y)[rng.integers(4)]
+    return (along // TOKEN) / (SIZE // TOKEN - 1)
 
 
 def _stripes(rng: np.random.Generator) -> np.ndarray:
-    along = (_X, _Y, _X + _Y)[rng.integers(3)]
-    return (along // 4) % 2
+    along = (_X, _Y)[rng.integers(2)]
+    return (along // TOKEN) % 2
+
+
+def _grains(rng: np.random.Generator) -> np.ndarray:
+    return np.kron(rng.standard_normal((SIZE // 2, SIZE // 2)), np.ones((2, 2)))
 
 
 def _value_noise(rng: np.random.Generator, cells: int) -> np.ndarray:

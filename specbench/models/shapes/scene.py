@@ -4,7 +4,8 @@ A `Request` is the meaning of a caption: clauses ("two red circles"), relations 
 A `Scene` is one concrete picture that satisfies a request: every object with its place and size in pixels.
 `realize` draws a scene for a request, `describe` draws a request that a scene satisfies.
 
-The image is 64 x 64 pixels, x to the right, y downwards. Object centres lie on a 4-pixel lattice.
+The image is 64 x 64 pixels, x to the right, y downwards. Every object lies on a dark square card, whose edges are on an
+8-pixel lattice and which no other card touches. So a token, which covers 4 x 4 pixels, shows either card or background.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ import numpy as np
 from specbench.errors import SpecbenchError
 
 SIZE = 64
-LATTICE = 4
-MARGIN = 2
-GAP = 4
+LATTICE = 8
+RIM = 2
+GAP = 8
 SHAPES = ("circle", "square", "triangle", "cross")
 COLORS = ("red", "yellow", "green", "blue", "purple", "white")
 TEXTURES = ("smooth", "gradient", "striped", "checkered", "cloudy", "grainy")
-TEXTURE_SHARES = (0.24, 0.14, 0.13, 0.13, 0.16, 0.20)
+TEXTURE_SHARES = (0.08, 0.07, 0.07, 0.08, 0.35, 0.35)
 RELATIONS = ("left", "right", "above", "below")
 OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"}
 MAX_COUNT = 4
 CATEGORIES = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
-RADII = {1: (12, 14, 16, 18), 2: (8, 10, 12), 3: (8, 10), 4: (8, 10)}
+RADII = {1: (10, 14), 2: (6, 10), 3: (6,), 4: (6,)}
 
 
 class SceneError(SpecbenchError, ValueError):
@@ -107,6 +108,12 @@ class Item:
     y: int
     radius: int
 
+    @property
+    def card(self) -> tuple[int, int, int, int]:
+        """Left, top, right and bottom of the card, in pixels; right and bottom are exclusive."""
+        half = self.radius + RIM
+        return self.x - half, self.y - half, self.x + half, self.y + half
+
 
 @dataclass(frozen=True)
 class Scene:
@@ -123,20 +130,16 @@ def holds(relation: str, ax: float, ay: float, bx: float, by: float, margin: flo
     return distance > margin
 
 
-def sample_request(rng: np.random.Generator, plain: float = 0.0) -> Request:
-    """Draw a fully specified request: the mixture of scenes the model is trained on.
-
-    `plain` is the probability of a smooth background before the usual mixture of textures is asked.
-    """
-    kind = rng.choice(4, p=(0.33, 0.36, 0.26, 0.05))
+def sample_request(rng: np.random.Generator) -> Request:
+    """Draw a fully specified request: the mixture of scenes the model is trained on."""
+    kind = rng.choice(4, p=(0.20, 0.40, 0.27, 0.13))
     if kind == 0:
         clauses = (_clause(rng),)
     elif kind == 2:
         clauses = (_clause(rng, int(rng.integers(2, MAX_COUNT + 1))),)
     else:
         clauses = _distinct(rng, 2 if kind == 1 else 3)
-    texture = "smooth" if plain and rng.random() < plain else str(rng.choice(TEXTURES, p=TEXTURE_SHARES))
-    return Request(clauses, (), texture)
+    return Request(clauses, (), str(rng.choice(TEXTURES, p=TEXTURE_SHARES)))
 
 
 def realize(request: Request, rng: np.random.Generator) -> Scene:
@@ -199,10 +202,9 @@ def _related(relation, kinds, places) -> bool:
 def _place(count: int, rng: np.random.Generator) -> list[tuple[int, int, int]] | None:
     places: list[tuple[int, int, int]] = []
     for radius in rng.choice(RADII[count], size=count):
-        low = -(-(radius + MARGIN) // LATTICE)
-        high = (SIZE - radius - MARGIN) // LATTICE
-        x, y = (int(v) * LATTICE for v in rng.integers(low, high + 1, size=2))
-        if any(max(abs(x - px), abs(y - py)) < radius + pr + GAP for px, py, pr in places):
+        half = int(radius) + RIM
+        x, y = (int(v) * LATTICE + half for v in rng.integers((SIZE - 2 * half) // LATTICE + 1, size=2))
+        if any(max(abs(x - px), abs(y - py)) < half + pr + RIM + GAP for px, py, pr in places):
             return None
         places.append((x, y, int(radius)))
     return places

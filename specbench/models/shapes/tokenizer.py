@@ -1,7 +1,7 @@
 """The VQ tokenizer: a 64 x 64 image as 16 x 16 tokens in raster order, and back.
 
-The encoder looks little further than a token's own 4 x 4 pixels, so a token means what it shows; the decoder sees
-several tokens around and draws the edges.
+The encoder sees nothing but a token's own 4 x 4 pixels, so equal patches have equal tokens; the decoder sees several
+tokens around and draws the edges.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class ShapesTokenizer(nn.Module):
             nn.Conv2d(3 * PATCH**2, encoder, 1),
             nn.SiLU(),
             nn.Conv2d(encoder, encoder, 1),
-            Residual(encoder),
-            nn.GroupNorm(8, encoder),
+            nn.SiLU(),
+            nn.Conv2d(encoder, encoder, 1),
             nn.SiLU(),
             nn.Conv2d(encoder, dim, 1),
         )

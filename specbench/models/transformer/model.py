@@ -138,8 +138,9 @@ class TransformerModel:
         return self._compiled_steps[guidance]
 
     def call_for(self, key: Hashable, rows: int) -> Call:
-        """What calls the functions of a decoder and sampling, `key`, on batches of `rows` images; eager without
-        `compile`."""
+        """`call` for the functions of a decoder and sampling, `key`, on batches of `rows` images; eager without
+        `compile`.
+        """
         if not self.compiles:
             return call_eager
         key = key, rows, self.device, self.dtype
@@ -149,7 +150,7 @@ class TransformerModel:
 
     @property
     def compiled(self) -> list[CompiledStep | CompiledFunctions]:
-        """What was compiled so far."""
+        """All functions compiled so far."""
         if not self.compiles:
             return []
         return [*self._compiled_steps.values(), *self._compiled_functions.values()]

@@ -20,7 +20,9 @@ class Size:
     attention: int
 
     def layer(self, layers: int, outputs: int) -> Layer:
-        """One of its `layers`, if the head is linear with `outputs` and queries are as wide as hidden states."""
+        """Size of one of its `layers`, if the head is linear with `outputs` and queries are as wide as hidden
+        states.
+        """
         width = self.attention // layers
         weights = (self.weights - outputs * width) // layers
         projections = 2 * width * (width + self.kv // (2 * layers))

@@ -1,1 +1,1 @@
-"""Where images are decoded: in this process, or by workers on one machine or many. The runner alone writes."""
+"""Executors: decode images in this process or in workers on one or many machines. Only the runner writes results."""

@@ -1,7 +1,7 @@
-"""Workers as Ray actors, each with a model of its own, on this machine or on a cluster that is already up.
+"""Workers as Ray actors, one model each, on this machine or on a running cluster.
 
-Ray only carries calls here: it restarts and retries nothing by itself, because a call it reports as failed may have
-run. That is the pool's business, and harmless, since an image is the same whoever decodes it.
+Ray's own restarts and retries are off, because a call reported as failed may have run. The pool retries; repeated
+decoding is harmless, since an image does not depend on the worker.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from specbench.system import environment
 from specbench.system.version import __version__
 
 STORE_BYTES = 256 * 2**20
-"""Shared memory of a local Ray: room for finished pictures on their way to the disk."""
+"""Shared memory of a local Ray in bytes, a buffer for decoded images."""
 
 Load = Callable[[], ImageModel]
-"""Makes the model inside a worker; must be picklable."""
+"""Function that builds the model inside a worker; must be picklable."""
 
 
 class Worker:
-    """What runs inside an actor."""
+    """Actor class of a worker."""
 
     def __init__(self, load: bytes, path: Sequence[str]):
-        """`load`: a pickled `Load`; `path`: where its modules are found, besides where this process looks."""
+        """`load`: a pickled `Load`; `path`: entries added to `sys.path`."""
         self._load, self._model = load, None
         sys.path += [folder for folder in path if folder not in sys.path]
 
     def prepare(self, specs: Sequence[RunSpec], text: str) -> dict[str, object] | SpecbenchError:
-        """Load the model and warm up; facts about the machine, or why it cannot be."""
+        """Load the model and warm up; return facts about the machine, or an error text."""
         try:
             if self._model is None:
                 self._model = pickle.loads(self._load)()
             facts = warm_up(self._model, specs, text)
         except SpecbenchError as error:
             return error
-        except Exception as error:  # whatever keeps a model from loading ends the run in one line
+        except Exception as error:  # any error while loading ends the run with one line
             return SpecbenchError(f"a worker cannot load the model: {type(error).__name__}: {error}", "", FAILURE)
         return facts | {
             "specbench": __version__,
@@ -114,16 +114,16 @@ class RayWorkers:
         return outcome
 
     def replace(self, worker: int) -> None:
-        with suppress(Exception):  # it is dead already in most cases
+        with suppress(Exception):  # usually dead already
             self._ray.kill(self._actors[worker])
         self._actors[worker] = self._start()
 
     def pids(self) -> list[int]:
-        """Process ids of the workers, once they are up."""
+        """Process ids of the running workers."""
         return self._ray.get([actor.pid.remote() for actor in self._actors])
 
     def close(self) -> None:
-        """Stop the workers, and the Ray that was started for them."""
+        """Stop the workers, and Ray if it was started for them."""
         for actor in getattr(self, "_actors", ()):
             with suppress(Exception):
                 self._ray.kill(actor)
@@ -143,7 +143,7 @@ class RayWorkers:
             raise SpecbenchError(f"{where}: {error}", advice, FAILURE) from None
 
     def _fitting(self, size: int | None, gpu: bool) -> int:
-        """The number of workers, which the cluster must have room for at once."""
+        """Number of workers; raises unless the cluster has resources for all at once."""
         resource = "GPU" if gpu else "CPU"
         there = int(self._ray.cluster_resources().get(resource, 0))
         nodes = sum(node["Alive"] for node in self._ray.nodes())
@@ -156,7 +156,7 @@ class RayWorkers:
 
 
 def _import():
-    """Ray, quiet and without phoning home."""
+    """Import Ray with logging and usage reports off."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -173,7 +173,7 @@ def _import():
 
 
 def _cause(text: str) -> str:
-    """The kernel of Ray's long account of a death."""
+    """Extract the cause from Ray's error message of a lost actor."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if "creation task" in text:
         return f"it cannot start: {lines[-1]}"

@@ -17,45 +17,45 @@ from specbench.store.schema import base_row, failed_row
 from specbench.system import environment
 
 ATTEMPTS = 2
-"""An image that failed, or took its worker along, this often is a row with its error."""
+"""Attempts per image; after the last failure or lost worker the error is stored in its row."""
 RESTARTS = 3
-"""How often each worker is replaced before the pool goes on without it."""
+"""Replacements per worker before the pool continues without it."""
 
 Ticket = Hashable
 
 
 class WorkerLost(Exception):
-    """The worker's process is gone; the text says what is known of the cause."""
+    """Loss of a worker process; the message states the cause if known."""
 
 
 class WorkerBackend(Protocol):
-    """Workers elsewhere, known by their number, each busy with at most one thing."""
+    """Backend of remote workers, addressed by index, with at most one call in flight each."""
 
     size: int
 
     def prepare(self, worker: int, specs: Sequence[RunSpec], text: str) -> Ticket:
-        """Let a worker load the model and warm up; `result` is its facts."""
+        """Start loading and warm-up on a worker; `result` returns its facts."""
 
     def submit(self, worker: int, chunk: Chunk) -> Ticket:
-        """Let a worker decode a chunk; `result` is its `Rows`."""
+        """Start decoding a chunk on a worker; `result` returns its `Rows`."""
 
     def wait(self, tickets: Sequence[Ticket]) -> Ticket:
-        """The first of the tickets to be done or lost."""
+        """Wait for the first ticket that is done or lost."""
 
     def result(self, ticket: Ticket) -> dict[str, object] | Rows:
-        """What came of it.
+        """Result of a ticket.
 
         Raises:
-            WorkerLost: the worker died.
-            SpecbenchError: it cannot get ready.
+            WorkerLost: the worker process died.
+            SpecbenchError: the worker cannot be prepared.
         """
 
     def replace(self, worker: int) -> None:
-        """Start another process in place of a lost one."""
+        """Start a new process for a lost worker."""
 
 
 class WorkerPool:
-    """An `Executor` that hands chunks to a crew."""
+    """`Executor` that distributes chunks among the workers of a backend."""
 
     def __init__(self, crew: WorkerBackend, restarts: int = RESTARTS):
         self._crew = crew
@@ -70,7 +70,7 @@ class WorkerPool:
         return spec.batch
 
     def warm_up(self, specs: Sequence[RunSpec], text: str) -> dict[str, object]:
-        """Returns when the first worker is ready; the others join as they come."""
+        """Wait for the first worker; the others join when ready."""
         self._preparation = specs, text
         for worker in range(self._crew.size):
             self._prepare(worker)
@@ -99,7 +99,7 @@ class WorkerPool:
         self._busy[self._crew.prepare(worker, *self._preparation)] = worker, None
 
     def _next(self) -> tuple[dict | Rows | WorkerLost | None, Chunk | None]:
-        """What the next one to report brings: facts, images, or the loss of a worker that had images."""
+        """Handle the next result: facts, images, or the loss of a worker with images."""
         if not self._busy:
             raise SpecbenchError(
                 f"all {self._crew.size} workers were lost, the last one because {self._lost}",
@@ -121,7 +121,7 @@ class WorkerPool:
         return outcome, chunk
 
     def _split_retries(self, rows: Rows, chunk: Chunk) -> Rows:
-        """What is final of a chunk; images that failed for the first time go back to the queue, one by one."""
+        """Split a chunk into final results and first failures, which are requeued singly."""
         requests = {request.key: request for request in chunk.requests}
         final = Rows(rows.spec, [], rows.images, rows.traces)
         for row in rows.rows:
@@ -133,7 +133,7 @@ class WorkerPool:
         return final
 
     def _requeue_lost(self, chunk: Chunk, lost: WorkerLost) -> Iterator[Rows]:
-        """The images a dead worker had: rows of those that had been tried before, the others once more."""
+        """Requeue a lost worker's images; those already retried become rows with an error."""
         for request in chunk.requests:
             tried = self._count(chunk, request)
             if tried < ATTEMPTS:

@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 
 from specbench.errors import INTERRUPTED
-from specbench.models.shapes.network import WEIGHTS, save
+from specbench.models.shapes.network import WEIGHTS, load_tokenizer, save
 from specbench.training.shapes.train_ar import Plan, Trainer
 from specbench.training.shapes.train_clip import train_clip
 from specbench.training.shapes.train_features import train_features
 from specbench.training.shapes.train_tokenizer import STEPS, train_tokenizer
 
-SAMPLING = {"guidance": 3.0, "top_k": 256, "temperature": 1.0}
+SAMPLING = {"guidance": 2.0, "top_k": 256, "temperature": 0.9}
 
 
 def main() -> None:
@@ -27,6 +27,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("shapes-training"), help="checkpoints, shards and logs")
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="where the trained weights are written")
     parser.add_argument("--samples", type=int, default=Plan.samples, help="training samples of the network")
+    parser.add_argument("--decay", type=float, default=Plan.decay, help="share of them over which the rate falls to 0")
+    parser.add_argument(
+        "--resume-from", type=Path, help="continue the network's run of this folder; see --export-state"
+    )
+    parser.add_argument("--export-state", type=Path, help="write the state of the run here, and stop")
     parser.add_argument("--tokenizer-steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -44,12 +49,22 @@ def main() -> None:
 
 
 def train_model(args: argparse.Namespace) -> bool:
-    """The tokenizer and the network; the weights are written once both are done. Whether they are."""
-    tokenizer = train_tokenizer(args.out, args.tokenizer_steps, seed=args.seed, device=args.device)
+    """Train the tokenizer and the network, and write the weights once both are done. Whether they are.
+
+    A run that continues another one keeps the tokenizer of the written weights, which its tokens come from.
+    """
+    if args.resume_from:
+        tokenizer = load_tokenizer(args.device, folder=args.weights)
+    else:
+        tokenizer = train_tokenizer(args.out, args.tokenizer_steps, seed=args.seed, device=args.device)
     if tokenizer is None:
         return False
-    plan = Plan(samples=args.samples, seed=args.seed)
-    trainer = Trainer(args.out, tokenizer.eval(), plan, args.device, compiled=not args.no_compile)
+    plan = Plan(samples=args.samples, decay=args.decay, seed=args.seed)
+    args.out.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(args.out, tokenizer.eval(), plan, args.device, not args.no_compile, args.resume_from)
+    if args.export_state:
+        trainer.export_state(args.export_state)
+        sys.exit()
     done = args.export_only or trainer.run()
     if done:
         extra = {"sampling": SAMPLING, "trained_samples": trainer.samples}

@@ -76,9 +76,10 @@ def panels(figure: Figure, held: Sequence[Mapping], rates: Sequence[Mapping], sc
     gain.plot(thousands, [row["gain"] for row in held], "o-", color="tab:green")
     gain.set_ylabel("gain of the caption, nats per image")
     gain.set_ylim(bottom=0)
-    _bars(detector, thousands, [small_estimate(row) for row in held], "48 prompts", color="tab:orange", alpha=0.6)
+    label = f"{Plan.prompts} prompts"
+    _bars(detector, thousands, [small_estimate(row) for row in held], label, color="tab:orange", alpha=0.6)
     shuffled = [row["shuffled"] for row in held]
-    detector.plot(thousands, shuffled, ":", color="tab:orange", label="48 prompts, shuffled captions")
+    detector.plot(thousands, shuffled, ":", color="tab:orange", label=f"{label}, shuffled captions")
     full = [Estimate(*(found["shapes"]["correct"]["overall"][k] for k in ("value", "low", "high"))) for found in scores]
     _bars(detector, [s["trained_samples"] / 1000 for s in scores], full, "318 prompts", color="tab:red", marker="s")
     detector.axhline(TARGET, color="black", linewidth=0.8, linestyle="--")

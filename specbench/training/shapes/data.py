@@ -1,7 +1,13 @@
-"""Training data: rendered scenes, their captions and their tokens, in shards that depend on nothing but their index."""
+"""Training data: rendered scenes, their captions and their tokens, in shards that depend on nothing but their index.
+
+`python -m specbench.training.shapes.data` makes shards ahead of a training run, in a process of its own. It uses the
+tokenizer of the run, or the shipped one if the run has none.
+"""
 
 from __future__ import annotations
 
+import argparse
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -10,20 +16,20 @@ import torch
 from torch import Tensor
 
 from specbench.models.shapes import captions
-from specbench.models.shapes.render import coverage, object_mask, render
+from specbench.models.shapes.network import load_tokenizer
+from specbench.models.shapes.render import card_mask, noisy_rows, render
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, SHAPES, Scene, describe, realize, sample_request
 from specbench.models.shapes.tokenizer import GRID, PATCH, TOKENS, ShapesTokenizer
 
 SHARD = 4096
 WORDINGS = 4
-OWNED = 0.15
 
 
 def render_batch(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Images uint8 [N, 3, 64, 64] and object coverage uint8 [N, 64, 64]."""
+    """Images uint8 [N, 3, 64, 64] and which pixels show an object and its card, bool [N, 64, 64]."""
     rng = np.random.default_rng(seed)
     scenes = [realize(sample_request(rng), rng) for _ in range(count)]
-    masks = np.stack([(object_mask(s) * 255).astype(np.uint8) for s in scenes])
+    masks = np.stack([card_mask(s) > 0 for s in scenes])
     return pixels(scenes), torch.from_numpy(masks)
 
 
@@ -39,13 +45,15 @@ class Shard:
     Attributes:
         tokens: uint16 [N, 256].
         ids: uint8 [N, WORDINGS, 16], captions of the scene, none of them held out.
-        owner: uint8 [N, 256], 1 + index of the object that covers a token's patch, 0 for background.
+        owner: uint8 [N, 256], 1 + index of the object whose card a token shows, 0 for background.
+        noisy: bool [N, 256], whether a token shows a noisy part of the background.
         shape, color: uint8 [N, 4], attributes of each object.
     """
 
     tokens: Tensor
     ids: Tensor
     owner: Tensor
+    noisy: Tensor
     shape: Tensor
     color: Tensor
 
@@ -58,12 +66,15 @@ class Shard:
 
 
 def owners(scene: Scene) -> np.ndarray:
-    """Per token, 1 + index of the object that covers more than `OWNED` of its patch, else 0: uint8 [256]."""
-    owner = np.zeros(TOKENS, np.uint8)
-    for index, item in enumerate(scene.items):
-        share = coverage(item).reshape(GRID, PATCH, GRID, PATCH).mean((1, 3)).reshape(-1)
-        owner[share > OWNED] = index + 1
-    return owner
+    """Per token, 1 + index of the object whose card it shows, else 0: uint8 [256]."""
+    return card_mask(scene)[::PATCH, ::PATCH].reshape(-1)
+
+
+def noisy_tokens(scene: Scene) -> np.ndarray:
+    """Per token, whether it shows a noisy part of the background: bool [256]."""
+    first, last = noisy_rows(scene)
+    rows = np.arange(TOKENS) // GRID
+    return (rows >= first) & (rows < last) & (owners(scene) == 0)
 
 
 def wordings(scene: Scene, rng: np.random.Generator) -> list[list[int]] | None:
@@ -78,12 +89,12 @@ def wordings(scene: Scene, rng: np.random.Generator) -> list[list[int]] | None:
     return None
 
 
-def make_shard(index: int, tokenizer: ShapesTokenizer, plain: float, size: int = SHARD, device: str = "cpu") -> Shard:
-    """Shard number `index`; `plain` is the share of scenes forced onto a smooth background."""
+def make_shard(index: int, tokenizer: ShapesTokenizer, size: int = SHARD, device: str = "cpu") -> Shard:
+    """Shard number `index`."""
     rng = np.random.default_rng([7, index])
     scenes, ids = [], []
     while len(scenes) < size:
-        scene = realize(sample_request(rng, plain), rng)
+        scene = realize(sample_request(rng), rng)
         worded = wordings(scene, rng)
         if worded:
             scenes.append(scene)
@@ -97,6 +108,42 @@ def make_shard(index: int, tokenizer: ShapesTokenizer, plain: float, size: int =
         torch.cat(tokens).to(torch.uint16),
         torch.tensor(ids, dtype=torch.uint8),
         torch.from_numpy(np.stack([owners(s) for s in scenes])),
+        torch.from_numpy(np.stack([noisy_tokens(s) for s in scenes])),
         torch.from_numpy(shape),
         torch.from_numpy(color),
     )
+
+
+def shard_file(out: Path, index: int) -> Path:
+    """The file of shard `index` of a run in folder `out`."""
+    return out / "shards" / f"{index:07d}.pt"
+
+
+def write_shard(out: Path, index: int, tokenizer: ShapesTokenizer, device: str = "cpu") -> None:
+    """Make a shard and write its file; a reader never sees half of it."""
+    path = shard_file(out, index)
+    path.parent.mkdir(exist_ok=True, parents=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    make_shard(index, tokenizer, device=device).save(part)
+    part.replace(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m specbench.training.shapes.data", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("shapes-training"), help="folder of the training run")
+    parser.add_argument("--first", type=int, default=0, help="first shard; each has 4096 scenes")
+    parser.add_argument("--count", type=int, default=100)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if (args.out / "tokenizer.pt").exists():
+        tokenizer = ShapesTokenizer().eval()
+        tokenizer.load_state_dict(torch.load(args.out / "tokenizer.pt", map_location="cpu")["model"])
+    else:
+        tokenizer = load_tokenizer()
+    for index in range(args.first, args.first + args.count):
+        if not shard_file(args.out, index).exists():
+            write_shard(args.out, index, tokenizer)
+
+
+if __name__ == "__main__":
+    main()

@@ -16,8 +16,9 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from specbench.models.shapes.detector import detect, judge
-from specbench.models.shapes.network import ShapesNetwork, load, load_tokenizer, settings
+from specbench.models.shapes.network import WEIGHTS, ShapesNetwork, load, load_tokenizer, settings
 from specbench.models.shapes.scene import CATEGORIES, TEXTURES, Request, describe, realize, sample_request
+from specbench.models.shapes.tokenizer import ShapesTokenizer
 from specbench.stats import mean_of_estimates, proportion_interval
 from specbench.training.shapes.data import pixels
 from specbench.training.shapes.sample import sample_images
@@ -50,12 +51,12 @@ def tags(requests: list[Request], images: Tensor) -> dict[str, float]:
     return {tag: round(float(np.mean(values)), 4) for tag, values in found.items()}
 
 
-def reconstructions(count: int, seed: int = 4242) -> dict[str, object]:
+def reconstructions(tokenizer: ShapesTokenizer, count: int, seed: int = 4242) -> dict[str, object]:
     """The detector on fresh renders and on their reconstructions, and the reconstruction error."""
     rng = np.random.default_rng(seed)
     scenes = [realize(sample_request(rng), rng) for _ in range(count)]
     requests = [describe(s, rng) for s in scenes]
-    images, tokenizer = pixels(scenes), load_tokenizer()
+    images = pixels(scenes)
     tokens = torch.cat([tokenizer.encode(part) for part in images.split(64)])
     again = torch.cat([tokenizer.decode(part) for part in tokens.split(64)])
     error = (images.float() - again.float()).square().mean((1, 2, 3)) / 255**2
@@ -117,11 +118,19 @@ def grid(images: Tensor, texts: list[str], columns: int) -> Image.Image:
     return sheet.quantize(128)
 
 
-def evaluate(prompts: Path, folder: Path, seed: int, repeats: int, limit: int | None, sampling: dict) -> dict:
+def evaluate(
+    network: ShapesNetwork,
+    tokenizer: ShapesTokenizer,
+    prompts: Path,
+    folder: Path,
+    seed: int,
+    repeats: int,
+    limit: int | None,
+    sampling: dict,
+) -> dict:
     """Score the prompt set in file `prompts`; grids go to `folder`."""
     lines = [json.loads(line) for line in prompts.read_text().splitlines()][:limit] * repeats
     requests, texts = [Request.from_json(x["scene"]) for x in lines], [x["prompt"] for x in lines]
-    network, tokenizer = load(), load_tokenizer()
     tokens, images = sample_images(network, tokenizer, texts, seed, **sampling)
     half = len(texts) // repeats // 2
     per_image = token_statistics(network, texts, tokens, sampling)
@@ -136,6 +145,7 @@ def evaluate(prompts: Path, folder: Path, seed: int, repeats: int, limit: int | 
         "tags": tags(requests, images),
         "tags_shuffled": tags(requests, images.roll(half, 0)),
         "tokens": summary(per_image),
+        "images_with_top1_below_5": round(float((per_image["top1_below_5"] >= 0.05).float().mean()), 4),
         "top1_below_5_by_texture": {
             t: round(float(per_image["top1_below_5"][rows].mean()), 4) for t, rows in textured.items() if rows
         },
@@ -150,17 +160,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="images per prompt")
     parser.add_argument("--limit", type=int, help="only the first prompts of each set")
     parser.add_argument("--renders", type=int, default=1200, help="fresh renders for detector and tokenizer")
+    parser.add_argument("--weights", type=Path, default=WEIGHTS, help="folder of the weights")
     for name, default in settings()["sampling"].items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), help="default: as the weights say")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    sampling = {name: getattr(args, name) for name in settings()["sampling"]}
-    scores = {"trained_samples": settings()["trained_samples"], "sampling": sampling, "seed": args.seed}
+    shipped = settings(args.weights)
+    given = {name: getattr(args, name) for name in shipped["sampling"]}
+    sampling = shipped["sampling"] | {name: value for name, value in given.items() if value is not None}
+    scores = {"trained_samples": shipped["trained_samples"], "sampling": sampling, "seed": args.seed}
+    network, tokenizer = load(folder=args.weights), load_tokenizer(folder=args.weights)
     if args.renders:
-        scores |= reconstructions(args.renders)
+        scores |= reconstructions(tokenizer, args.renders)
     for name in ("shapes", "shapes-hard"):
         file = args.prompts / f"{name}.jsonl"
-        scores[name] = evaluate(file, args.out, args.seed, args.repeats, args.limit, sampling)
+        scores[name] = evaluate(network, tokenizer, file, args.out, args.seed, args.repeats, args.limit, sampling)
     (args.out / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
     print(json.dumps(scores, indent=1))
 

@@ -1,6 +1,6 @@
 """Muon: momentum, orthogonalized by a Newton-Schulz iteration, for the matrices of a transformer's blocks.
 
-After Keller Jordan's https://github.com/KellerJordan/Muon (MIT), in fp32 and batched over matrices of one shape.
+After Keller Jordan's https://github.com/KellerJordan/Muon (MIT), in bfloat16 and batched over matrices of one shape.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ def orthogonalize(matrices: Tensor, rounds: int = 5) -> Tensor:
     """Matrices [N, rows, columns] with their singular values moved to about 1."""
     a, b, c = COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if tall else matrices
+    x = (matrices.mT if tall else matrices).bfloat16()
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(rounds):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    return (x.mT if tall else x).to(matrices.dtype)
 
 
 class Muon(torch.optim.Optimizer):

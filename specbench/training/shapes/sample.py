@@ -7,13 +7,31 @@ from collections import defaultdict
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer
 
 from specbench.models.shapes import captions
+from specbench.models.shapes.captions import PREFIX
 from specbench.models.shapes.detector import detect, judge
 from specbench.models.shapes.network import ShapesNetwork
 from specbench.models.shapes.scene import CATEGORIES, Request, describe, realize, sample_request
 from specbench.models.shapes.tokenizer import TOKENS, ShapesTokenizer
+
+
+class FullLengthLayer(DynamicLayer):
+    """KV cache of one layer, allocated once for a whole image."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_, **__) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            rows, heads, _, width = key_states.shape
+            self.stored = key_states.new_empty(2, rows, heads, PREFIX + TOKENS, width)
+            self.keys, self.values = self.stored[:, :, :, :0]
+        start = self.keys.shape[2]
+        end = start + key_states.shape[2]
+        self.stored[0, :, :, start:end], self.stored[1, :, :, start:end] = key_states, value_states
+        self.keys, self.values = self.stored[:, :, :, :end]
+        return self.keys, self.values
 
 
 @torch.inference_mode()
@@ -29,7 +47,7 @@ def sample(
     rows = len(ids)
     both = torch.cat([ids, network.null_ids(rows)])
     slot_embeds = network.slot_embeds(both)
-    cache = DynamicCache()
+    cache = Cache(layer_class_to_replicate=FullLengthLayer)
     embeds = network.prefix_embeds(both)
     tokens = torch.empty(rows, TOKENS, dtype=torch.long, device=ids.device)
     for position in range(TOKENS):

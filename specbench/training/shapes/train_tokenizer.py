@@ -17,7 +17,7 @@ from specbench.training.shapes.resumable import train
 LEARNING_RATE = 2e-3
 BATCH = 32
 IMAGES = 16_000
-STEPS = 2400
+STEPS = 1600
 WARMUP = 100
 CODEBOOK_START = 150
 DECAY = 0.98
@@ -79,7 +79,8 @@ def losses(model: ShapesTokenizer, images: Tensor, masks: Tensor, quantize: bool
     ids = model.nearest(latents.detach())
     chosen = model.quantized(ids)
     used = latents + (chosen - latents).detach() if quantize else latents
-    output = model.decoder(used)
+    with torch.autocast(images.device.type, torch.bfloat16):
+        output = model.decoder(used).float()
     weight = (1 + 2 * masks)[:, None]
     error = (output - target) * weight.sqrt()
     edges = sum(((output - target).diff(dim=d) * weight.narrow(d, 1, 63)).abs().mean() for d in (2, 3))
@@ -105,14 +106,14 @@ class TokenizerTrainer:
 
     @cached_property
     def data(self) -> tuple[Tensor, Tensor]:
-        """Pictures, and how much of each pixel is covered by objects."""
+        """Pictures, and which pixels show an object or its card."""
         return render_batch(IMAGES, self.seed + 1)
 
     def step(self, number: int) -> dict[str, float]:
         images, masks = self.data
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         rows = torch.randint(len(images), (BATCH,), generator=generator)
-        pixels, mask = images[rows].to(self.device), masks[rows].to(self.device).float() / 255
+        pixels, mask = images[rows].to(self.device), masks[rows].to(self.device).float()
         quantize = number >= CODEBOOK_START
         if number == CODEBOOK_START:
             with torch.no_grad():
