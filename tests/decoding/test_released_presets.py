@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from specbench.checks.divergence import LEVEL, p_value
-from specbench.checks.losslessness import Case, observe
+from specbench.checks.audit_settings import AuditSetting
+from specbench.checks.losslessness import observe
 from specbench.decoding.build import build
 from specbench.decoding.context import Context
 from specbench.decoding.verification.grouped import ReleasedGrouped
@@ -127,8 +128,8 @@ def test_what_a_released_preset_declares_and_takes(name):
 
 
 def test_sjd_as_released_is_exact():
-    case = Case("sjd-released", TokenLayout.plain(2, 2, 3), tables=2)
-    assert p_value(observe(case, resolve("sjd-released", {"window": 4}), 20_000, seed=0)) > LEVEL
+    setting = AuditSetting("sjd-released", TokenLayout.plain(2, 2, 3), tables=2)
+    assert p_value(observe(setting, resolve("sjd-released", {"window": 4}), 20_000, seed=0)) > LEVEL
 
 
 def test_gsd_as_released_is_biased():
