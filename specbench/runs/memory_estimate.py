@@ -80,7 +80,9 @@ def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype
         return None
     layer, number, distribution = size.layer(model.layers, model.v_image), BYTES[dtype], 4 * model.v_image
     rows, columns = 1 if sampling.guidance == 1 else 2, most_columns(decoder, model)
-    weights, width = model.fixed_bytes(dtype) + table_bytes(columns), layer.width * number
+    weights, width = model.fixed_bytes(dtype), layer.width * number
+    if decoder.drafter in ("eagle", "jacobi-tree"):
+        weights += table_bytes(columns)
     if decoder.drafter == "eagle":
         kv += kv // model.layers
         weights += (layer.weights + 2 * layer.width**2 + model.table * layer.width) * number
@@ -107,7 +109,7 @@ def single_image_bytes(model: ModelFacts) -> int | None:
 
 
 def table_bytes(columns: int) -> int:
-    """Tables of chains of every width up to `columns`: ancestors in float32, routes in int64."""
+    """Tables of draft trees of every width up to `columns`: ancestors in float32, routes in int64."""
     return 12 * sum(width**2 for width in range(max(1, columns - TREES + 1), columns + 1))
 
 
@@ -125,7 +127,7 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
     return (4 if decoder.drafter.startswith("jacobi") else 3) + max(
         3 if forced else 2,
         5 + (sampling.temperature != 1) if sampling.top_p < 1 else 0,  # [scaled,] ranked, order (2), sum, sum before
-        4 if decoder.refine == "couple" and not alone else 0,  # p, q, p - q, checked
+        5 if decoder.refine == "couple" and not alone else 0,  # p, q, p - q, checked, joined with the last p
         7 if decoder.refine == "gumbel" or alone else 0,  # p, bits (2), shifted (2), masked (2)
         9 if decoder.verifier == "grouped" and not alone else 0,  # p, bits (2), keys (2), sorted (2), order (2)
     )

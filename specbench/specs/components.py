@@ -149,7 +149,7 @@ DRAFTERS = {
             Option(
                 "rows-count",
                 "tokens",
-                "tokens: image tokens of the row above; released: as the released code counts (a row-end token counts; "
+                "what is counted in the row above: tokens = image tokens; released = as the released code (a row-end token counts; "
                 "without row ends, row 1 waits for the whole of row 0)",
                 choices=("tokens", "released"),
             ),

@@ -45,7 +45,8 @@ def model(request, tmp_path_factory):
 
 
 def tokens(model, decoder, sampling, images):
-    requests = [Request("abb"[number % 2 :][: 1 + number % 2], "prompt", number) for number in range(images)]
+    texts = ("a red circle", "two squares") if model.name == "shapes" else ("a", "bb")
+    requests = [Request(texts[number % 2], "prompt", number) for number in range(images)]
     return np.stack([image.tokens for image in decode(model, requests, decoder, sampling, 1, render=False)])
 
 

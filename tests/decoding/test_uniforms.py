@@ -147,15 +147,18 @@ def test_sampling_from_a_sharpened_p_is_flagged(monkeypatch):
 
 
 def test_a_coupled_slot_drawn_from_the_residual_of_a_stale_q_is_flagged(monkeypatch):
-    def refine(self, window, noise, positions, step):
-        stays = window.coin < ratio(window.p, window.q, window.draft[..., None]).squeeze(-1)
-        held = kept(window.p)
-        weights = standard(held.mass, window.q.gather(-1, held.ids))
+    def refine(self, p, tests, noise, positions, step):
+        last = tests.draft.shape[1] - 1
+        keep = tests.coin < ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)
+        stale = torch.cat([tests.q, tests.q[:, last:]], dim=1)  # the slot without a draft has the q of the slot before
+        held = kept(p)
+        weights = standard(held.mass, stale.gather(-1, held.ids))
         other = held.token(draw(weights, noise.uniform(positions, Stream.REDRAW, step)))
-        return torch.where(stays & window.drafted, window.draft, other)
+        kept_drafts = torch.where(keep & tests.drafted, tests.draft, other[:, : last + 1])
+        return torch.cat([kept_drafts, other[:, last + 1 :]], dim=1)
 
     monkeypatch.setattr(Couple, "refine", refine)
-    assert audited(images("scd-mc", window=3)).deviates
+    assert audited(images("scd-mc", window=2)).deviates
 
 
 def test_a_q_of_the_next_column_is_flagged(monkeypatch):

@@ -88,7 +88,7 @@ def test_against_a_run_the_difference_is_paired(checkpoints, tmp_path, cli):
     gaps = (values[0] - values[1]).astype(float)
     assert row["difference"] == pytest.approx(gaps.mean()) and row["low"] < gaps.mean() < row["high"] and row["n"] == 6
     assert (row["run_id"], row["baseline"]) == (runs[0].name, runs[1].name)
-    assert "name them with --metric" in cli("score", "--against", runs[1].name, "--out", tmp_path / "out").err
+    assert "name the metrics with --metric" in cli("score", "--against", runs[1].name, "--out", tmp_path / "out").err
 
 
 def test_scores_of_unlike_fingerprints_are_never_subtracted(checkpoints, tmp_path, monkeypatch):
@@ -106,7 +106,7 @@ def test_scores_of_unlike_fingerprints_are_never_subtracted(checkpoints, tmp_pat
     with pytest.raises(SpecbenchError, match=f"{runs[1].name} is not scored by 'imagereward' of fingerprint"):
         api.differences(runs[1].name, [runs[0].name], ["imagereward"], tmp_path / "out", settings)
     compared = {row["name"]: row for row in api.compare(runs[1].name, runs[0].name, tmp_path / "out", settings)}
-    assert compared["imagereward"]["value"] is None and "another torch" in compared["imagereward"]["note"]
+    assert compared["imagereward"]["value"] is None and "different torch" in compared["imagereward"]["note"]
     api.score(metrics=["imagereward"], out=tmp_path / "out", settings=settings)
     (gap,) = api.differences(runs[1].name, [runs[0].name], ["imagereward"], tmp_path / "out", settings)
     assert gap["fingerprint"] == digests[0] and gap["n"] == 6
