@@ -69,15 +69,15 @@ class Counts:
 
 
 def chi_square(counts: Counts) -> tuple[float, int]:
-    """Pearson's statistic and its degrees of freedom; cells expected fewer than POOLED times are pooled.
+    """Pearson's statistic and its degrees of freedom over the cells of `_pooled`.
 
     Infinite when an impossible image was observed.
     """
     seen, due = counts.total, counts.exact * counts.total.sum()
     if seen[due == 0].any():
         return math.inf, 1
-    rare = due < POOLED
-    seen, due = (np.append(x[~rare], x[rare].sum()) for x in (seen, due))
+    cells = _pooled(due)
+    seen, due = (np.bincount(cells, x) for x in (seen, due))
     possible = due > 0
     statistic = ((seen - due)[possible] ** 2 / due[possible]).sum()
     return float(statistic), degrees_of_freedom(counts)
@@ -86,7 +86,20 @@ def chi_square(counts: Counts) -> tuple[float, int]:
 def degrees_of_freedom(counts: Counts) -> int:
     """Of `chi_square`, whatever was observed."""
     due = counts.exact * counts.total.sum()
-    return int((due >= POOLED).sum()) + bool(due[due < POOLED].sum() > 0) - 1
+    return int((np.bincount(_pooled(due), due) > 0).sum()) - 1
+
+
+def _pooled(due: np.ndarray) -> np.ndarray:
+    """Number of the cell that each of the cells with expected counts `due` belongs to.
+
+    Cells expected fewer than POOLED times are one cell; if even that is expected fewer times, it joins the rarest of
+    the others, because one image in a cell expected 0.001 times would decide the test.
+    """
+    rare = due < POOLED
+    cells = np.where(rare, 0, np.cumsum(~rare))
+    if 0 < due[rare].sum() < POOLED and not rare.all():
+        cells[rare] = cells[np.where(rare, np.inf, due).argmin()]
+    return cells
 
 
 def p_value(tables: Sequence[Counts]) -> float:

@@ -191,3 +191,9 @@ def test_one_impossible_image_is_enough():
     counts = Counts(np.array([[500, 500, 0], [500, 499, 1]]), exact)
     assert p_value([counts]) == 0
     assert tv([counts])[2] <= 1
+
+
+def test_one_image_of_a_very_rare_kind_does_not_decide_the_test():
+    exact = np.array([0.6, 0.4 - 1e-6, 1e-6])
+    counts = Counts(np.array([[300, 200, 0], [300, 199, 1]]), exact)
+    assert p_value([counts]) > 0.5

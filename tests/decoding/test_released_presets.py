@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.checks.divergence import LEVEL, p_value
 from specbench.checks.audit_settings import AuditSetting
+from specbench.checks.divergence import LEVEL, p_value
 from specbench.checks.losslessness import observe
 from specbench.decoding.build import build
 from specbench.decoding.context import Context

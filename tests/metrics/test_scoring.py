@@ -190,7 +190,9 @@ def test_scores_reach_the_tables_with_their_definition(tmp_path):
     scoring.score([folder], DETECTOR)
     text = render_tables(report_rows([folder]))
     assert "| shapes-detector |" in text and "0.833 [" in text
-    assert "shapes-detector by part:" in text and "| colors |" in text and "- shapes-detector: fraction of images" in text
+    assert (
+        "shapes-detector by part:" in text and "| colors |" in text and "- shapes-detector: fraction of images" in text
+    )
 
 
 def test_scores_of_a_part_of_the_images_say_so(tmp_path):

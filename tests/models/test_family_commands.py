@@ -89,7 +89,10 @@ def test_doctor_accounts_for_every_tensor_without_loading(tmp_path):
 
     write("simplear", tmp_path)
     rows = {row["name"]: row for row in check("simplear", tmp_path, weights=str(tmp_path), tiny=True)}
-    assert rows["model simplear+tiny"]["status"] == "ok" and "names and shapes of all tensors correct" in rows["model simplear+tiny"]["detail"]
+    assert (
+        rows["model simplear+tiny"]["status"] == "ok"
+        and "names and shapes of all tensors correct" in rows["model simplear+tiny"]["detail"]
+    )
     assert "memory" not in rows, "nobody has counted a checkpoint of any size"
     config = json.loads((tmp_path / "config.json").read_text())
     changed = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
