@@ -149,7 +149,7 @@ DRAFTERS = {
             Option(
                 "rows-count",
                 "tokens",
-                "what is counted in the row above: tokens = image tokens; released = as the released code (a row-end token counts; "
+                "what is counted in the row above: tokens = image tokens; released = as released (row ends too; "
                 "without row ends, row 1 waits for the whole of row 0)",
                 choices=("tokens", "released"),
             ),
