@@ -187,11 +187,12 @@ class Loop:
         tree, device = proposal.tree, logits.device
         tables = None if tree.is_chain else routes(tree, device)
         full = len(tree.parents) == self._drafter.columns
-        # The first full window runs eagerly, so that all recorder buffers exist before tracing.
+        # A full window after another kind runs eagerly: all recorder buffers exist before tracing, and the previous
+        # step's q, which the record reads, always has one shape in compiled code.
         call = self._call if full and self._was_full else call_eager
         arguments = (logits, proposal, tables, first_drafts_by_depth(tree, device), self.committed, self.steps)
         verified, positions, shift = call(Loop._verify, self, *arguments)
-        self._was_full |= full
+        self._was_full = full
         if tables is not None:
             self.session.keep(verified.columns[:, 1:], positions[:, 1:])
         self._drafter.observe(verified, positions, shift, self._refinement.keeps_tail)
