@@ -189,8 +189,10 @@ def at(distribution: Tensor, tokens: Tensor) -> Tensor:
 
 def without(weights: Tensor, tokens: Tensor) -> Tensor:
     """Remove `tokens` [...] from `weights` [..., V] and normalise; all zero if no weight remains."""
-    left = weights.scatter(-1, tokens[..., None], 0.0)
-    return left / left.sum(-1, keepdim=True).clamp(min=torch.finfo(left.dtype).tiny)
+    rest, tiny = weights.scatter(-1, tokens[..., None], 0.0), torch.finfo(weights.dtype).tiny
+    # A sharp q leaves subnormal weights, whose sum must not be clamped: scaled by a power of two, nothing is rounded.
+    rest = torch.where(rest.sum(-1, keepdim=True) < tiny * 2.0**24, rest * 2.0**100, rest)
+    return rest / rest.sum(-1, keepdim=True).clamp(min=tiny)
 
 
 def entropy(p: Tensor) -> Tensor:

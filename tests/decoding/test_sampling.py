@@ -8,7 +8,7 @@ from tiny_llama import Tiny
 from specbench.decoding import sampling
 from specbench.decoding.loop import decode
 from specbench.decoding.noise import Noise, Stream
-from specbench.decoding.sampling import kept, run_race
+from specbench.decoding.sampling import kept, run_race, without
 from specbench.errors import SpecbenchError
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
@@ -50,3 +50,10 @@ def test_a_nan_distribution_still_fails_its_image(monkeypatch):
     monkeypatch.setattr(sampling, "WIDE", 0)
     made = decode(Broken(), REQUESTS[:1], resolve("scd-gs"), Sampling(top_k=3), 0, render=False)
     assert isinstance(made[0], SpecbenchError) and "NaN" in made[0].what
+
+
+def test_what_remains_of_a_sharp_distribution_is_normalised_however_small():
+    q = torch.tensor([[1.0, 3e-42, 1e-42], [0.5, 0.25, 0.25], [1.0, 0.0, 0.0]])
+    rest = without(q, torch.tensor([0, 0, 0]))
+    torch.testing.assert_close(rest.sum(-1), torch.tensor([1.0, 1.0, 0.0]))
+    assert rest[0, 1] == pytest.approx(0.75, rel=0.01)
