@@ -34,7 +34,7 @@ from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 LOG = Path(__file__).parents[2] / "results" / "drills" / "fuzz.jsonl"
 PIECE = 250
 """Cases per log entry."""
-LIMIT_S = 240.0
+LIMIT_S = 60.0
 REFUSALS = (BAD_INPUT, MISSING_PREREQUISITE)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
