@@ -23,9 +23,9 @@ from transformers import AttentionInterface
 
 from specbench.models.shapes import captions
 from specbench.models.shapes.network import ShapesNetwork
-from specbench.models.shapes.scene import COLORS, LATTICE, MAX_COUNT, SHAPES
+from specbench.models.shapes.scene import COLORS, LATTICE, MAX_COUNT, RELATIONS, SHAPES
 from specbench.models.shapes.tokenizer import GRID, PATCH, TOKENS, ShapesTokenizer
-from specbench.training.shapes.data import SHARD, WORDINGS, Shard, shard_file, write_shard
+from specbench.training.shapes.data import SHARD, Shard, shard_file, write_shard
 from specbench.training.shapes.muon import Muon
 from specbench.training.shapes.resumable import stop_signals
 from specbench.training.shapes.sample import held_out_requests, sample_images, score
@@ -35,6 +35,7 @@ DROPPED = 0.1
 ATTENTION_BLOCKS = 2
 HELD_OUT_SHARD = 1_000_000
 NOTHING = -100
+RELATION_IDS = torch.tensor([captions.WORD_ID[name] for name in RELATIONS])
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Plan:
         corner_weight: loss weight of other tokens at which an object can start.
         noise_weight: loss weight of other tokens next to an emitted token of noisy background.
         aux: weight of the auxiliary losses; falls with the learning rate, to a tenth.
+        relation_weight: how much likelier a wording with a relation is drawn than one without, of the same scene.
         average: decay of the averaged weights, per step.
         evaluate_every, prompts: samples between detector scores, and captions per score.
     """
@@ -59,9 +61,10 @@ class Plan:
     warmup: int = 800
     decay: float = 0.33
     object_weight: float = 4.0
-    corner_weight: float = 2.0
-    noise_weight: float = 0.3
-    aux: float = 0.3
+    corner_weight: float = 4.0
+    noise_weight: float = 0.1
+    aux: float = 0.6
+    relation_weight: float = 3.0
     average: float = 0.998
     evaluate_every: int = 16_384
     prompts: int = 96
@@ -258,7 +261,9 @@ class Trainer:
             order = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + lap)
             self.order = torch.randperm(SHARD, generator=order)
         rows = self.order[within : within + self.plan.batch]
-        wording = torch.randint(WORDINGS, (len(rows),), generator=self.rng)
+        related = torch.isin(self.shard.ids[rows], RELATION_IDS).any(-1)
+        preference = torch.where(related, self.plan.relation_weight, 1.0)
+        wording = torch.multinomial(preference, 1, generator=self.rng)[:, 0]
         ids = self.shard.ids[rows, wording].long()
         dropped = torch.rand(len(rows), generator=self.rng) < DROPPED
         ids[dropped] = torch.tensor(captions.null_caption())
