@@ -167,13 +167,21 @@ def _peaks(measure: bool) -> list[dict[str, str]]:
     for device in ("cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))):
         for threads in sorted({1, available_threads()}) if device == "cpu" else (0,):
             for dtype in ("float32", "bfloat16"):
-                peak = devices.measure(device, dtype, threads) if measure else devices.find_peak(device, dtype, threads)
-                rows.append(_peak(device, dtype, threads, peak))
+                refusal = None
+                if measure:
+                    try:
+                        devices.measure(device, dtype, threads)
+                    except SpecbenchError as error:
+                        refusal = error
+                rows.append(_peak(device, dtype, threads, devices.find_peak(device, dtype, threads), refusal))
     return rows
 
 
-def _peak(device: str, dtype: str, threads: int, peak: Peak | None) -> dict[str, str]:
+def _peak(device: str, dtype: str, threads: int, peak: Peak | None, refusal: SpecbenchError | None) -> dict[str, str]:
     name = f"peak of {device}, {dtype}" + (f", {threads} thread{'s' if threads > 1 else ''}" if threads else "")
+    if refusal:
+        kept = f"; still used: {peak.source}" if peak else ""
+        return _row(name, WARNING, f"{refusal.what}{kept}", refusal.try_this)
     if peak is None:
         return _row(name, OK, "unknown, so reports show no roofline ratio", "specbench doctor --measure")
     large, small = peak.bandwidth(2**40) / 1e9, peak.bandwidth(0) / 1e9

@@ -14,9 +14,8 @@ import numpy as np
 import pandas as pd
 
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import find_model, load_model
+from specbench.models.catalog import load_model, recorded_model
 from specbench.models.facts import ModelFacts
-from specbench.models.hub_model import RANDOM
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.stats.rosenblatt import LEVEL, Deviation, Result, Tokens, audit
 from specbench.store.run_audits import fingerprint, write_audit
@@ -52,7 +51,7 @@ def audit_run(
 
     Args:
         recompute: take p from the model instead of the recorded values.
-        weights, revision: the checkpoint to recompute with, if the run was not made with the official one.
+        weights, revision: the checkpoint to recompute with, if it is no longer where the run found it.
         level: share of exact runs that are flagged.
         keep: store the result with the run, for reports.
 
@@ -78,6 +77,8 @@ def audit_run(
     stored = _stacked(rows, list(ORDERS))
     held, agreement = stored, {}
     if recompute:
+        source = info.source if info.source and not weights else {}
+        weights, revision = weights or source.get("weights"), revision or source.get("revision")
         held, entropy = _recomputed(info.spec, rows, weights, revision, device)
         agreement = {name: _agreement(stored[name], held[name]) for name in OF_TARGET if name in stored}
     else:
@@ -225,9 +226,7 @@ def _slots(rows: int, start: int, end: int):
 
 def _model_of(spec: RunSpec, weights: str | None, revision: str | None) -> ModelFacts:
     """The run's model, its files on this disk."""
-    name, tiny = spec.model.removesuffix("+tiny"), spec.model.endswith("+tiny")
-    random = name.endswith(RANDOM)
-    model = find_model(name.removesuffix(RANDOM)).configured(weights, revision, random, tiny)
+    model = recorded_model(spec.model, weights, revision)
     model.files()  # raises where they are not: nothing of this size is downloaded unasked
     if model.weights_sha256() != spec.weights_sha256:
         raise SpecbenchError(

@@ -17,7 +17,7 @@ _COLUMNS = {
     "metrics": ("name", "summary"),
     "prompts": ("name", "prompts", "on_disk", "categories", "licence"),
     "tables": ("name", "source", "rows", "models", "prompts", "title"),
-    "runs": ("name", "model", "decoder", "options", "prompts", "seed", "images"),
+    "runs": ("name", "model", "source", "decoder", "options", "prompts", "seed", "images"),
 }
 """Columns shown of each kind; --json has them all."""
 
@@ -38,4 +38,5 @@ def list_things(
     if values["json"].value:
         print_json(rows)
     else:
-        print_table(rows, _COLUMNS[kind])
+        empty = () if any(row.get("source") for row in rows) else ("source",)
+        print_table(rows, [column for column in _COLUMNS[kind] if kind != "runs" or column not in empty])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
 from specbench.models.facts import ModelFacts
 from specbench.models.families.model_specs import MODELS
-from specbench.models.hub_model import HubModel
+from specbench.models.hub_model import RANDOM, RELEASED_ENDING, TINY_ENDING, HubModel
 from specbench.models.transformer.size import Size, llama_size
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
@@ -66,6 +66,7 @@ class ModelInfo(ModelFacts):
         random: bool = False,
         tiny: bool = False,
         guidance_rows: str = "official",
+        download: bool = False,
     ) -> ModelInfo:
         """Reject other weights, which these models do not support."""
         if guidance_rows != "official":
@@ -205,6 +206,16 @@ def find_model(name: str) -> ModelFacts:
     if name not in models():
         raise unknown_name("model", name, models())
     return models()[name]
+
+
+def recorded_model(name: str, weights: str | None = None, revision: str | None = None) -> ModelFacts:
+    """The model of a run by its recorded name, whose endings tell how it was configured ("janus+random+tiny")."""
+    found = set()
+    while ending := next((one for one in (RANDOM, TINY_ENDING, RELEASED_ENDING) if name.endswith(one)), None):
+        name = name.removesuffix(ending)
+        found.add(ending)
+    rows = "released" if RELEASED_ENDING in found else "official"
+    return find_model(name).configured(weights, revision, RANDOM in found, TINY_ENDING in found, rows)
 
 
 def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:

@@ -108,6 +108,15 @@ def recognise(folder: Path) -> str | None:
     return next((name for name, mark in LAYOUTS.items() if mark.test(folder)), None)
 
 
+def find_marks(source: Source, repo: str, revision: str | None, download: bool) -> Path | None:
+    """Snapshot of a hub repository with the small files that identify it; None where it is not on this disk.
+
+    Raises:
+        SpecbenchError: exit code 5 where a download fails; exit code 2 for what is no hub id.
+    """
+    return find_snapshot(source, repo, revision, _MARKS, download)
+
+
 def locate(
     model: str, family: str, layouts: Sequence[Layout], weights: str | None, revision: str | None, download: bool
 ) -> tuple[CheckpointFiles, ...]:
@@ -138,7 +147,7 @@ def _choose(
             if layout.sources[0].repo == weights:
                 return layout
         download = download and len(layouts) > 1
-        folder = find_snapshot(layouts[0].sources[0], weights, revision, _MARKS, download)
+        folder = find_marks(layouts[0].sources[0], weights, revision, download)
     name = recognise(folder) if folder else None
     if name and LAYOUTS[name].family != family:
         raise SpecbenchError(

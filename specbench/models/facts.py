@@ -60,7 +60,7 @@ class ModelFacts(Protocol):
 
     @property
     def source_facts(self) -> dict[str, object] | None:
-        """Weights, revision and layout of a checkpoint that is not the official one, for `run.json`."""
+        """Weights, revision and layout of a checkpoint that is not the official one; None for the official one."""
         return None
 
     def configured(
@@ -70,11 +70,17 @@ class ModelFacts(Protocol):
         random: bool = False,
         tiny: bool = False,
         guidance_rows: str = "official",
+        download: bool = False,
     ) -> ModelFacts:
         """This model with other weights, random weights, at tiny scale, or with the unconditional prompts of released
-        decoders ("released"); a SpecbenchError if it has no such.
+        decoders ("released"); a SpecbenchError if it has no such. `download` permits fetching the small files that
+        tell the size of other weights.
         """
         ...
+
+    def as_stored(self, download: bool = False) -> ModelFacts:
+        """This model with the size of the checkpoint on this disk, if that is not the official one."""
+        return self
 
     def sampling(self) -> Sampling:
         """The official sampling settings."""

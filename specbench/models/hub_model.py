@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder
-from specbench.models.checkpoint_layouts import Layout, locate, recognise
+from specbench.models.checkpoint_layouts import Layout, find_marks, locate, recognise
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.network_sizes import NetworkSize
 from specbench.models.stored_sizes import stored_size
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 RANDOM = "+random"
 """Part of the name of every model with random weights, and so of all records of its runs."""
+TINY_ENDING = "+tiny"
+RELEASED_ENDING = "+released-rows"
 RELEASED_ROWS = ("lumina", "anole")
 """Families whose unconditional prompt differs in SJD's and GSD's released code."""
 TINY_GRID = (4, 4)
@@ -80,10 +82,12 @@ class HubModel(ModelFacts):
         random: bool = False,
         tiny: bool = False,
         guidance_rows: str = "official",
+        download: bool = False,
     ) -> HubModel:
         """Copy with other weights or size; the name states any deviation from the official model.
 
-        Sizes are those of the checkpoint in a `weights` folder, so that memory and roofline are planned for it.
+        Sizes are those of the checkpoint in a `weights` folder or hub repository, so that memory, windows and roofline
+        are planned for it. Of a repository that is not on this disk, `download` fetches the small files that tell.
         """
         if random and (weights or revision):
             raise SpecbenchError("--random-weights: cannot go together with --weights or --revision")
@@ -95,13 +99,17 @@ class HubModel(ModelFacts):
                 f"--guidance-rows released: SJD's and GSD's code have no other rows for '{self.name}'",
                 f"it is for models of these families: {', '.join(RELEASED_ROWS)}",
             )
-        name = self.name + RANDOM * random + "+tiny" * tiny + "+released-rows" * released
+        name = self.name + RANDOM * random + TINY_ENDING * tiny + RELEASED_ENDING * released
         changes = {"weights": weights or None, "revision": revision or None, "random": random, "tiny": tiny}
         changes["guidance_rows"] = guidance_rows
-        folder = local_folder(weights) if weights and not tiny else None
-        if folder:
-            changes["network"] = stored_size(self.family, self.network, folder)
-        return replace(self, name=name, grid=TINY_GRID if tiny else self.grid, **changes)
+        return replace(self, name=name, grid=TINY_GRID if tiny else self.grid, **changes).as_stored(download)
+
+    def as_stored(self, download: bool = False) -> HubModel:
+        """Copy with the size of the checkpoint on this disk, if that is not the official one."""
+        folder = None if self.tiny else self._other_folder(download)
+        if folder is None:
+            return self
+        return replace(self, network=stored_size(self.family, self.network, folder, self.weights))
 
     head = None
     """No family includes a draft head."""
@@ -169,7 +177,7 @@ class HubModel(ModelFacts):
         try:
             self.find()
         except SpecbenchError:
-            if constants.HF_HUB_OFFLINE or (self.weights and is_folder(self.weights)):
+            if constants.HF_HUB_OFFLINE or self._is_folder:
                 raise
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
@@ -190,12 +198,35 @@ class HubModel(ModelFacts):
 
     @property
     def source_facts(self) -> dict[str, object] | None:
-        """Weights, revision and layout of a checkpoint that is not the official one, for `run.json`."""
-        if not self.weights and not self.revision:
+        """Weights, revision and layout of a checkpoint that is not the official one, for `run.json`.
+
+        The revision of a hub repository is that of the snapshot on this disk, a commit.
+        """
+        folder = self._other_folder(download=False)
+        if folder is None and self._is_official:
             return None
-        folder = local_folder(self.weights)
-        layout = recognise(folder) if folder else None
-        return {"weights": self.weights or self.source.repo, "revision": self.revision, "layout": layout}
+        in_cache = folder is not None and not self._is_folder
+        return {
+            "weights": self.weights or self.source.repo,
+            "revision": folder.name if in_cache else self.revision,
+            "layout": recognise(folder) if folder else None,
+        }
+
+    @property
+    def _is_official(self) -> bool:
+        return self.weights in (None, self.source.repo) and not self.revision
+
+    @property
+    def _is_folder(self) -> bool:
+        return self.weights is not None and is_folder(self.weights)
+
+    def _other_folder(self, download: bool) -> Path | None:
+        """Folder of a checkpoint that is not the official one, with its small files at least; None without one."""
+        if self._is_official:
+            return None
+        if self._is_folder:
+            return local_folder(self.weights)
+        return find_marks(self.source, self.weights or self.source.repo, self.revision, download)
 
     @property
     def ready(self) -> bool:

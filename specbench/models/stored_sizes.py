@@ -1,4 +1,4 @@
-"""The size of the language model in a `--weights` folder, read from its configuration. No torch until it is needed."""
+"""The size of a language model, read from the configuration of its checkpoint. No torch until it is needed."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ _MAKERS = {
 }
 
 
-def stored_size(family: str, official: NetworkSize, folder: Path) -> NetworkSize:
+def stored_size(family: str, official: NetworkSize, folder: Path, weights: str | None = None) -> NetworkSize:
     """The size of the checkpoint in `folder`, `official` where its files do not tell: whoever loads it says why.
+
+    Args:
+        weights: what the user calls it, if not `folder`.
 
     Raises:
         SpecbenchError: it has the published size of another model of the family.
@@ -50,7 +53,7 @@ def stored_size(family: str, official: NetworkSize, folder: Path) -> NetworkSize
     if size != official:
         for name, published in OFFICIAL[family].items():
             if size == published:
-                raise SpecbenchError(f"--weights {folder}: has the size of '{name}'", f"use --model {name}")
+                raise SpecbenchError(f"--weights {weights or folder}: has the size of '{name}'", f"use --model {name}")
     return size
 
 

@@ -15,8 +15,8 @@ from specbench.papers.table import CellSettings, Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.reporting.comparability import is_ar
 from specbench.reporting.report_rows import Run, nearest_ar, report_row
-from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import runs_in
+from specbench.store.run_info import RunInfo
 
 NOT_RUN = "not run"
 _BESIDE = {"speedup_e2e": "End-to-end speed-up: the same ratio as speed-up, of end-to-end latencies."}
@@ -120,19 +120,22 @@ def _runs(found: Mapping[CellSettings, Path | str]) -> dict[Path, tuple[Run, Map
 
 def _measured(row: Row, settings: CellSettings, joined: tuple[Run, Mapping, Run | None]) -> Measured:
     run, report, ar = joined
-    return Measured(run, report, ar, _unlike(settings, run.info.spec), same_hardware(row.hardware, run))
+    return Measured(run, report, ar, _unlike(settings, run.info), same_hardware(row.hardware, run))
 
 
-def _unlike(settings: CellSettings, spec: RunSpec) -> tuple[str, ...]:
+def _unlike(settings: CellSettings, info: RunInfo) -> tuple[str, ...]:
     """How a run differs from what the table asks for, each as "model shapes instead of lumina"."""
+    spec = info.spec
     asked = {name: getattr(settings, name) for name in ("model", "prompts", "dtype")}
     asked |= {name.replace("_", "-"): value for name, value in settings.sampling}
     there = {**vars(spec), **{name.replace("_", "-"): value for name, value in vars(spec.sampling).items()}}
-    return tuple(
+    differing = [
         f"{name} {there[name]} instead of {value}"
         for name, value in asked.items()
         if value is not None and there[name] != value
-    )
+    ]
+    weights = [f"weights of {info.source_text} instead of the official ones"] if info.source_text else []
+    return tuple(differing + weights)
 
 
 def _line(

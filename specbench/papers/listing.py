@@ -143,14 +143,16 @@ def run_rows(out: Path, warn: Callable[[str], None]) -> Rows:
     rows = []
     for folder in runs_in(out):
         try:
-            spec = read_info(folder).spec
+            info = read_info(folder)
         except SpecbenchError as error:
             warn(error.what)
             continue
+        spec = info.spec
         rows.append(
             {
                 "name": folder.name,
                 "model": spec.model,
+                "source": info.source_text,
                 "decoder": spec.decoder.name,
                 "options": nonfinite_as_text(dict(spec.decoder.options)),
                 "prompts": spec.prompts,

@@ -82,6 +82,10 @@ def _speedup(row: Mapping) -> str:
     return f"{cell}, {row['speedup_note']}" if row["speedup_note"] else cell
 
 
+def _roofline(row: Mapping) -> str:
+    return "wrong roofline" if row.get("roofline_note") else _plain("over_floor", 2, "x")(row)
+
+
 def _fastest(row: Mapping) -> str:
     if row["speedup_fastest"] is None:
         return MISSING
@@ -152,7 +156,7 @@ SPEED = (
     Column("step ms", _duration("step_ms"), stats.step_ms),
     Column("latency ms", _duration("latency_ms"), stats.latency_ms),
     Column("end-to-end ms", _duration("latency_e2e_ms"), stats.latency_e2e_ms),
-    Column("roofline ratio", _plain("over_floor", 2, "x"), stats.roofline_ratio),
+    Column("roofline ratio", _roofline, stats.roofline_ratio),
 )
 
 THROUGHPUT = (

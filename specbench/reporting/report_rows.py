@@ -1,17 +1,18 @@
 """Report rows: one flat dict per run with all values that tables show. Missing values are None.
 
-Keys: `run_id, folder, model, decoder, label, lossless, options` (with their defaults), `setting` (dtype, device,
-threads, batch, seed, prompts, weights and sampling), `n, failed`, the numbers named after functions of
-`specbench.stats` (`nfe, step_compression, latency_ms, latency_e2e_ms, step_ms, throughput, images_per_hour,
-over_floor, acceptance, acceptance_by_offset, rounds, acceptance_length, draft_ms, acceptance_by_sibling,
-draft_tv_by_depth, theorem2_bound, top1, logp_mean, logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`; of
-traced images `draft_tv, draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low,
-speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR
-configuration (`speedup_fastest, speedup_fastest_low, speedup_fastest_high, fastest_ar`), `scores` (a list of dicts
-`metric, value, low, high, n, fingerprint`), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`;
-`current` is False where the images have changed since), `floor` (roofline inputs, see
-`specbench.runs.roofline_facts`), `environment` (machine and versions, a line each) and `load` (load average at the
-start of each invocation).
+Keys: `run_id, folder, model, source` (of a checkpoint that is not the official one: see
+`specbench.store.run_info.RunInfo.source_text`), `decoder, label, lossless, options` (with their defaults), `setting`
+(dtype, device, threads, batch, seed, prompts, weights and sampling), `n, failed`, the numbers named after functions
+of `specbench.stats` (`nfe, step_compression, latency_ms, latency_e2e_ms, step_ms, throughput, images_per_hour,
+over_floor` (None where it would be below 1), `roofline_note` (why), `acceptance, acceptance_by_offset, rounds,
+acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth, theorem2_bound, top1, logp_mean, logp_std,
+perplexity, nll_gap, nll_gap_se, zero_probability`; of traced images `draft_tv, draft_tv_by_offset, draft_top1`), the
+comparison with AR (`speedup, speedup_low, speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs,
+baseline, speedup_note`), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
+speedup_fastest_high, fastest_ar`), `scores` (a list of dicts `metric, value, low, high, n, fingerprint`), `audit` (of
+audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False where the images have changed since),
+`floor` (roofline inputs, see `specbench.runs.roofline_facts`), `environment` (machine and versions, a line each) and
+`load` (load average at the start of each invocation).
 """
 
 from __future__ import annotations
@@ -50,6 +51,12 @@ DRAFTED = (
     *("rounds", "acceptance_length", "draft_ms", "acceptance_by_sibling", "draft_tv_by_depth", "theorem2_bound"),
 )
 """Numbers of `specbench.stats` about drafting."""
+
+ROOFLINE_WRONG = (
+    "the roofline is wrong: decoding was faster than it allows. The device was measured while the machine was busy, or "
+    "keeps the weights in a cache; measure it again on an idle machine (specbench doctor --measure), and run again"
+)
+"""Stands in the place of a roofline ratio below 1."""
 
 TRACED = ("draft_tv", "draft_tv_by_offset", "draft_top1")
 """Numbers of `specbench.stats` that need traces."""
@@ -111,6 +118,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "run_id": info.run_id,
         "folder": str(run.folder),
         "model": spec.model,
+        "source": info.source_text,
         "decoder": spec.decoder.name,
         "label": label(spec.decoder),
         "lossless": spec.decoder.lossless,
@@ -125,7 +133,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "step_ms": stats.step_ms(rows),
         "throughput": stats.throughput(rows) if spec.batch > 1 else None,
         "images_per_hour": stats.images_per_hour(rows) if spec.batch > 1 else None,
-        "over_floor": stats.roofline_ratio(rows, info.roofline),
+        **_roofline(rows, info.roofline),
         "floor": info.roofline,
         **_against_ar(run, ar_runs, over),
         **_against_fastest(run, ar_runs, over),
@@ -140,6 +148,13 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "load": [call.load for call in info.invocations],
         "environment": list(dict.fromkeys(call.environment for call in info.invocations)),
     }
+
+
+def _roofline(rows: pd.DataFrame, floor: Mapping | None) -> dict[str, object]:
+    """The roofline ratio, or why there is none: nothing is faster than its device."""
+    found = stats.roofline_ratio(rows, floor)
+    wrong = found is not None and found < 1
+    return {"over_floor": None if wrong else found, "roofline_note": ROOFLINE_WRONG if wrong else None}
 
 
 def _audit(run: Run) -> dict | None:

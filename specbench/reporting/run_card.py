@@ -15,10 +15,10 @@ from specbench.store.run_store import RunStore
 def card(folder: Path) -> dict:
     """Collect the facts of one run as nested plain values.
 
-    Keys: `run_id, folder, model, decoder` (components and options), `setting, origins` (source of each setting),
-    `window_curve` (of `--window auto`), `invocations` (each with `started_at, finished_at, environment`), `images,
-    failed` (counts), `errors` (count by message), `facts` (means of the decoder's per-image statistics) and `numbers`
-    (the report row).
+    Keys: `run_id, folder, model, source` (of a checkpoint that is not the official one), `decoder` (components
+    and options), `setting, origins` (source of each setting), `window_curve` (of `--window auto`), `invocations`
+    (each with `started_at, finished_at, environment`), `images, failed` (counts), `errors` (count by message),
+    `facts` (means of the decoder's per-image statistics) and `numbers` (the report row).
     """
     store = RunStore(folder)
     info = store.info()
@@ -29,6 +29,7 @@ def card(folder: Path) -> dict:
         "run_id": info.run_id,
         "folder": str(folder),
         "model": info.spec.model,
+        "source": info.source_text,
         "decoder": decoder_json(info.spec.decoder),
         "setting": numbers["setting"],
         "origins": info.origins or {},

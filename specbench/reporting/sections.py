@@ -68,7 +68,8 @@ def circumstances(rows: Sequence[Mapping]) -> list[str]:
     """List machines, versions, roofline inputs and load averages of the rows."""
     machines = dict.fromkeys(line for row in rows for line in row["environment"])
     floors = dict.fromkeys(_floor(row["floor"]) for row in rows if row["floor"])
-    return [f"Measured on {line}." for line in machines] + list(floors) + _load(rows)
+    wrong = dict.fromkeys(f"Roofline: {row['roofline_note']}." for row in rows if row.get("roofline_note"))
+    return [f"Measured on {line}." for line in machines] + list(floors) + list(wrong) + _load(rows)
 
 
 def _floor(floor: Mapping) -> str:
@@ -112,7 +113,8 @@ def _heading(row: Mapping) -> str:
         *(["compiled"] if setting.get("compiled") else []),
         f"batch {setting['batch']}",
     ]
-    return f"{row['model']}: {', '.join(parts)}"
+    source = f" from {row['source']}" if row.get("source") else ""
+    return f"{row['model']}{source}: {', '.join(parts)}"
 
 
 def _window_remark(rows: Sequence[Mapping]) -> str | None:

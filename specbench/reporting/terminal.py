@@ -53,6 +53,7 @@ def run_view(card: Mapping) -> RenderableType:
     numbers = [(column.heading, column.cell(row)) for column in columns]
     for metric, parts in part_columns([row]).items():
         numbers += [(f"{metric} {part.heading}", part.cell(row)) for part in parts]
+    numbers += [("roofline", row["roofline_note"])] if row["roofline_note"] else []
     exactness = "lossless" if decoder["lossless"] else "not lossless"
     exactness = f"declared lossless, {FAILED_AUDIT}" if failed_audit(row) else exactness
     origins = card["origins"]
@@ -110,6 +111,8 @@ _IN_TITLE = ("sample", "seed")
 def _setting(card: Mapping) -> Iterator[tuple[str, str]]:
     origins = card["origins"]
     yield "model", card["model"]
+    if card["source"]:
+        yield "source", card["source"]
     for name, value in card["setting"].items():
         items = value.items() if isinstance(value, Mapping) else [(name, value)]
         for key, item in items:

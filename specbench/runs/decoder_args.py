@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
@@ -22,11 +22,28 @@ class PlannedDecoder:
         spec: what runs; with `auto_window`, its window is still the default.
         auto_window: the window is to be chosen by measuring, once the model is loaded.
         origins: option or choice name to where its value came from.
+        windows: with `auto_window`, those to choose from: no wider than an image, and with room in memory.
     """
 
     spec: DecoderSpec
     auto_window: bool
     origins: Mapping[str, str]
+    windows: tuple[int, ...] = ()
+
+    @property
+    def takes_auto_window(self) -> bool:
+        """Whether a window is to be chosen, and the decoder has one."""
+        return self.auto_window and "window" in dict(self.spec.options)
+
+    @property
+    def widest(self) -> DecoderSpec:
+        """The decoder with the widest window that it may get: what memory is planned for."""
+        return with_window(self.spec, max(self.windows)) if self.windows else self.spec
+
+
+def with_window(decoder: DecoderSpec, window: int) -> DecoderSpec:
+    """Copy of the decoder with another window."""
+    return replace(decoder, options=tuple(sorted((dict(decoder.options) | {"window": window}).items())))
 
 
 def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[PlannedDecoder]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model
 from specbench.models.facts import ModelFacts
+from specbench.runs.decoder_args import PlannedDecoder, with_window
 from specbench.runs.plan import Plan, available_threads, together
 from specbench.specs import plugin_decoders
 from specbench.store.find import find_runs_like, without_options
@@ -41,19 +43,22 @@ def _execute_together(plans: Sequence[Plan], reporter: Reporter | None) -> RunSu
         reporter.note(note)
     with _executor(first, reporter) as (executor, model):
         weights_sha256 = model.weights_sha256 if model else first.model.weights_sha256()
+        # What was downloaded for the loading may tell sizes and a revision that planning could not know.
+        plans = [replace(plan, model=plan.model.as_stored()) for plan in plans]
         specs, run_facts = [], {}
         for plan in plans:
             for planned in plan.decoders:
                 decoder, curve = planned.spec, None
                 plan.head(decoder, download=True)
                 if planned.auto_window:
-                    decoder, curve = _choose_window(model, plan, decoder, reporter)
+                    decoder, curve = _choose_window(model, plan, planned, reporter)
                 spec = plan.spec(decoder, weights_sha256)
                 specs.append(spec)
                 run_facts[spec.run_id] = {"origins": plan.origins(planned)} | _roofline(plan)
                 run_facts[spec.run_id] |= {"window_curve": curve} if curve else {}
                 run_facts[spec.run_id] |= {"memory": dict(plan.memory)} if plan.memory else {}
-                run_facts[spec.run_id] |= {"source": source} if (source := plan.model.source_facts) else {}
+                source = plan.model.source_facts
+                run_facts[spec.run_id] |= {"source": source | {"sha256": weights_sha256}} if source else {}
         return runner.run(executor, specs, first.requests, first.out, reporter, run_facts, first.trace)
 
 
@@ -116,18 +121,19 @@ def _load_worker(
 
 
 def _choose_window(
-    model: ImageModel | None, plan: Plan, decoder: DecoderSpec, reporter: Reporter | None
+    model: ImageModel | None, plan: Plan, planned: PlannedDecoder, reporter: Reporter | None
 ) -> tuple[DecoderSpec, list[dict] | None]:
     """The decoder with the window measured to be the fastest, or with the one chosen by an earlier call."""
-    from specbench.runs.window_tuning import describe_point, tune_window, with_window
+    from specbench.runs.window_tuning import describe_point, tune_window
 
+    decoder = planned.spec
     if earlier := _earlier_window(plan, decoder, model.weights_sha256 if model else plan.model.weights_sha256()):
         return with_window(decoder, earlier), None
     if model is None:
         raise SpecbenchError(
             "--window auto: measured in this process only", "leave --workers and --ray away, or give N"
         )
-    window, curve = tune_window(model, plan.chosen, decoder, plan.sampling, plan.seed)
+    window, curve = tune_window(model, plan.chosen, decoder, plan.sampling, plan.seed, planned.windows)
     if reporter:
         for point in curve:
             reporter.note(f"{decoder.name}, window {point['window']}: {describe_point(point)}")

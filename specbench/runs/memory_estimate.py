@@ -36,6 +36,7 @@ from dataclasses import asdict, dataclass
 
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, ModelFacts
+from specbench.runs.decoder_args import with_window
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.specs.tree_paths import node_paths
@@ -49,6 +50,8 @@ TREES = 256
 MARGIN = 0.9
 """Share of the free memory that may be used."""
 MOST = 4096
+WINDOWS = (2, 4, 8, 16, 32, 64, 96, 128)
+"""Windows that `--window auto` tries."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,26 @@ def free_memory(device: str) -> int | None:
 def largest_batch(needs: Iterable[Footprint], free: int) -> int:
     """Largest batch for which every footprint fits; 0 if not even one image does."""
     return min(max(0, bisect_right(range(2**31), MARGIN * free, key=need.total) - 1) for need in needs)
+
+
+def fitting_windows(
+    model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype: str, device: str
+) -> tuple[int, ...]:
+    """The `WINDOWS` that are no wider than an image of the model and leave one image room in memory, growing.
+
+    Raises:
+        SpecbenchError: not even the narrowest fits.
+    """
+    windows = [window for window in WINDOWS if window <= max(WINDOWS[0], model.stream)]
+    free = free_memory(device)
+    needs = {window: footprint(model, with_window(decoder, window), sampling, dtype) for window in windows}
+    fitting = [window for window, need in needs.items() if need is None or free is None or largest_batch([need], free)]
+    if not fitting:
+        raise SpecbenchError(
+            f"--window auto: a window of {windows[0]} does not fit into the {_gib(free)} free on {device}",
+            "another device, or a smaller model",
+        )
+    return tuple(fitting)
 
 
 def settle_batch(

@@ -19,7 +19,7 @@ from specbench.models.draft_head_files import find_head, require_head
 from specbench.models.facts import ModelFacts
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for, select
 from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders
-from specbench.runs.memory_estimate import settle_batch
+from specbench.runs.memory_estimate import fitting_windows, settle_batch
 from specbench.runs.settings import Value
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
@@ -187,12 +187,24 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
         shard=shard,
     )
     check_writable(plan.out)
-    return plan if workers.elsewhere else _settle_batch(plan)
+    return plan if workers.elsewhere else _settle_batch(_settle_windows(plan))
+
+
+def _settle_windows(plan: Plan) -> Plan:
+    """Set the windows to choose from where the window is to be measured."""
+    facts = plan.sampling, plan.dtype, plan.device
+    return replace(
+        plan,
+        decoders=tuple(
+            replace(one, windows=fitting_windows(plan.model, one.spec, *facts)) if one.takes_auto_window else one
+            for one in plan.decoders
+        ),
+    )
 
 
 def _settle_batch(plan: Plan) -> Plan:
     """Set a batch size that fits into memory; "auto" reuses the earlier choice for the same run."""
-    specs = [planned.spec for planned in plan.decoders]
+    specs = [planned.widest for planned in plan.decoders]
     earlier = _earlier_batch(plan) if plan.batch == "auto" else None
     batch, estimate = settle_batch(earlier or plan.batch, plan.model, specs, plan.sampling, plan.dtype, plan.device)
     images = max(1, len(plan.requests))
@@ -275,6 +287,7 @@ def plan_model(values: Mapping[str, Value]) -> ModelFacts:
         value["random-weights"],
         value["scale"] == "tiny",
         value["guidance-rows"],
+        download=True,
     )
 
 

@@ -7,26 +7,30 @@ measured. The pilots use separate noise and are discarded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode
 from specbench.errors import FAILURE, SpecbenchError
 from specbench.models.interface import CompilableModel, ImageModel
 from specbench.prompts import Prompt, Request
+from specbench.runs.decoder_args import with_window
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.store.schema import AR_SPANS
 
-CANDIDATES = (2, 4, 8, 16, 32, 64, 96, 128)
 PILOTS = 2
 PILOT_ID = "(pilot)"
 
 
 def tune_window(
-    model: ImageModel, prompts: Sequence[Prompt], decoder: DecoderSpec, sampling: Sampling, seed: int
+    model: ImageModel,
+    prompts: Sequence[Prompt],
+    decoder: DecoderSpec,
+    sampling: Sampling,
+    seed: int,
+    windows: Sequence[int],
 ) -> tuple[int, list[dict[str, float]]]:
-    """Choose the window with the lowest latency on the pilots; also return the measured curve.
+    """Choose the one of `windows` with the lowest latency on the pilots; also return the measured curve.
 
     The curve has one dict per window tried, beginning with AR as window 1: `window`, `step_compression` (tokens per
     target forward), `acceptance` (drafts accepted over tested ones, None without any), `window_cost` (milliseconds
@@ -44,7 +48,7 @@ def tune_window(
     compiles = isinstance(model, CompilableModel) and model.compiles
     ar = _measure(model, requests, resolve("ar"), sampling, seed, compiles)
     curve, best = [_point(1, ar, ar)], None
-    for window in (w for w in CANDIDATES if w <= max(2, model.layout.length)):
+    for window in sorted(windows):
         point = _point(window, _measure(model, requests, with_window(decoder, window), sampling, seed, compiles), ar)
         curve.append(point)
         if best is None or point["latency_ms"] < best["latency_ms"]:
@@ -52,11 +56,6 @@ def tune_window(
         if all(tried["latency_ms"] > best["latency_ms"] for tried in curve[-2:]):
             break
     return int(best["window"]), curve
-
-
-def with_window(decoder: DecoderSpec, window: int) -> DecoderSpec:
-    """Copy of the decoder with another window."""
-    return replace(decoder, options=tuple(sorted((dict(decoder.options) | {"window": window}).items())))
 
 
 def _measure(

@@ -12,8 +12,9 @@ from specbench.stats.ratios import ratio
 
 def roofline_ratio(rows: pd.DataFrame, floor: Mapping | None) -> float | None:
     """Roofline ratio: time of the decode loop over the roofline time of the same target forwards, both summed over
-    images. The roofline time is the larger of bytes read (weights once per forward, KV cache of the image tokens once
-    per row and forward) over memory bandwidth, and matrix-product FLOPs over peak FLOP/s of this device.
+    images; below 1 the device's measured peaks are too low, and reports leave the ratio out. The roofline time is the
+    larger of bytes read (weights once per forward, KV cache of the image tokens once per row and forward) over memory
+    bandwidth, and matrix-product FLOPs over peak FLOP/s of this device.
 
     Excluded, so that the bound is slightly too low: the prompt's KV cache, tree branches, all work outside the target,
     all writes. `floor` holds the inputs stored with the run, see `specbench.runs.roofline_facts`.

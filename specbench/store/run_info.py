@@ -95,7 +95,8 @@ class RunInfo:
         window_curve: the measurements behind `--window auto`, a dict per window tried.
         roofline: under the key "floor", see `specbench.runs.roofline_facts.roofline_facts`; None where unknown.
         memory: the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`.
-        source: weights, revision and layout of a checkpoint that is not the official one; None for the official one.
+        source: weights, revision, layout and sha256 of a checkpoint that is not the official one; None for the official
+            one.
         schema: version of the files in the folder.
         stored: the object as read from the file, with keys of other versions.
     """
@@ -139,6 +140,16 @@ class RunInfo:
         content["spec"] = self.stored.get("spec") or spec_json(self.spec)
         content["invocations"] = [call.to_json() for call in self.invocations]
         return content
+
+    @property
+    def source_text(self) -> str | None:
+        """Checkpoint that is not the official one, as one line: where from, revision, layout, start of the digest."""
+        if not self.source:
+            return None
+        names = (("revision", 12), ("layout", None), ("sha256", 12))
+        known = ((name, self.source.get(name), length) for name, length in names)
+        details = ", ".join(f"{name} {str(value)[:length]}" for name, value, length in known if value)
+        return f"{self.source.get('weights')}" + (f" ({details})" if details else "")
 
     @property
     def machines(self) -> tuple[str, ...]:

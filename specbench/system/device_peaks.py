@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from specbench.errors import SpecbenchError
 from specbench.system.downloads import cache_folder
 from specbench.system.environment import hardware, now
 from specbench.system.files import write_atomically
+from specbench.system.monitor import MachineMonitor, others_at_work
 
 _AMPERE = "NVIDIA A100 Tensor Core GPU data sheet"
 _HOPPER = "NVIDIA H100 Tensor Core GPU data sheet"
@@ -72,15 +74,21 @@ def find_peak(device: str, dtype: str, threads: int) -> Peak | None:
 
 
 def measure(device: str, dtype: str, threads: int) -> Peak:
-    """Time copies of several sizes and a matrix product, and store the fastest of each."""
+    """Time copies of several sizes and a matrix product, and store the fastest of each.
+
+    Raises:
+        SpecbenchError: other processes used the machine meanwhile; nothing is stored then.
+    """
     import torch
 
-    before = torch.get_num_threads()
+    before, monitor = torch.get_num_threads(), MachineMonitor(device)
     torch.set_num_threads(threads)
     try:
         found = _measure(device, getattr(torch, dtype))
     finally:
         torch.set_num_threads(before)
+    if company := others_at_work(monitor.read()):
+        raise SpecbenchError(f"measured while {company}, so not kept", "measure again on an idle machine")
     peak = Peak(device_name(device), *found, f"measured {now()[:10]}")
     key = _key(peak.name, dtype, threads if device == "cpu" else 0)
     path = cache_folder() / "devices.json"

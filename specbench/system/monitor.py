@@ -10,7 +10,7 @@ import functools
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +79,15 @@ def timing_warnings(ms_per_step: Sequence[float], machines: Sequence[dict]) -> l
             f"the GPU's clock moved between {min(clocks):.0f} and {max(clocks):.0f} MHz (nvidia-smi -lgc locks it)"
         )
     return said
+
+
+def others_at_work(machine: Mapping[str, object]) -> str | None:
+    """Other users of the machine in one reading of `MachineMonitor`, in words; None if it was idle otherwise."""
+    if (cores := float(machine.get("other_cores") or 0)) > BUSY_CORES:
+        return f"other processes used {cores:.1f} cores"
+    if sharing := int(machine.get("gpu_others") or 0):
+        return f"{sharing} other processes computed on the GPU"
+    return None
 
 
 def outliers(steps: np.ndarray) -> np.ndarray:

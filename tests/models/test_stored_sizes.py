@@ -56,6 +56,35 @@ def test_official_configurations_give_the_official_sizes(tmp_path):
     assert {name for family in OFFICIAL.values() for name in family} <= set(INFO)
 
 
+@pytest.fixture
+def in_cache(tmp_path, monkeypatch):
+    """`in_cache(repo)`: the folder of a hub repository's snapshot in an own cache, without a network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    def snapshot(repo: str, commit: str = 40 * "c"):
+        held = tmp_path / f"models--{repo.replace('/', '--')}"
+        (held / "refs").mkdir(parents=True)
+        (held / "refs" / "main").write_text(commit)
+        folder = held / "snapshots" / commit
+        folder.mkdir(parents=True)
+        return folder
+
+    return snapshot
+
+
+def test_a_hub_repository_is_planned_and_recorded_as_what_it_holds(in_cache):
+    WRITERS["janus"](in_cache("me/small"))
+    info = INFO["janus"].configured(weights="me/small")
+    assert info.layers == 2 and info.size.weights < INFO["janus"].size.weights
+    assert info.source_facts == {"weights": "me/small", "revision": 40 * "c", "layout": "janus"}
+    at_commit = INFO["janus"].configured(weights="me/small", revision=40 * "c")
+    assert at_commit.source_facts == info.source_facts and at_commit.network == info.network
+    WRITERS["janus"](in_cache("deepseek-community/Janus-Pro-1B", 40 * "d"))
+    assert INFO["janus"].configured(weights="deepseek-community/Janus-Pro-1B").source_facts is None
+    assert INFO["janus"].configured(revision=40 * "d").layers == 2
+
+
 def test_a_published_size_under_another_name_says_which_model_it_is(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({"language_config": {"num_hidden_layers": 30, "vocab_size": 102_400}})

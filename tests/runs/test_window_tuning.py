@@ -9,8 +9,12 @@ import pytest
 import tiny
 
 from specbench.errors import SpecbenchError
+from specbench.models.catalog import find_model
 from specbench.models.interface import TokenLayout
-from specbench.runs import window_tuning
+from specbench.runs import memory_estimate, window_tuning
+from specbench.runs.memory_estimate import footprint
+from specbench.runs.plan import make_plan
+from specbench.runs.settings import merge, run_settings
 from specbench.runs.window_tuning import describe_point, tune_window, with_window
 from specbench.specs.presets import resolve
 
@@ -41,26 +45,27 @@ class Model:
     layout = TokenLayout.plain(8, 8, 4)
 
 
+WINDOWS = (2, 4, 8, 16, 32, 64)
 COMPRESSED = {1: 64, 2: 40, 4: 26, 8: 20, 16: 18, 32: 18, 64: 18}
 
 
 def test_where_windows_are_free_the_fewest_steps_win(monkeypatch):
     machine(monkeypatch, dict.fromkeys(COMPRESSED, 10.0), COMPRESSED)
-    chosen, curve = tune_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0)
+    chosen, curve = tune_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0, WINDOWS)
     assert chosen == 16
     assert all(point["window_cost"] == 1.0 for point in curve)
 
 
 def test_where_windows_cost_a_narrow_one_wins_and_the_search_stops(monkeypatch):
     tried = machine(monkeypatch, {w: 1.0 + 0.5 * w for w in COMPRESSED}, COMPRESSED)
-    chosen, _ = tune_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0)
+    chosen, _ = tune_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0, WINDOWS)
     assert chosen == 4
     assert max(tried) == 16
 
 
 def test_the_curve_explains_the_latency(monkeypatch):
     machine(monkeypatch, {w: 1.0 + 0.1 * w for w in COMPRESSED}, COMPRESSED)
-    _, curve = tune_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0)
+    _, curve = tune_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0, WINDOWS)
     ar = curve[0]
     assert (ar["window"], ar["step_compression"], ar["window_cost"]) == (1, 1.0, 1.0)
     for point in curve:
@@ -71,7 +76,7 @@ def test_the_curve_explains_the_latency(monkeypatch):
 
 
 def test_the_curve_is_told_kept_and_shown(cli, tmp_path, monkeypatch):
-    monkeypatch.setattr(window_tuning, "CANDIDATES", (2, 4))
+    monkeypatch.setattr(memory_estimate, "WINDOWS", (2, 4))
     small = ("--model", "llamagen", "--random-weights", "--scale", "tiny", "--limit", "1", "--out", tmp_path)
     outcome = cli("run", "--decoder", "sjd", "--window", "auto", *small)
     assert outcome.code == 0
@@ -84,12 +89,27 @@ def test_the_curve_is_told_kept_and_shown(cli, tmp_path, monkeypatch):
         assert f"{point['window']} {describe_point(point)}" in shown
 
 
+def test_windows_and_batch_are_planned_for_what_fits(monkeypatch, tmp_path):
+    """The widest window that one image has room for is what memory is planned for, and wider ones are not tried."""
+    janus = find_model("janus").configured(random=True)
+    needs = {w: footprint(janus, with_window(resolve("sjd"), w), janus.sampling(), "bfloat16") for w in (64, 96)}
+    between = (needs[64].total(1) + needs[96].total(1)) / 2 / memory_estimate.MARGIN
+    monkeypatch.setattr(memory_estimate, "free_memory", lambda device: int(between))
+    settings = {"decoder": ["sjd", "ar"], "model": "janus", "random-weights": True, "window": "auto", "batch": "auto"}
+    plan = make_plan(merge(run_settings(), settings | {"limit": 1, "out": str(tmp_path)}, env={}))
+    assert plan.decoders[0].windows == (2, 4, 8, 16, 32, 64) and plan.decoders[1].windows == ()
+    assert dict(plan.decoders[0].widest.options)["window"] == 64 and plan.memory["largest"] == 1
+    monkeypatch.setattr(memory_estimate, "free_memory", lambda device: 2**20)
+    with pytest.raises(SpecbenchError, match="window of 2 does not fit"):
+        make_plan(merge(run_settings(), settings | {"limit": 1, "out": str(tmp_path)}, env={}))
+
+
 def test_a_decoder_without_a_window_is_refused():
     with pytest.raises(SpecbenchError, match="'ar' has no window"):
-        tune_window(Model(), tiny.prompts(), resolve("ar"), tiny.SAMPLING, 0)
+        tune_window(Model(), tiny.prompts(), resolve("ar"), tiny.SAMPLING, 0, WINDOWS)
 
 
 def test_it_runs_on_a_model():
-    chosen, curve = tune_window(tiny.tiny_model(), tiny.prompts(), resolve("scd-mc"), tiny.SAMPLING, 0)
+    chosen, curve = tune_window(tiny.tiny_model(), tiny.prompts(), resolve("scd-mc"), tiny.SAMPLING, 0, WINDOWS)
     assert chosen in [point["window"] for point in curve[1:]]
     assert dict(with_window(resolve("scd-mc"), chosen).options)["window"] == chosen

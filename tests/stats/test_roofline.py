@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaModel
 
 from specbench import stats
 from specbench.checks import doctor
+from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model, load_model
 from specbench.models.transformer.size import Size, llama_size
 from specbench.reporting import report_rows
@@ -96,10 +97,46 @@ def test_known_devices_need_no_measurement(monkeypatch):
     assert half.bandwidth(10**9) == 3.35e12 and half.flops == 989e12 and single.flops == 67e12
 
 
-def test_what_is_measured_is_kept_by_number_format_and_threads(tmp_path, monkeypatch):
+@pytest.fixture
+def quick(tmp_path, monkeypatch):
+    """Short measurements, kept in `tmp_path`, of a machine whose other users are `quick(cores)`."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(device_peaks, "COPIES_MIB", (1, 4))
     monkeypatch.setattr(device_peaks, "_SECONDS", 0.02)
+
+    def busy(cores: float, others: int | None = None):
+        reading = {"other_cores": cores, "gpu_others": others}
+        monkeypatch.setattr(device_peaks.MachineMonitor, "read", lambda self: reading)
+
+    busy(0.1)
+    return busy
+
+
+@pytest.mark.parametrize("company", [(1.3, None), (0.0, 2)])
+def test_a_figure_of_a_busy_machine_is_not_kept(quick, company, tmp_path):
+    kept = device_peaks.measure("cpu", "float32", 1)
+    quick(*company)
+    with pytest.raises(SpecbenchError, match="measured while .*other processes .*, so not kept"):
+        device_peaks.measure("cpu", "float32", 1)
+    assert device_peaks.find_peak("cpu", "float32", 1) == kept
+    rows = {row["name"]: row for row in doctor.check(out=tmp_path, measure=True)}
+    row = rows["peak of cpu, float32, 1 thread"]
+    assert row["status"] == "warning" and "so not kept; still used: measured" in row["detail"]
+    assert "idle machine" in row["fix"] and device_peaks.find_peak("cpu", "bfloat16", 1) is None
+
+
+def test_no_ratio_below_1_is_printed(tmp_path, cli):
+    folder = synthetic.folder(tmp_path, synthetic.AR, synthetic.ar())
+    path = folder / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"floor": FLOOR | {"bytes_per_s": 3e5}}))
+    (row,) = report_rows([folder])
+    assert row["over_floor"] is None and "busy" in row["roofline_note"] and "cache" in row["roofline_note"]
+    shown, card = cli("report", "--out", tmp_path).out, cli("show", folder.name, "--out", tmp_path).out
+    assert "| wrong roofline |" in shown and "Roofline: the roofline is wrong: decoding was faster" in shown
+    assert "roofline is wrong" in " ".join(card.split()) and "0.79" not in shown + card
+
+
+def test_what_is_measured_is_kept_by_number_format_and_threads(tmp_path, quick):
     assert device_peaks.find_peak("cpu", "float32", 1) is None
     measured = device_peaks.measure("cpu", "float32", 1)
     assert device_peaks.find_peak("cpu", "float32", 1) == measured and measured.flops > 1e6
