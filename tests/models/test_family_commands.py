@@ -24,7 +24,7 @@ def run_tiny(cli, tmp_path):
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_every_model_decodes_from_its_checkpoint(name, run_tiny, tmp_path):
+def test_every_model_decodes_from_its_checkpoint(name, run_tiny, cli, tmp_path):
     folder = tmp_path / "weights"
     folder.mkdir()
     write(name, folder)
@@ -38,6 +38,13 @@ def test_every_model_decodes_from_its_checkpoint(name, run_tiny, tmp_path):
     assert spec["model"] == f"{name}+tiny" and spec["decoder"]["name"] == "gsd"
     source = json.loads((run / "run.json").read_text())["source"]
     assert source["weights"] == str(folder) and source["layout"] == name.partition("-")[0] and not source["revision"]
+    assert source["sha256"] == json.loads((run / "run.json").read_text())["spec"]["weights_sha256"]
+    text = f"{folder} (layout {source['layout']}, sha256 {source['sha256'][:12]})"
+    where = ("--out", run.parent)
+    assert f"### {name}+tiny from {text}: prompts " in cli("report", *where).out
+    assert f"| {text} |" in cli("list", "runs", *where).out
+    (card,) = json.loads(cli("show", run.name, *where, "--json").out)
+    assert card["source"] == text
 
 
 def test_several_prompts_decode_as_one_batch_in_bfloat16(run_tiny, tmp_path):
