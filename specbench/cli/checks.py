@@ -35,7 +35,7 @@ def doctor(
     random_weights: bool = typer.Option(False, "--random-weights", metavar="", help="It will have random weights."),
     scale: str = typer.Option("full", "--scale", metavar="SIZE", help="full or tiny, as for run."),
     measure: bool = typer.Option(
-        False, "--measure", metavar="", help="Time memory and matrix products here, for the roofline of reports; on an idle machine only."
+        False, "--measure", metavar="", help="Time memory and matrix products, for the roofline; idle machine only."
     ),
     metric: list[str] = typer.Option(None, "--metric", metavar="NAME", help="Require this metric to be ready, too."),
 ) -> None:

@@ -127,7 +127,7 @@ def test_a_model_that_is_not_here_gets_the_line_that_fetches_it(folder_of, monke
     folder = folder_of("sjd")
     missing = catalog.find_model("shapes")
     gone = type(missing)(**{**vars(missing), "weights": (tmp_path / "network.safetensors",)})
-    monkeypatch.setattr("specbench.checks.run_audit.find_model", lambda name: gone)
+    monkeypatch.setattr("specbench.checks.run_audit.recorded_model", lambda *asked: gone)
     outcome = cli("audit", "--run", folder, "--recompute")
     assert outcome.code == MISSING_PREREQUISITE
     assert "is not on this disk" in outcome.err

@@ -116,7 +116,7 @@ def quick(tmp_path, monkeypatch):
 def test_a_figure_of_a_busy_machine_is_not_kept(quick, company, tmp_path):
     kept = device_peaks.measure("cpu", "float32", 1)
     quick(*company)
-    with pytest.raises(SpecbenchError, match="measured while .*other processes .*, so not kept"):
+    with pytest.raises(SpecbenchError, match=r"measured while .*other processes .*, so not kept"):
         device_peaks.measure("cpu", "float32", 1)
     assert device_peaks.find_peak("cpu", "float32", 1) == kept
     rows = {row["name"]: row for row in doctor.check(out=tmp_path, measure=True)}
