@@ -427,13 +427,16 @@ def import_results(benchmark: str, run: str, results: str | Path, out: str | Pat
     return import_scores(benchmark, find_runs(out, [run])[0], Path(results))
 
 
-def audit(decoders: Sequence[str] | str = (), samples: int | None = None, seed: int = 0) -> Rows:
+def audit(
+    decoders: Sequence[str] | str = (), samples: int | None = None, seed: int = 0, compiled: bool = False
+) -> Rows:
     """Measure whether decoders are lossless, on models small enough to enumerate.
 
     Args:
         decoders: names with inline options if wanted ("gsd:G=50"), or your own as "package.module:Name"; all if empty.
         samples: images per decoder; None takes the default of `specbench audit`.
         seed: of the models and the decoding noise.
+        compiled: also audit compiled steps, which takes a minute or more per decoder.
 
     Returns:
         One dict per decoder, with its `verdict`, the measured total variation distance `tv, tv_low, tv_high` and
@@ -447,7 +450,7 @@ def audit(decoders: Sequence[str] | str = (), samples: int | None = None, seed: 
 
     named = labelled_decoders([decoders] if isinstance(decoders, str) else decoders or list(PRESETS))
     count = losslessness.SAMPLES if samples is None else samples
-    rows = losslessness.audit([decoder for _, decoder in named], samples=count, seed=seed)
+    rows = losslessness.audit([decoder for _, decoder in named], samples=count, seed=seed, compiled=compiled)
     return [{**row, "decoder": label} for (label, _), row in zip(named, rows, strict=True)]
 
 

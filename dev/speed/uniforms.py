@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 from timing import cpu_ms, in_turns, median, timed_decode
 
-from specbench.decoding.drafters.jacobi import Jacobi
 from specbench.decoding.uniforms import UniformsRecorder
 from specbench.models.catalog import load_model
 from specbench.specs.presets import DecoderSpec, resolve
@@ -40,12 +39,11 @@ def bench_uniforms(sampling: Sampling, rounds: int) -> tuple[list[dict], list[st
 
 @contextmanager
 def without_recording() -> Iterator[None]:
-    """Decode without keeping the values, nor what is computed for them alone."""
-    note, place, rows = UniformsRecorder.note, Jacobi._place, UniformsRecorder.rows
+    """Decode without keeping the values."""
+    note, rows = UniformsRecorder.note, UniformsRecorder.rows
     UniformsRecorder.note = lambda *given: None
     UniformsRecorder.rows = lambda *given: {}
-    Jacobi._place = lambda *given: None
     try:
         yield
     finally:
-        UniformsRecorder.note, Jacobi._place, UniformsRecorder.rows = note, place, rows
+        UniformsRecorder.note, UniformsRecorder.rows = note, rows

@@ -34,6 +34,7 @@ class AuditSetting:
         grain: rounds the tables' logits, for ties.
         rows: decode with continuous batching, so many images at a time; 0 decodes whole batches.
         trace: record per-token traces, as `specbench run --trace` does.
+        compiled: run the steps compiled, as `specbench run --compile on` does; for the transformer.
     """
 
     name: str
@@ -46,6 +47,7 @@ class AuditSetting:
     grain: float = 0.0
     rows: int = 0
     trace: bool = False
+    compiled: bool = False
 
 
 def _mid_row_grammar(height: int, width: int, v_image: int) -> TokenLayout:
@@ -98,6 +100,20 @@ AUDIT_SETTINGS = (
     ),
 )
 
+COMPILED_SETTINGS = (
+    AuditSetting(
+        "2x4 of 2 with row ends, transformer, guided, window 3, continuous batching, compiled",
+        TokenLayout.with_row_ends(2, 4, 2),
+        Sampling(guidance=2.0),
+        window=3,
+        tables=2,
+        model="transformer",
+        rows=512,
+        compiled=True,
+    ),
+)
+"""Audited on request: a decoder's steps take up to a minute to compile."""
+
 
 @lru_cache(maxsize=32)
 def setting_model(setting: AuditSetting, seed: int) -> tuple[EnumerableModel | EnumerableTransformer, list[np.ndarray]]:
@@ -106,6 +122,8 @@ def setting_model(setting: AuditSetting, seed: int) -> tuple[EnumerableModel | E
     seed = zlib.crc32(setting.name.encode()) + seed
     if setting.model == "transformer":
         transformer = EnumerableTransformer(setting.layout, names, seed)
+        if setting.compiled:
+            transformer.compile()
         return transformer, [transformer.joint(setting.sampling, name) for name in names]
     model = EnumerableModel(setting.layout, names, setting.sharpness, seed, setting.grain)
     return model, [joint(model, setting.sampling, name) for name in names]

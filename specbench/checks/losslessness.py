@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import torch
 
-from specbench.checks.audit_settings import AUDIT_SETTINGS, AuditSetting, setting_model, with_window
+from specbench.checks.audit_settings import AUDIT_SETTINGS, COMPILED_SETTINGS, AuditSetting, setting_model, with_window
 from specbench.checks.divergence import LEVEL, Counts, detectable_tv, p_value, total_variation
 from specbench.checks.enumerable_model import image_index
 from specbench.decoding.build import build
@@ -37,7 +37,7 @@ Auditable = str | DecoderSpec | Decode
 
 
 def audit(
-    decoders: Sequence[Auditable], samples: int = SAMPLES, seed: int = 0, workers: int = 1
+    decoders: Sequence[Auditable], samples: int = SAMPLES, seed: int = 0, workers: int = 1, compiled: bool = False
 ) -> list[dict[str, object]]:
     """Decode `samples` images of enumerable models with each decoder and judge whether it keeps their joint
     distribution.
@@ -49,6 +49,7 @@ def audit(
         samples: images per decoder, spread evenly over the audit's settings.
         seed: of the models and of the noise.
         workers: processes that share the decoders, on Linux.
+        compiled: also audit compiled steps (COMPILED_SETTINGS).
 
     Returns:
         One dict per decoder: `decoder`, `verdict` ("lossless" unless the test rejects at LEVEL, then "lossy"), `tv,
@@ -62,12 +63,15 @@ def audit(
     """
     if samples < 1000:
         raise SpecbenchError(f"--samples {samples}: an audit needs at least 1000", f"default: {SAMPLES}")
-    return list(audit_each(decoders, samples, seed, workers))
+    return list(audit_each(decoders, samples, seed, workers, compiled))
 
 
-def audit_each(decoders: Sequence[Auditable], samples: int, seed: int, workers: int) -> Iterator[dict[str, object]]:
+def audit_each(
+    decoders: Sequence[Auditable], samples: int, seed: int, workers: int, compiled: bool = False
+) -> Iterator[dict[str, object]]:
     """Yield the rows of `audit` in order, each as soon as it and those before it are there."""
-    work = [(*load_decoder(decoder), samples, seed) for decoder in decoders]
+    settings = (*AUDIT_SETTINGS, *COMPILED_SETTINGS) if compiled else AUDIT_SETTINGS
+    work = [(*load_decoder(decoder), samples, seed, settings) for decoder in decoders]
     # A forked process has the plug-ins and the imports of this one.
     if min(workers, len(work)) < 2 or sys.platform != "linux":
         yield from (audit_one(*one) for one in work)

@@ -78,6 +78,9 @@ def audit(
     decoders: list[str] = typer.Argument(None, metavar="DECODER", help="Which decoders.", show_default="all"),
     samples: int = typer.Option(AUDIT_SAMPLES, "--samples", metavar="N", help="Images per decoder."),
     seed: int = typer.Option(0, "--seed", metavar="N", help="Random seed of the models and of the decoding noise."),
+    compiled: bool = typer.Option(
+        False, "--compile", metavar="", help="Also audit compiled steps (a minute or more per decoder)."
+    ),
     run: list[str] = typer.Option(None, "--run", metavar="RUN", help="Audit stored runs: a folder, id, or its start."),
     recompute: bool = typer.Option(
         False, "--recompute", metavar="", help="With --run: compute p anew, teacher-forced in float32."
@@ -90,6 +93,8 @@ def audit(
     if run:
         if decoders:
             raise SpecbenchError(f"{decoders[0]} with --run: a decoder and a run cannot be audited together")
+        if compiled:
+            raise SpecbenchError("--compile with --run: a stored run is audited as it was made", "leave out --compile")
         from specbench.cli.run_audit import audit_runs
 
         out, as_json, quiet = (values[name].value for name in ("out", "json", "quiet"))
@@ -104,7 +109,8 @@ def audit(
     from specbench.checks.losslessness import audit_each
 
     rows = []
-    for measured in audit_each([decoder for _, decoder in requests], samples, seed, workers=os.cpu_count() or 1):
+    audited = audit_each([decoder for _, decoder in requests], samples, seed, os.cpu_count() or 1, compiled)
+    for measured in audited:
         row = measured | {"decoder": requests[len(rows)][0]}
         rows.append(row)
         if not values["quiet"].value:

@@ -31,15 +31,17 @@ class Batch(NamedTuple):
 
 
 class Earlier(NamedTuple):
-    """Distributions of the drafts of the step before. B rows, D draft slots then.
+    """Distributions of the drafts of the step before. B rows, D drafts then.
 
     Attributes:
         q: [B, D, V].
-        place: [B, W - 1] per draft slot of this step, its place in `q`; -1 where its draft is new.
+        start: [B] index in `q` of the draft of this step's first slot.
+        drafts: [B] number of this step's slots, from the first, that had a draft then, as far as `q` reaches.
     """
 
     q: Tensor
-    place: Tensor
+    start: Tensor
+    drafts: Tensor
 
 
 class Proposal(NamedTuple):

@@ -21,15 +21,23 @@ Tokens of equal rank form one block, in which v_i decides.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, groupby
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from specbench.decoding.draft_tree import Routes
 from specbench.decoding.generation import ORDERS
-from specbench.decoding.interfaces import Proposal, Verification
+from specbench.decoding.interfaces import Earlier, Proposal, Verification
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import at
+
+WAITING = 32 * 2**20
+"""Bytes of distributions that may wait to be computed."""
 
 
 def mass_before(score: Tensor, p: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,51 +66,127 @@ def uniforms(before: np.ndarray, through: np.ndarray, v: np.ndarray) -> np.ndarr
     return np.clip(before + v * (through - before), 0.0, 1.0).astype(np.float32)
 
 
+class _Seen(NamedTuple):
+    """What the masses of the first T slots of a step's path are computed from. B rows.
+
+    Attributes:
+        places: [B, T] where each slot's masses are kept.
+        tokens, p: [B, T] and [B, T, V] tokens and target distributions.
+        q, drafted: [B, T, V] distribution of the first draft tested in each slot, and [B, T] whether there was one;
+            None in a forward without drafts.
+        earlier: of the proposal.
+    """
+
+    places: Tensor
+    tokens: Tensor
+    p: Tensor
+    q: Tensor | None = None
+    drafted: Tensor | None = None
+    earlier: Earlier | None = None
+
+
+def _masses(steps: Sequence[_Seen]) -> tuple[Tensor, list[Tensor]]:
+    """Places [B, T] of the T slots of steps of one kind, and their masses [B, T] in the order of `ORDERS`, NaN where
+    undefined."""
+    places, tokens, p = (_cat([step[field] for step in steps]) for field in range(3))
+    found = [*mass_before_id(p, tokens), *mass_before(p, p, tokens)]
+    if steps[0].q is not None:
+        q, drafted = _cat([step.q for step in steps]), _cat([step.drafted for step in steps])
+        found += _where(drafted, mass_before(ratio_score(p, q), p, tokens))
+    if steps[0].earlier is not None:
+        place = _places_before([step.earlier for step in steps], [step.tokens.shape[1] for step in steps])
+        q_before = _cat([step.earlier.q for step in steps])[
+            torch.arange(len(p), device=p.device)[:, None], place.clamp(min=0)
+        ]
+        found += _where(drafted & (place >= 0), mass_before(ratio_score(q, q_before), p, tokens))
+    return places, found
+
+
+def _places_before(steps: Sequence[Earlier], counts: Sequence[int]) -> Tensor:
+    """Place [B, T] of each draft in the joined `q` of all `steps`, -1 where it has none; `counts`: slots per step."""
+    device, widths = steps[0].q.device, [step.q.shape[1] for step in steps]
+    columns = [
+        (number, slot, width, start)
+        for number, (count, width, start) in enumerate(zip(counts, widths, accumulate([0, *widths]), strict=False))
+        for slot in range(count)
+    ]
+    number, slot, width, start = torch.tensor(columns, device=device).unbind(1)
+    place = torch.stack([step.start for step in steps], 1)[:, number] + slot
+    known = (slot < torch.stack([step.drafts for step in steps], 1)[:, number]) & (place < width)
+    return torch.where(known, start + place, -1)
+
+
+def _cat(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), 1)
+
+
 class UniformsRecorder:
-    """Recorder of the masses before and through each committed token of a batch. B rows, N stream slots."""
+    """Recorder of the masses before and through each committed token of a batch. B rows, N stream slots.
+
+    Eager steps on a CPU are collected and computed together, because their many small operations would cost more than
+    the arithmetic.
+    """
 
     def __init__(self, rows: int, slots: int, noise: Noise, device: torch.device):
         """`slots`: N plus the window."""
         self._noise = noise
-        self._masses = torch.full((2 * len(ORDERS), rows, slots), torch.nan, device=device)
+        self._slots = slots
+        # One more place takes what is not committed.
+        self._masses = torch.full((2 * len(ORDERS), rows, slots + 1), torch.nan, device=device)
         self._rows = torch.arange(rows, device=device)[:, None]
+        self._drafted = torch.ones(rows, slots, dtype=torch.bool, device=device)
+        self._waiting: list[_Seen] = []
+        self._bytes = 0
 
     def note(self, verified: Verification, proposal: Proposal, tables: Routes | None, positions: Tensor) -> None:
-        """Record the slots `positions` [B, T] of one step; uncommitted ones are overwritten by a later step.
+        """Record the slots `positions` [B, T] of one step, whose p and q nobody changes later.
 
         `tables` of the proposal's tree, None for a chain.
         """
-        count = positions.shape[1]
-        if positions.device.type == "cpu" and not torch.compiler.is_compiling():
-            count = int(verified.first.max()) + 1  # no sync on a CPU, and most of a window is not committed
-        p, tokens = verified.p[:, :count], verified.tokens[:, :count]
-        masses = [*mass_before_id(p, tokens), *mass_before(p, p, tokens)]
-        if proposal.tokens.shape[1] > 1:
-            q, drafted = self._path_q(verified, proposal, tables, count)
-            masses += _where(drafted, mass_before(ratio_score(p, q), p, tokens))
-            if proposal.earlier is not None:
-                place = proposal.earlier.place[:, :count]
-                place = torch.nn.functional.pad(place, (0, count - place.shape[1]), value=-1)
-                growth = ratio_score(q, proposal.earlier.q[self._rows, place.clamp(min=0)])
-                masses += _where(drafted & (place >= 0), mass_before(growth, p, tokens))
-        masses += [torch.full_like(masses[0], torch.nan)] * (len(self._masses) - len(masses))
-        places = positions[:, :count].expand(len(masses), -1, -1)
-        self._masses.scatter_(2, places, torch.stack(masses))
+        if positions.device.type != "cpu" or torch.compiler.is_compiling():
+            # Slots that are not committed are overwritten by a later step.
+            self._compute([self._seen(verified, proposal, tables, positions)])
+            return
+        # No sync on a CPU; most of a window is not committed.
+        count = 1 if positions.shape[1] == 1 else int(verified.first.max()) + 1
+        places = positions[:, :count]
+        if len(places) > 1:
+            committed = torch.arange(count) <= verified.first[:, None]
+            places = torch.where(committed, places, self._slots)
+        self._waiting.append(self._seen(verified, proposal, tables, places))
+        self._bytes += sum(own.untyped_storage().nbytes() for own in (verified.p, proposal.q))
+        if self._bytes > WAITING:
+            self._flush()
 
-    def _path_q(
-        self, verified: Verification, proposal: Proposal, tables: Routes | None, count: int
-    ) -> tuple[Tensor, Tensor]:
-        """q [B, T, V] of the first draft tested in each of the first T = `count` slots, and [B, T] whether there was
-        one."""
+    def _seen(self, verified: Verification, proposal: Proposal, tables: Routes | None, places: Tensor) -> _Seen:
+        """Select what belongs to the first T slots, T being the width of `places` [B, T]."""
+        count = places.shape[1]
+        seen = _Seen(places, verified.tokens[:, :count], verified.p[:, :count])
+        if proposal.tokens.shape[1] == 1:
+            return seen
         if tables is None:
-            q = proposal.q[:, :count]
-            drafted = torch.arange(count, device=q.device).expand(len(q), -1) < q.shape[1]
-            return torch.nn.functional.pad(q, (0, 0, 0, count - q.shape[1])), drafted
-        columns = verified.columns[:, :count]
-        return proposal.q[self._rows, columns], tables.has_children[columns]
+            q, drafted = proposal.q[:, :count], self._drafted[:, :count]
+            if q.shape[1] < count:  # the last column of a chain has no draft
+                q, drafted = functional.pad(q, (0, 0, 0, 1)), functional.pad(drafted[:, 1:], (0, 1))
+        else:
+            columns = verified.columns[:, :count]
+            q, drafted = proposal.q[self._rows, columns], tables.has_children[columns]
+        return seen._replace(q=q, drafted=drafted, earlier=proposal.earlier)
+
+    def _flush(self) -> None:
+        """Compute what was collected."""
+        for _, steps in groupby(self._waiting, key=lambda seen: (seen.q is None, seen.earlier is None)):
+            self._compute(list(steps))
+        self._waiting, self._bytes = [], 0
+
+    def _compute(self, steps: Sequence[_Seen]) -> None:
+        places, masses = _masses(steps)
+        masses += [torch.full_like(masses[0], torch.nan)] * (len(self._masses) - len(masses))
+        self._masses.scatter_(2, places.expand(len(masses), -1, -1), torch.stack(masses))
 
     def rows(self, rows: Tensor, length: int) -> dict[str, np.ndarray]:
         """Uniforms u_i [K, length] of the complete `rows` [K] by order; orders without a slot are omitted."""
+        self._flush()
         slots = torch.arange(length, device=self._rows.device).expand(len(self._rows), -1)
         v = self._noise.tie_break(slots)[rows].cpu().numpy()
         masses = self._masses[:, rows, :length].cpu().numpy()

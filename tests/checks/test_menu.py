@@ -6,11 +6,13 @@
 import pytest
 from menu import described, extremes, lossless_decoders
 
-from specbench.checks.audit_settings import AuditSetting
+from specbench.checks.audit_settings import COMPILED_SETTINGS, AuditSetting
 from specbench.checks.losslessness import audit_one
+from specbench.decoding.drafters.jacobi import Jacobi
 from specbench.models.interface import TokenLayout
 from specbench.specs.components import CHOICES, DRAFTERS
 from specbench.specs.options import Option
+from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
 
 IMAGES = 20_000
@@ -40,6 +42,20 @@ def test_a_sample_of_the_combinations_is_lossless(spec):
 @pytest.mark.parametrize("spec", [spec for spec in DECODERS if spec not in SAMPLE], ids=described)
 def test_every_combination_is_lossless(spec):
     check(spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "zipar" and resolve(name).lossless])
+def test_every_lossless_preset_is_lossless_compiled(name):
+    found = audit_one(name, resolve(name), 20_000, 0, COMPILED_SETTINGS)
+    assert found["verdict"] == "lossless", found
+
+
+@pytest.mark.slow
+def test_a_bug_in_compiled_steps_is_caught(monkeypatch):
+    plain = Jacobi._fill
+    monkeypatch.setattr(Jacobi, "_fill", lambda self, *given: plain(self, *given).roll(1, dims=1))
+    assert audit_one("sjd", resolve("sjd"), 20_000, 1, COMPILED_SETTINGS)["verdict"] == "lossy"
 
 
 def test_all_lossless_components_and_extremes_are_in_the_menu():

@@ -100,6 +100,17 @@ def test_values_do_not_depend_on_the_batch_or_on_refilled_rows():
                 np.testing.assert_array_equal(u, refilled[number].uniforms[order])
 
 
+@pytest.mark.parametrize(("name", "orders"), [("ar", 2), ("sjd", 4), ("sjd-norefine", 3), ("sjd-pac", 4), ("eagle", 3)])
+def test_steps_computed_together_have_the_values_of_single_ones(monkeypatch, name, orders):
+    options = windowed(name, 4)
+    together = images(name, 5, **options)
+    monkeypatch.setattr(uniforms, "WAITING", 0)
+    for image, single in zip(together, images(name, 5, **options), strict=True):
+        assert len(image.uniforms) == orders
+        for order, u in single.uniforms.items():
+            np.testing.assert_array_equal(image.uniforms[order], u)
+
+
 def test_the_noise_that_breaks_ties_is_used_for_nothing_else():
     noise, slots = Noise([5], 4), torch.arange(50)[None]
     own = noise.tie_break(slots)

@@ -42,9 +42,8 @@ class Jacobi:
         # Compiled code must find every tensor it uses: steps before the first full window run eagerly.
         full = width == self.window and self._p is not None and self._p.shape[1] == width
         call = self._batch.call if full else call_eager
-        *chained, place = call(Jacobi._trunk, self, committed, width, step)
-        earlier = None if place is None else Earlier(self._tested, place)
-        trunk = Proposal(*chained, chain(width), self.columns, earlier)
+        earlier = None if self._tested is None else Earlier(self._tested, self._shift, self._drafted_to - committed)
+        trunk = Proposal(*call(Jacobi._trunk, self, committed, width, step), chain(width), self.columns, earlier)
         self._tested = trunk.q
         return self._expand(trunk, committed, step)
 
@@ -63,20 +62,11 @@ class Jacobi:
     def _expand(self, trunk: Proposal, committed: Tensor, step: Tensor) -> Proposal:
         return trunk
 
-    def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Tokens and positions [B, width] of a chain, q [B, width - 1, V] of its drafts, and `Earlier.place`."""
+    def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens and positions [B, width] of a chain, and q [B, width - 1, V] of its drafts."""
         positions = committed[:, None] + torch.arange(width, device=committed.device)
         q = self._fill(committed, positions[:, :-1], step)
-        tokens = self._batch.tokens.gather(1, (positions - 1).clamp(min=0))
-        return tokens, positions, q, self._place(positions[:, :-1])
-
-    def _place(self, slots: Tensor) -> Tensor | None:
-        """Index [B, width - 1] of the draft `slots` in the previous step; -1 where it tested no draft of the slot."""
-        if self._tested is None:
-            return None
-        place = slots - slots[:, :1] + self._shift[:, None]
-        known = (slots < self._drafted_to[:, None]) & (place < self._tested.shape[1])
-        return torch.where(known, place, -1)
+        return self._batch.tokens.gather(1, (positions - 1).clamp(min=0)), positions, q
 
     def _fill(self, committed: Tensor, positions: Tensor, step: Tensor) -> Tensor:
         """Draw a token for every fresh draft slot of `positions` [B, D]; q [B, D, V] of all of them."""
