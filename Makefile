@@ -2,10 +2,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TEST_ARGS ?= -n auto
-# What scores, and the libraries that tests compare with, without the torchvision they ask for: one built for another
-# torch than the one here would keep transformers from importing.
-SCORERS := open_clip_torch
-ORACLES := torchmetrics lightning-utilities torch-fidelity
+# A library that tests compare with, without what it asks for.
+ORACLES := torch-fidelity
+# open_clip_torch asks for a torchvision. One built for another torch than the one here (a CPU build, for example) keeps
+# transformers from importing; specbench needs none.
+FIT_TORCHVISION := $(BIN)/python -c "import torchvision" 2>/dev/null || \
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision
 # The HPSv2 authors' package pins a test runner and a protobuf of years ago, so it and what it really imports get an
 # environment of their own, with a torchvision that fits its torch.
 HPSV2_VENV ?= .venv-hpsv2
@@ -19,12 +21,13 @@ $(VENV)/.run: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV); this takes a minute or more, mostly for torch."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(SCORERS)
+	$(FIT_TORCHVISION)
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.run
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,docs]'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps $(ORACLES)
+	$(FIT_TORCHVISION)
 	touch $@
 
 install: $(VENV)/.run ## Install specbench into .venv
@@ -38,7 +41,7 @@ test: $(VENV)/.dev ## Install, then run the tests
 $(HPSV2_VENV)/.run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(HPSV2_VENV)
 	$(HPSV2_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable . \
-		pytest torchvision clint requests open_clip_torch
+		pytest clint requests
 	$(HPSV2_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --no-deps hpsv2 $(ORACLES)
 	touch $@
 

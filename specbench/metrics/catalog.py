@@ -34,7 +34,10 @@ _FRONT_ENDS = {
 }
 
 
-_FID = "Frechet distance to the reference images in Inception features, {} resize to 299{}; also computes KID"
+_FID = (
+    "Frechet distance to the reference images in Inception features, {} resize to 299{}; also computes FID-infinity "
+    "and KID"
+)
 
 
 _CLIP = "cosine similarity of image and caption under CLIP {}, mean over images"
@@ -48,6 +51,9 @@ _CLIPS = {
     "b32+prefix+center256": 'ViT-B/32, captions prefixed with "A photo depicts", images centre-cropped to 256',
     "l14": "ViT-L/14",
 }
+
+
+_CMMD = "squared MMD to the reference images in CLIP ViT-L/14 embeddings of {} at 336 ({}; Gaussian kernel, x 1000)"
 
 
 _CROPS = {"": "", "+center256": " after a centre crop to 256"}
@@ -76,10 +82,13 @@ METRICS: dict[str, MetricEntry] = {
         for front_end, resize in _FRONT_ENDS.items()
         for crop, cropped in _CROPS.items()
     },
-    "cmmd[l14-336]": MetricEntry(
-        "specbench.metrics.clip:Cmmd",
-        "squared MMD to the reference images in CLIP ViT-L/14 embeddings (unbiased, Gaussian kernel, x 1000)",
-    ),
+    **{
+        f"cmmd[{variant}]": MetricEntry("specbench.metrics.cmmd:Cmmd", _CMMD.format(shape, estimate), variant)
+        for variant, shape, estimate in (
+            ("l14-336", "centre squares", "biased, as published"),
+            ("l14-336+squashed+unbiased", "images squashed to squares", "unbiased"),
+        )
+    },
     **{
         f"clip[{variant}]": MetricEntry("specbench.metrics.clip:Clip", _CLIP.format(network), variant)
         for variant, network in _CLIPS.items()
@@ -123,7 +132,8 @@ METRICS: dict[str, MetricEntry] = {
 
 
 _DERIVED = {
-    "kid": "unbiased squared MMD to the reference images in Inception features, cubic kernel",
+    "kid": "unbiased squared MMD to the reference images in Inception features, cubic kernel, mean over subsets",
+    "fid-infinity": "FID extrapolated to infinitely many images; no interval up to n = 4096",
     "geneval[official]": "fraction of correct images by the official evaluator, mean over tags",
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }

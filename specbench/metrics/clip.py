@@ -1,7 +1,8 @@
-"""`clip[VARIANT]`: cosine of CLIP's image and text embeddings, the mean over images; and CMMD.
+"""`clip[VARIANT]`: cosine of CLIP's image and text embeddings, the mean over images.
 
 The papers use two that do not compare: `b16` (SJD and its followers, who print it times 100) and `b32+prefix`
-(LANTERN, Cool-SD). Hessel et al. 2021 introduced the score.
+(LANTERN, Cool-SD). Hessel et al. 2021 introduced the score. torchmetrics' CLIPScore is not used: it keeps a running sum
+where intervals need each image's value, and cuts long captions without their end token.
 """
 
 from __future__ import annotations
@@ -10,18 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
-from typing import ClassVar
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 import torch
-from PIL import Image
 from torch.nn import functional as F
 
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Sample, Score, Settings
-from specbench.metrics.frechet import gaussian_mmd
+from specbench.metrics.base import Sample, Settings
+from specbench.metrics.code_version import described
 from specbench.metrics.inception_preprocessing import center256
 from specbench.metrics.openclip import (
     PACKAGES,
@@ -32,8 +29,6 @@ from specbench.metrics.openclip import (
     text_embeddings,
 )
 from specbench.metrics.per_image import PerImageMetric
-from specbench.metrics.reference import ReferenceMetric, distance_difference, with_influence
-from specbench.stats import Difference
 
 PREFIX = "A photo depicts "
 
@@ -85,8 +80,8 @@ class Clip(PerImageMetric):
         return {
             "weights": checkpoints.CHECKPOINTS[self.variant.checkpoint].digest,
             "prefix": self.variant.prefix,
-            "prepare": self.variant.prepare.__name__,
-            "resize": "short side, Pillow bicubic, centre",
+            "prepare": described(self.variant.prepare.__name__, self.variant.prepare),
+            "resize": described("short side, Pillow bicubic, centre", short_side_centre),
             **versions(),
         }
 
@@ -104,47 +99,6 @@ class Clip(PerImageMetric):
         captions = [self.variant.prefix + sample.prompt for sample in samples]
         texts = text_embeddings(self.network, captions, self.settings.device)
         return [{"value": value} for value in (images * texts).sum(1).tolist()]
-
-
-class Cmmd(ReferenceMetric):
-    """Squared MMD to the reference images in CLIP embeddings under a Gaussian kernel of width 10, times 1000; the
-    unbiased estimate, so it may be below zero."""
-
-    name = "cmmd[l14-336]"
-    summary = "squared MMD to the reference images in CLIP embeddings (unbiased, Gaussian kernel of width 10, x 1000)"
-    batch = 16
-    columns: ClassVar = {"feature": pa.list_(pa.float32())}
-    checkpoints = ("clip-l14-336",)
-    packages = PACKAGES
-    sigma, scale = 10.0, 1000.0
-
-    def feature_identity(self) -> Mapping[str, str]:
-        weights = checkpoints.CHECKPOINTS[self.checkpoints[0]].digest
-        return {"weights": weights, "resize": "squashed, Pillow bicubic", **versions()}
-
-    @cached_property
-    def network(self) -> torch.nn.Module:
-        return load_openai(checkpoints.require(self.checkpoints[0], self.settings.offline), self.settings.device)
-
-    def extract(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        size = self.network.visual.image_size[0]
-        squashed = [Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC) for pixels in images]
-        inputs = [normalised(np.asarray(image)) for image in squashed]
-        return image_embeddings(self.network, inputs, self.settings.device).numpy()
-
-    def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        if len(statistics) < 2:
-            return []
-        images = np.stack(statistics["feature"].to_list())
-        estimate = with_influence(*self._distance(images), statistics["prompt_id"].to_list())
-        return [Score(self.name, estimate, len(images))]
-
-    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        return distance_difference(features, baseline, self._distance)
-
-    def _distance(self, images: np.ndarray) -> tuple[float, np.ndarray]:
-        value, influence = gaussian_mmd(images, self.reference_features, self.sigma)
-        return self.scale * value, self.scale * influence
 
 
 def versions() -> dict[str, str]:

@@ -24,6 +24,7 @@ from specbench.metrics.compbench_rules import (
     RELATIONS,
     THREE_IN_ONE,
     Box,
+    around_preposition,
     numeracy,
     relation,
     spatial,
@@ -45,11 +46,13 @@ class Detected(CategoryMetric):
 
     Attributes:
         repositories: names in the identity, and the hub repositories whose weights are needed.
+        objects: where the objects that are looked for come from.
     """
 
     batch = 8
     columns: ClassVar = {"value": pa.float32(), "details": pa.string()}
     repositories: ClassVar[Mapping[str, str]] = {"detector": REPOSITORY}
+    objects: ClassVar[str] = "first and last noun"
     packages: ClassVar = {**PACKAGES, **grammar.PACKAGES}
 
     def identity(self) -> Mapping[str, str]:
@@ -59,6 +62,7 @@ class Detected(CategoryMetric):
         }
         return {
             **weights,
+            "objects": self.objects,
             "query": QUERY,
             "threshold": f"{THRESHOLD}, duplicates above {DUPLICATE}",
             "resize": "black to a square, tensor bilinear, antialiased",
@@ -113,6 +117,16 @@ class Spatial2d(Detected):
         return spatial(*_two_best(names, seen), asked, min(sample.pixels.shape[:2]))
 
 
+class SpatialOfComplex(Spatial2d):
+    """2D spatial relation of the two objects around the preposition of a complex prompt; 0 where there are not two."""
+
+    categories = ("complex",)
+    objects = "around the preposition"
+
+    def names(self, sample: Sample) -> list[str]:
+        return list(dict.fromkeys(around_preposition(self.grammar.words(sample.prompt)) or ()))
+
+
 class Spatial3d(Detected):
     """3D spatial relation of two objects."""
 
@@ -142,6 +156,7 @@ class Numeracy(Detected):
     name = "compbench[numeracy-owlv2]"
     summary = "T2I-CompBench++'s counting rules on what OWLv2 finds, mean over images of numeracy prompts"
     categories = ("numeracy",)
+    objects = "as counted in the prompt"
     packages = PACKAGES
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
@@ -167,7 +182,7 @@ class ThreeInOne(CategoryMetric):
     def __init__(self, settings: Settings | None = None):
         super().__init__(settings)
         self.parts: dict[str, Metric] = {
-            "blip": BlipVqa(settings), "clip": CompBenchClip(settings), "spatial": Spatial2d(settings)
+            "blip": BlipVqa(settings), "clip": CompBenchClip(settings), "spatial": SpatialOfComplex(settings)
         }  # fmt: skip
         self.checkpoints = tuple(file for part in self.parts.values() for file in part.checkpoints)
 
@@ -210,9 +225,9 @@ def mean_in(values: np.ndarray, box: Box) -> float:
 
 
 def _two_best(names: Sequence[str], seen: Seen) -> tuple[Found | None, Found | None]:
-    best = [next(iter(seen.get(name, ())), None) for name in names]
-    first, second, *_ = [*best, None, None]
-    return first, second
+    """Best detection of the first and of the last name, which are one if the prompt names one object."""
+    best = [next(iter(seen.get(name, ())), None) for name in names] or [None]
+    return best[0], best[-1]
 
 
 def _details(seen: Seen) -> str:

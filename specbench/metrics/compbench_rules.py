@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 from specbench.metrics.geneval_rules import Found
 
@@ -31,6 +32,9 @@ LITTLE = 0.1
 SAME = 0.9
 """Overlap or containment above which two boxes are one object."""
 
+PREPOSITIONS = ("on top of", "on bottom of", "on the left", "on the right", "next to", "on side of", "near")
+"""Of complex prompts, between whose nouns the 2D rule looks; not the relations above."""
+
 THREE_IN_ONE: Mapping[str, tuple[str, ...]] = {
     "spatial": ("spatial", "blip"),
     "action": ("clip", "blip"),
@@ -48,6 +52,24 @@ def three_in_one(kind: str, parts: Mapping[str, float]) -> float:
 def relation(prompt: str, known: Sequence[str] | Mapping[str, int]) -> str | None:
     """The first of the known relations that a prompt names."""
     return next((name for name in known if name in prompt.lower()), None)
+
+
+def around_preposition(words: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    """The two objects of a complex prompt, given as words with their parts of speech.
+
+    At each preposition these are the last noun or name before it and the first noun after it, or without one the last
+    word of the first name that another word follows. None unless this finds two in all; the 2D score then is 0.
+    """
+    found: list[str] = []
+    for place in range(len(words)):
+        length = next((n for n in (3, 2, 1) if _words(words, place, n) in PREPOSITIONS), 0)
+        if not length:
+            continue
+        found += [word for word, kind in reversed(words[:place]) if kind in ("NOUN", "PROPN")][:1]
+        after = words[place + length :]
+        ends = [word for (word, kind), (_, then) in pairwise(after) if kind == "PROPN" and then != "PROPN"]
+        found += ([word for word, kind in after if kind == "NOUN"] or ends)[:1]
+    return (found[0], found[1]) if len(found) == 2 else None
 
 
 def spatial(first: Found | None, second: Found | None, asked: str | None, side: float) -> float:
@@ -122,6 +144,10 @@ def _mixed(first: Found | None, second: Found | None, placed: Callable[[Box, Box
     seen = [one for one in (first, second) if one is not None]
     value = 0.25 * sum(one.score for one in seen)
     return value + 0.5 * placed(first.box, second.box) if len(seen) == 2 else value
+
+
+def _words(words: Sequence[tuple[str, str]], place: int, count: int) -> str:
+    return " ".join(word for word, _ in words[place : place + count])
 
 
 def _common(a: Box, b: Box) -> float:

@@ -1,5 +1,5 @@
 """`fid[FRONT-END]` and `fid[FRONT-END+CROP]`: Frechet distance to the reference images in Inception features, with
-KID beside it under the same variant's name."""
+FID-infinity and KID beside it under the same variant's name."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ import torch
 
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Score, Settings
-from specbench.metrics.frechet import Gaussian, frechet_distance, frechet_influence, kid
+from specbench.metrics.code_version import described
+from specbench.metrics.fid_infinity import Extrapolated, fid_infinity
+from specbench.metrics.frechet import Gaussian, frechet_distance, frechet_influence, kid_influence
 from specbench.metrics.inception import FEATURES, Inception, load_inception
 from specbench.metrics.inception_preprocessing import CROPS, FRONT_ENDS
 from specbench.metrics.reference import ReferenceMetric, distance_difference, with_influence
+from specbench.metrics.torchmetrics_states import KID_SEED, KID_SUBSET_SIZE, KID_SUBSETS, kid
 from specbench.stats import Difference, Estimate
 
 
 class Fid(ReferenceMetric):
     """Distance between generated and reference images; only equal front ends, crops and n compare."""
 
-    summary = "distance to the reference images in Inception features; KID beside it"
+    summary = "distance to the reference images in Inception features; FID-infinity and KID beside it"
     batch = 32
     columns: ClassVar = {"feature": pa.list_(pa.float32(), FEATURES)}
     checkpoints = ("inception",)
+    packages: ClassVar = {"torchmetrics": "pip install torchmetrics"}
 
     def __init__(self, variant: str, settings: Settings | None = None):
         super().__init__(settings)
@@ -39,12 +43,16 @@ class Fid(ReferenceMetric):
 
     def feature_identity(self) -> Mapping[str, str]:
         return {
-            "front_end": self.front_end,
-            "crop": self.crop,
+            "front_end": described(self.front_end, FRONT_ENDS[self.front_end]),
+            "crop": described(self.crop, CROPS[self.crop]),
             "weights": checkpoints.CHECKPOINTS["inception"].digest,
             "torch": version("torch"),
             "pillow": version("pillow"),
         }
+
+    def identity(self) -> Mapping[str, str]:
+        kid_of = f"mean over {KID_SUBSETS} pairs of subsets of {KID_SUBSET_SIZE}, seed {KID_SEED}"
+        return {**super().identity(), "kid": kid_of, "torchmetrics": version("torchmetrics")}
 
     @cached_property
     def network(self) -> Inception:
@@ -67,8 +75,16 @@ class Fid(ReferenceMetric):
             return []
         prompts = statistics["prompt_id"].to_list()
         distance = fid_estimate(images, self._reference, prompts)
-        own_kid = with_influence(*kid(images.features, self.reference_features), prompts)
-        return [Score(self.name, distance, images.n, few(images)), Score(f"kid[{self.variant}]", own_kid, images.n)]
+        limit = fid_infinity(images, self._reference, prompts, distance.value)
+        value = kid(images.features, self.reference_features)
+        own_kid = with_influence(value, kid_influence(images.features, self.reference_features), prompts)
+        scores = [Score(self.name, distance, images.n, biased(images, self._reference, limit))]
+        if limit is not None:
+            estimate = Estimate(limit.value, limit.low, limit.high)
+            note = None if limit.low is not None else "rough: halves of the images are no more than the features"
+            scores.append(Score(f"fid-infinity[{self.variant}]", estimate, images.n, note))
+        note = "unbiased at any number of images" if images.n < self._reference.n else None
+        return [*scores, Score(f"kid[{self.variant}]", own_kid, images.n, note)]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return fid_difference(features, baseline, self._reference)
@@ -90,6 +106,18 @@ def fid_difference(
         return frechet_distance(own, reference), frechet_influence(own, reference)
 
     return distance_difference(features, baseline, measure)
+
+
+def biased(images: Gaussian, reference: Gaussian, limit: Extrapolated | None) -> str | None:
+    """The warning that belongs to a distance of fewer images than the reference has."""
+    if images.n >= reference.n:
+        return few(images)
+    size = "an unknown amount" if limit is None else f"about {limit.bias:.3g}"
+    interval = "" if images.n > images.d else f", and no more than its {images.d} features, so it has no interval"
+    return (
+        f"{images.n} images are fewer than the {reference.n} of the reference{interval}: "
+        f"the distance is too large by {size} against infinitely many"
+    )
 
 
 def few(images: Gaussian) -> str | None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Metric, Sample, Score, mean_difference
+from specbench.metrics.base import Metric, Sample, Score, mean_difference, paired_features
 from specbench.metrics.clip import versions
 from specbench.metrics.geneval_rules import COLORS, Found, confident, judge
 from specbench.metrics.hub_weights import hub_folder, hub_problem, weights_digest
@@ -40,8 +40,13 @@ KEPT_SCORE = 0.05
 """Detections below are not kept with the features; the rules use none below 0.3."""
 
 
+TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+"""Of the benchmark; its overall score is the mean over these six."""
+
+
 class JudgedMetric(Metric):
-    """Metric of a verdict per image: share of correct images per tag, and the unweighted mean over tags."""
+    """Metric of a verdict per image: share of correct images per tag, and the unweighted mean over the six tags. The
+    mean over others or fewer is another number, "metric:overall of N tags"."""
 
     columns: ClassVar = {"correct": pa.bool_(), "reason": pa.string(), "details": pa.string()}
 
@@ -56,9 +61,14 @@ class JudgedMetric(Metric):
         if not parts:
             return []
         overall = mean_of_estimates([part.estimate for part in parts])
-        return [Score(self.name, overall, sum(part.n for part in parts)), *parts]
+        whole = set(statistics["category"]) == set(TAGS)
+        name = self.name if whole else f"{self.name}:overall of {len(parts)} tag{'s' if len(parts) > 1 else ''}"
+        return [Score(name, overall, sum(part.n for part in parts)), *parts]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
+        common = paired_features(features, baseline, "correct", ["category"])
+        if set(common["category"]) != set(TAGS):
+            return None
         return mean_difference(features, baseline, "correct", over_categories=True)
 
 

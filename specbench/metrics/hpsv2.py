@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from specbench.metrics import published_weights
 from specbench.metrics.base import Sample, Settings
 from specbench.metrics.clip import versions
+from specbench.metrics.code_version import described
 from specbench.metrics.openclip import MEAN, PACKAGES, STD, image_embeddings, import_open_clip, text_embeddings
 from specbench.metrics.per_image import PerImageMetric
 
@@ -61,7 +62,7 @@ class Hpsv2(PerImageMetric):
     def identity(self) -> Mapping[str, str]:
         return {
             "weights": published_weights.CHECKPOINTS[self.checkpoints[0]].digest,
-            "resize": "longer side 224, tensor bicubic, antialiased, black padding",
+            "resize": described("longer side 224, tensor bicubic, antialiased, black padding", hps_input),
             **versions(),
         }
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Sample
 from specbench.metrics.blip import Tokenizer, load_weights, part_of, text_network, vision_network
+from specbench.metrics.code_version import described
 from specbench.metrics.openclip import normalised, short_side_centre
 from specbench.metrics.per_image import PerImageMetric
 
@@ -58,7 +59,7 @@ class ImageReward(PerImageMetric):
         return {
             "weights": checkpoints.CHECKPOINTS["imagereward"].digest,
             "vocabulary": checkpoints.CHECKPOINTS["bert-vocabulary"].digest,
-            "resize": "short side, Pillow bicubic, centre",
+            "resize": described("short side, Pillow bicubic, centre", short_side_centre),
             **{package: version(package) for package in ("transformers", "torch", "pillow")},
         }
 

@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from specbench.metrics.code_version import code_version
 from specbench.metrics.inception import SIZE
 
 
@@ -38,22 +39,26 @@ def tm_aa(pixels: np.ndarray) -> Tensor:
     return _centred(F.interpolate(x_BCHW, (SIZE, SIZE), mode="bilinear", align_corners=False, antialias=True)[0])
 
 
+@code_version(2)
 def clean(pixels: np.ndarray) -> Tensor:
-    """Pillow's bicubic, which antialiases, on floating-point channels that are not rounded afterwards."""
+    """Pillow's bicubic, which antialiases, on floating-point channels that are clipped to 0..255 afterwards and not
+    rounded."""
     channels = [Image.fromarray(pixels[..., channel].astype(np.float32)) for channel in range(3)]
     resized = [np.asarray(channel.resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for channel in channels]
-    return _centred(torch.from_numpy(np.stack(resized)))
+    return _centred(torch.from_numpy(np.stack(resized).clip(0, 255)))
 
 
 def whole(pixels: np.ndarray) -> np.ndarray:
     return pixels
 
 
+@code_version(2)
 def center256(pixels: np.ndarray) -> np.ndarray:
-    """The centre square of the short side, by Lanczos to 256 x 256."""
+    """The centre square of the short side, by Lanczos to 256 x 256; the crop is torchvision's, which halves odd margins
+    to even."""
     height, width = pixels.shape[:2]
     side = min(height, width)
-    left, top = (width - side) // 2, (height - side) // 2
+    left, top = round((width - side) / 2), round((height - side) / 2)
     square = Image.fromarray(pixels).crop((left, top, left + side, top + side))
     return np.asarray(square.resize((256, 256), Image.Resampling.LANCZOS))
 

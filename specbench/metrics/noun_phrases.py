@@ -31,6 +31,10 @@ class Grammar:
     def nouns(self, text: str) -> list[str]:
         return [token.text for token in self._parse(text) if token.pos_ == "NOUN"]
 
+    def words(self, text: str) -> list[tuple[str, str]]:
+        """Words with their parts of speech."""
+        return [(token.text, token.pos_) for token in self._parse(text)]
+
     def without_adjectives(self, text: str) -> str:
         return " ".join(token.text for token in self._parse(text) if token.pos_ != "ADJ")
 

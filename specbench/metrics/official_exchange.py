@@ -6,6 +6,7 @@ Imported scores are named `geneval[official]` and `compbench[official]`.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,10 @@ RESULTS: Mapping[str, str] = {
 PARTS: Mapping[str, str] = {"blip": RESULTS["color"], "clip": RESULTS["non_spatial"], "spatial": RESULTS["spatial"]}
 """The same of what the score of complex prompts is made of. The official program that combines them takes exactly ten
 images a prompt; where it left nothing, the parts are combined here, for any number."""
+
+
+LOWEST: Mapping[str, float] = {"non_spatial": -1.0, "complex": -1.0, "complex/clip": -1.0}
+"""Least possible answer, where it is a cosine or the mean of one with others; elsewhere 0."""
 
 
 def export_images(benchmark: str, run: Path, target: Path) -> int:
@@ -153,7 +158,7 @@ class OfficialGenEval(JudgedMetric):
         found = self._verdicts[key]
         if found.get("prompt", sample.prompt) != sample.prompt:
             raise SpecbenchError(f"{self.results}: {key[0]:05d} is about '{found['prompt']}', not '{sample.prompt}'")
-        return {"correct": bool(found["correct"]), "reason": found.get("reason", ""), "details": found.get("details")}
+        return {"correct": found["correct"], "reason": found.get("reason", ""), "details": found.get("details")}
 
 
 class OfficialCompBench(Metric):
@@ -179,7 +184,7 @@ class OfficialCompBench(Metric):
         if "complex" not in self._files:
             parts = {f"complex/{part}": results / "complex" / file for part, file in PARTS.items()}
             self._files |= parts if all(file.is_file() for file in parts.values()) else {}
-        self._answers = {name: _read_answers(file) for name, file in self._files.items()}
+        self._answers = {name: _read_answers(file, LOWEST.get(name, 0.0)) for name, file in self._files.items()}
         if not self._answers:
             raise SpecbenchError(f"{results} holds no official results", "looked for <category>/" + RESULTS["color"])
 
@@ -257,21 +262,55 @@ def _save(image: Path, target: Path) -> None:
 
 
 def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
-    verdicts = {}
+    verdicts: dict[tuple[int, int], dict] = {}
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for row in rows:
             place = re.search(r"(\d+)/samples/(\d+)\.png$", row["filename"])
-            row["correct"]  # a result without a verdict is none
-            verdicts[int(place[1]), int(place[2])] = row
+            key = int(place[1]), int(place[2])
+            _refuse_contradiction(path, row["filename"], _verdict(path, row), verdicts.get(key, row)["correct"])
+            verdicts[key] = row
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpecbenchError(f"{path} is not a result of the official GenEval evaluator ({error})") from None
     return verdicts
 
 
-def _read_answers(path: Path) -> dict[int, float]:
+def _verdict(path: Path, row: Mapping) -> bool:
+    if not isinstance(row["correct"], bool):
+        raise SpecbenchError(
+            f"{path}: the verdict on {row['filename']} is {row['correct']!r:.40}",
+            "the official evaluator writes true or false",
+        )
+    return row["correct"]
+
+
+def _read_answers(path: Path, lowest: float) -> dict[int, float]:
+    """Answers by question, each between `lowest` and 1."""
+    answers: dict[int, float] = {}
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))
-        return {int(row["question_id"]): float(row["answer"]) for row in rows}
+        for row in json.loads(path.read_text(encoding="utf-8")):
+            number, answer = int(str(row["question_id"])), _answer(path, row, lowest)
+            _refuse_contradiction(path, f"question {number}", answer, answers.get(number, answer))
+            answers[number] = answer
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SpecbenchError(f"{path} is not a result of the official scripts ({error})") from None
+    return answers
+
+
+def _answer(path: Path, row: Mapping, lowest: float) -> float:
+    """The answer of a line; some of the scripts write it as text."""
+    answer = math.nan if isinstance(row["answer"], bool) else float(row["answer"])
+    if not lowest <= answer <= 1:
+        raise SpecbenchError(
+            f"{path}: the answer to question {row['question_id']} is {row['answer']!r:.40}",
+            f"the official scripts write numbers from {lowest:g} to 1",
+        )
+    return answer
+
+
+def _refuse_contradiction(path: Path, what: str, found: float, before: float) -> None:
+    if found != before:
+        raise SpecbenchError(
+            f"{path} contradicts itself: {what} is {before} in one line and {found} in another",
+            "import the results of one evaluation",
+        )

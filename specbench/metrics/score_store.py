@@ -86,6 +86,26 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     }
 
 
+def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bool:
+    """Whether the run's stored numbers are of the images in `wanted`, whose features, and no others, are kept. (To
+    compute a distance again may take minutes.)"""
+    path = _scores_file(folder, metric)
+    try:
+        rows = pq.ParquetFile(path).read(columns=["images"]).to_pylist()
+    except (pa.ArrowException, OSError):
+        return False
+    return bool(rows) and all(row["images"] == len(wanted) for row in rows) and _written_after(path, folder, metric)
+
+
+def _written_after(path: Path, folder: Path, metric: Metric) -> bool:
+    parts = feature_parts(folder, metric).folder
+    return path.stat().st_mtime_ns > max((part.stat().st_mtime_ns for part in parts.glob("*.parquet")), default=0)
+
+
+def _scores_file(folder: Path, metric: Metric) -> Path:
+    return folder / "scores" / f"{metric.name}-{fingerprint(metric)}.parquet"
+
+
 def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None:
     """The run's numbers from the features kept of the images in `wanted`, which holds their key and `started_at`."""
     features = image_features(folder, metric).merge(wanted[[*KEY, "started_at"]], on=[*KEY, "started_at"])
@@ -106,7 +126,7 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
     ]
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), sink)
-    write_atomically(folder / "scores" / f"{metric.name}-{digest}.parquet", sink.getvalue())
+    write_atomically(_scores_file(folder, metric), sink.getvalue())
 
 
 def feature_parts(folder: Path, metric: Metric) -> ParquetLog:

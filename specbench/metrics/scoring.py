@@ -17,7 +17,7 @@ import pandas as pd
 from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Metric, Sample, Settings
-from specbench.metrics.score_store import feature_parts, write_run_scores, writing
+from specbench.metrics.score_store import feature_parts, scores_are_current, write_run_scores, writing
 from specbench.models.hub_model import RANDOM
 from specbench.store.run_store import RunStore
 from specbench.system.images import read_picture
@@ -166,7 +166,8 @@ def score_with(images: Images, metric: Metric, reporter: Reporter | None = None)
         finally:
             reporter.finish(images.name, metric.name)
         parts.compact()
-        write_run_scores(images.folder, metric, wanted)
+        if len(missing) or len(known) != len(wanted) or not scores_are_current(images.folder, metric, wanted):
+            write_run_scores(images.folder, metric, wanted)
     return Scored(images.name, metric.name, len(missing), len(wanted) - len(missing))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from specbench.stats import Estimate
 
-_DISTANCES = ("fid[", "kid[", "cmmd[", "shapes-frechet")
+_DISTANCES = ("fid[", "fid-infinity[", "kid[", "cmmd[", "shapes-frechet")
 
 
 @dataclass(frozen=True)

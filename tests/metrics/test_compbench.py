@@ -190,3 +190,27 @@ def test_three_in_one_is_combined_from_official_answers_where_the_official_progr
 def test_a_folder_without_results_is_refused(tmp_path):
     with pytest.raises(SpecbenchError, match="no official results"):
         official_exchange.OfficialCompBench(tmp_path, samples=1)
+
+
+@pytest.mark.parametrize(("category", "answer", "fine"), [
+    ("color", 1.5, False), ("color", "nan", False), ("color", -0.1, False), ("color", True, False),
+    ("color", "false", False), ("color", "0.25", True), ("non_spatial", -0.1, True), ("non_spatial", -1.1, False),
+])  # fmt: skip
+def test_official_answers_outside_their_scale_are_refused(tmp_path, category, answer, fine):
+    target = tmp_path / category / official_exchange.RESULTS[category]
+    target.parent.mkdir(parents=True)
+    target.write_text(json.dumps([{"question_id": 0, "answer": answer}]))
+    if fine:
+        official_exchange.OfficialCompBench(tmp_path, 1)
+        return
+    with pytest.raises(SpecbenchError, match=r"question 0 is|not a result"):
+        official_exchange.OfficialCompBench(tmp_path, 1)
+
+
+@pytest.mark.parametrize("second", [{"question_id": 0, "answer": 0.5}, {"question_id": 0.3, "answer": 0.1}])
+def test_official_answers_that_contradict_or_belong_nowhere_are_refused(tmp_path, second):
+    target = tmp_path / "color" / official_exchange.RESULTS["color"]
+    target.parent.mkdir(parents=True)
+    target.write_text(json.dumps([{"question_id": 0, "answer": 0.1}, second]))
+    with pytest.raises(SpecbenchError, match=r"contradicts itself|not a result"):
+        official_exchange.OfficialCompBench(tmp_path, 1)

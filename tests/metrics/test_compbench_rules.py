@@ -14,10 +14,18 @@ import torch
 
 from specbench.metrics import owlv2
 from specbench.metrics.base import Sample, Settings
-from specbench.metrics.compbench_detected import Numeracy, Spatial2d, Spatial3d, ThreeInOne, mean_in
+from specbench.metrics.compbench_detected import (
+    Numeracy,
+    Spatial2d,
+    Spatial3d,
+    SpatialOfComplex,
+    ThreeInOne,
+    mean_in,
+)
 from specbench.metrics.compbench_rules import (
     DEPTHS,
     RELATIONS,
+    around_preposition,
     contained,
     numeracy,
     overlap,
@@ -93,6 +101,21 @@ def test_relations_are_found_in_their_order():
     assert relation("a chair hidden by a mouse", DEPTHS) == "hidden" and relation("a chair", DEPTHS) is None
 
 
+@pytest.mark.parametrize(("sentence", "objects"), [
+    ("The/DET red/ADJ hat/NOUN was/AUX on/ADP top/NOUN of/ADP the/DET brown/ADJ rack/NOUN ./PUNCT", ("hat", "rack")),
+    ("a/DET cat/NOUN near/ADP a/DET dog/NOUN with/ADP a/DET ball/NOUN", ("cat", "dog")),
+    ("a/DET cat/NOUN with/ADP a/DET ball/NOUN next/ADV to/ADP a/DET dog/NOUN", ("ball", "dog")),
+    ("Rex/PROPN near/ADP the/DET Eiffel/PROPN Tower/PROPN ./PUNCT", ("Rex", "Tower")),
+    ("a/DET cat/NOUN near/ADP Rex/PROPN", None),
+    ("a/DET cat/NOUN near/ADP a/DET dog/NOUN near/ADP a/DET cup/NOUN", None),
+    ("a/DET cat/NOUN and/CCONJ a/DET dog/NOUN", None),
+    ("on/ADP the/DET left/NOUN", None),
+])  # fmt: skip
+def test_objects_of_complex_prompts_stand_around_the_preposition(sentence, objects):
+    words = [tuple(word.split("/")) for word in sentence.split()]
+    assert around_preposition(words) == objects
+
+
 def test_counting_merges_what_is_one_object():
     cups = [Found(box(0, 0), 0.9), Found(box(0.2, 0), 0.8), Found(box(2, 2, 3, 3), 0.7), Found(box(30, 0), 0.6)]
     assert numeracy({"cup": 2}, {"cup": cups}) == 1
@@ -137,6 +160,9 @@ class Words:
 
     def nouns(self, text):
         return [word for word in text.split() if word in ("cat", "dog")]
+
+    def words(self, text):
+        return [(word, "NOUN" if word in ("cat", "dog", "ball") else "X") for word in text.split()]
 
     def without_adjectives(self, text):
         return " ".join(word for word in text.split() if word != "red")
@@ -277,6 +303,9 @@ def test_metrics_join_prompt_detector_and_rules():
     value = flat.features([sample("a cat on the left of a dog", "spatial", {}, pixels)])[0]["value"]
     assert value == pytest.approx(0.25 * 1.4 + 0.5)
     assert flat.features([sample("running", "spatial", {}, pixels)])[0]["value"] == 0
+    assert SpatialOfComplex().objects != flat.objects, "features of the two are kept apart"
+    turned = sample("a cat with a ball next to a dog", "complex", {}, pixels)
+    assert SpatialOfComplex.names(flat, turned) == ["ball", "dog"] and flat.names(turned) == ["cat", "dog"]
     seen["dog"] = [Found(box(2, 0), 0.5)]
     deep.depth = lambda pixels: np.tile(np.linspace(1, 0, 200), (100, 1))
     (row,) = deep.features([sample("a cat in front of a dog", "3d_spatial", {}, pixels)])

@@ -13,10 +13,16 @@ from scipy import linalg
 
 from specbench.metrics import frechet, published_weights
 from specbench.metrics.base import Sample, Settings, feature_fingerprint, fingerprint
+from specbench.metrics.clip import bilinear299
+from specbench.metrics.cmmd import centre_square, squashed
 from specbench.metrics.fid import Fid, fid_difference, fid_estimate
+from specbench.metrics.fid_infinity import fid_infinity
 from specbench.metrics.frechet import Gaussian, frechet_distance, frechet_influence
+from specbench.metrics.hpsv2 import hps_input
 from specbench.metrics.inception import load_inception
 from specbench.metrics.inception_preprocessing import CROPS, FRONT_ENDS
+from specbench.metrics.openclip import short_side_centre
+from specbench.metrics.torchmetrics_states import FeaturesAsImages, kid
 from specbench.stats import Estimate
 
 
@@ -116,7 +122,7 @@ def test_difference_of_two_runs_uses_the_images_both_have():
 
 
 def test_kid_is_the_unbiased_estimate_and_equals_slow_sums():
-    x, y = cloud(60, 5, 1), cloud(50, 5, 2)
+    x, y = cloud(50, 5, 1), cloud(50, 5, 2)
 
     def k(a, b):
         return (a @ b / 5 + 1) ** 3
@@ -124,18 +130,70 @@ def test_kid_is_the_unbiased_estimate_and_equals_slow_sums():
     own = np.mean([k(a, b) for i, a in enumerate(x) for j, b in enumerate(x) if i != j])
     theirs = np.mean([k(a, b) for i, a in enumerate(y) for j, b in enumerate(y) if i != j])
     wanted = own + theirs - 2 * np.mean([k(a, b) for a in x for b in y])
-    assert frechet.kid(x, y)[0] == pytest.approx(wanted)
-    draws = [frechet.kid(cloud(40, 5, 2 * s, 0), cloud(40, 5, 2 * s, 0))[0] for s in range(3)]
+    assert kid(x, y) == pytest.approx(wanted)
+    draws = [kid(cloud(40, 5, 2 * s, 0), cloud(40, 5, 2 * s, 0)) for s in range(3)]
     assert all(value < 0 for value in draws), "equal sets: the unbiased estimate lies below zero"
+
+
+def test_kid_of_unequal_sets_is_the_same_every_time_and_leaves_the_users_random_numbers_alone():
+    x, y = cloud(60, 5, 1), cloud(90, 5, 2)
+    torch.manual_seed(1)
+    before = torch.rand(3)
+    torch.manual_seed(1)
+    assert kid(x, y) == kid(x, y) and torch.equal(torch.rand(3), before)
+    assert kid(x, y) == pytest.approx(np.mean([kid(x, y[s : s + 60]) for s in range(0, 31, 5)]), rel=0.4)
 
 
 def test_kid_error_is_its_spread():
     reference, values, errors = cloud(300, 6, 0), [], []
-    for seed in range(60):
-        value, influence = frechet.kid(np.random.default_rng(seed).normal(0.5, 1, (150, 6)), reference)
-        values.append(value)
-        errors.append(influence.std() / np.sqrt(150))
+    for seed in range(40):
+        x = np.random.default_rng(seed).normal(0.5, 1, (150, 6))
+        values.append(kid(x, reference))
+        errors.append(frechet.kid_influence(x, reference).std() / np.sqrt(150))
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.3)
+
+
+def test_distance_equals_torchmetrics_whose_own_front_end_is_never_reached():
+    from torchmetrics.image.fid import FrechetInceptionDistance
+
+    x, y = (cloud(n, 24, seed).astype(np.float32) for n, seed in ((90, 1), (300, 2)))
+    theirs = FrechetInceptionDistance(FeaturesAsImages(24))
+    theirs.update(torch.tensor(x), real=False)
+    theirs.update(torch.tensor(y), real=True)
+    assert frechet_distance(Gaussian(x), Gaussian(y)) == pytest.approx(theirs.compute().item(), rel=1e-5)
+    assert np.allclose(Gaussian(x).covariance, np.cov(x.T.astype(np.float64)), atol=1e-12)
+
+
+def true_distance(spread: np.ndarray, shift: float) -> float:
+    """Between a standard normal distribution and one of these deviations and this mean in every dimension."""
+    return float((len(spread) * shift**2) + np.square(spread - 1).sum())
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3])
+def test_extrapolated_fid_finds_the_true_distance_that_the_plug_in_never_covers(shift):
+    d, n = 20, 49
+    spread = np.linspace(0.7, 1.3, d)
+    truth, covered, plug_in, found = true_distance(spread, shift), 0, [], []
+    for seed in range(40):
+        draw = np.random.default_rng(seed)
+        x, y = Gaussian(draw.normal(size=(n, d))), Gaussian(shift + draw.normal(size=(n, d)) * spread)
+        plain = fid_estimate(x, y, range(n))
+        limit = fid_infinity(x, y, range(n), plain.value)
+        assert limit.bias == pytest.approx(plain.value - limit.value)
+        covered += limit.low < truth < limit.high
+        plug_in.append(plain)
+        found.append(limit.value)
+    assert covered >= 35
+    assert abs(np.mean(found) - truth) < 0.15 * (np.mean([one.value for one in plug_in]) - truth)
+    assert sum(one.low < truth < one.high for one in plug_in) <= 2
+
+
+def test_extrapolation_halves_whole_prompts_and_claims_no_interval_without_images_enough():
+    x, y = Gaussian(cloud(60, 16, 1)), Gaussian(cloud(90, 16, 2))
+    prompts = [str(number // 20) for number in range(60)]
+    assert fid_infinity(x, y, prompts, 1.0) is None, "three prompts are too few"
+    assert fid_infinity(x, y, range(60), 1.0).low is not None
+    assert fid_infinity(Gaussian(x.features[:30]), y, range(30), 1.0).low is None
 
 
 def test_rows_in_blocks_or_at_once_are_one_number(monkeypatch):
@@ -143,7 +201,7 @@ def test_rows_in_blocks_or_at_once_are_one_number(monkeypatch):
     at_once = frechet.gaussian_mmd(x, y, 3.0)
     monkeypatch.setattr(frechet, "ROWS", 7)
     in_blocks = frechet.gaussian_mmd(x, y, 3.0)
-    assert in_blocks[0] == pytest.approx(at_once[0]) and np.allclose(in_blocks[1], at_once[1])
+    assert in_blocks[:2] == pytest.approx(at_once[:2]) and np.allclose(in_blocks.influence, at_once.influence)
 
 
 def test_front_ends_differ_measurably_on_one_picture():
@@ -155,21 +213,63 @@ def test_front_ends_differ_measurably_on_one_picture():
             assert (x_CHW - seen[other]).std() > 0.005, (name, other)
 
 
-def test_clean_is_pillows_bicubic_and_not_rounded():
+def test_clean_is_pillows_bicubic_clipped_and_not_rounded():
     pixels = calibrated.images(1, 40, 60)[0]
     red = Image.fromarray(pixels[..., 0].astype(np.float32)).resize((299, 299), Image.Resampling.BICUBIC)
-    x_CHW = FRONT_ENDS["clean"](pixels)
-    assert np.allclose(x_CHW[0].numpy() * 128 + 128, np.asarray(red), atol=1e-4) and (x_CHW * 128 % 1 != 0).any()
+    resized, x_CHW = np.asarray(red), FRONT_ENDS["clean"](pixels)
+    assert resized.min() < -5 and resized.max() > 260, "the picture has edges that bicubic overshoots"
+    assert np.allclose(x_CHW[0].numpy() * 128 + 128, resized.clip(0, 255), atol=1e-4)
+    assert (x_CHW * 128 % 1 != 0).any()
 
 
-@pytest.mark.parametrize("shape", [(20, 50), (50, 20), (31, 30)])
-def test_center256_takes_the_middle_square(shape):
-    pixels = np.zeros((*shape, 3), dtype=np.uint8)
-    middle = (shape[0] // 2, shape[1] // 2)
-    pixels[middle[0] - 5 : middle[0] + 5, middle[1] - 5 : middle[1] + 5] = 255
-    cropped = CROPS["center256"](pixels)
-    ys, xs = np.nonzero(cropped[..., 0] > 127)
-    assert cropped.shape == (256, 256, 3) and abs(ys.mean() - 128) < 5 and abs(xs.mean() - 128) < 5
+@pytest.mark.parametrize("shape", [(20, 50), (50, 20), (31, 30), (30, 33), (33, 30), (20, 25), (640, 427)])
+def test_center256_takes_torchvisions_middle_square(shape):
+    pixels = calibrated.images(1, *shape)[0]
+    side = min(shape)
+    top, left = (int(round((length - side) / 2.0)) for length in shape)  # noqa: RUF046 - as torchvision writes it
+    square = Image.fromarray(pixels[top : top + side, left : left + side])
+    wanted = np.asarray(square.resize((256, 256), Image.Resampling.LANCZOS))
+    assert np.array_equal(CROPS["center256"](pixels), wanted)
+
+
+GOLDEN = {
+    ("pytorch-fid", 1): -15.257,
+    ("tf1", 1): 4.309,
+    ("tm-aa", 1): -15.253,
+    ("clean", 2): -7.852,
+    ("whole", 1): 122.559,
+    ("center256", 2): 5.489,
+    ("bilinear299", 1): -0.651,
+    ("short_side_centre", 1): -6.274,
+    ("hps_input", 1): 16.186,
+    ("centre_square", 1): 12.161,
+    ("squashed", 1): 4.759,
+}
+"""What each version of the preprocessing code makes of one picture. If this test fails, raise the `code_version` of the
+function, so that nobody's stored features of before are used again, and write down what the new version makes."""
+
+
+def test_preprocessing_of_another_result_has_another_version():
+    pixels = calibrated.images(1, 90, 121, seed=4)[0]
+    functions = {**FRONT_ENDS, "whole": CROPS["none"], "center256": CROPS["center256"], "bilinear299": bilinear299}
+    functions |= {"short_side_centre": short_side_centre, "hps_input": hps_input}
+    functions |= {"centre_square": centre_square, "squashed": squashed}
+    sized = {"short_side_centre": (64,), "centre_square": (64,), "squashed": (64,)}
+    found = {}
+    for name, function in functions.items():
+        made = np.asarray(function(pixels, *sized.get(name, ())), dtype=np.float64)
+        weights = np.cos(np.arange(made.size)).reshape(made.shape)
+        found[name, getattr(function, "code_version", 1)] = float((made * weights).sum() / made.std())
+    assert found == pytest.approx(GOLDEN, abs=0.02)
+
+
+def test_features_of_older_preprocessing_are_not_used_again(published, tmp_path, monkeypatch):
+    settings = Settings(reference=save(calibrated.images(2), tmp_path / "real"))
+    now = feature_fingerprint(Fid("clean", settings)), feature_fingerprint(Fid("tf1+center256", settings))
+    for function in (FRONT_ENDS["clean"], CROPS["center256"]):
+        monkeypatch.setattr(function, "code_version", 3)
+    later = feature_fingerprint(Fid("clean", settings)), feature_fingerprint(Fid("tf1+center256", settings))
+    assert now[0] != later[0] and now[1] != later[1]
 
 
 def test_features_equal_torch_fidelity_and_torchmetrics(weights):
@@ -214,11 +314,27 @@ def test_metric_from_images_to_scores_with_a_reference_folder(published, tmp_pat
     frame = pd.DataFrame([{"prompt_id": f"p{i}", "sample": 0} | row for i, row in enumerate(rows)])
     fid, kid = metric.scores(metric.statistics(frame))
     assert (fid.name, kid.name, fid.n) == ("fid[tm-aa+center256]", "kid[tm-aa+center256]", 3)
+    assert "too large" in fid.note and "no interval" in fid.note
     mine, real = np.stack(frame["feature"].to_list()), metric.reference_features
     assert fid.estimate.value == pytest.approx(frechet_distance(Gaussian(mine), Gaussian(real)))
     monkeypatch.setattr("specbench.metrics.fid.Fid.extract", lambda *_: pytest.fail("extracted twice"))
     again = Fid("tm-aa+center256", Settings(reference=folder))
     assert np.array_equal(again.reference_features, real)
+
+
+def test_fewer_images_than_the_reference_say_how_much_too_large_fid_is(published, tmp_path):
+    draw = np.random.default_rng(0)
+    metric = Fid("clean", Settings(reference=save(calibrated.images(2), tmp_path / "real")))
+    metric.reference_features = draw.normal(size=(60, 8)).astype(np.float32)
+    frame = pd.DataFrame({"prompt_id": [f"p{i}" for i in range(40)], "feature": list(draw.normal(size=(40, 8)))})
+    found = {score.name: score for score in metric.scores(frame)}
+    fid, limit = found["fid[clean]"].estimate.value, found["fid-infinity[clean]"].estimate
+    assert f"too large by about {fid - limit.value:.3g}" in found["fid[clean]"].note
+    assert "40 images are fewer than the 60" in found["fid[clean]"].note
+    assert "unbiased" in found["kid[clean]"].note and limit.low < limit.value < limit.high and limit.value < fid
+    metric.reference_features = metric.reference_features[:40]
+    del metric._reference
+    assert not any(score.note for score in metric.scores(frame))
 
 
 def test_another_reference_is_another_score_of_the_same_features(published, tmp_path):

@@ -100,17 +100,30 @@ def test_every_clause_must_hold_and_colours_are_not_asked_for_in_vain():
     assert judge(meta, {"cup": [plain]}).reasons == ("expected dog>=1, found 0",)
 
 
-def test_overall_is_the_plain_mean_of_the_tags():
-    rows = pd.DataFrame(
-        {
-            "category": ["colors"] * 4 + ["counting"],
-            "prompt_id": list("abcde"),
-            "correct": [True, False, False, False, True],
-        }
+def judged(tags: list[str], correct: list[bool]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {"category": tags, "prompt_id": [f"p{i}" for i in range(len(tags))], "sample": 0, "correct": correct}
     )
-    overall, colors, counting = GenEval().scores(rows)
-    assert (overall.name, overall.n, overall.estimate.value) == ("geneval[hf-m2f]", 5, pytest.approx(0.625))
-    assert (colors.name, colors.estimate.value) == ("geneval[hf-m2f]:colors", 0.25) and counting.estimate.value == 1
+
+
+def test_overall_is_the_plain_mean_of_the_six_tags():
+    rows = judged([*geneval.TAGS, "colors", "colors", "colors"], [True] * 6 + [False] * 3)
+    overall, *parts = GenEval().scores(rows)
+    assert (overall.name, overall.n, overall.estimate.value) == ("geneval[hf-m2f]", 9, pytest.approx(5.25 / 6))
+    values = {part.name: part.estimate.value for part in parts}
+    assert len(parts) == 6 and values["geneval[hf-m2f]:colors"] == 0.25 and values["geneval[hf-m2f]:counting"] == 1
+    gap, n = GenEval().difference(rows, rows.assign(correct=True))
+    assert n == 9 and gap.value == pytest.approx(-0.75 / 6)
+
+
+@pytest.mark.parametrize("tags", [["colors"], ["colors", "counting"], [*geneval.TAGS, "own"]])
+def test_the_mean_over_other_tags_is_not_called_geneval(tags):
+    rows = judged(tags, [tag == "colors" for tag in tags])
+    overall, *parts = GenEval().scores(rows)
+    assert overall.name == f"geneval[hf-m2f]:overall of {len(tags)} tag{'s' if len(tags) > 1 else ''}"
+    assert overall.estimate.value == pytest.approx(1 / len(tags)) and len(parts) == len(tags)
+    assert "geneval[hf-m2f]" not in {score.name for score in (overall, *parts)}
+    assert GenEval().difference(rows, rows) is None
 
 
 @pytest.mark.parametrize(("shape", "size", "padded"), [
@@ -262,8 +275,10 @@ def test_official_geneval_results_come_back_whatever_their_order(tmp_path):
         category=[sample.category for sample in asked], prompt_id=[sample.prompt_id for sample in asked]
     )
     assert {score.name: score.estimate.value for score in metric.scores(rows)} == {
-        "geneval[official]": 0.75, "geneval[official]:counting": 0.5, "geneval[official]:single_object": 1.0,
-    }  # fmt: skip
+        "geneval[official]:overall of 2 tags": 0.75,
+        "geneval[official]:counting": 0.5,
+        "geneval[official]:single_object": 1.0,
+    }
 
 
 def test_official_results_of_other_images_are_refused(tmp_path):
@@ -275,4 +290,22 @@ def test_official_results_of_other_images_are_refused(tmp_path):
         official_exchange.OfficialGenEval(results).features([asked])
     results.write_text("not json")
     with pytest.raises(SpecbenchError, match="not a result"):
+        official_exchange.OfficialGenEval(results)
+
+
+@pytest.mark.parametrize("verdict", ["false", "true", 0.3, 1, 0, None, float("nan"), [True]])
+def test_what_is_no_verdict_is_refused(tmp_path, verdict):
+    results = tmp_path / "results.jsonl"
+    results.write_text(json.dumps({"filename": "x/00000/samples/0000.png", "correct": verdict}))
+    with pytest.raises(SpecbenchError, match=r"the verdict on .*0000\.png is"):
+        official_exchange.OfficialGenEval(results)
+
+
+def test_results_that_contradict_each_other_are_refused(tmp_path):
+    results = tmp_path / "results.jsonl"
+    line = official_lines({(0, 0): True})
+    results.write_text(line + "\n" + line)
+    official_exchange.OfficialGenEval(results)
+    results.write_text(line + "\n" + official_lines({(0, 0): False}))
+    with pytest.raises(SpecbenchError, match="contradicts itself"):
         official_exchange.OfficialGenEval(results)

@@ -1,0 +1,104 @@
+"""`cmmd[l14-336]`: CLIP maximum mean discrepancy (Jayasumana et al. 2024) between images and reference images.
+
+As published: centre squares, and the biased estimate. `cmmd[l14-336+squashed+unbiased]` keeps all of each image and may
+be below zero. torchmetrics has no such metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+from PIL import Image
+
+from specbench.metrics import published_weights as checkpoints
+from specbench.metrics.base import Score, Settings
+from specbench.metrics.clip import versions
+from specbench.metrics.code_version import described
+from specbench.metrics.frechet import Mmd, gaussian_mmd
+from specbench.metrics.openclip import PACKAGES, image_embeddings, load_openai, normalised
+from specbench.metrics.reference import ReferenceMetric, distance_difference, with_influence
+from specbench.stats import Difference
+
+SIGMA, SCALE = 10.0, 1000.0
+
+
+def centre_square(pixels: np.ndarray, size: int) -> np.ndarray:
+    """The centre square, odd margins halved down, by Pillow's bicubic."""
+    height, width = pixels.shape[:2]
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    return squashed(pixels[top : top + side, left : left + side], size)
+
+
+def squashed(pixels: np.ndarray, size: int) -> np.ndarray:
+    """The whole image as a square, by Pillow's bicubic."""
+    return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))
+
+
+SHAPES: Mapping[str, tuple[Callable[[np.ndarray, int], np.ndarray], str]] = {
+    "l14-336": (centre_square, "centre square, Pillow bicubic"),
+    "l14-336+squashed+unbiased": (squashed, "squashed, Pillow bicubic"),
+}
+
+
+class Cmmd(ReferenceMetric):
+    """Squared MMD to the reference images in CLIP embeddings under a Gaussian kernel of width 10, times 1000."""
+
+    summary = "squared MMD to the reference images in CLIP embeddings (Gaussian kernel of width 10, x 1000)"
+    batch = 16
+    columns: ClassVar = {"feature": pa.list_(pa.float32())}
+    checkpoints = ("clip-l14-336",)
+    packages = PACKAGES
+
+    def __init__(self, variant: str, settings: Settings | None = None):
+        super().__init__(settings)
+        self.name = f"cmmd[{variant}]"
+        self.prepare_image, self.resize = SHAPES[variant]
+        self.unbiased = variant.endswith("+unbiased")
+
+    def feature_identity(self) -> Mapping[str, str]:
+        weights = checkpoints.CHECKPOINTS[self.checkpoints[0]].digest
+        return {"weights": weights, "resize": described(self.resize, self.prepare_image), **versions()}
+
+    def identity(self) -> Mapping[str, str]:
+        return {**super().identity(), "estimate": "unbiased" if self.unbiased else "biased"}
+
+    @cached_property
+    def network(self) -> torch.nn.Module:
+        return load_openai(checkpoints.require(self.checkpoints[0], self.settings.offline), self.settings.device)
+
+    def extract(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        size = self.network.visual.image_size[0]
+        inputs = [normalised(self.prepare_image(pixels, size)) for pixels in images]
+        return image_embeddings(self.network, inputs, self.settings.device).numpy()
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        if len(statistics) < 2:
+            return []
+        images = np.stack(statistics["feature"].to_list())
+        distance = gaussian_mmd(images, self.reference_features, SIGMA)
+        estimate = with_influence(*self._scaled(distance), statistics["prompt_id"].to_list())
+        return [Score(self.name, estimate, len(images), self._note(len(images), distance))]
+
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
+        def measure(images: np.ndarray) -> tuple[float, np.ndarray]:
+            return self._scaled(gaussian_mmd(images, self.reference_features, SIGMA))
+
+        return distance_difference(features, baseline, measure)
+
+    def _scaled(self, distance: Mmd) -> tuple[float, np.ndarray]:
+        value = distance.unbiased if self.unbiased else distance.biased
+        return SCALE * value, SCALE * distance.influence
+
+    def _note(self, n: int, distance: Mmd) -> str | None:
+        wanted = len(self.reference_features)
+        if n >= wanted or self.unbiased:
+            return None
+        bias = SCALE * (distance.biased - distance.unbiased)
+        return f"{n} images are fewer than the {wanted} of the reference: the distance is too large by about {bias:.3g}"
