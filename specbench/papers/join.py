@@ -13,6 +13,7 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.papers.cells import NOT_SCORED, Cell, Measured, column_fingerprint, make_cell, same_hardware
 from specbench.papers.table import CellSettings, Column, Row, Table
 from specbench.papers.table_files import papers
+from specbench.reporting.columns import FAILED_AUDIT, failed_audit
 from specbench.reporting.comparability import is_ar
 from specbench.reporting.report_rows import Run, nearest_ar, report_row
 from specbench.store.run_folders import runs_in
@@ -157,11 +158,16 @@ def _line(
     there = [one for one in measured.values() if one is not None]
     notes = [f"Not run: {why}." for why in missing if why != NOT_RUN]
     notes += [row.notes["row"]] if "row" in row.notes else []
+    notes += [f"{FAILED_AUDIT}: its images are no exact samples of the model."] if any(map(_failed, there)) else []
     return Line(
         row.label, row.group, cells,
         tuple(dict.fromkeys(one.row["run_id"] for one in there)),
         min((one.row["n"] for one in there), default=None), tuple(notes),
     )  # fmt: skip
+
+
+def _failed(one: Measured) -> bool:
+    return failed_audit(one.row)
 
 
 def _heading(table: Table) -> str:

@@ -30,6 +30,7 @@ from specbench.papers.terminal import terminal
 from specbench.reporting.columns import between
 from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.report_rows import Run, report_row
+from specbench.store.run_audits import write_audit
 from specbench.store.run_info import RunInfo, read_info
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -219,6 +220,15 @@ def test_another_model_or_prompts_in_the_place_of_the_paper_s_show_no_difference
     line = next(line for line in done.lines if line.label == "B SJD")
     assert line.cells["nfe"].value is not None and all(one.difference is None for one in line.cells.values())
     assert any("model shapes instead of enumerable, prompts shapes instead of pets" in text for text in done.remarks)
+
+
+def test_a_row_of_a_lossless_decoder_that_fails_its_audit_says_so(tmp_path):
+    run = folder(tmp_path, SJD, sjd())
+    verdict = {"verdict": "deviates", "deviates": True, "tv": 0.1, "tv_low": 0.05, "tv_high": 0.2, "detectable": 0.01}
+    for failed in (True, False):
+        write_audit(run, {**verdict, "failed": failed, "images": 3, "fingerprint": ""})
+        line = next(line for line in join(TABLE, {SPECULATIVE: run}).lines if line.label == "B SJD")
+        assert any("NOT LOSSLESS" in note for note in line.notes) == failed
 
 
 def test_a_row_that_did_not_run_says_why_and_keeps_what_was_printed(joined):
