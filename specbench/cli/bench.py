@@ -138,8 +138,18 @@ def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) ->
     if as_json:
         print_json(rows)
     else:
-        shown = [{**row, "seconds": row["seconds"] and round(row["seconds"])} for row in rows]
-        print_table(shown, ("rows", "model", "decoder", "prompts", "images", "done", "seconds", "problem"))
+        choices = list(dict.fromkeys(text for row in rows for text in row["chosen"]))
+        shown = [
+            {
+                **row,
+                "seconds": row["seconds"] and round(row["seconds"]),
+                "chosen": " ".join(map(str, sorted(choices.index(text) + 1 for text in row["chosen"]))),
+            }
+            for row in rows
+        ]
+        print_table(shown, ("rows", "model", "decoder", "prompts", "images", "done", "seconds", "chosen", "problem"))
+        if choices:
+            print("\n" + "\n".join(f"{number}. {text}" for number, text in enumerate(choices, 1)))
         console.say(total(rows))
     if all(row["problem"] for row in rows):
         raise SpecbenchError(f"no row of {table.name} can run here", "each row says why", MISSING_PREREQUISITE)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
 from specbench.models.facts import ModelFacts
 from specbench.models.families.model_specs import MODELS
-from specbench.models.hub_model import RANDOM, RELEASED_ENDING, TINY_ENDING, HubModel
+from specbench.models.hub_model import RANDOM, RELEASED_ENDING, RELEASED_PROMPT_ENDING, TINY_ENDING, HubModel
 from specbench.models.transformer.size import Size, llama_size
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
@@ -66,6 +66,7 @@ class ModelInfo(ModelFacts):
         random: bool = False,
         tiny: bool = False,
         guidance_rows: str = "official",
+        prompt_form: str = "official",
         download: bool = False,
     ) -> ModelInfo:
         """Reject other weights, which these models do not support."""
@@ -73,6 +74,8 @@ class ModelInfo(ModelFacts):
             raise SpecbenchError(
                 f"--guidance-rows {guidance_rows}: '{self.name}' has one unconditional prompt", "leave it away"
             )
+        if prompt_form != "official":
+            raise SpecbenchError(f"--prompt-form {prompt_form}: '{self.name}' has one form of prompt", "leave it away")
         if weights or revision or random or tiny:
             raise SpecbenchError(
                 f"model '{self.name}' comes with its weights, at one size",
@@ -211,11 +214,12 @@ def find_model(name: str) -> ModelFacts:
 def recorded_model(name: str, weights: str | None = None, revision: str | None = None) -> ModelFacts:
     """The model of a run by its recorded name, whose endings tell how it was configured ("janus+random+tiny")."""
     found = set()
-    while ending := next((one for one in (RANDOM, TINY_ENDING, RELEASED_ENDING) if name.endswith(one)), None):
+    endings = (RANDOM, TINY_ENDING, RELEASED_ENDING, RELEASED_PROMPT_ENDING)
+    while ending := next((one for one in endings if name.endswith(one)), None):
         name = name.removesuffix(ending)
         found.add(ending)
-    rows = "released" if RELEASED_ENDING in found else "official"
-    return find_model(name).configured(weights, revision, RANDOM in found, TINY_ENDING in found, rows)
+    rows, form = ("released" if one in found else "official" for one in (RELEASED_ENDING, RELEASED_PROMPT_ENDING))
+    return find_model(name).configured(weights, revision, RANDOM in found, TINY_ENDING in found, rows, form)
 
 
 def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:

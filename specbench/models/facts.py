@@ -70,10 +70,11 @@ class ModelFacts(Protocol):
         random: bool = False,
         tiny: bool = False,
         guidance_rows: str = "official",
+        prompt_form: str = "official",
         download: bool = False,
     ) -> ModelFacts:
-        """This model with other weights, random weights, at tiny scale, or with the unconditional prompts of released
-        decoders ("released"); a SpecbenchError if it has no such. `download` permits fetching the small files that
+        """This model with other weights, random weights, at tiny scale, or with the prompts of released decoders
+        ("released"); a SpecbenchError if it has no such. `download` permits fetching the small files that
         tell the size of other weights.
         """
         ...

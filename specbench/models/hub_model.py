@@ -24,9 +24,17 @@ RANDOM = "+random"
 """Part of the name of every model with random weights, and so of all records of its runs."""
 TINY_ENDING = "+tiny"
 RELEASED_ENDING = "+released-rows"
+RELEASED_PROMPT_ENDING = "+released-prompt"
 RELEASED_ROWS = ("lumina", "anole")
 """Families whose unconditional prompt differs in SJD's and GSD's released code."""
+RELEASED_PROMPTS = ("anole",)
+"""Families whose prompt differs in SJD's released script."""
 TINY_GRID = (4, 4)
+
+
+def recorded_name(name: str, guidance_rows: str | None, prompt_form: str | None) -> str:
+    """Name of a model in records, with its endings for the prompts of released code."""
+    return name + RELEASED_ENDING * (guidance_rows == "released") + RELEASED_PROMPT_ENDING * (prompt_form == "released")
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,7 @@ class HubModel(ModelFacts):
         revision: of the hub repository.
         random: the true architecture with random weights.
         guidance_rows: "official", or "released" for the unconditional prompt of SJD's and GSD's released code.
+        prompt_form: "official", or "released" for the words that SJD's released script writes before the prompt.
         tiny: a grid of 4 x 4 tokens, checkpoints of any vocabulary, and with `random` a network to match.
     """
 
@@ -74,6 +83,7 @@ class HubModel(ModelFacts):
     random: bool = False
     tiny: bool = False
     guidance_rows: str = "official"
+    prompt_form: str = "official"
 
     def configured(
         self,
@@ -82,6 +92,7 @@ class HubModel(ModelFacts):
         random: bool = False,
         tiny: bool = False,
         guidance_rows: str = "official",
+        prompt_form: str = "official",
         download: bool = False,
     ) -> HubModel:
         """Copy with other weights or size; the name states any deviation from the official model.
@@ -93,15 +104,19 @@ class HubModel(ModelFacts):
             raise SpecbenchError("--random-weights: cannot go together with --weights or --revision")
         if revision and weights and is_folder(weights):
             raise SpecbenchError(f"--revision {revision}: --weights {weights} is a folder, not a hub repository")
-        released = guidance_rows == "released"
-        if released and self.family not in RELEASED_ROWS:
+        if guidance_rows == "released" and self.family not in RELEASED_ROWS:
             raise SpecbenchError(
                 f"--guidance-rows released: SJD's and GSD's code have no other rows for '{self.name}'",
                 f"it is for models of these families: {', '.join(RELEASED_ROWS)}",
             )
-        name = self.name + RANDOM * random + TINY_ENDING * tiny + RELEASED_ENDING * released
+        if prompt_form == "released" and self.family not in RELEASED_PROMPTS:
+            raise SpecbenchError(
+                f"--prompt-form released: SJD's script has no other prompt for '{self.name}'",
+                f"it is for models of these families: {', '.join(RELEASED_PROMPTS)}",
+            )
+        name = recorded_name(self.name + RANDOM * random + TINY_ENDING * tiny, guidance_rows, prompt_form)
         changes = {"weights": weights or None, "revision": revision or None, "random": random, "tiny": tiny}
-        changes["guidance_rows"] = guidance_rows
+        changes |= {"guidance_rows": guidance_rows, "prompt_form": prompt_form}
         return replace(self, name=name, grid=TINY_GRID if tiny else self.grid, **changes).as_stored(download)
 
     def as_stored(self, download: bool = False) -> HubModel:

@@ -9,7 +9,7 @@ from pathlib import Path
 from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.papers.reproduce import PlannedCell
-from specbench.papers.table import CellSettings, Table
+from specbench.papers.table import CellSettings, Row, Table
 from specbench.runs.plan import Plan
 from specbench.store.find import find_runs_like
 
@@ -23,11 +23,12 @@ def estimate(table: Table, planned: Sequence[PlannedCell]) -> list[dict[str, obj
     Returns:
         One dict per run: `rows` (labels of the table's rows), `model, decoder, prompts, run_id, images, done, seconds`
         (for the missing images, from recorded rows of the same run, else of the same model, decoder and device; None
-        without any), `megabytes` (at most), `on_disk` (whether the weights are) and `problem`.
+        without any), `megabytes` (at most), `on_disk` (whether the weights are), `problem`, and `chosen` (settings
+        about which the paper is silent, each with its reason).
     """
-    labels = _labels(table)
+    rows = _rows_of(table)
     weights: dict[str, str | None] = {}
-    return [_row(one, labels[one.settings], weights) for one in planned]
+    return [_row(one, rows[one.settings], weights) for one in planned]
 
 
 def total(rows: Sequence[Mapping]) -> str:
@@ -44,19 +45,22 @@ def total(rows: Sequence[Mapping]) -> str:
     return f"{images} images to make, {time}, at most {disk:,} MB{rest}"
 
 
-def _labels(table: Table) -> dict[CellSettings, str]:
-    labels: dict[CellSettings, list[str]] = {}
+def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:
+    """The rows of the table that each run serves."""
+    found: dict[CellSettings, list[Row]] = {}
     for row in table.rows:
         for column in table.columns:
             settings = table.cell_settings(row, column)
-            if settings is not None and row.label not in labels.setdefault(settings, []):
-                labels[settings].append(row.label)
-    return {settings: ", ".join(found) for settings, found in labels.items()}
+            if settings is not None and row not in found.setdefault(settings, []):
+                found[settings].append(row)
+    return found
 
 
-def _row(one: PlannedCell, label: str, weights: dict[str, str | None]) -> dict[str, object]:
+def _row(one: PlannedCell, rows: Sequence[Row], weights: dict[str, str | None]) -> dict[str, object]:
     settings, plan = one.settings, one.plan
-    row = {"rows": label} | {name: getattr(settings, name) for name in ("model", "decoder", "prompts")}
+    row = {"rows": ", ".join(dict.fromkeys(row.label for row in rows))}
+    row |= {"chosen": list(dict.fromkeys(text for row in rows for text in row.chosen))}
+    row |= {name: getattr(settings, name) for name in ("model", "decoder", "prompts")}
     row |= dict.fromkeys(("run_id", "images", "done", "seconds", "megabytes", "on_disk"))
     if plan is None:
         return row | {"problem": str(one.problem)}

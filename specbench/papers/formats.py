@@ -98,8 +98,8 @@ def to_parquet(joined: PaperTable) -> bytes:
 
 
 def records(joined: PaperTable) -> list[dict[str, object]]:
-    """One dict per row: `table, group, label, runs, images, notes`, and `cells`, by column name a dict of `header,
-    paper, spread, measured, low, high, difference, n, why, notes`."""
+    """One dict per row: `table, group, label, runs, images, notes, chosen`, and `cells`, by column name a dict of
+    `header, paper, spread, measured, low, high, difference, n, why, notes`."""
     return [
         {
             "table": joined.table.name,
@@ -108,6 +108,7 @@ def records(joined: PaperTable) -> list[dict[str, object]]:
             "runs": list(line.runs),
             "images": line.images,
             "notes": list(line.notes),
+            "chosen": list(line.chosen),
             "cells": {
                 column.name: {"header": column.header, **_plain(line.cells[column.name])}
                 for column in joined.table.columns
@@ -121,8 +122,9 @@ def flat(joined: PaperTable) -> list[dict[str, object]]:
     """Records with flattened cells: "NAME paper", "NAME measured", ..., "NAME n", "NAME why"."""
     rows = []
     for record in records(joined):
-        row = {name: value for name, value in record.items() if name not in ("cells", "runs", "notes")}
-        row |= {"runs": " ".join(record["runs"]), "notes": " ".join(record["notes"])}
+        row = {name: value for name, value in record.items() if name not in ("cells", "runs", "notes", "chosen")}
+        notes = dict.fromkeys((*record["notes"], *record["chosen"]))
+        row |= {"runs": " ".join(record["runs"]), "notes": " ".join(notes)}
         for name, cell in record["cells"].items():
             row |= {f"{name} {key}": cell[key] for key in (*_NUMBERS, "n", "why")}
         rows.append(row)

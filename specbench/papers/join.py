@@ -10,6 +10,7 @@ from pathlib import Path
 from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
+from specbench.models.hub_model import recorded_name
 from specbench.papers.cells import NOT_SCORED, Cell, Measured, column_fingerprint, make_cell, same_hardware
 from specbench.papers.table import CellSettings, Column, Row, Table
 from specbench.papers.table_files import papers
@@ -32,6 +33,7 @@ class Line:
         runs: ids of the runs behind it.
         images: how many of a run's images stand behind it; the fewest where there are several runs.
         notes: remarks on the whole row.
+        chosen: see `specbench.papers.table.Row`.
     """
 
     label: str
@@ -40,6 +42,7 @@ class Line:
     runs: tuple[str, ...]
     images: int | None
     notes: tuple[str, ...]
+    chosen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
     }
     lines = [_line(table, row, cells, found, fingerprints) for row, cells in zip(table.rows, rows, strict=True)]
     printed_on = [f"The paper's values were measured on {table.hardware}."] if table.hardware else []
-    remarks = (*printed_on, *_remarks(used, lines), *table.notes)
+    remarks = (*printed_on, *_remarks(used, lines), *table.notes, *table.shared_choices())
     return PaperTable(table, _heading(table), tuple(lines), remarks, tuple(map(_definition, table.columns)))
 
 
@@ -127,7 +130,8 @@ def _measured(row: Row, settings: CellSettings, joined: tuple[Run, Mapping, Run 
 def _unlike(settings: CellSettings, info: RunInfo) -> tuple[str, ...]:
     """How a run differs from what the table asks for, each as "model shapes instead of lumina"."""
     spec = info.spec
-    asked = {name: getattr(settings, name) for name in ("model", "prompts", "dtype")}
+    asked = {"model": recorded_name(settings.model, settings.guidance_rows, settings.prompt_form)}
+    asked |= {name: getattr(settings, name) for name in ("prompts", "dtype")}
     asked |= {name.replace("_", "-"): value for name, value in settings.sampling}
     there = {**vars(spec), **{name.replace("_", "-"): value for name, value in vars(spec.sampling).items()}}
     differing = [
@@ -159,10 +163,12 @@ def _line(
     notes = [f"Not run: {why}." for why in missing if why != NOT_RUN]
     notes += [row.notes["row"]] if "row" in row.notes else []
     notes += [f"{FAILED_AUDIT}: its images are no exact samples of the model."] if any(map(_failed, there)) else []
+    shared = table.shared_choices()
+    notes += [text for text in row.chosen if text not in shared]
     return Line(
         row.label, row.group, cells,
         tuple(dict.fromkeys(one.row["run_id"] for one in there)),
-        min((one.row["n"] for one in there), default=None), tuple(notes),
+        min((one.row["n"] for one in there), default=None), tuple(notes), row.chosen,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from specbench.reporting.pareto import lower_is_better
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.settings import Value
-from specbench.store.find import find_runs_like, read_infos
+from specbench.store.find import find_runs_like, read_infos, without_options
 from specbench.store.run_store import RunStore
 
 NOT_FOUND = "not in the results"
@@ -57,11 +57,13 @@ def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[CellSet
 
 
 def wanted_fields(values: Mapping[str, Value]) -> dict[str, object]:
-    """The fields of the `RunSpec` that the settings ask for; dtype, device and threads only where they were given."""
+    """The fields of the `RunSpec` that the settings ask for; dtype, device and threads only where they were given, and
+    whatever draft head.
+    """
     value = {name: held.value for name, held in values.items()}
     model, (planned,) = plan_model(values), plan_decoders(value["decoder"], values)
     fields = {"model": model.name, "prompts": value["prompts"], "seed": value["seed"], "batch": value["batch"]}
-    fields |= {"sampling": plan_sampling(model, values), "decoder": planned.spec}
+    fields |= {"sampling": plan_sampling(model, values), "decoder": without_options(planned.spec, "head")}
     return fields | {name: value[name] for name in ("dtype", "device", "threads") if values[name].given}
 
 

@@ -14,7 +14,7 @@ from specbench import prompts
 from specbench.errors import BAD_INPUT, INTERRUPTED, MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import find_model
-from specbench.papers.table import CellSettings, Table
+from specbench.papers.table import CellSettings, Table, takes
 from specbench.runs.execute import execute
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, together
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
@@ -137,7 +137,9 @@ def _resolve(
 ) -> PlannedCell:
     try:
         given = _settings(asked, flags.get("model")) | {"trace": any(c.key in _TRACED for c in table.columns)}
-        open_here = {one.env for one in settings if one.name in OPEN_IN_TABLES and one.name not in given}
+        unused = {"head"} - takes(asked.decoder, dict(asked.options))
+        flags = {name: value for name, value in flags.items() if name not in unused}
+        open_here = {one.env for one in settings if one.name in OPEN_IN_TABLES - unused and one.name not in given}
         free = {name: value for name, value in env.items() if name in open_here}
         return PlannedCell(asked, merge(settings, flags, free, given, f"{table.name}.toml"))
     except SpecbenchError as problem:
@@ -167,7 +169,9 @@ def _settings(asked: CellSettings, model: object) -> dict[str, object]:
     }
     settings["decoder"] = [f"{asked.decoder}:{inline}" if inline else asked.decoder]
     settings |= {SAMPLING_SETTINGS[name]: value for name, value in asked.sampling}
-    if model is not None and model != asked.model:
+    if model is None or model == asked.model:
+        settings |= {"guidance-rows": asked.guidance_rows, "prompt-form": asked.prompt_form}
+    else:
         own = find_model(str(model))
         settings["prompts"] = own.name if own.name in prompts.names() else asked.prompts
         settings["top-k"] = settings.get("top-k") if (settings.get("top-k") or 0) <= own.v_image else 0

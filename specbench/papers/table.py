@@ -29,6 +29,7 @@ class CellSettings:
     Attributes:
         options: of the decoder, including its components.
         sampling: fields of `specbench.specs.run_spec.Sampling`.
+        guidance_rows, prompt_form: "released" for the prompts of released code, see `specbench run --help`.
     """
 
     model: str
@@ -41,6 +42,8 @@ class CellSettings:
     batch: int | None = None
     dtype: str | None = None
     sampling: tuple[tuple[str, float], ...] = ()
+    guidance_rows: str | None = None
+    prompt_form: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class Row:
         notes: remarks on printed values by column name, and on the whole row under "row".
         not_runnable_reason: reason why specbench cannot run it; None if it can.
         hardware: what its values were measured on.
+        chosen: settings about which the paper is silent, each with its value and the reason for it, a line each.
     """
 
     label: str
@@ -97,6 +101,7 @@ class Row:
     notes: Mapping[str, str]
     not_runnable_reason: str | None
     hardware: str | None
+    chosen: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,11 @@ class Table:
         found = [self.cell_settings(row, column) for row in self.rows for column in unlike]
         return list(dict.fromkeys(settings for settings in found if settings is not None))
 
+    def shared_choices(self) -> tuple[str, ...]:
+        """The choices that all rows have that can be run."""
+        rows = [row.chosen for row in self.rows if row.not_runnable_reason is None]
+        return tuple(text for text in rows[0] if all(text in chosen for chosen in rows)) if rows else ()
+
     def metrics(self) -> list[str]:
         """Metrics of its columns."""
         return list(dict.fromkeys(column.metric for column in self.columns if column.metric))
@@ -141,8 +151,8 @@ class Table:
 def merge_settings(defaults: Mapping, own: Mapping) -> dict[str, object]:
     """Merge settings over the defaults; default options apply only to decoders that accept them."""
     merged = {**defaults, **own}
-    takes = _takes(str(merged.get("decoder")), own.get("options", {}))
-    options = {name: value for name, value in defaults.get("options", {}).items() if name in takes}
+    known = takes(str(merged.get("decoder")), own.get("options", {}))
+    options = {name: value for name, value in defaults.get("options", {}).items() if name in known}
     merged["options"] = options | own.get("options", {})
     merged["sampling"] = {**defaults.get("sampling", {}), **own.get("sampling", {})}
     return merged
@@ -153,7 +163,7 @@ def _merge(row: Mapping, column: Mapping) -> CellSettings:
     return CellSettings(**merged | {name: tuple(sorted(merged[name].items())) for name in ("options", "sampling")})
 
 
-def _takes(decoder: str, given: Mapping[str, object]) -> set[str]:
+def takes(decoder: str, given: Mapping[str, object]) -> set[str]:
     """Options and component kinds that a decoder accepts under the given components; none for AR."""
     preset = PRESETS.get(decoder)
     if preset is None or preset.choices["drafter"] == "none":

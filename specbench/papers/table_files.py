@@ -8,23 +8,31 @@ from __future__ import annotations
 import functools
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.protocols import find_protocol
 from specbench.papers.table import BETTER, NUMBERS, PRINTED, SCORE, Column, Row, Table, merge_settings
+from specbench.specs.components import CHOICES
+from specbench.specs.options import plain
+from specbench.specs.presets import PRESETS, options_of
 from specbench.system.package_data import data_folder
 
 _SAMPLING = {"guidance": float, "temperature": float, "top_k": int, "top_p": float}
 _CASE = {"model": str, "decoder": str, "options": dict, "prompts": str, "dtype": str, "sampling": dict}
 _CASE |= dict.fromkeys(("limit", "samples", "seed", "batch"), int)
+_CASE |= dict.fromkeys(("guidance_rows", "prompt_form"), str)
 _COLUMN = {"key": str, "name": str, "header": str, "precision": int, "better": str, "scale": float} | _CASE
 _ROW = dict.fromkeys(("label", "group", "why", "hardware"), str)
-_ROW |= {"paper": dict, "spread": dict, "notes": dict, "runnable": bool} | _CASE
+_ROW |= {"paper": dict, "spread": dict, "notes": dict, "runnable": bool, "chosen": dict} | _CASE
 _TABLE = dict.fromkeys(("name", "paper", "source", "title", "hardware"), str)
 _TABLE |= {"notes": list, "axes": dict, "defaults": dict, "columns": list, "rows": list}
 _PAPER = {"title": str, "authors": str, "venue": str, "year": int, "arxiv": str, "url": str}
+_OPTIONS = {*CHOICES, *(name for preset in PRESETS.values() for name in options_of(preset))}
+_CHOOSABLE = sorted({*_OPTIONS, *_SAMPLING, *_CASE, "protocol"} - {"options", "sampling"})
+_OPEN = "the model's own"
 _PAPERS, _CONVENTIONS = "papers.toml", "conventions"
 
 
@@ -63,10 +71,10 @@ def papers() -> Mapping[str, Mapping[str, object]]:
 
 @functools.cache
 def conventions() -> Mapping[str, object]:
-    """Default `options` of all tables, and the `notes` below those that have a row with such an option."""
+    """Default `options` of all tables, and why they were `chosen`."""
     path = data_folder("benchmarks") / _PAPERS
     content = _read_toml(path)[_CONVENTIONS]
-    _check(content, {"options": dict, "notes": list}, ("options", "notes"), path.name, _CONVENTIONS)
+    _check(content, {"options": dict, "chosen": dict}, ("options", "chosen"), path.name, _CONVENTIONS)
     return content
 
 
@@ -84,14 +92,20 @@ def read_table(path: Path) -> Table:
     if content["paper"] not in papers():
         raise _wrong(file, "paper", str(unknown_name("paper", content["paper"], papers())))
     defaults = dict(content.get("defaults", {}))
-    _check(defaults, _CASE | {"protocol": str}, (), file, "defaults")
-    protocol = defaults.pop("protocol", None)
+    _check(defaults, _CASE | {"protocol": str, "chosen": dict}, (), file, "defaults")
+    protocol, reasons = defaults.pop("protocol", None), conventions()["chosen"] | defaults.pop("chosen", {})
     defaults["options"] = conventions()["options"] | defaults.get("options", {})
     columns = tuple(_column(entry, protocol, file, f"columns[{i}]") for i, entry in enumerate(content["columns"]))
     names = [column.name for column in columns]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise _wrong(file, "columns", f"two are called '{repeated[0]}'; give one another `name`")
+    _check_reasons(reasons, file, "defaults")
     rows = tuple(_row(entry, names, defaults, content, file, f"rows[{i}]") for i, entry in enumerate(content["rows"]))
+    shared = {**defaults, "protocol": protocol}
+    rows = tuple(
+        replace(row, chosen=_chosen(row, shared, reasons, entry.get("chosen", {})))
+        for row, entry in zip(rows, content["rows"], strict=True)
+    )
     for field, empty in (("columns", not columns), ("rows", not rows)):
         if empty:
             raise _wrong(file, field, "empty")
@@ -99,12 +113,33 @@ def read_table(path: Path) -> Table:
     if not all(isinstance(note, str) for note in notes):
         raise _wrong(file, "notes", "not text")
     _check_axes(axes, names, file)
-    if any(conventions()["options"].keys() & row.settings["options"].keys() for row in rows):
-        notes = [*notes, *conventions()["notes"]]
     return Table(
         content["name"], content["paper"], content["source"], content["title"], content.get("hardware"),
         tuple(notes), axes, columns, rows,
     )  # fmt: skip
+
+
+def _check_reasons(reasons: Mapping[str, object], file: str, place: str) -> None:
+    """Reject a reason for something that is no setting, and a reason that is no text."""
+    for name, reason in reasons.items():
+        if not isinstance(reason, str):
+            raise _wrong(file, f"{place}.chosen.{name}", f"{reason!r} is no text")
+        if name not in _CHOOSABLE:
+            raise _wrong(file, f"{place}.chosen", str(unknown_name("setting", name, _CHOOSABLE)))
+
+
+def _chosen(row: Row, shared: Mapping, reasons: Mapping[str, str], own: Mapping[str, str]) -> tuple[str, ...]:
+    """What was chosen for a row; a default's reason about an option counts where the option is set."""
+    if row.not_runnable_reason is not None:
+        return ()
+    settings, options = row.settings, row.settings["options"]
+    given = {**shared, **settings, **settings["sampling"], **options}
+    values = {name: _OPEN if value is None else plain(value) for name, value in given.items()}
+    return tuple(
+        f"Chosen: {name.replace('_', '-')} = {values.get(name, _OPEN)}: {reason}."
+        for name, reason in {**reasons, **own}.items()
+        if name in options or name in own or name not in _OPTIONS
+    )
 
 
 def _check_axes(axes: Mapping[str, object], columns: Sequence[str], file: str) -> None:
@@ -154,6 +189,7 @@ def _row(entry: object, columns: Sequence[str], defaults: Mapping, content: Mapp
     if runnable == ("why" in entry):
         raise _wrong(file, f"{place}.why", "goes with `runnable = false`, which needs it")
     own = {name: entry[name] for name in _CASE if name in entry}
+    _check_reasons(entry.get("chosen", {}), file, place)
     for needed in ("model", "decoder") if runnable else ():
         if needed not in own and needed not in defaults:
             raise _wrong(file, f"{place}.{needed}", "missing here and in [defaults]")

@@ -32,6 +32,7 @@ RUN_ORIGINS = (
     "revision",
     "random-weights",
     "guidance-rows",
+    "prompt-form",
     "scale",
     "prompts",
     "seed",
@@ -287,6 +288,7 @@ def plan_model(values: Mapping[str, Value]) -> ModelFacts:
         value["random-weights"],
         value["scale"] == "tiny",
         value["guidance-rows"],
+        value["prompt-form"],
         download=True,
     )
 

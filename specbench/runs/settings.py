@@ -189,6 +189,16 @@ _MODEL = (
         "NAME",
     ),
     Setting(
+        Option(
+            "prompt-form",
+            "official",
+            "prompt of anole: official (the bare text), or released (SJD's script: 'Generate an image of ' before it)",
+            choices=("official", "released"),
+        ),
+        _MODEL_PANEL,
+        "NAME",
+    ),
+    Setting(
         Option("random-weights", False, "use random weights in the true architecture; measures speed only"),
         _MODEL_PANEL,
         "",
@@ -259,7 +269,7 @@ JSON = Setting(Option("json", False, "print one JSON array on stdout"), "Output"
 OPEN_IN_TABLES = {
     *("model", "weights", "revision", "random-weights", "scale", "prompts", "limit", "ids", "samples", "seed"),
     *("batch", "dtype", "device", "threads", "compile", "cfg", "temperature", "top-k", "top-p"),
-    *("out", "quiet", "json"),
+    *("head", "out", "quiet", "json"),
 }
 """Settings of `specbench run` that a paper's table does not fix, or whose values may override the table's."""
 

@@ -17,7 +17,7 @@ from specbench.decoding.loop import decode
 from specbench.decoding.sampling import Target
 from specbench.errors import SpecbenchError
 from specbench.models import checkpoint_loading
-from specbench.models.catalog import load_model
+from specbench.models.catalog import load_model, recorded_model
 from specbench.models.families import base, vq_decoder
 from specbench.models.families.model_specs import MODELS
 from specbench.prompts import Request as ImageRequest
@@ -91,6 +91,19 @@ def _with_layout(model, layout):
     other = object.__new__(type(model))
     other.__dict__.update(model.__dict__ | {"layout": layout})
     return other
+
+
+def test_the_released_prompt_of_anole_has_the_scripts_words_before_it(tiny_of):
+    tiny, official = tiny_of("anole")
+    info = INFO["anole"].configured(weights=str(tiny.folder), tiny=True, prompt_form="released")
+    assert info.name == "anole+tiny+released-prompt"
+    asked = load_model(info, "cpu", "float32").prompt_ids("a cat")
+    assert asked == official.prompt_ids("Generate an image of a cat")
+    with pytest.raises(SpecbenchError, match="--prompt-form released"):
+        INFO["lumina"].configured(prompt_form="released")
+    both = {"weights": str(tiny.folder), "tiny": True, "guidance_rows": "released", "prompt_form": "released"}
+    name = INFO["anole"].configured(**both).name
+    assert recorded_model(name, str(tiny.folder)) == INFO["anole"].configured(**both)
 
 
 @pytest.mark.parametrize("name", ["lumina", "anole"])

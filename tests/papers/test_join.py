@@ -233,7 +233,8 @@ def test_a_row_of_a_lossless_decoder_that_fails_its_audit_says_so(tmp_path):
 
 def test_a_row_that_did_not_run_says_why_and_keeps_what_was_printed(joined):
     lines = {line.label: line for line in joined.lines}
-    assert lines["D Ours_2 & more"].notes == ("Not run: its weights are missing.",)
+    why, choice = lines["D Ours_2 & more"].notes
+    assert why == "Not run: its weights are missing." and choice.startswith("Chosen: fresh-q = onehot: ")
     assert lines["E Trained elsewhere"].notes == ("Not run: its network was not released.",)
     assert lines["E Trained elsewhere"].cells["latency_s"].paper == 30.0
 

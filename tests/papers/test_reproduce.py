@@ -214,3 +214,29 @@ def test_a_report_of_a_table_plans_nothing(tmp_path, monkeypatch):
         specbench.report_table("gsd-1", model="shaps", out=tmp_path)
     with pytest.raises(SpecbenchError, match="nowhere"):
         specbench.report_table("gsd-1", prompts="nowhere.txt", out=tmp_path)
+
+
+def test_prompts_of_released_code_reach_the_run_unless_the_model_is_replaced(tmp_path):
+    def settings(flags: dict) -> set[tuple]:
+        cells = reproduce.resolve_cells(load_table("sjd-1"), flags | {"out": str(tmp_path)}, env={})
+        names = ("model", "guidance-rows", "prompt-form")
+        return {tuple(cell.values[name].value for name in names) for cell in cells}
+
+    assert settings({}) == {("lumina", "released", "official"), ("anole", "released", "released")}
+    assert settings({"model": "shapes"}) == {("shapes", "official", "official")}
+    assert settings({"model": "lumina"}) == {("lumina", "released", "official"), ("lumina", "official", "official")}
+
+
+def test_a_draft_head_goes_to_the_rows_that_take_one(tmp_path):
+    cells = reproduce.resolve_cells(load_table("cool-sd-1"), {"head": "mine", "out": str(tmp_path)}, env={})
+    heads = {cell.settings.decoder: cell.values["head"].value for cell in cells if not cell.problem}
+    assert heads.pop("ar") in (None, "") and set(heads.values()) == {"mine"}
+
+
+def test_a_dry_run_says_what_was_chosen(cli, tmp_path):
+    shown = cli("bench", "sjd-7", "--model", "shapes", "--limit", "1", "--dry-run", "--out", tmp_path).out
+    assert "Chosen: init = left-sample: whether 'ours'" in shown and "Chosen: prompts = parti: not named" in shown
+    row = next(line for line in shown.splitlines() if "Top-10 Sampling" in line and " jacobi " in line)
+    numbers = [int(number) for number in row.split("|")[-3].split()]
+    assert all(f"\n{number}. Chosen: " in shown for number in numbers) and numbers == sorted(numbers) != []
+    assert "Chosen: init = left-sample: whether 'ours'" in cli("report", "sjd-7", "--out", tmp_path).out

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from specbench.errors import SpecbenchError
-from specbench.papers.table_files import conventions, load_table, papers, read_table, table_names
+from specbench.papers.table_files import conventions, load_table, load_tables, papers, read_table, table_names
 
 GOOD = {
     "name": '"mine"',
@@ -39,9 +39,45 @@ def test_a_good_file_is_read(tmp_path):
 def test_the_released_code_s_convention_counts_where_a_row_takes_it():
     rows = [row.settings for row in load_table("sjd-fig14").rows if row.settings.get("decoder", "").startswith("sjd")]
     by_init = {case["options"].get("init"): case["options"].get("fresh-q") for case in rows}
-    assert by_init.pop(None) == "onehot" and by_init and set(by_init.values()) == {None}
-    (note,) = conventions()["notes"]
-    assert note in load_table("gsd-1").notes and note not in load_table("cool-sd-1").notes
+    assert by_init.pop(None) == by_init.pop("uniform") == "onehot" and by_init and set(by_init.values()) == {None}
+    (reason,) = conventions()["chosen"].values()
+    said = {name: [text for row in load_table(name).rows for text in row.chosen] for name in ("gsd-1", "cool-sd-1")}
+    assert f"Chosen: fresh-q = onehot: {reason}." in said["gsd-1"]
+    assert not any(reason in text for text in said["cool-sd-1"])
+
+
+def test_what_was_chosen_stands_with_its_value_and_reason_where_it_counts(tmp_path):
+    reasons = '{ window = "a", top_k = "b", tree = "c" }'
+    defaults = f'{{ model = "shapes", options = {{ window = 8 }}, protocol = "sjd", chosen = {reasons} }}'
+    sjd = 'label = "S", decoder = "sjd", seed = 7, chosen = { seed = "d", window = "e" }'
+    rows = f'[{{ label = "A", decoder = "ar" }}, {{ {sjd} }}]'
+    table = read_table(written(tmp_path, defaults=defaults, rows=rows))
+    ar, sjd = (row.chosen for row in table.rows)
+    assert ar == ("Chosen: top-k = the model's own: b.",), "AR has no window"
+    assert ar[0] in sjd and {"Chosen: seed = 7: d.", "Chosen: window = 8: e."} < set(sjd)
+    assert not any("tree" in text for text in sjd) and table.shared_choices() == ar
+
+
+def test_the_tables_run_what_the_papers_ran():
+    def rows(name: str) -> dict[str, tuple[dict, str]]:
+        return {f"{row.group} {row.label}": (dict(row.settings), " ".join(row.chosen)) for row in load_table(name).rows}
+
+    for name in ("sjd-1", "sjd-7", "gsd-1", "sjdpp-5"):
+        for settings, said in rows(name).values():
+            if settings["model"] in ("lumina", "anole"):
+                assert settings["guidance_rows"] == "released" and "Chosen: guidance-rows = released: " in said
+    for settings, said in rows("sjd-4").values():
+        assert settings["prompt_form"] == "released" and "Chosen: prompt-form = released: " in said
+    for name in ("sjdpp-1", "sjdpp-2", "sjdpp-3", "sjdpp-4", "sjdpp-5", "sjdpp-6", "sjdpp-7", "sjdpp-10"):
+        reused = [both for both in rows(name).values() if both[0]["decoder"] == "sjd++"]
+        assert reused and all(settings["options"]["init"] == "left-sample" for settings, _ in reused)
+        assert all("Chosen: init = left-sample: section 4.2" in said for _, said in reused)
+    ours = [both for label, both in rows("sjd-7").items() if label.startswith("Ours")]
+    assert ours and all("Chosen: init = left-sample: whether 'ours'" in said for _, said in ours)
+    for table in (one for one in load_tables() if one.paper == "cool-sd"):
+        for row in table.rows:
+            said = any("equation 16 is reconstructed" in text for text in row.chosen)
+            assert said == (row.settings["decoder"] == "cool-sd"), (table.name, row.label)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +116,8 @@ def test_the_released_code_s_convention_counts_where_a_row_takes_it():
         ({"rows": f'[{{ {ROW}, paper = {{ nfe = "3" }} }}]'}, "rows[0].paper.nfe: '3' is no number"),
         ({"rows": f"[{{ {ROW}, paper = {{ nfe = true }} }}]"}, "rows[0].paper.nfe: True is no number"),
         ({"rows": f"[{{ {ROW}, notes = {{ nfe = 3 }} }}]"}, "rows[0].notes.nfe: 3 is no text"),
+        ({"rows": f"[{{ {ROW}, chosen = {{ windw = 'x' }} }}]"}, "rows[0].chosen: unknown setting 'windw' (did you"),
+        ({"rows": f"[{{ {ROW}, chosen = {{ window = 3 }} }}]"}, "rows[0].chosen.window: 3 is no text"),
         ({"rows": '["AR"]'}, "rows[0]: is no table of fields"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

@@ -85,8 +85,8 @@ def test_the_options_of_run_are_frozen():
     fixed = [setting.name for setting in run_settings() if not setting.panel.startswith("Decoder ")]
     assert fixed == [
         *("decoder", "prompts", "limit", "ids", "samples", "seed", "batch", "workers", "ray", "shard", "mode"),
-        *("model", "weights", "revision", "guidance-rows", "random-weights", "scale", "dtype", "device", "threads"),
-        "compile",
+        *("model", "weights", "revision", "guidance-rows", "prompt-form", "random-weights", "scale", "dtype", "device"),
+        *("threads", "compile"),
         *("cfg", "temperature", "top-k", "top-p"),
         *("out", "trace", "quiet", "json"),
     ]

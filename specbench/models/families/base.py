@@ -112,6 +112,7 @@ class FamilyModel(TransformerModel):
         self.name = request.info.name
         self.layout = request.layout(len(head))
         self.released_rows = request.info.guidance_rows == "released"
+        self.released_prompt = request.info.prompt_form == "released"
         self.tokenizer = tokenizer
         self.backbone = backbone
         self.weights_sha256 = request.weights_sha256
