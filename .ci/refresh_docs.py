@@ -181,7 +181,7 @@ def tables(page: Path, argument: str) -> str:
 def results(page: Path, argument: str) -> str:
     """The headline table of the runs committed under results/readme, and the picture made of them."""
     from specbench.api import report
-    from specbench.cli.demo import PICTURE, headline
+    from specbench.reporting.demo import PICTURE, headline
 
     rows = report(out=RESULTS)
     cells = headline(rows)

@@ -8,29 +8,30 @@ not read. Functions import what needs torch, pandas or matplotlib when called, s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.prompts import Prompt, Request, load_prompts, text_id
-from specbench.runs.decoder_args import labelled_decoders, plan_decoders
-from specbench.runs.plan import plan_model, plan_sampling
+from specbench import prompts as prompt_sets
+from specbench.errors import SpecbenchError
+from specbench.runs.run_progress import SilentReporter
 from specbench.runs.settings import merge, run_settings
 from specbench.runs.sweep import sweep_plans
 from specbench.store.run_folders import find_runs
-from specbench.system import compiler
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from specbench.decoding.generation import Generation
-    from specbench.metrics.base import Metric, Settings
+    from specbench.metrics.base import Settings
+    from specbench.metrics.scoring import Images
     from specbench.metrics.scoring import Reporter as ScoreReporter
     from specbench.papers.join import PaperTable
     from specbench.papers.reproduce import Warn
-    from specbench.runs.runner import Reporter, RunSummary
+    from specbench.runs.plan import Plan
+    from specbench.runs.run_progress import Reporter, RunSummary
     from specbench.store.merge_shards import Merged
+    from specbench.system.downloads import Progress
 
 T = TypeVar("T")
 Rows = list[dict[str, object]]
@@ -54,32 +55,12 @@ def generate(
     Raises:
         SpecbenchError: an unknown or invalid setting, missing weights, or an image that failed.
     """
-    from specbench.decoding.loop import decode  # brings torch
-    from specbench.runs.execute import load_for_run
+    from specbench.runs.generate import generate_images  # brings torch
 
     values = merge(run_settings(), _flags(settings | {"model": model, "decoder": decoder}), env={})
-    info = plan_model(values)
-    planned, *others = plan_decoders(values["decoder"].value, values)
-    if others or planned.auto_window:
-        raise SpecbenchError("generate takes one decoder and a window that is a number", "specbench.run takes more")
-    sampling = plan_sampling(info, values)
-    texts = [prompt] if isinstance(prompt, str) else list(prompt)
-    if not texts:
-        raise SpecbenchError("generate: no prompt given", "pass a caption, or a list of captions")
-    info.check_prompts(Prompt(text_id(text), text) for text in texts)
-    device = values["device"].value
-    compiled, refusal = compiler.should_compile(values["compile"].value, device)
-    if refusal:
-        raise SpecbenchError(refusal, "omit compile", MISSING_PREREQUISITE)
-    loaded = load_for_run(info, device, values["dtype"].value, values["threads"].value, compiled)
-    requests = [Request(text, text_id(text)) for text in texts]
-    images = decode(loaded, requests, planned.spec, sampling, values["seed"].value, trace=values["trace"].value)
-    decoded: list[Generation] = []
-    for image in images:
-        if isinstance(image, SpecbenchError):
-            raise image
-        decoded.append(image)
-    return decoded[0] if isinstance(prompt, str) else decoded
+    if isinstance(prompt, str):
+        return generate_images([prompt], values)[0]
+    return generate_images(list(prompt), values)
 
 
 def run(
@@ -100,9 +81,26 @@ def run(
         SpecbenchError: an unknown or invalid setting, something that must be installed or downloaded first, an
             unusable results folder.
     """
-    from specbench.runs.execute import execute
+    from specbench.runs.runner import run_plans  # brings torch
 
-    return execute(sweep_plans(merge(run_settings(), _flags(settings), env={}), _flags(sweep or {})), reporter)
+    return run_plans(_plans(sweep, settings), reporter)
+
+
+def dry_run(sweep: Mapping[str, Sequence[object]] | None = None, **settings: object) -> Rows:
+    """List what `run` would decode (`specbench run --dry-run`); nothing is decoded.
+
+    Args:
+        sweep, settings: as for `run`.
+
+    Returns:
+        One dict per run: `run_id, model, decoder, options, lossless, prompts, images, done`.
+
+    Raises:
+        SpecbenchError: an unknown or invalid setting, or missing files of the model.
+    """
+    from specbench.runs.dry_run import planned_runs  # brings pandas
+
+    return planned_runs(_plans(sweep, settings))
 
 
 def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") -> list[Merged]:
@@ -145,15 +143,9 @@ def score(
     Raises:
         SpecbenchError: an unknown run or metric, or something that must be installed or downloaded first.
     """
-    from specbench.metrics import score_store, scoring  # bring pandas and pillow
-    from specbench.metrics.protocols import find_protocol
+    from specbench.metrics.scoring import run_images  # brings pandas and pillow
 
-    folders = find_runs(out, runs)
-    if metrics or not protocol:
-        scoring.score(folders, metrics or None, settings, reporter)
-    if protocol:
-        scoring.score(folders, find_protocol(protocol), settings, reporter, where_they_fit=True)
-    return [{"run_id": folder.name, **row} for folder in folders for row in score_store.read_scores(folder)]
+    return _scores(map(run_images, find_runs(out, runs)), metrics, protocol, settings, reporter)
 
 
 def audit_runs(
@@ -203,16 +195,31 @@ def score_folder(
     Raises:
         SpecbenchError: an image without a prompt or a prompt without an image, and what `score` raises.
     """
-    from specbench.metrics import score_store, scoring  # bring pandas and pillow
-    from specbench.metrics.external_images import external_images
-    from specbench.metrics.protocols import find_protocol
+    from specbench.metrics.external_images import external_images  # brings pandas and pillow
 
-    found = external_images(Path(images), load_prompts(prompts), Path(out))
-    if metrics or not protocol:
-        scoring.score_images(found, metrics or None, settings, reporter)
-    if protocol:
-        scoring.score_images(found, find_protocol(protocol), settings, reporter, where_they_fit=True)
-    return [{"run_id": found.name, **row} for row in score_store.read_scores(found.folder)]
+    found = external_images(Path(images), prompt_sets.load_prompts(prompts), Path(out))
+    return _scores([found], metrics, protocol, settings, reporter)
+
+
+def _scores(
+    images: Iterable[Images],
+    metrics: Sequence[str] | None,
+    protocol: str | None,
+    settings: Settings | None,
+    reporter: ScoreReporter | None,
+) -> Rows:
+    from specbench.metrics.protocols import find_protocol
+    from specbench.metrics.score_store import read_scores
+    from specbench.metrics.scoring import score_images
+
+    rows: Rows = []
+    for found in images:
+        if metrics or not protocol:
+            score_images(found, metrics or None, settings, reporter)
+        if protocol:
+            score_images(found, find_protocol(protocol), settings, reporter, where_they_fit=True)
+        rows += [{"run_id": found.name, **row} for row in read_scores(found.folder)]
+    return rows
 
 
 def differences(
@@ -239,8 +246,8 @@ def differences(
 
     (reference,) = find_runs(out, [baseline])
     folders = [folder for folder in find_runs(out, runs) if folder.resolve() != reference.resolve()]
-    made: list[Metric] = [metric(name)(settings) for name in metrics]
-    rows = [score_store.difference(folder, reference, one) for folder in folders for one in made]
+    chosen = [metric(name)(settings) for name in metrics]
+    rows = [score_store.difference(folder, reference, one) for folder in folders for one in chosen]
     return [row for row in rows if row is not None]
 
 
@@ -279,6 +286,32 @@ def report(runs: Sequence[str] = (), out: str | Path = "results") -> Rows:
     from specbench.reporting import report_rows  # brings pandas and scipy
 
     return report_rows(find_runs(out, runs))
+
+
+def show(run: str, prompt: str | None = None, sample: int = 0, out: str | Path = "results") -> Rows:
+    """The card of a run, or of one of its images (`specbench show`).
+
+    Args:
+        run: a run id, a unique beginning of one, or a folder.
+        prompt: prompt id, a unique beginning of one, or words of the prompt; None for the run itself.
+        sample: sample index of the image.
+
+    Returns:
+        One dict, with the keys that `specbench.reporting.run_card.card` or, of an image,
+        `specbench.reporting.image_card.image_card` lists.
+
+    Raises:
+        SpecbenchError: an unknown or damaged run, or no image or several match.
+    """
+    from specbench.reporting.image_card import image_card  # brings pandas and scipy
+    from specbench.reporting.run_card import card
+
+    folders = find_runs(out, [run])
+    if prompt is None:
+        return [card(folder) for folder in folders]
+    if len(folders) > 1:
+        raise SpecbenchError(f"'{run}' matches {len(folders)} runs", "name the run of the image")
+    return [image_card(folders[0], prompt, sample)[0]]
 
 
 def report_page(path: str | Path, runs: Sequence[str] = (), out: str | Path = "results") -> Path:
@@ -445,13 +478,10 @@ def audit(
     Raises:
         SpecbenchError: an unknown decoder or option, or too few samples.
     """
-    from specbench.checks import losslessness  # brings torch
-    from specbench.specs.presets import PRESETS
+    from specbench.checks.losslessness import SAMPLES, audit_named  # brings torch
 
-    named = labelled_decoders([decoders] if isinstance(decoders, str) else decoders or list(PRESETS))
-    count = losslessness.SAMPLES if samples is None else samples
-    rows = losslessness.audit([decoder for _, decoder in named], samples=count, seed=seed, compiled=compiled)
-    return [{**row, "decoder": label} for (label, _), row in zip(named, rows, strict=True)]
+    count = SAMPLES if samples is None else samples
+    return list(audit_named(_several(decoders), count, seed, compiled=compiled))
 
 
 def check(decoders: Sequence[str] | str, samples: int | None = None) -> Rows:
@@ -467,14 +497,10 @@ def check(decoders: Sequence[str] | str, samples: int | None = None) -> Rows:
     Raises:
         SpecbenchError: an unknown decoder or option.
     """
-    from specbench.checks import decoder_contract, losslessness  # bring torch
+    from specbench.checks.decoder_contract import check_named  # brings torch
+    from specbench.checks.losslessness import SAMPLES
 
-    count = losslessness.SAMPLES if samples is None else samples
-    return [
-        {"decoder": label, "check": found.check, "status": found.status, "detail": found.detail}
-        for label, decoder in labelled_decoders([decoders] if isinstance(decoders, str) else decoders)
-        for found in decoder_contract.check(decoder, count)
-    ]
+    return list(check_named(_several(decoders), SAMPLES if samples is None else samples))
 
 
 def doctor(
@@ -527,5 +553,164 @@ def available(kind: str, out: str | Path = "results") -> Rows:
     return list_items(kind, Path(out))
 
 
+def show_prompts(prompts: str | Path, limit: int | None = None) -> Rows:
+    """The prompts of a set or file (`specbench prompts show`).
+
+    Args:
+        prompts: a name of `specbench list prompts`, or a file.
+        limit: number of prompts, from the first; all if None.
+
+    Returns:
+        One dict per prompt: `id, text, category, meta`.
+
+    Raises:
+        SpecbenchError: no such set or file, a malformed one, or a public set that was not fetched.
+    """
+    return [dict(vars(prompt)) for prompt in prompt_sets.select(prompt_sets.load_prompts(prompts), limit)]
+
+
+def fetch_prompts(
+    name: str,
+    images: bool = False,
+    source: str | Path | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Download a public prompt set and verify it (`specbench prompts fetch`).
+
+    Args:
+        name: one of the public sets of `specbench list prompts`.
+        images: download the reference images of the set instead.
+        source: a local copy to import instead of downloading.
+        offline: download nothing.
+        progress: called with bytes received and bytes in all (None if unknown).
+
+    Returns:
+        The folder of the files.
+
+    Raises:
+        SpecbenchError: no such set, one that needs no download, or files that differ from the published ones.
+    """
+    return prompt_sets.fetch_prompts(name, images, Path(source) if source else None, offline, progress)
+
+
+def render_shapes(caption: str, out: str | Path = "shapes.png", seed: int = 0, count: int = 1, scale: int = 4) -> Path:
+    """Render a caption as the training images of `shapes` are rendered (`specbench shapes render`).
+
+    Args:
+        caption: for example "three red circles".
+        out: PNG file to write.
+        seed: of the random positions and colours.
+        count: number of images side by side.
+        scale: screen pixels per image pixel.
+
+    Returns:
+        The file.
+
+    Raises:
+        SpecbenchError: a caption that `shapes` has no words for, a number out of range, or an unwritable file.
+    """
+    from specbench.models.shapes.caption_images import render_caption  # brings numpy and pillow
+
+    return render_caption(caption, Path(out), seed, count, scale)
+
+
+def train_head(
+    out: str | Path,
+    model: str = "shapes",
+    data: str | Path | None = None,
+    images: int = 1024,
+    epochs: int = 16,
+    batch: int = 16,
+    lr: float = 2e-3,
+    seed: int = 0,
+    device: str = "cpu",
+    threads: int = 0,
+    tell: Callable[[str, int, int, str], None] | None = None,
+) -> Path:
+    """Train an EAGLE-1 draft head (`specbench train-head`); repeat the call to resume an interrupted training.
+
+    Args:
+        out: folder of the head.
+        model: the target.
+        data: run folder with images of the target; the model's training data if None.
+        images, epochs, batch, lr, seed: see `specbench.training.head.Plan`.
+        device, threads: as for `run`.
+        tell: called as `tell(stage, done, total, note)`.
+
+    Returns:
+        The folder, for `head=` of the EAGLE decoders.
+
+    Raises:
+        SpecbenchError: a number out of range, an unknown model, no training data, or a folder with another training.
+    """
+    from specbench.training import head  # brings torch
+    from specbench.training.target import load_target
+
+    plan = head.Plan(images, epochs, batch, lr, seed=seed)
+    head.train_head(load_target(model, device, threads), Path(out), plan, Path(data) if data else None, tell)
+    return Path(out)
+
+
+def check_head(
+    model: str = "shapes",
+    head: str = "",
+    data: str | Path | None = None,
+    images: int = 32,
+    depths: int = 5,
+    seed: int = 10**6,
+    device: str = "cpu",
+    threads: int = 0,
+) -> Rows:
+    """Measure the total variation between draft head and target by draft depth (`specbench check-head`).
+
+    Args:
+        model: the target.
+        head: folder of the head; the model's own if empty.
+        data: run folder with images of the target; the model's training data if None.
+        images, depths: images to evaluate, and draft depths.
+        seed: of the selection of images.
+        device, threads: as for `run`.
+
+    Returns:
+        One dict per depth: `depth, tv, tv_low, tv_high, acceptance`; see `specbench.training.alignment.alignment`.
+
+    Raises:
+        SpecbenchError: a number below 1, an unknown model or head, or too few images.
+    """
+    from specbench.training.alignment import check_alignment  # brings torch
+    from specbench.training.target import load_target
+
+    target = load_target(model, device, threads)
+    return check_alignment(target, head, Path(data) if data else None, images, depths, seed)
+
+
+def demo(out: str | Path = "results/demo", limit: int = 8, reporter: Reporter | None = None) -> Rows:
+    """Compare decoders on the embedded model (`specbench demo`); writes a report and an image grid to `out`.
+
+    Args:
+        out: folder of the runs, `report.md` and `grid.png`.
+        limit: number of prompts.
+        reporter: receives progress; silent if None.
+
+    Returns:
+        As `report` does.
+
+    Raises:
+        SpecbenchError: an image failed, the run was interrupted, or `out` cannot be written.
+    """
+    from specbench.reporting.demo import run_demo  # brings torch and pandas
+
+    return run_demo(Path(out), limit, reporter or SilentReporter())
+
+
+def _plans(sweep: Mapping[str, Sequence[object]] | None, settings: Mapping[str, object]) -> list[Plan]:
+    return sweep_plans(merge(run_settings(), _flags(settings), env={}), _flags(sweep or {}))
+
+
 def _flags(settings: Mapping[str, T]) -> dict[str, T]:
     return {name.replace("_", "-"): value for name, value in settings.items()}
+
+
+def _several(decoders: Sequence[str] | str) -> Sequence[str]:
+    return [decoders] if isinstance(decoders, str) else decoders

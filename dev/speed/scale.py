@@ -26,7 +26,8 @@ from kills import TEXTS, make_model, specs
 from specbench.prompts import Request
 from specbench.runs.executors.local import Chunk, decode_chunk
 from specbench.runs.executors.worker_pool import WorkerPool
-from specbench.runs.runner import SilentReporter, run
+from specbench.runs.run_progress import SilentReporter
+from specbench.runs.runner import run
 from specbench.system import environment
 from specbench.system.files import write_atomically
 

@@ -19,6 +19,7 @@ from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError, place
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.prompts import Request
+from specbench.runs.decoder_args import labelled_decoders
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 
@@ -60,6 +61,23 @@ def check(decoder: Auditable, samples: int = SAMPLES, seed: int = 0) -> list[Fin
         except Exception as error:  # user code may raise anything, and that is the finding
             findings.append(Finding(title, FAILED, f"it raised {type(error).__name__}{place(error)}: {error}"))
     return findings
+
+
+def check_named(
+    names: Sequence[str], samples: int = SAMPLES, announce: Callable[[str], None] = lambda name: None
+) -> Iterator[dict[str, object]]:
+    """Yield `decoder, check, status, detail` of every test of decoders named as on the command line.
+
+    Args:
+        announce: called with each decoder's name before its tests.
+
+    Raises:
+        SpecbenchError: there is no such decoder.
+    """
+    for label, decoder in labelled_decoders(names):
+        announce(label)
+        for found in check(decoder, samples):
+            yield {"decoder": label, **vars(found)}
 
 
 class ContractChecks:

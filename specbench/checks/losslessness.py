@@ -23,8 +23,9 @@ from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.prompts import Request
+from specbench.runs.decoder_args import labelled_decoders
 from specbench.specs import plugin_decoders
-from specbench.specs.presets import DecoderSpec, Preset, resolve
+from specbench.specs.presets import PRESETS, DecoderSpec, Preset, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 
@@ -84,6 +85,24 @@ def audit_each(
         finally:
             for job in jobs:
                 job.cancel()
+
+
+def audit_named(
+    names: Sequence[str] = (), samples: int = SAMPLES, seed: int = 0, workers: int = 1, compiled: bool = False
+) -> Iterator[dict[str, object]]:
+    """Yield the rows of `audit` for decoders named as on the command line, under those names; all presets if empty.
+
+    Raises:
+        SpecbenchError: what `audit` raises, or a number out of range.
+    """
+    named = labelled_decoders(names or list(PRESETS))
+    if samples < 1000:
+        raise SpecbenchError(f"--samples {samples}: must be at least 1000")
+    if seed < 0:
+        raise SpecbenchError(f"--seed {seed}: must be at least 0")
+    rows = audit_each([decoder for _, decoder in named], samples, seed, workers, compiled)
+    for (label, _), row in zip(named, rows, strict=True):
+        yield row | {"decoder": label}
 
 
 def audit_one(

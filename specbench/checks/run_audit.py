@@ -1,14 +1,15 @@
 """Audit a stored run of any model: the Rosenblatt transform of its tokens, recorded while decoding or recomputed.
 
-The values recorded while decoding are the decoder's word; recomputing them feeds the finished tokens through the model
-once, teacher-forced in float32, and trusts nothing but the tokens.
+Recorded values rely on the decoder; recomputation feeds the finished tokens through the model once, teacher-forced in
+float32, and relies on nothing but the tokens.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,11 +30,11 @@ ORDERS = {
     "u_pq": "p/q descending",
     "u_qq": "q/q of the step before, descending",
 }
-"""The orders of the vocabulary as they are printed; see `specbench.decoding.generation.ORDERS`."""
+"""Printed names of the orders of the vocabulary; see `specbench.decoding.generation.ORDERS`."""
 OF_TARGET = ("u_id", "u_p")
 """Orders that need the model and the tokens alone."""
 CHUNK = 2**24
-"""Probabilities held at once while recomputing."""
+"""Maximum number of probabilities in memory while recomputing."""
 TOLERANCE = 0.01
 _COLUMNS = (*KEY, "prompt", "status", "started_at", "seed", "tokens", "forced", "committed_step", "entropy", *ORDERS)
 
@@ -69,44 +70,74 @@ def audit_run(
             model is not on this disk.
     """
     folder = Path(folder)
-    info = RunStore(folder).info()
-    rows = RunStore(folder).samples(_COLUMNS)
-    rows = rows[rows["status"] == "ok"].sort_values(list(KEY), ignore_index=True)
-    if rows.empty:
-        raise SpecbenchError(f"run '{folder.name}' has no decoded images to audit")
-    stored = _stacked(rows, list(ORDERS))
-    held, agreement = stored, {}
+    store = RunStore(folder)
+    info, rows = store.info(), _decoded(store)
     if recompute:
-        source = info.source if info.source and not weights else {}
-        weights, revision = weights or source.get("weights"), revision or source.get("revision")
-        held, entropy = _recomputed(info.spec, rows, weights, revision, device)
-        agreement = {name: _agreement(stored[name], held[name]) for name in OF_TARGET if name in stored}
+        values = _recomputed(info.spec, rows, *_checkpoint(info, weights, revision), device)
+        stored = _stacked(rows, OF_TARGET)
+        agreement = {name: _agreement(stored[name], values.u[name]) for name in stored}
     else:
-        used = rows["u_id"].notna()
-        if not used.any():
-            raise SpecbenchError(
-                f"run '{folder.name}' was decoded without the values that the audit tests",
-                f"specbench audit --run {folder} --recompute feeds its tokens through the model",
-            )
-        rows = rows[used].reset_index(drop=True)
-        held, entropy = _stacked(rows, list(ORDERS)), np.stack(rows["entropy"])
-    free = ~np.stack(rows["forced"])[0]
-    u = {name: values[:, free].astype(float) for name, values in held.items()}
-    place = _place(np.stack(rows["committed_step"]))
-    tokens = Tokens(u, None if place is None else place[:, free], entropy[:, free].astype(float))
+        rows = _with_values(rows, folder)
+        values, agreement = Values(_stacked(rows, ORDERS), np.stack(rows["entropy"])), {}
     try:
-        result = audit(tokens, level)
+        result = audit(_tokens(rows, values), level)
     except ValueError as error:
         raise SpecbenchError(f"run '{folder.name}': {error} to test", "decode more images") from None
     described = _described(info, result) | {
         "recomputed": recompute,
-        "unavailable": [ORDERS[name] for name in ORDERS if name not in u],
+        "unavailable": [ORDERS[name] for name in ORDERS if name not in values.u],
         "agreement": agreement,
         "fingerprint": fingerprint(rows),
     }
     if keep:
         write_audit(folder, described)
     return described
+
+
+def _checkpoint(info: RunInfo, weights: str | None, revision: str | None) -> tuple[str | None, str | None]:
+    """Weights and revision to recompute with: those given, else those that the run recorded."""
+    source = info.source if info.source and not weights else {}
+    return weights or source.get("weights"), revision or source.get("revision")
+
+
+class Values(NamedTuple):
+    """What the test reads of K images of N stream slots.
+
+    Attributes:
+        u: [K, N] uniforms of the Rosenblatt transform by order, NaN where an image has none.
+        entropy: [K, N] of p.
+    """
+
+    u: dict[str, np.ndarray]
+    entropy: np.ndarray
+
+
+def _decoded(store: RunStore) -> pd.DataFrame:
+    """Rows of the decoded images, sorted by key; a SpecbenchError if there are none."""
+    rows = store.samples(_COLUMNS)
+    rows = rows[rows["status"] == "ok"].sort_values(list(KEY), ignore_index=True)
+    if rows.empty:
+        raise SpecbenchError(f"run '{store.folder.name}' has no decoded images to audit")
+    return rows
+
+
+def _with_values(rows: pd.DataFrame, folder: Path) -> pd.DataFrame:
+    """Rows with recorded values; a SpecbenchError if there are none."""
+    recorded = rows["u_id"].notna()
+    if not recorded.any():
+        raise SpecbenchError(
+            f"run '{folder.name}' was decoded without the values that the audit tests",
+            f"specbench audit --run {folder} --recompute feeds its tokens through the model",
+        )
+    return rows[recorded].reset_index(drop=True)
+
+
+def _tokens(rows: pd.DataFrame, values: Values) -> Tokens:
+    """Input of the test: the values of the free slots, with their place in the window."""
+    free = ~np.stack(rows["forced"])[0]
+    place = _place(np.stack(rows["committed_step"]))
+    u = {name: held[:, free].astype(float) for name, held in values.u.items()}
+    return Tokens(u, None if place is None else place[:, free], values.entropy[:, free].astype(float))
 
 
 def _described(info: RunInfo, result: Result) -> dict[str, object]:
@@ -147,7 +178,7 @@ def _worst_group(result: Result, kind: str) -> str | None:
     return found[0].group if found else None
 
 
-def _stacked(rows: pd.DataFrame, names: Sequence[str]) -> dict[str, np.ndarray]:
+def _stacked(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, np.ndarray]:
     """[K, N] by order, NaN for images without it; an order that no image has is left out."""
     length, found = len(rows["tokens"].iloc[0]), {}
     for name in names:
@@ -166,8 +197,7 @@ def _place(steps: np.ndarray) -> np.ndarray | None:
 
 
 def _agreement(stored: np.ndarray, recomputed: np.ndarray) -> dict[str, float]:
-    """How far recorded values are from recomputed ones: the mean difference, and the share of tokens where it exceeds
-    `TOLERANCE`."""
+    """Mean difference between recorded and recomputed values, and the share of tokens beyond `TOLERANCE`."""
     gap = np.abs(stored - recomputed)
     gap = gap[~np.isnan(gap)]
     if not len(gap):
@@ -175,10 +205,8 @@ def _agreement(stored: np.ndarray, recomputed: np.ndarray) -> dict[str, float]:
     return {"mean": float(gap.mean()), "beyond": float((gap > TOLERANCE).mean())}
 
 
-def _recomputed(
-    spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The values in the orders `OF_TARGET` [K, N], and the entropy of p, from one teacher-forced pass."""
+def _recomputed(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str) -> Values:
+    """Values in the orders `OF_TARGET` from one teacher-forced pass."""
     from specbench.decoding.noise import Noise, row_key
     from specbench.decoding.uniforms import uniforms
 
@@ -194,7 +222,7 @@ def _recomputed(
         v = Noise(keys, model.layout.vocab).tie_break(_slots(len(part), 0, length)).numpy()
         pieces.append([uniforms(*masses[:2], v), uniforms(*masses[2:4], v), masses[4]])
     by_id, by_p, entropy = (np.concatenate(piece) for piece in zip(*pieces, strict=True))
-    return {"u_id": by_id, "u_p": by_p}, entropy
+    return Values({"u_id": by_id, "u_p": by_p}, entropy)
 
 
 def _forced_masses(model, part: pd.DataFrame, sampling: Sampling, width: int) -> Iterator[list[np.ndarray]]:

@@ -9,9 +9,7 @@ import typer
 
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
-from specbench.runs.decoder_args import labelled_decoders
 from specbench.runs.settings import JSON, OUT, QUIET, merge
-from specbench.specs.presets import PRESETS
 from specbench.system import console
 
 _DOCTOR = (OUT, JSON)
@@ -101,17 +99,10 @@ def audit(
         return audit_runs(run, str(out), recompute, weights, revision, device, bool(as_json), bool(quiet))
     if recompute or weights or revision:
         raise SpecbenchError("--recompute, --weights, --revision: of which run?", "name it with --run")
-    requests = labelled_decoders(decoders or list(PRESETS))
-    if samples < 1000:
-        raise SpecbenchError(f"--samples {samples}: must be at least 1000")
-    if seed < 0:
-        raise SpecbenchError(f"--seed {seed}: must be at least 0")
-    from specbench.checks.losslessness import audit_each
+    from specbench.checks.losslessness import audit_named
 
     rows = []
-    audited = audit_each([decoder for _, decoder in requests], samples, seed, os.cpu_count() or 1, compiled)
-    for measured in audited:
-        row = measured | {"decoder": requests[len(rows)][0]}
+    for row in audit_named(decoders or (), samples, seed, os.cpu_count() or 1, compiled):
         rows.append(row)
         if not values["quiet"].value:
             console.say(f"audited {row['decoder']}: {row['verdict']}")
@@ -138,19 +129,12 @@ def check(
     samples: int = typer.Option(AUDIT_SAMPLES, "--samples", metavar="N", min=10_000, help="Images for losslessness."),
 ) -> None:
     values = merge(_CHECK, flags)
-    requests = labelled_decoders(decoders)
-    from specbench.checks.decoder_contract import FAILED
-    from specbench.checks.decoder_contract import check as findings_of
+    from specbench.checks.decoder_contract import FAILED, check_named
 
-    rows = []
-    for label, decoder in requests:
-        if not values["quiet"].value:
-            console.say(f"checking {label}")
-        rows += [
-            {"decoder": label, "check": one.check, "status": one.status, "detail": one.detail}
-            for one in findings_of(decoder, samples)
-        ]
-    columns = ("decoder", "check", "status", "detail") if len(requests) > 1 else ("check", "status", "detail")
+    quiet = values["quiet"].value
+    rows = list(check_named(decoders, samples, lambda name: None if quiet else console.say(f"checking {name}")))
+    several = len({row["decoder"] for row in rows}) > 1
+    columns = ("decoder", "check", "status", "detail") if several else ("check", "status", "detail")
     print_json(rows) if values["json"].value else print_table(rows, columns)
     failed = [f"{row['check']} of {row['decoder']}" for row in rows if row["status"] == FAILED]
     if failed:

@@ -7,7 +7,6 @@ from pathlib import Path
 import typer
 
 from specbench.cli.options import flags, print_json, print_table
-from specbench.errors import SpecbenchError
 from specbench.runs.settings import JSON, QUIET, merge
 from specbench.system import console
 
@@ -44,12 +43,6 @@ _DATA = typer.Option(
 )
 
 
-def _at_least(**numbers: float) -> None:
-    for name, value in numbers.items():
-        if value < 1:
-            raise SpecbenchError(f"--{name} {value}: must be at least 1")
-
-
 @flags(_TRAIN)
 def train_head(
     flags: dict,
@@ -64,23 +57,28 @@ def train_head(
     device: str = _DEVICE,
     threads: int = _THREADS,
 ) -> None:
-    _at_least(images=images, epochs=epochs, batch=batch)
-    if batch > images or not lr > 0:
-        raise SpecbenchError(
-            f"--batch {batch}: more than --images" if batch > images else f"--lr {lr}: must be above 0"
-        )
-    quiet = bool(merge(_TRAIN, flags)["quiet"].value)
-    loaded = _load(model, device, threads)
-    from specbench.training.head import Plan, train_head
+    from specbench import api
 
-    plan = Plan(images, epochs, batch, lr, seed=seed)
-    progress = None if quiet else _Progress()
+    progress = None if merge(_TRAIN, flags)["quiet"].value else _Progress()
     try:
-        train_head(loaded, out, plan, data, progress and progress.tell)
+        print(
+            api.train_head(
+                out,
+                model,
+                data,
+                images,
+                epochs,
+                batch,
+                lr,
+                seed,
+                device=device,
+                threads=threads,
+                tell=progress and progress.tell,
+            )
+        )
     finally:
         if progress:
             progress.finish()
-    print(out)
 
 
 class _Progress:
@@ -121,24 +119,8 @@ def check_head(
     device: str = _DEVICE,
     threads: int = _THREADS,
 ) -> None:
-    _at_least(images=images, depths=depths)
-    values = merge(_CHECK, flags)
-    loaded = _load(model, device, threads)
-    from specbench.models.catalog import find_model
-    from specbench.models.draft_head import head_for
-    from specbench.training.alignment import alignment
-    from specbench.training.data import corpus
+    from specbench import api
 
-    found = corpus(loaded, images, seed, data)
-    rows = alignment(loaded, head_for(loaded, head), found, find_model(model).sampling(), depths)
-    print_json(rows) if values["json"].value else print_table(rows, ("depth", "tv", "tv_low", "tv_high", "acceptance"))
-
-
-def _load(model: str, device: str, threads: int):
-    import torch
-
-    from specbench.models.catalog import load_model
-
-    if threads:
-        torch.set_num_threads(threads)
-    return load_model(model, device)
+    rows = api.check_head(model, head, data, images, depths, seed, device, threads)
+    as_json = merge(_CHECK, flags)["json"].value
+    print_json(rows) if as_json else print_table(rows, ("depth", "tv", "tv_low", "tv_high", "acceptance"))

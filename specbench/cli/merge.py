@@ -14,8 +14,8 @@ from specbench.system import console
 _SETTINGS = (OUT, QUIET, JSON)
 _HELP = "\n\n".join(
     (
-        "Put the shards of a run together, and print the folders.",
-        "Rows and pictures are copied into --out; the shards stay as they are. Merging again copies what is new.",
+        "Merge the shards of runs, and print the run folders.",
+        "Rows and images are copied into --out; the shards are not changed. Merging again copies only what is new.",
     )
 )
 
@@ -32,9 +32,9 @@ def merge(
     ),
 ) -> None:
     values = merge_settings(_SETTINGS, flags)
-    from specbench.store.merge_shards import merge as concatenate
+    from specbench import api
 
-    merged = concatenate(folders or [], Path(str(values["out"].value)))
+    merged = api.merge_runs(folders or (), str(values["out"].value))
     if not values["quiet"].value:
         for one in merged:
             console.say(f"{one.folder.name}: {one.copied} images copied, {one.rows} in all")

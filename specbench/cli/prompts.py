@@ -8,7 +8,6 @@ import typer
 
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import transfer
-from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.settings import JSON, merge
 from specbench.system import console
 
@@ -35,28 +34,18 @@ def fetch(
     ),
     offline: bool = typer.Option(False, "--offline", metavar="", help="Disable downloads (also HF_HUB_OFFLINE=1)."),
 ) -> None:
-    from specbench.prompts import names, public
+    from specbench.prompts import downloadable, fetch_prompts
 
-    if name not in public.names():
-        if name in names():
-            raise SpecbenchError(f"prompts '{name}' need no download", f"specbench prompts show {name}")
-        raise unknown_name("public prompt set", name, public.names())
-    found, _ = public.find(name)
+    found = downloadable(name)
     if images:
         size = f", {found.images.archive.size / 1e6:.0f} MB" if found.images else ""
         licence = f": {found.images.count} images{size}; {found.images.licence}" if found.images else ""
         console.say(f"reference images of {found.name}{licence}")
-        with transfer("images") as progress:
-            folder = public.fetch_images(found, progress, offline, source)
-    elif source is not None:
-        folder = public.adopt_set(found, source)
-    else:
+    elif source is None:
         size = f"{found.download_size / 1e6:.0f} MB, " if found.download_size else ""
         console.say(f"{found.name}: {found.prompts} prompts ({size}{found.licence}; {found.page})")
-        with transfer(found.name) as progress:
-            folder = public.fetch_set(found, progress, offline)
-    if not images:
-        public.read_set(found)
+    with transfer("images" if images else found.name) as progress:
+        folder = fetch_prompts(name, images, source, offline, progress)
     console.say(f"{'images' if images else 'prompts'} of {found.name} are complete")
     print(folder)
 
@@ -69,11 +58,10 @@ def show(
         None, "--limit", metavar="N", help="Print only the first N prompts.", min=1, show_default="all"
     ),
 ) -> None:
-    from specbench.prompts import load_prompts, select
+    from specbench import api
 
     values = merge(_SHOW, flags)
-    chosen = select(load_prompts(name), limit)
-    rows = [vars(prompt) for prompt in chosen]
+    rows = api.show_prompts(name, limit)
     if values["json"].value:
         print_json(rows)
     else:

@@ -10,7 +10,6 @@ import typer
 
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import SpecbenchError
-from specbench.runs.execute import execute
 from specbench.runs.settings import Value, check_environment, merge, read_config, run_settings
 from specbench.system import console
 
@@ -65,9 +64,10 @@ def run(
         return _show_config(plans[0], values, as_json)
     if dry_run:
         return _show_plans(plans, as_json)
-    from specbench.runs.runner import SilentReporter
+    from specbench.runs.run_progress import SilentReporter
+    from specbench.runs.runner import run_plans
 
-    summary = execute(plans, SilentReporter() if values["quiet"].value else console.ProgressReporter())
+    summary = run_plans(plans, SilentReporter() if values["quiet"].value else console.ProgressReporter())
     _print_summary(summary, as_json)
     if problem := summary.problem():
         raise problem
@@ -113,35 +113,11 @@ def _show_config(plan, values: Mapping[str, Value], as_json: bool) -> None:
 
 
 def _show_plans(plans, as_json: bool) -> None:
-    rows = [row for plan in plans for row in _plan_rows(plan)]
-    once = [row for place, row in enumerate(rows) if row not in rows[:place]]
+    from specbench.runs.dry_run import planned_runs
+
+    rows = planned_runs(plans)
     columns = ("decoder", "options", "images", "done", "run_id")
-    print_json(once) if as_json else print_table(once, columns)
-
-
-def _plan_rows(plan) -> list[dict]:
-    from specbench.store.run_store import RunStore
-
-    rows, weights = [], plan.model.weights_sha256()
-    for planned in plan.decoders:
-        wanted = {request.key for request in plan.requests}
-        run_id, done = None, None
-        if not planned.auto_window:
-            run_id = plan.spec(planned.spec, weights).run_id
-            done = len(wanted & RunStore(plan.out / run_id).completed(plan.trace))
-        rows.append(
-            {
-                "run_id": run_id,
-                "model": plan.model.name,
-                "decoder": planned.spec.name,
-                "options": dict(planned.spec.options) | ({"window": "auto"} if planned.auto_window else {}),
-                "lossless": planned.spec.lossless,
-                "prompts": plan.prompts.name,
-                "images": len(wanted),
-                "done": done,
-            }
-        )
-    return rows
+    print_json(rows) if as_json else print_table(rows, columns)
 
 
 def _print_summary(summary, as_json: bool) -> None:

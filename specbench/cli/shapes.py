@@ -28,24 +28,8 @@ def render(
     count: int = typer.Option(1, "--count", metavar="N", help="Number of images side by side.", show_default=True),
     scale: int = typer.Option(4, "--scale", metavar="N", help="Screen pixels per image pixel.", show_default=True),
 ) -> None:
-    for name, value, low, high in (("seed", seed, 0, MAX_SEED), ("count", count, 1, 64), ("scale", scale, 1, 32)):
-        if not low <= value <= high:
-            raise SpecbenchError(f"--{name} {value}: must be between {low} and {high}")
-    import numpy as np
-    from PIL import Image
+    if not 0 <= seed <= MAX_SEED:
+        raise SpecbenchError(f"--seed {seed}: must be between 0 and {MAX_SEED}")
+    from specbench import api
 
-    from specbench.models.shapes import captions
-    from specbench.models.shapes.render import render as draw
-    from specbench.models.shapes.scene import realize
-
-    try:
-        request = captions.parse(caption)
-    except captions.CaptionError as error:
-        raise SpecbenchError(str(error)) from None
-    drawn = [draw(realize(request, np.random.default_rng((seed, index)))) for index in range(count)]
-    picture = np.concatenate(drawn, axis=1).repeat(scale, 0).repeat(scale, 1)
-    try:
-        Image.fromarray(picture).save(out, format="png")
-    except OSError as error:
-        raise SpecbenchError(f"--out {out}: cannot write there ({error.strerror or error})") from None
-    print(out)
+    print(api.render_shapes(caption, out, seed, count, scale))

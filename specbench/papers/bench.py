@@ -15,7 +15,7 @@ from specbench.papers.table import Table
 if TYPE_CHECKING:
     from specbench.metrics.base import Settings
     from specbench.metrics.scoring import Reporter as ScoreReporter
-    from specbench.runs.runner import Reporter
+    from specbench.runs.run_progress import Reporter
 
 
 def bench_table(

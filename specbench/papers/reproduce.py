@@ -15,7 +15,6 @@ from specbench.errors import BAD_INPUT, INTERRUPTED, MISSING_PREREQUISITE, Specb
 from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import find_model
 from specbench.papers.table import CellSettings, Table, takes
-from specbench.runs.execute import execute
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, together
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
 
@@ -180,8 +179,10 @@ def _settings(asked: CellSettings, model: object) -> dict[str, object]:
 
 def _run_together(plans: list[Plan], by_plan: Mapping[int, CellSettings], done: TableRun, reporter) -> list[list[Plan]]:
     """Run plans that share their work; if one of them is refused, return each as a group of its own."""
+    from specbench.runs.runner import run_plans  # brings torch, which plans and estimates do without
+
     try:
-        summary = execute(plans, reporter)
+        summary = run_plans(plans, reporter)
     except SpecbenchError as error:
         if error.exit_code == BAD_INPUT and len(plans) > 1:
             return [[plan] for plan in plans]

@@ -1,6 +1,6 @@
 """Prompt sets: shipped, public, from plug-ins, or from a file. Imports no torch."""
 
-from specbench.prompts.loading import load_prompts, names, public_names
+from specbench.prompts.loading import downloadable, fetch_prompts, load_prompts, names, public_names
 from specbench.prompts.prompt_set import Prompt, PromptSet, build, content_sha256, select, text_id
 from specbench.prompts.request import Request, requests_for
 
@@ -10,6 +10,8 @@ __all__ = [
     "Request",
     "build",
     "content_sha256",
+    "downloadable",
+    "fetch_prompts",
     "load_prompts",
     "names",
     "public_names",

@@ -9,6 +9,7 @@ from specbench.prompts import public
 from specbench.prompts.prompt_set import PromptSet, build
 from specbench.prompts.readers import read_file
 from specbench.system import plugins
+from specbench.system.downloads import Progress
 from specbench.system.package_data import data_folder
 
 
@@ -20,6 +21,42 @@ def names() -> list[str]:
 def public_names() -> list[str]:
     """List the public prompt sets of the papers, see `specbench.prompts.public`."""
     return public.names()
+
+
+def downloadable(name: str) -> public.PublicSet:
+    """Find the public prompt set of a name.
+
+    Raises:
+        SpecbenchError: no such set, or one that needs no download.
+    """
+    if name not in public.names():
+        if name in names():
+            raise SpecbenchError(f"prompts '{name}' need no download", f"specbench prompts show {name}")
+        raise unknown_name("public prompt set", name, public.names())
+    return public.find(name)[0]
+
+
+def fetch_prompts(
+    name: str,
+    images: bool = False,
+    source: Path | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Download a public prompt set, or with `images` its reference images, or import them from `source`.
+
+    Returns:
+        The folder of the verified files.
+
+    Raises:
+        SpecbenchError: no such set, it needs no download, or what `public.fetch_set` and `public.adopt_set` raise.
+    """
+    found = downloadable(name)
+    if images:
+        return public.fetch_images(found, progress, offline, source)
+    folder = public.fetch_set(found, progress, offline) if source is None else public.adopt_set(found, source)
+    public.read_set(found)
+    return folder
 
 
 def load_prompts(name_or_path: str | Path) -> PromptSet:

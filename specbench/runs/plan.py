@@ -69,7 +69,7 @@ class Workers:
 
 @dataclass(frozen=True)
 class Plan:
-    """Input of `specbench.runs.execute.execute`.
+    """Input of `specbench.runs.runner.run_plans`.
 
     Attributes:
         chosen: the prompts of `prompts` to generate.

@@ -1,4 +1,7 @@
-"""From a plan to rows on disk: every decoder on every prompt, continuing where the store stopped."""
+"""Run plans: decode what the results folder lacks, and write every row as soon as it is decoded.
+
+run_plans -> run -> Executor.decode -> specbench.decoding.loop.decode
+"""
 
 from __future__ import annotations
 
@@ -7,101 +10,38 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Protocol
 
-from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
 from specbench.prompts import Request
 from specbench.runs.executors.local import Chunk, Executor
+from specbench.runs.plan import Plan, together
+from specbench.runs.preparation import open_executor, specs_to_run
+from specbench.runs.run_progress import Reporter, RunSummary, SilentReporter
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_store import RunStore
 from specbench.system import environment
 from specbench.system.monitor import timing_warnings
 
 
-class Reporter(Protocol):
-    """Who is told how the work goes. Every call is quick and none may fail."""
+def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) -> RunSummary:
+    """Run plans; those that share their work (`specbench.runs.plan.Plan.work`) take turns on one loaded model.
 
-    def start(self, total: int, done: int) -> None:
-        """`total` images are wanted, over all decoders; `done` of them were in the store already."""
-
-    def row(self, run_id: str, row: Mapping[str, object]) -> None:
-        """One more row is on disk."""
-
-    def note(self, text: str) -> None:
-        """A line for the user."""
-
-    def finish(self) -> None:
-        """No more calls follow."""
-
-
-class SilentReporter:
-    """Says nothing."""
-
-    def start(self, total: int, done: int) -> None: ...
-
-    def row(self, run_id: str, row: Mapping[str, object]) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def finish(self) -> None: ...
-
-
-@dataclass
-class RunSummary:
-    """What one call of `run` did.
-
-    Attributes:
-        folders: the run folders, in the order of the specs.
-        total: images wanted, over all decoders.
-        resumed: images that were in the store before.
-        done, failed: rows written by this call.
-        errors: the distinct errors of the failed rows.
-        interrupted: the user asked to stop before the end.
+    Raises:
+        SpecbenchError: the model, a decoder or the results folder cannot be used. Failed images are in the summary.
     """
-
-    folders: list[Path]
-    total: int
-    resumed: int
-    done: int = 0
-    failed: int = 0
-    errors: list[str] = field(default_factory=list)
-    interrupted: bool = False
-
-    def problem(self) -> SpecbenchError | None:
-        """Why the command should not exit with 0, if so."""
-        if self.interrupted:
-            there = self.resumed + self.done
-            return SpecbenchError(
-                f"interrupted with {there} of {self.total} images done",
-                "run the same command again to resume",
-                INTERRUPTED,
-            )
-        if self.failed:
-            return SpecbenchError(
-                f"{self.failed} of {self.total} images failed; the first one: {self.errors[0]}",
-                "failed images are rows with their error; run the same command again to retry them",
-                PARTIAL,
-            )
-        return None
-
-    def add(self, other: RunSummary) -> None:
-        """Count what a further call did."""
-        self.folders += [folder for folder in other.folders if folder not in self.folders]
-        self.total, self.resumed = self.total + other.total, self.resumed + other.resumed
-        self.done, self.failed = self.done + other.done, self.failed + other.failed
-        self.errors += [error for error in other.errors if error not in self.errors]
-        self.interrupted |= other.interrupted
-
-    def count(self, row: Mapping[str, object]) -> None:
-        if row["status"] == "ok":
-            self.done += 1
-            return
-        self.failed += 1
-        if row["error"] not in self.errors:
-            self.errors.append(str(row["error"]))
+    reporter = reporter or SilentReporter()
+    summary = RunSummary([], total=0, resumed=0)
+    for group in together([plans] if isinstance(plans, Plan) else plans):
+        first = group[0]
+        for note in dict.fromkeys(note for plan in group for note in plan.notes):
+            reporter.note(note)
+        with open_executor(first, reporter) as (executor, model):
+            specs, run_facts = specs_to_run(group, model, reporter)
+            summary.add(run(executor, specs, first.requests, first.out, reporter, run_facts, first.trace))
+        if summary.interrupted:
+            break
+    return summary
 
 
 def run(
@@ -116,11 +56,11 @@ def run(
     """Decode every image of `requests` with every spec, interleaved, except those already stored.
 
     Args:
-        executor: who decodes; whatever it is, this function alone writes.
+        executor: decodes here or in other processes; this function alone writes.
         specs: all of one model; they differ in their decoder.
-        out: the results folder; each spec has a folder of its run id in it.
+        out: results folder; each spec has a folder of its run id in it.
         run_facts: fields of `specbench.store.run_info.RunInfo` by run id, for example `origins`.
-        trace: keep a trace of every image; one that was stored without is decoded again.
+        trace: store a trace of every image; images stored without one are decoded again.
 
     Raises:
         SpecbenchError: the settings do not fit the model, a folder is unusable, or the disk refused a row.
@@ -171,7 +111,7 @@ def _pending(store: RunStore, requests: Sequence[Request], trace: bool) -> list[
 def _warm_up(
     executor: Executor, specs: Sequence[RunSpec], requests: Sequence[Request], reporter: Reporter
 ) -> dict[str, object]:
-    """Get the executor ready for the runs that have work; facts about it."""
+    """Prepare the executor for the runs that have work left; return facts about it for run.json."""
     if not specs:
         return {}
     reporter.note(f"warming up {len(specs)} decoder{'s' if len(specs) > 1 else ''}")
@@ -183,8 +123,8 @@ def _warm_up(
 
 
 def _chunks(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], trace: bool) -> Iterator[Chunk]:
-    """The work in portions. Where latency is measured the decoders take turns, so that slow drifts of the machine hit
-    all alike; batches are refilled for as long as they are of one decoder."""
+    """Split the work into chunks. At batch 1 the decoders alternate, so that slow drifts of the machine affect all
+    alike; larger batches stay with one decoder, so that their rows can be refilled."""
     starts = [
         (start, spec) for spec, requests in work.items() for start in range(0, len(requests), executor.portion(spec))
     ]
@@ -193,12 +133,12 @@ def _chunks(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], trace
 
 
 def _until(stop: threading.Event, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """The chunks, ending early once `stop` is set: what is being decoded then is finished and written."""
+    """Yield chunks until `stop` is set; chunks being decoded then are finished and written."""
     return takewhile(lambda _: not stop.is_set(), chunks)
 
 
 def _advise(spec: RunSpec, store: RunStore, reporter: Reporter) -> None:
-    """Say what disturbed the latencies of a run, if anything."""
+    """Report disturbances of a run's latencies."""
     rows = store.samples(["status", "ar_ms", "nfe", "machine"])
     rows = rows[(rows["status"] == "ok") & rows["machine"].notna()]
     for problem in timing_warnings(
@@ -209,8 +149,7 @@ def _advise(spec: RunSpec, store: RunStore, reporter: Reporter) -> None:
 
 @contextmanager
 def _stop_on_interrupt() -> Iterator[threading.Event]:
-    """Set the event at the first Ctrl-C, so that the current row is finished; a second one interrupts at
-    once."""
+    """Set the event at the first Ctrl-C, so that the current row is finished; a second Ctrl-C interrupts at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop

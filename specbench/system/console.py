@@ -53,7 +53,7 @@ def one_line(text: str, limit: int = 2000) -> str:
 
 
 class ProgressReporter:
-    """Progress of a runner (`specbench.runs.runner.Reporter`): a bar on a terminal, plain lines elsewhere."""
+    """Progress of a runner (`specbench.runs.run_progress.Reporter`): a bar on a terminal, plain lines elsewhere."""
 
     def __init__(self, what: str = "images"):
         self.what = what

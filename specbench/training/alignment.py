@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,10 +11,31 @@ from torch import Tensor
 from specbench.decoding.draft_tree import chain
 from specbench.decoding.drafters.eagle import HeadCache
 from specbench.decoding.sampling import Target
-from specbench.models.draft_head import EagleHead
+from specbench.models.catalog import find_model
+from specbench.models.draft_head import EagleHead, head_for
 from specbench.models.transformer.model import TransformerModel
 from specbench.specs.run_spec import Sampling
-from specbench.training.data import Corpus, teacher_forced
+from specbench.training.data import Corpus, check_counts, corpus, teacher_forced
+
+
+def check_alignment(
+    model: TransformerModel, head: str, data: Path | None, images: int, depths: int, seed: int
+) -> list[dict[str, object]]:
+    """Measure a head on images of a run folder, or of the model's training data, at the model's official sampling.
+
+    Args:
+        head: folder or hub id; the model's own head if empty.
+        seed: of the selection of images.
+
+    Returns:
+        As `alignment` does.
+
+    Raises:
+        SpecbenchError: a number below 1, no such head, or too few images.
+    """
+    check_counts(images=images, depths=depths)
+    found = corpus(model, images, seed, data)
+    return alignment(model, head_for(model, head), found, find_model(model.name).sampling(), depths)
 
 
 @torch.inference_mode()

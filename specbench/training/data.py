@@ -17,6 +17,17 @@ from specbench.models.transformer.model import TransformerModel
 CHUNK = 16
 
 
+def check_counts(**counts: int) -> None:
+    """Reject numbers below 1, given by the name of their flag.
+
+    Raises:
+        SpecbenchError: a number is below 1.
+    """
+    for name, value in counts.items():
+        if value < 1:
+            raise SpecbenchError(f"--{name} {value}: must be at least 1")
+
+
 @dataclass(frozen=True)
 class Corpus:
     """Images as token streams of the target, one row each.

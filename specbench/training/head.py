@@ -22,7 +22,7 @@ from transformers import LlamaConfig
 from specbench.errors import SpecbenchError
 from specbench.models.draft_head import EagleHead, new_head, save_head
 from specbench.models.transformer.model import TransformerModel
-from specbench.training.data import Examples, FeatureStore, corpus
+from specbench.training.data import Examples, FeatureStore, check_counts, corpus
 
 CLASSIFICATION = 0.1
 CLIP = 0.5
@@ -32,7 +32,7 @@ NOISE = 0.2 * 512
 
 @dataclass(frozen=True)
 class Plan:
-    """Hyper-parameters; the defaults suit the embedded model.
+    """Hyper-parameters, checked when created (a SpecbenchError); the defaults suit the embedded model.
 
     Attributes:
         images: training images, seen `epochs` times in batches of `batch`.
@@ -48,8 +48,16 @@ class Plan:
     null: float = 0.1
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        check_counts(images=self.images, epochs=self.epochs, batch=self.batch)
+        if self.batch > self.images:
+            raise SpecbenchError(f"--batch {self.batch}: more than --images")
+        if not self.lr > 0:
+            raise SpecbenchError(f"--lr {self.lr}: must be above 0")
+
     @property
     def steps(self) -> int:
+        """Number of training steps."""
         return self.epochs * (self.images // self.batch)
 
 

@@ -85,6 +85,21 @@ def test_every_json_is_one_array_with_names_first(there):
         assert isinstance(json.loads(there(*command, "--json").out), list)
 
 
+def test_python_returns_what_the_command_line_prints(there, tmp_path):
+    def printed(*arguments):
+        return json.loads(there(*arguments, "--json").out)
+
+    assert specbench.dry_run(decoder="ar,sjd", limit=3, threads=1) == printed(*RUN[:3], "--limit", "3", "--dry-run")
+    assert specbench.show("shapes-sjd")[0]["numbers"]["nfe"] == printed("show", "shapes-sjd")[0]["numbers"]["nfe"]
+    prompt = specbench.show_prompts("shapes", 1)[0]
+    assert [prompt] == printed("prompts", "show", "shapes", "--limit", "1")
+    card = specbench.show("shapes-sjd", prompt["text"])[0]
+    assert card == printed("show", "shapes-sjd", prompt["text"])[0]
+    there("shapes", "render", prompt["text"], "--out", str(tmp_path / "a.png"))
+    specbench.render_shapes(prompt["text"], tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
 def test_python_reads_what_the_command_line_wrote(folder):
     samples = specbench.load("shapes-sjd", out=folder / "results")
     assert list(samples["status"]) == ["ok", "ok"]

@@ -18,7 +18,8 @@ from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix
 from specbench.prompts import Request, requests_for
-from specbench.runs.runner import SilentReporter, run
+from specbench.runs.run_progress import SilentReporter
+from specbench.runs.runner import run
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.store.run_store import RunStore

@@ -21,7 +21,7 @@ from specbench.papers.estimate import estimate, total
 from specbench.papers.measured import find_measured
 from specbench.papers.table_files import load_table, table_names
 from specbench.reporting.comparability import mismatched_fields
-from specbench.runs.runner import SilentReporter
+from specbench.runs.run_progress import SilentReporter
 from specbench.store.run_info import read_info
 
 TINY = {"random-weights": True, "scale": "tiny", "dtype": "float32", "threads": "1"}

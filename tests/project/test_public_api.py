@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import subprocess
 import sys
 
 import pytest
+import typer
 
 import specbench
 from specbench import cli
 
 FUNCTIONS = [name for name in specbench.__all__ if not name.startswith("_") and name != "SpecbenchError"]
-OF_COMMAND = {"import": "import_results", "list": "available", "merge": "merge_runs"}
-WITHOUT_FUNCTION = {"show", "demo", "prompts", "shapes", "train-head", "check-head"}
+OF_COMMAND = {
+    "import": "import_results",
+    "list": "available",
+    "merge": "merge_runs",
+    "prompts fetch": "fetch_prompts",
+    "prompts show": "show_prompts",
+    "shapes render": "render_shapes",
+}
 
 
 def test_every_command_has_its_function():
-    commands = {command for found in cli._MODULES.values() for command in found} - WITHOUT_FUNCTION
-    assert {OF_COMMAND.get(command, command) for command in commands} <= set(FUNCTIONS)
+    app = typer.main.get_command(cli.build_app())
+    names = [
+        " ".join(filter(None, (name, part)))
+        for name, command in app.commands.items()
+        for part in getattr(command, "commands", [""])
+    ]
+    assert {OF_COMMAND.get(name, name.replace("-", "_")) for name in names} <= set(FUNCTIONS)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -27,6 +40,17 @@ def test_every_function_says_what_it_takes_returns_and_raises(name):
     text = inspect.getdoc(function)
     assert "Returns:" in text and "Raises:" in text, name
     assert not inspect.signature(function).parameters or "Args:" in text or name == "report_page"
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_is_a_facade_of_few_lines(name):
+    (function,) = ast.parse(inspect.getsource(getattr(specbench, name))).body
+    code = [line for node in function.body[1:] if not isinstance(node, ast.ImportFrom) for line in lines_of(node)]
+    assert len(code) <= 8, name
+
+
+def lines_of(node: ast.stmt) -> range:
+    return range(node.lineno, node.end_lineno + 1)
 
 
 def test_importing_it_brings_nothing_heavy():

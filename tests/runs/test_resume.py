@@ -19,7 +19,8 @@ from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
 from specbench.prompts import requests_for
 from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
-from specbench.runs.runner import SilentReporter, run
+from specbench.runs.run_progress import SilentReporter
+from specbench.runs.runner import run
 from specbench.store import parquet_log
 from specbench.store.run_store import RunStore
 

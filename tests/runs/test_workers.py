@@ -16,7 +16,8 @@ from specbench.prompts import requests_for
 from specbench.runs.executors import local
 from specbench.runs.executors.local import Chunk, decode_chunk
 from specbench.runs.executors.worker_pool import ATTEMPTS, RESTARTS, WorkerLost, WorkerPool
-from specbench.runs.runner import SilentReporter, run
+from specbench.runs.run_progress import SilentReporter
+from specbench.runs.runner import run
 from specbench.store.run_store import RunStore
 
 SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]

@@ -20,7 +20,8 @@ from specbench.errors import FAILURE, PARTIAL, SpecbenchError
 from specbench.prompts import requests_for
 from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
-from specbench.runs.runner import SilentReporter, run
+from specbench.runs.run_progress import SilentReporter
+from specbench.runs.runner import run
 from specbench.store.merge_shards import merge
 from specbench.store.run_store import RunStore
 from specbench.system import environment

@@ -1,4 +1,4 @@
-"""What goes to an executor and what comes back: chunks of requests in, rows out."""
+"""Decoding of chunks: requests in, rows of the store out. `LocalExecutor` decodes them in this process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,13 @@ WARM_UP_ID = "(warm-up)"
 
 @dataclass(frozen=True)
 class Chunk:
-    """Images of one run that go to one worker; with `trace`, a trace of each is wanted."""
+    """Images of one run that one worker decodes.
+
+    Attributes:
+        spec: of the run.
+        requests: the images.
+        trace: whether to record traces.
+    """
 
     spec: RunSpec
     requests: tuple[Request, ...]
@@ -34,8 +40,15 @@ class Chunk:
 
 
 @dataclass
-class Rows:
-    """Rows of one run with their images and traces, as `RunStore.append` takes them."""
+class DecodedChunk:
+    """Images of one run, ready for `specbench.store.run_store.RunStore.append`.
+
+    Attributes:
+        spec: of the run.
+        rows: one per image, failed ones included, with the columns of `specbench.store.schema.SAMPLES`.
+        images: uint8 [3, H, W] by file name as in the rows; none for failed images.
+        traces: with the columns of `specbench.store.schema.TRACES`, if traces are recorded.
+    """
 
     spec: RunSpec
     rows: list[dict[str, object]] = field(default_factory=list)
@@ -44,13 +57,13 @@ class Rows:
 
 
 class Executor(Protocol):
-    """Decodes chunks somewhere."""
+    """Decodes chunks, in this process or in others."""
 
     def portion(self, spec: RunSpec) -> int:
-        """Images that a chunk of this run should have."""
+        """Number of images per chunk of this run."""
 
     def warm_up(self, specs: Sequence[RunSpec], text: str) -> dict[str, object]:
-        """Get ready to decode these runs, with a prompt's text; nothing of it is measured.
+        """Prepare to decode these runs with the text of a prompt; nothing is measured or stored.
 
         Returns:
             Facts about where images will be decoded, for `run.json`.
@@ -59,16 +72,16 @@ class Executor(Protocol):
             SpecbenchError: a decoder's settings do not fit the model, or something it needs is missing.
         """
 
-    def decode(self, chunks: Iterator[Chunk]) -> Iterator[Rows]:
-        """Every image of every chunk, in any order, failed ones too. A chunk is taken only when somebody is free."""
+    def decode(self, chunks: Iterator[Chunk]) -> Iterator[DecodedChunk]:
+        """Decode every image of every chunk, in any order, failed ones included; a chunk is taken only when a worker
+        is free."""
 
 
 def warm_up(model: ImageModel, specs: Sequence[RunSpec], text: str) -> dict[str, object]:
-    """Decode an image with each spec that is thrown away. What is wrong with one image may wait for its row; wrong
-    settings may not.
+    """Decode and discard one batch with each spec. Errors of an image show again in its row; wrong settings are raised.
 
     Returns:
-        What was compiled meanwhile, if anything, how long that took, and the bytes that graphs captured on a GPU hold.
+        `compile_s` and `compiled_forms` if anything was compiled, and `graph_bytes` of CUDA graphs on a GPU.
     """
     for spec in specs:
         try:
@@ -77,7 +90,7 @@ def warm_up(model: ImageModel, specs: Sequence[RunSpec], text: str) -> dict[str,
         except SpecbenchError as error:
             if error.exit_code in (BAD_INPUT, MISSING_PREREQUISITE):
                 raise
-        except Exception:  # shows again, and is recorded, with the first measured image
+        except Exception:  # recurs, and is recorded, with the first measured image
             pass
     steps = model.compiled if isinstance(model, CompilableModel) else ()
     if not steps:
@@ -87,16 +100,16 @@ def warm_up(model: ImageModel, specs: Sequence[RunSpec], text: str) -> dict[str,
     return facts | ({"graph_bytes": graph_bytes()} if model.device.type == "cuda" else {})
 
 
-def decode_chunk(model: ImageModel, chunk: Chunk) -> Rows:
+def decode_chunk(model: ImageModel, chunk: Chunk) -> DecodedChunk:
     """Decode a chunk, failed images included."""
     started_at = environment.now()
-    watch = MachineMonitor(model.device)
+    monitor = MachineMonitor(model.device)
     outcomes = _decode(model, chunk.spec, chunk.requests, chunk.trace)
-    return _rows(chunk, outcomes, started_at, watch.read())
+    return _rows(chunk, outcomes, started_at, monitor.read())
 
 
-def decode_refilled(model: ImageModel, chunks: Iterator[Chunk]) -> Iterator[Rows]:
-    """Decode chunks of one image each, all of one run, `batch` at a time; each comes back when it is done."""
+def decode_refilled(model: ImageModel, chunks: Iterator[Chunk]) -> Iterator[DecodedChunk]:
+    """Decode chunks of one image each, all of one run, with continuous batching; each is yielded when complete."""
     begun: dict[tuple[str, int], tuple[Chunk, str, MachineMonitor]] = {}
 
     def requests(chunks: Iterator[Chunk]) -> Iterator[Request]:
@@ -110,9 +123,9 @@ def decode_refilled(model: ImageModel, chunks: Iterator[Chunk]) -> Iterator[Rows
         settings = spec.batch, spec.decoder, spec.sampling, spec.seed, first.trace
         try:
             for request, outcome in decode_each(model, requests(waiting), *settings):
-                chunk, started_at, watch = begun.pop(request.key)
-                yield _rows(chunk, [outcome], started_at, watch.read())
-        except Exception:  # what broke the batch is one of its images, or shows again with each
+                chunk, started_at, monitor = begun.pop(request.key)
+                yield _rows(chunk, [outcome], started_at, monitor.read())
+        except Exception:  # one image broke the batch, or each of them fails: decode them one by one
             broken = [chunk for chunk, _, _ in begun.values()]
             begun.clear()
             yield from (decode_chunk(model, chunk) for chunk in broken)
@@ -120,8 +133,8 @@ def decode_refilled(model: ImageModel, chunks: Iterator[Chunk]) -> Iterator[Rows
 
 def _rows(
     chunk: Chunk, outcomes: Sequence[Generation | SpecbenchError], started_at: str, machine: Mapping[str, object]
-) -> Rows:
-    done = Rows(chunk.spec)
+) -> DecodedChunk:
+    done = DecodedChunk(chunk.spec)
     for request, outcome in zip(chunk.requests, outcomes, strict=True):
         base = base_row(request, chunk.spec.seed, started_at, machine)
         if isinstance(outcome, SpecbenchError):
@@ -138,13 +151,13 @@ def _rows(
 def _decode(
     model: ImageModel, spec: RunSpec, requests: Sequence[Request], trace: bool
 ) -> list[Generation | SpecbenchError]:
-    """Each image or why it failed. When a batch breaks as a whole, its images are tried one by one."""
+    """Return each image or its error. If a whole batch fails, its images are decoded one by one."""
     try:
         rare = len(requests) < spec.batch
         return decode(model, requests, spec.decoder, spec.sampling, spec.seed, trace=trace, rare=rare)
     except SpecbenchError as error:
         failure = error
-    except Exception as error:  # the one place where whatever breaks an image becomes its row
+    except Exception as error:  # any failure of an image becomes its row
         failure = SpecbenchError(f"{type(error).__name__}: {error}")
     if len(requests) == 1:
         return [failure]
@@ -152,7 +165,7 @@ def _decode(
 
 
 class LocalExecutor:
-    """Decodes here, images one after the other, or batches whose rows are refilled."""
+    """`Executor` in this process: images one by one, or continuous batches."""
 
     def __init__(self, model: ImageModel):
         self.model = model
@@ -163,7 +176,7 @@ class LocalExecutor:
     def warm_up(self, specs: Sequence[RunSpec], text: str) -> dict[str, object]:
         return warm_up(self.model, specs, text)
 
-    def decode(self, chunks: Iterator[Chunk]) -> Iterator[Rows]:
+    def decode(self, chunks: Iterator[Chunk]) -> Iterator[DecodedChunk]:
         for spec, run in groupby(chunks, key=lambda chunk: chunk.spec):
             if spec.batch > 1:
                 yield from decode_refilled(self.model, run)

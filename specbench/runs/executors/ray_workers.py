@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.interface import ImageModel
-from specbench.runs.executors.local import Chunk, Rows, decode_chunk, warm_up
+from specbench.runs.executors.local import Chunk, DecodedChunk, decode_chunk, warm_up
 from specbench.runs.executors.worker_pool import WorkerLost
 from specbench.specs.run_spec import RunSpec
 from specbench.system import environment
@@ -52,7 +52,7 @@ class Worker:
             "hardware": environment.hardware(),
         }
 
-    def decode(self, chunk: Chunk) -> Rows:
+    def decode(self, chunk: Chunk) -> DecodedChunk:
         return decode_chunk(self._model, chunk)
 
     def pid(self) -> int:
@@ -95,7 +95,7 @@ class RayWorkers:
         done, _ = self._ray.wait(list(tickets), num_returns=1)
         return done[0]
 
-    def result(self, ticket) -> dict[str, object] | Rows:
+    def result(self, ticket) -> dict[str, object] | DecodedChunk:
         errors = self._ray.exceptions
         try:
             outcome = self._ray.get(ticket)

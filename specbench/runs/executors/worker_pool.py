@@ -11,7 +11,7 @@ from typing import Protocol
 
 from specbench.errors import FAILURE, SpecbenchError
 from specbench.prompts import Request
-from specbench.runs.executors.local import Chunk, Rows
+from specbench.runs.executors.local import Chunk, DecodedChunk
 from specbench.specs.run_spec import RunSpec
 from specbench.store.schema import base_row, failed_row
 from specbench.system import environment
@@ -37,12 +37,12 @@ class WorkerBackend(Protocol):
         """Start loading and warm-up on a worker; `result` returns its facts."""
 
     def submit(self, worker: int, chunk: Chunk) -> Ticket:
-        """Start decoding a chunk on a worker; `result` returns its `Rows`."""
+        """Start decoding a chunk on a worker; `result` returns its `DecodedChunk`."""
 
     def wait(self, tickets: Sequence[Ticket]) -> Ticket:
         """Wait for the first ticket that is done or lost."""
 
-    def result(self, ticket: Ticket) -> dict[str, object] | Rows:
+    def result(self, ticket: Ticket) -> dict[str, object] | DecodedChunk:
         """Result of a ticket.
 
         Raises:
@@ -79,7 +79,7 @@ class WorkerPool:
             facts, _ = self._next()
         return facts | {"workers": self._crew.size}
 
-    def decode(self, chunks: Iterator[Chunk]) -> Iterator[Rows]:
+    def decode(self, chunks: Iterator[Chunk]) -> Iterator[DecodedChunk]:
         while True:
             while self._free and (chunk := self._take(chunks)):
                 worker = self._free.pop()
@@ -87,7 +87,7 @@ class WorkerPool:
             if not self._again and all(chunk is None for _, chunk in self._busy.values()) and self._free:
                 return
             outcome, chunk = self._next()
-            if isinstance(outcome, Rows) and (done := self._split_retries(outcome, chunk)).rows:
+            if isinstance(outcome, DecodedChunk) and (done := self._split_retries(outcome, chunk)).rows:
                 yield done
             elif isinstance(outcome, WorkerLost):
                 yield from self._requeue_lost(chunk, outcome)
@@ -98,7 +98,7 @@ class WorkerPool:
     def _prepare(self, worker: int) -> None:
         self._busy[self._crew.prepare(worker, *self._preparation)] = worker, None
 
-    def _next(self) -> tuple[dict | Rows | WorkerLost | None, Chunk | None]:
+    def _next(self) -> tuple[dict | DecodedChunk | WorkerLost | None, Chunk | None]:
         """Handle the next result: facts, images, or the loss of a worker with images."""
         if not self._busy:
             raise SpecbenchError(
@@ -120,10 +120,10 @@ class WorkerPool:
         self._free.append(worker)
         return outcome, chunk
 
-    def _split_retries(self, rows: Rows, chunk: Chunk) -> Rows:
+    def _split_retries(self, rows: DecodedChunk, chunk: Chunk) -> DecodedChunk:
         """Split a chunk into final results and first failures, which are requeued singly."""
         requests = {request.key: request for request in chunk.requests}
-        final = Rows(rows.spec, [], rows.images, rows.traces)
+        final = DecodedChunk(rows.spec, [], rows.images, rows.traces)
         for row in rows.rows:
             request = requests[row["prompt_id"], row["sample"]]
             if row["status"] == "ok" or self._count(chunk, request) >= ATTEMPTS:
@@ -132,7 +132,7 @@ class WorkerPool:
                 self._again.append(Chunk(chunk.spec, (request,), chunk.trace))
         return final
 
-    def _requeue_lost(self, chunk: Chunk, lost: WorkerLost) -> Iterator[Rows]:
+    def _requeue_lost(self, chunk: Chunk, lost: WorkerLost) -> Iterator[DecodedChunk]:
         """Requeue a lost worker's images; those already retried become rows with an error."""
         for request in chunk.requests:
             tried = self._count(chunk, request)
@@ -140,7 +140,7 @@ class WorkerPool:
                 self._again.append(Chunk(chunk.spec, (request,), chunk.trace))
                 continue
             base = base_row(request, chunk.spec.seed, environment.now()) | {"attempts": tried}
-            yield Rows(chunk.spec, [failed_row(base, f"lost {tried} times with its worker: {lost}")])
+            yield DecodedChunk(chunk.spec, [failed_row(base, f"lost {tried} times with its worker: {lost}")])
 
     def _count(self, chunk: Chunk, request: Request) -> int:
         self._tried[_key(chunk, request)] += 1

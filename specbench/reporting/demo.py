@@ -1,0 +1,76 @@
+"""Demonstration on the embedded model: decode, score and report a few prompts with several decoders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from specbench.metrics import scoring
+from specbench.reporting.columns import MISSING, between, number
+from specbench.reporting.contact_sheet import contact_sheet
+from specbench.reporting.report_rows import report_rows
+from specbench.reporting.text_formats import render
+from specbench.runs.plan import make_plan
+from specbench.runs.run_progress import Reporter
+from specbench.runs.runner import run_plans
+from specbench.runs.settings import merge, run_settings
+
+# The papers' distance threshold applies to another codebook; with this one it would leave clusters of one token.
+GSD = "gsd:G=10,d=inf"
+DECODERS = ("ar", "jacobi", "sjd", "sjd++", GSD, "scd-mc", "scd-gs", "predictive")
+WINDOW = 16
+THREADS = 1  # a model this small gains little from more threads, and is slowed down when other processes use the cores
+PICTURE, TABLES = "grid.png", "report.md"
+
+
+def run_demo(out: Path, limit: int, reporter: Reporter) -> list[dict]:
+    """Run, score and report; writes `grid.png` and `report.md` to `out`.
+
+    Args:
+        limit: number of prompts of the set `shapes`.
+
+    Returns:
+        The report rows.
+
+    Raises:
+        SpecbenchError: an image failed, the run was interrupted, or `out` cannot be written.
+    """
+    flags = {"decoder": list(DECODERS), "window": WINDOW, "threads": THREADS, "limit": limit, "out": str(out)}
+    summary = run_plans(make_plan(merge(run_settings(), flags, env={})), reporter)
+    if problem := summary.problem():
+        raise problem
+    reporter.note("scoring the images")
+    scoring.score(summary.folders)
+    rows = report_rows(summary.folders)
+    contact_sheet(summary.folders, out / PICTURE)
+    (out / TABLES).write_text(render(rows))
+    return rows
+
+
+def headline(rows: Sequence[Mapping]) -> list[dict[str, str]]:
+    """Select and format the main columns of the report, one row per run."""
+    metrics = dict.fromkeys(score["metric"] for row in rows for score in row["scores"] if ":" not in score["metric"])
+    return [_headline(row, list(metrics)) for row in rows]
+
+
+def _headline(row: Mapping, metrics: Sequence[str]) -> dict[str, str]:
+    low, high = row["speedup_low"], row["speedup_high"]
+    interval = MISSING if low is None else between(low, high)
+    values = {score["metric"]: _with_interval(score) for score in row["scores"]}
+    return {
+        "decoder": row["decoder"],
+        "lossless": "yes" if row["lossless"] else "no",
+        "steps": number(row["nfe"], 0),
+        "tokens per step": number(row["step_compression"]),
+        "window cost": number(row["window_cost"]),
+        "overhead": number(row["overhead"]),
+        "speed-up": number(row["speedup"]),
+        "95 %": interval,
+        **{metric.replace("-", " "): values.get(metric, MISSING) for metric in metrics},
+    }
+
+
+def _with_interval(score: Mapping) -> str:
+    """Format a score with its 95 % interval."""
+    text = number(score["value"])
+    return text if score["low"] is None else f"{text} [{between(score['low'], score['high'])}]"

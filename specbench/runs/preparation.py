@@ -1,0 +1,132 @@
+"""Preparation of a run: the loaded model or its workers, the window of `--window auto`, and facts for run.json."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+
+import torch
+
+from specbench.errors import SpecbenchError
+from specbench.models.catalog import load_model
+from specbench.models.facts import ModelFacts
+from specbench.models.interface import CompilableModel, ImageModel
+from specbench.runs.decoder_args import PlannedDecoder, with_window
+from specbench.runs.executors.local import Executor, LocalExecutor
+from specbench.runs.plan import Plan, available_threads
+from specbench.runs.roofline_facts import roofline_facts
+from specbench.runs.run_progress import Reporter
+from specbench.runs.window_tuning import describe_point, tune_window
+from specbench.specs import plugin_decoders
+from specbench.specs.presets import DecoderSpec
+from specbench.specs.run_spec import RunSpec
+from specbench.store.find import find_runs_like, without_options
+
+
+@contextmanager
+def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, ImageModel | None]]:
+    """Load the plan's model here, or start its workers; yields the executor, and the model if it is in this process."""
+    load = functools.partial(
+        _load_in_worker, plan.model, plan.device, plan.dtype, plan.threads, plan.compiled, plan.workers.references
+    )
+    where = f"{plan.model.name} ({plan.dtype}, {plan.device})"
+    if not plan.workers.elsewhere:
+        reporter.note(f"loading {where}")
+        model = load()
+        yield LocalExecutor(model), model
+        return
+    from specbench.runs.executors.ray_workers import RayWorkers  # Ray is an extra
+    from specbench.runs.executors.worker_pool import WorkerPool
+
+    plan.model.require_weights()
+    with closing(RayWorkers(load, plan.workers.count, plan.workers.address, plan.device == "cuda")) as crew:
+        reporter.note(f"{crew.size} workers load {where}")
+        yield WorkerPool(crew), None
+
+
+def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int, compiled: bool) -> ImageModel:
+    """Load a model with the number of threads of a run, compiled if wanted.
+
+    Raises:
+        SpecbenchError: the model cannot be compiled, or its files are missing or unusable.
+    """
+    torch.set_num_threads(threads or available_threads())
+    loaded = load_model(model, device, dtype)
+    if compiled:
+        if not isinstance(loaded, CompilableModel):
+            raise SpecbenchError(f"--compile: model '{model.name}' cannot be compiled", "--compile off")
+        loaded.compile()
+    return loaded
+
+
+def _load_in_worker(
+    model: ModelFacts, device: str, dtype: str | None, threads: int, compiled: bool, references: Sequence[str]
+) -> ImageModel:
+    """Load the model in a process that may not have imported the plan's own decoders yet."""
+    plugin_decoders.add_plugin_decoders()
+    for reference in references:
+        plugin_decoders.decoder_name(reference)
+    return load_for_run(model, device, dtype, threads, compiled)
+
+
+def specs_to_run(
+    plans: Sequence[Plan], model: ImageModel | None, reporter: Reporter
+) -> tuple[list[RunSpec], dict[str, dict[str, object]]]:
+    """Resolve every decoder of the plans to its run spec; return the specs, and fields of run.json by run id.
+
+    Args:
+        model: the loaded model; None if workers have it.
+    """
+    weights_sha256 = model.weights_sha256 if model else plans[0].model.weights_sha256()
+    specs, facts = [], {}
+    # The files that loading downloaded may tell sizes and a revision that were unknown while planning.
+    for plan in (replace(plan, model=plan.model.as_stored()) for plan in plans):
+        source = plan.model.source_facts and plan.model.source_facts | {"sha256": weights_sha256}
+        memory = plan.memory and dict(plan.memory)
+        for planned in plan.decoders:
+            decoder, curve = planned.spec, None
+            plan.head(decoder, download=True)
+            if planned.auto_window:
+                decoder, curve = _choose_window(model, weights_sha256, plan, planned, reporter)
+            spec = plan.spec(decoder, weights_sha256)
+            specs.append(spec)
+            found = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory, "source": source}
+            facts[spec.run_id] = {name: value for name, value in found.items() if value} | _roofline(plan)
+    return specs, facts
+
+
+def _roofline(plan: Plan) -> dict[str, object]:
+    """Roofline inputs of this machine, if this process decodes."""
+    if plan.workers.elsewhere:
+        return {}
+    facts = roofline_facts(plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads)
+    return {"roofline": facts}
+
+
+def _choose_window(
+    model: ImageModel | None, weights_sha256: str, plan: Plan, planned: PlannedDecoder, reporter: Reporter
+) -> tuple[DecoderSpec, list[dict] | None]:
+    """Return the decoder with the fastest window and the measured curve; no curve if an earlier call chose it."""
+    decoder = planned.spec
+    if earlier := _earlier_window(plan, decoder, weights_sha256):
+        return with_window(decoder, earlier), None
+    if model is None:
+        raise SpecbenchError(
+            "--window auto: measured in this process only", "leave --workers and --ray away, or give N"
+        )
+    window, curve = tune_window(model, plan.chosen, decoder, plan.sampling, plan.seed, planned.windows)
+    for point in curve:
+        reporter.note(f"{decoder.name}, window {point['window']}: {describe_point(point)}")
+    reporter.note(f"{decoder.name}: window {window} is the fastest here")
+    return with_window(decoder, window), curve
+
+
+def _earlier_window(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int | None:
+    """The window that `--window auto` chose for the same run before, so that repeating a command resumes it."""
+    wanted = vars(plan.spec(decoder, weights_sha256)) | {"decoder": without_options(decoder, "window")}
+    for info in find_runs_like(plan.out, **wanted).values():
+        if info.window_curve is not None:
+            return dict(info.spec.decoder.options)["window"]
+    return None
