@@ -1,6 +1,6 @@
-"""Is a decoder lossless? Decode models small enough to enumerate; compare the images with the exact joint distribution.
+"""Audit of losslessness: decode enumerable models, and compare the images with the exact joint distribution.
 
-The decoder's own claim is never used: the real loop runs and its images are counted.
+What the decoder declares is not used: the real decode loop runs and its images are counted.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ def audit(
         and `refused` (settings whose model the decoder does not accept).
 
     Raises:
-        SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples to say anything.
+        SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples.
     """
     if samples < 1000:
-        raise SpecbenchError(f"--samples {samples}: an audit needs at least 1000", f"default: {SAMPLES}")
+        raise SpecbenchError(f"--samples {samples}: must be at least 1000", f"default: {SAMPLES}")
     return list(audit_each(decoders, samples, seed, workers, compiled))
 
 
 def audit_each(
     decoders: Sequence[Auditable], samples: int, seed: int, workers: int, compiled: bool = False
 ) -> Iterator[dict[str, object]]:
-    """Yield the rows of `audit` in order, each as soon as it and those before it are there."""
+    """Yield the rows of `audit` in order, each as soon as it and the rows before it are complete."""
     settings = (*AUDIT_SETTINGS, *COMPILED_SETTINGS) if compiled else AUDIT_SETTINGS
     work = [(*load_decoder(decoder), samples, seed, settings) for decoder in decoders]
-    # A forked process has the plug-ins and the imports of this one.
+    # A forked process inherits plug-ins and imports.
     if min(workers, len(work)) < 2 or sys.platform != "linux":
         yield from (audit_one(*one) for one in work)
         return
@@ -97,7 +97,7 @@ def audit_named(
     """
     named = labelled_decoders(names or list(PRESETS))
     if samples < 1000:
-        raise SpecbenchError(f"--samples {samples}: must be at least 1000")
+        raise SpecbenchError(f"--samples {samples}: must be at least 1000", f"default: {SAMPLES}")
     if seed < 0:
         raise SpecbenchError(f"--seed {seed}: must be at least 0")
     rows = audit_each([decoder for _, decoder in named], samples, seed, workers, compiled)
@@ -112,7 +112,7 @@ def audit_one(
     seed: int,
     settings: Sequence[AuditSetting] | None = None,
 ) -> dict[str, object]:
-    """The same for one decoder as `load_decoder` gives it, on AUDIT_SETTINGS or other settings."""
+    """Audit one decoder, as `load_decoder` returns it, on AUDIT_SETTINGS or other settings; see `audit` for the row."""
     settings = settings or AUDIT_SETTINGS
     refused = _refused(decoder, settings, seed)
     counts = {
@@ -156,7 +156,7 @@ def _refused(decoder: DecoderSpec | Decode, settings: Sequence[AuditSetting], se
 
 
 def load_decoder(decoder: Auditable) -> tuple[str, DecoderSpec | Decode]:
-    """The decoder's printed name and what to run."""
+    """Return the printed name of a decoder, and its spec or function."""
     if isinstance(decoder, DecoderSpec):
         return decoder.name, decoder
     if not isinstance(decoder, str):

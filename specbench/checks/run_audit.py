@@ -126,8 +126,8 @@ def _with_values(rows: pd.DataFrame, folder: Path) -> pd.DataFrame:
     recorded = rows["u_id"].notna()
     if not recorded.any():
         raise SpecbenchError(
-            f"run '{folder.name}' was decoded without the values that the audit tests",
-            f"specbench audit --run {folder} --recompute feeds its tokens through the model",
+            f"run '{folder.name}' was decoded without the recorded values that the audit tests",
+            f"recompute them from the model: specbench audit --run {folder} --recompute",
         )
     return rows[recorded].reset_index(drop=True)
 

@@ -21,16 +21,15 @@ if TYPE_CHECKING:
 FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 _HELP = "\n\n".join(
     (
-        "Run what a paper's table needs, score it, and print the table with your numbers beside the paper's.",
-        "What is already in the results folder is not done again; rows that share model and prompts take turns. Rows "
-        "that cannot run here are named and left out.",
-        "--model puts another model in the place of the paper's: specbench bench gsd-1 --model shapes --limit 16 tries "
-        "a table on a laptop.",
+        "Reproduce a paper's table: decode and score what is missing, and print measured beside printed values.",
+        "Images and scores in the results folder are not computed again; rows with the same model and prompts "
+        "alternate on one loaded model. Rows that cannot run on this machine are reported and left out.",
+        "--model replaces the paper's model: specbench bench gsd-1 --model shapes --limit 16 runs on a laptop.",
     )
 )
 _SETTINGS = tuple(setting for setting in run_settings() if setting.name in OPEN_IN_TABLES)
 FORMAT = typer.Option("markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}.")
-TO = typer.Option(None, "--to", metavar="FILE", help="Write it to this file; needed for parquet.")
+TO = typer.Option(None, "--to", metavar="FILE", help="Write the table to this file; required for parquet.")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -44,7 +43,7 @@ def bench(
     flags: dict,
     name: str = typer.Argument(metavar="NAME", help="A table or figure, see 'specbench list tables'."),
     dry_run: bool = typer.Option(
-        False, "--dry-run", metavar="", help="Print what would run, how long and how large, and stop."
+        False, "--dry-run", metavar="", help="Print the runs with estimates of time and size, and stop."
     ),
     fmt: str = FORMAT,
     to: Path = TO,
@@ -92,10 +91,12 @@ def report_tables(
     joined = []
     for name in names:
         if name not in table_names():
-            raise SpecbenchError(f"'{name}' is no table", "a report is of runs or of tables: specbench list tables")
+            raise SpecbenchError(
+                f"unknown table '{name}'", "report takes runs or tables, not both; see: specbench list tables"
+            )
         joined.append(measured_table(load_table(name), model, prompts, out))
         if model is None and not any(line.runs for line in joined[-1].lines):
-            console.say(f"nothing in {out} was measured for {name}; of another model or prompts: --model, --prompts")
+            console.say(f"no runs in {out} for {name}; for runs of another model or prompt set use --model, --prompts")
     print_tables(joined, fmt, to)
 
 
@@ -123,11 +124,11 @@ def print_tables(joined: Sequence[PaperTable], fmt: str, to: Path | None) -> Non
 
 
 def check_format(fmt: str, to: Path | None) -> None:
-    """Refuse an unknown format, and bytes for a terminal."""
+    """Reject an unknown format, and a binary one without a file."""
     if fmt not in FORMATS:
         raise unknown_name("format", fmt, FORMATS)
     if fmt == "parquet" and to is None:
-        raise SpecbenchError("--format parquet: not for a terminal", "name a file with --to")
+        raise SpecbenchError("--format parquet: binary, not for a terminal", "write it to a file with --to")
 
 
 def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) -> None:

@@ -19,7 +19,9 @@ AUDIT_SAMPLES = 180_000
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(name="doctor", help="Say whether this machine is ready to run, and what to do if not.")(doctor)
+    app.command(name="doctor", help="Check whether this machine is ready to run, and print how to fix what is not.")(
+        doctor
+    )
     app.command(name="audit", help=_AUDIT_HELP)(audit)
     app.command(name="check", help=_CHECK_HELP)(check)
 
@@ -30,12 +32,19 @@ def doctor(
     model: str = typer.Option(None, "--model", metavar="NAME", help="Require this model to be ready."),
     weights: str = typer.Option(None, "--weights", metavar="DIR|OWNER/NAME", help="Its checkpoint, if not official."),
     revision: str = typer.Option(None, "--revision", metavar="REF", help="Revision of its hub repository."),
-    random_weights: bool = typer.Option(False, "--random-weights", metavar="", help="It will have random weights."),
+    random_weights: bool = typer.Option(
+        False, "--random-weights", metavar="", help="Do not require its checkpoint, as run --random-weights does not."
+    ),
     scale: str = typer.Option("full", "--scale", metavar="SIZE", help="full or tiny, as for run."),
     measure: bool = typer.Option(
-        False, "--measure", metavar="", help="Time memory and matrix products, for the roofline; idle machine only."
+        False,
+        "--measure",
+        metavar="",
+        help="Measure memory bandwidth and peak FLOP/s, for the roofline in reports; on an idle machine only.",
     ),
-    metric: list[str] = typer.Option(None, "--metric", metavar="NAME", help="Require this metric to be ready, too."),
+    metric: list[str] = typer.Option(
+        None, "--metric", metavar="NAME", help="Also require this metric to be ready; may be repeated."
+    ),
 ) -> None:
     from specbench.checks.doctor import MISSING, check
 
@@ -44,9 +53,7 @@ def doctor(
         raise SpecbenchError(f"--scale {scale}: unknown", "valid: full, tiny")
     tiny = scale == "tiny"
     if (weights or revision or random_weights or tiny) and not model:
-        raise SpecbenchError(
-            "--weights, --revision, --random-weights, --scale: of which model?", "name it with --model"
-        )
+        raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
     rows = check(model, Path(str(values["out"].value)), weights, revision, random_weights, tiny, metric or (), measure)
     print_json(rows) if values["json"].value else print_table(rows, ("name", "status", "detail", "fix"))
     missing = dict.fromkeys(row["name"] for row in rows if row["status"] == MISSING)
@@ -61,8 +68,8 @@ _AUDIT_HELP = "\n\n".join(
         "several windows long, row ends and other grammar tokens, guidance, temperature, top-k with ties, top-p, "
         "continuous batching, a transformer with a KV cache. The settings replace the decoder's window. The verdict is "
         "lossless or lossy; tv is the measured total variation distance with its 95 % interval.",
-        "Decoders are names with inline options if wanted (gsd:G=50), or your own as package.module:Name. Without any, "
-        "every decoder is audited.",
+        "A decoder is a name with optional inline options (gsd:G=50), or a plug-in as package.module:Name. Without "
+        "one, every decoder is audited.",
         "With --run, the stored images of a run of any model are tested instead: are its tokens exact samples of the "
         "model's distribution (Rosenblatt transform)? tv is then a lower bound on the mean total variation per token. "
         "The exit code is 4 if a decoder that is declared lossless deviates.",
@@ -73,32 +80,41 @@ _AUDIT_HELP = "\n\n".join(
 @flags(_AUDIT)
 def audit(
     flags: dict,
-    decoders: list[str] = typer.Argument(None, metavar="DECODER", help="Which decoders.", show_default="all"),
+    decoders: list[str] = typer.Argument(
+        None, metavar="DECODER", help="Decoder names, or plug-ins as package.module:Name.", show_default="all"
+    ),
     samples: int = typer.Option(AUDIT_SAMPLES, "--samples", metavar="N", help="Images per decoder."),
     seed: int = typer.Option(0, "--seed", metavar="N", help="Random seed of the models and of the decoding noise."),
     compiled: bool = typer.Option(
         False, "--compile", metavar="", help="Also audit compiled steps (a minute or more per decoder)."
     ),
-    run: list[str] = typer.Option(None, "--run", metavar="RUN", help="Audit stored runs: a folder, id, or its start."),
-    recompute: bool = typer.Option(
-        False, "--recompute", metavar="", help="With --run: compute p anew, teacher-forced in float32."
+    run: list[str] = typer.Option(
+        None, "--run", metavar="RUN", help="Audit stored runs instead: run ids, prefixes of run ids, or run folders."
     ),
-    weights: str = typer.Option(None, "--weights", metavar="DIR|OWNER/NAME", help="The run's checkpoint, likewise."),
-    revision: str = typer.Option(None, "--revision", metavar="REF", help="Revision of its hub repository, likewise."),
-    device: str = typer.Option("cpu", "--device", metavar="DEVICE", help="Where to recompute."),
+    recompute: bool = typer.Option(
+        False, "--recompute", metavar="", help="With --run: recompute p, teacher-forced in float32."
+    ),
+    weights: str = typer.Option(
+        None, "--weights", metavar="DIR|OWNER/NAME", help="With --recompute: checkpoint of the run, if not official."
+    ),
+    revision: str = typer.Option(
+        None, "--revision", metavar="REF", help="With --recompute: revision of its hub repository."
+    ),
+    device: str = typer.Option("cpu", "--device", metavar="DEVICE", help="With --recompute: torch device."),
 ) -> None:
     values = merge(_AUDIT, flags)
     if run:
         if decoders:
             raise SpecbenchError(f"{decoders[0]} with --run: a decoder and a run cannot be audited together")
         if compiled:
-            raise SpecbenchError("--compile with --run: a stored run is audited as it was made", "leave out --compile")
+            raise SpecbenchError("--compile and --run exclude each other")
+            raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other")
         from specbench.cli.run_audit import audit_runs
 
         out, as_json, quiet = (values[name].value for name in ("out", "json", "quiet"))
         return audit_runs(run, str(out), recompute, weights, revision, device, bool(as_json), bool(quiet))
     if recompute or weights or revision:
-        raise SpecbenchError("--recompute, --weights, --revision: of which run?", "name it with --run")
+        raise SpecbenchError("--recompute, --weights and --revision require --run")
     from specbench.checks.losslessness import audit_named
 
     rows = []
@@ -115,9 +131,10 @@ def audit(
 _CHECK_HELP = "\n\n".join(
     (
         "Run the conformance tests on a decoder.",
-        "Losslessness as declared (on the settings of audit), counters, log-probabilities, images that depend on "
-        "nothing but seed, prompt and sample, batches, continuous batching, traces, forced grammar tokens, and the "
-        "time of its rule. A name, with inline options if wanted, or your own as package.module:NAME.",
+        "Tested are losslessness as declared (on the settings of audit), counters, log-probabilities, that an image "
+        "depends only on seed, prompt and sample, batches, continuous batching, traces, forced grammar tokens, and the "
+        "time per step outside the target forwards. A decoder is a name with optional inline options (gsd:G=50), or a "
+        "plug-in as package.module:NAME. The exit code is 4 if a test fails.",
     )
 )
 
@@ -125,7 +142,7 @@ _CHECK_HELP = "\n\n".join(
 @flags(_CHECK)
 def check(
     flags: dict,
-    decoders: list[str] = typer.Argument(metavar="DECODER", help="Which decoders."),
+    decoders: list[str] = typer.Argument(metavar="DECODER", help="Decoder names, or plug-ins as package.module:Name."),
     samples: int = typer.Option(AUDIT_SAMPLES, "--samples", metavar="N", min=10_000, help="Images for losslessness."),
 ) -> None:
     values = merge(_CHECK, flags)
@@ -138,4 +155,4 @@ def check(
     print_json(rows) if values["json"].value else print_table(rows, columns)
     failed = [f"{row['check']} of {row['decoder']}" for row in rows if row["status"] == FAILED]
     if failed:
-        raise SpecbenchError(f"not fit for use: {', '.join(failed)}", "the table says what is wrong", GATE)
+        raise SpecbenchError(f"failed: {', '.join(failed)}", "the table has the details", GATE)

@@ -89,11 +89,17 @@ def _decoder_help(option: Option) -> str:
         known = options_of(preset).get(option.name)
         if known and known.help == option.help:
             defaults.setdefault(known.default, []).append(name)
-    shown = {value: "" if value == "" or value is False else plain(value) for value in defaults}
+    shown = {value: _default(value) for value in defaults}
     rare = [f"{'/'.join(names)} {shown[value]}".strip() for value, names in defaults.items() if len(names) <= 4]
     common = [f"default {shown[value]}" for value, names in defaults.items() if len(names) > 4 and shown[value]]
     owners = ", ".join([*common, *rare]) or ("" if defaults else "used by no preset")
     return _sentence(option.help) + (f" [dim]({escape(owners)})[/dim]" if owners else "")
+
+
+def _default(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else ""
+    return plain(value)
 
 
 def print_json(rows: Iterable[dict]) -> None:

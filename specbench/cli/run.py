@@ -16,11 +16,11 @@ from specbench.system import console
 _SETTINGS = run_settings()
 _HELP = "\n\n".join(
     (
-        "Decode a prompt set with one or several decoders, and keep every image and number.",
-        "Several decoders take turns prompt by prompt on one set of weights. What is already in the results folder is "
-        "not done again, so the same command continues an interrupted run.",
+        "Decode a prompt set with one or several decoders, and store images and measurements.",
+        "Several decoders alternate prompt by prompt on one loaded model. Images in the results folder are not decoded "
+        "again, so the same command resumes an interrupted run.",
         "Each flag is also an environment variable (--top-k: SPECBENCH_TOP_K) and a key of the --config file (top-k = "
-        "100); a flag wins over the environment, the environment over the file.",
+        "100); flags override the environment, the environment overrides the file.",
     )
 )
 
@@ -39,17 +39,17 @@ def run(
         False,
         "--show-config",
         metavar="",
-        help="Print every setting and where it came from, and stop.",
+        help="Print every setting with its origin, and stop.",
         rich_help_panel="Output",
     ),
     dry_run: bool = typer.Option(
-        False, "--dry-run", metavar="", help="Print what would be decoded, and stop.", rich_help_panel="Output"
+        False, "--dry-run", metavar="", help="Print the planned runs, and stop.", rich_help_panel="Output"
     ),
     sweep: list[str] = typer.Option(
         None,
         "--sweep",
         metavar="NAME=VALUE,...",
-        help="Run with each of these values of a setting; given several times, with every combination.",
+        help="Run with each of these values of a setting; may be repeated for every combination.",
         rich_help_panel="What to run",
     ),
 ) -> None:
@@ -58,7 +58,7 @@ def run(
     values = _merged(flags, config)
     as_json = bool(values["json"].value)
     if show_config and sweep:
-        raise SpecbenchError("--show-config shows one setting of each name", "leave --sweep away")
+        raise SpecbenchError("--show-config and --sweep exclude each other")
     plans = sweep_plans(values, parse_sweep(sweep or ()))
     if show_config:
         return _show_config(plans[0], values, as_json)

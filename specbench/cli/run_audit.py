@@ -39,8 +39,8 @@ def audit_runs(
     failed = [str(row["run_id"]) for row in rows if row["failed"]]
     if failed:
         raise SpecbenchError(
-            f"declared lossless, but the tokens are not those of the model: {', '.join(failed)}",
-            "the order, place and entropy that deviate most are in the table",
+            f"declared lossless, but the tokens deviate from the model's distribution: {', '.join(failed)}",
+            "the table has the order, place and entropy that deviate most",
             GATE,
         )
 
@@ -76,7 +76,7 @@ def _cells(row: Mapping) -> dict[str, object]:
 
 
 def notes(row: Mapping) -> list[str]:
-    """What the table has no column for."""
+    """Results that have no column in the table, one line each."""
     lines = []
     if row["recomputed"]:
         lines.append(f"p recomputed in float32; orders that need q are unavailable: {', '.join(row['unavailable'])}")

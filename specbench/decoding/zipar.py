@@ -58,7 +58,7 @@ class Lanes(NamedTuple):
 
 
 class ZipAR:
-    """Settings of `RowsLoop`, registered as a drafter although nothing is drafted.
+    """Settings of `ZipARLoop`, registered as a drafter although nothing is drafted.
 
     Attributes:
         lags: [H] tokens that the row above must have before a row starts.
@@ -92,7 +92,7 @@ def _grid(layout: TokenLayout) -> list[list[int]]:
     return grid
 
 
-class RowsLoop:
+class ZipARLoop:
     """Decode loop that processes several image rows of each image in parallel. B images, H rows of W tokens, N stream
     slots.
 

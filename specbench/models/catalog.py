@@ -72,14 +72,14 @@ class ModelInfo(ModelFacts):
         """Reject other weights, which these models do not support."""
         if guidance_rows != "official":
             raise SpecbenchError(
-                f"--guidance-rows {guidance_rows}: '{self.name}' has one unconditional prompt", "leave it away"
+                f"--guidance-rows {guidance_rows}: '{self.name}' has one unconditional prompt", "omit it"
             )
         if prompt_form != "official":
             raise SpecbenchError(f"--prompt-form {prompt_form}: '{self.name}' has one form of prompt", "leave it away")
         if weights or revision or random or tiny:
             raise SpecbenchError(
-                f"model '{self.name}' comes with its weights, at one size",
-                "leave --weights, --revision, --random-weights and --scale away",
+                f"model '{self.name}' has one set of weights and one size",
+                "omit --weights, --revision, --random-weights and --scale",
             )
         return self
 
@@ -163,7 +163,7 @@ class ModelInfo(ModelFacts):
                 check(prompt.text)
             except ValueError as error:
                 raise SpecbenchError(
-                    f"prompt '{prompt.id}': {error}", f"'{self.name}' reads its own words only"
+                    f"prompt '{prompt.id}': {error}", f"'{self.name}' knows a small vocabulary only"
                 ) from None
 
     def _read_config(self) -> Mapping:
@@ -239,7 +239,7 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
     kind = device.partition(":")[0]
     if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.backends.mps.is_available()):
         raise SpecbenchError(
-            f"--device {device}: this torch ({torch.__version__}) sees no such device",
+            f"--device {device}: torch {torch.__version__} finds no such device",
             "use --device cpu",
             MISSING_PREREQUISITE,
         )

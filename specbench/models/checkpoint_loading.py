@@ -80,7 +80,7 @@ def token_id(tokenizer: Tokenizer, name: str) -> int:
     """Id of a special token by its name."""
     found = tokenizer.token_to_id(name)
     if found is None:
-        raise SpecbenchError(f"the tokenizer has no token '{name}'", "is this the tokenizer of this model?")
+        raise SpecbenchError(f"the tokenizer has no token '{name}'", "check that it is the tokenizer of this model")
     return found
 
 

@@ -189,7 +189,9 @@ def _blamed(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         reason = one_line(str(error), 120) or type(error).__name__
-        raise SpecbenchError(f"{path} is not of a draft head: {reason}", "'specbench train-head' makes one") from error
+        raise SpecbenchError(
+            f"{path} is not of a draft head: {reason}", "train one with: specbench train-head"
+        ) from error
 
 
 def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:

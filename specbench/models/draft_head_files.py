@@ -33,7 +33,7 @@ def no_own_head(model: str) -> SpecbenchError:
     """The error for a model without a draft head."""
     return SpecbenchError(
         f"model '{model}' has no draft head of its own",
-        f"--head FOLDER, or make one with 'specbench train-head --model {model}'",
+        f"pass one with --head FOLDER, or train one with 'specbench train-head --model {model}'",
         MISSING_PREREQUISITE,
     )
 

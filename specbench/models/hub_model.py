@@ -101,7 +101,7 @@ class HubModel(ModelFacts):
         are planned for it. Of a repository that is not on this disk, `download` fetches the small files that tell.
         """
         if random and (weights or revision):
-            raise SpecbenchError("--random-weights: cannot go together with --weights or --revision")
+            raise SpecbenchError("--random-weights excludes --weights and --revision")
         if revision and weights and is_folder(weights):
             raise SpecbenchError(f"--revision {revision}: --weights {weights} is a folder, not a hub repository")
         if guidance_rows == "released" and self.family not in RELEASED_ROWS:

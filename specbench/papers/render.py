@@ -28,5 +28,5 @@ def render(tables: Sequence[PaperTable], fmt: str = "markdown") -> str | bytes:
     if fmt in ("markdown", "latex"):
         return "\n".join(map(markdown if fmt == "markdown" else latex, tables))
     if len(tables) > 1:
-        raise SpecbenchError(f"--format {fmt} holds one table", "name one")
+        raise SpecbenchError(f"--format {fmt} holds one table only", "name one table")
     return to_csv(tables[0]) if fmt == "csv" else to_parquet(tables[0])

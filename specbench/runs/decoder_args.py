@@ -1,4 +1,4 @@
-"""From what names decoders on the command line to checked `DecoderSpec`s. No torch here."""
+"""Decoder arguments of the command line, resolved to checked `DecoderSpec`s. Imports no torch."""
 
 from __future__ import annotations
 
@@ -78,15 +78,15 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
         head, equals, value = piece.partition("=")
         name, colon, option = head.rpartition(":")
         if not equals and name in PRESETS and option in options_of(PRESETS[name]):
-            raise SpecbenchError(f"--decoder {piece}: an option without a value", "write it as gsd:G=50,window=16")
+            raise SpecbenchError(f"--decoder {piece}: an option without a value", "for example gsd:G=50,window=16")
         if not equals or colon:
             requests.append((name if equals else piece, {}))
         elif not requests:
-            raise SpecbenchError(f"--decoder {piece}: an option without a decoder", "write it as gsd:G=50,window=16")
+            raise SpecbenchError(f"--decoder {piece}: an option without a decoder", "for example gsd:G=50,window=16")
         if equals:
             decoder, given = requests[-1]
             if option in given:
-                raise SpecbenchError(f"--decoder {piece}: '{decoder}' has two values of {option}", "give it once")
+                raise SpecbenchError(f"--decoder {piece}: '{decoder}' has two values of {option}", "set it once")
             given[option] = value
     return requests
 

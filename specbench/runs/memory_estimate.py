@@ -197,7 +197,7 @@ def settle_batch(
     free = free_memory(device) if needs else None
     if batch == 1 or free is None:
         if batch == "auto":
-            raise SpecbenchError(f"--batch auto: the memory that {model.name} needs here is not known", "--batch N")
+            raise SpecbenchError(f"--batch auto: the memory use of {model.name} is unknown", "--batch N")
         return int(batch), None
     most = largest_batch(needs, free)
     heaviest = max(needs, key=lambda need: need.per_image)

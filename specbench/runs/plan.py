@@ -161,9 +161,7 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
             require_head(head, model.name, model.head)
     workers, shard = plan_workers(values), plan_shard(value["shard"])
     if workers.elsewhere and value["batch"] == "auto":
-        raise SpecbenchError(
-            "--batch auto: estimated for this process only", "leave --workers and --ray away, or give N"
-        )
+        raise SpecbenchError("--batch auto: cannot be estimated with --workers or --ray", "omit them, or set a number")
     sampling, dtype, device = plan_sampling(model, values), value["dtype"] or model.dtype, _device(value["device"])
     compiled, refusal = compiler.should_compile(value["compile"], device)
     plan = Plan(
@@ -249,7 +247,7 @@ def plan_workers(values: Mapping[str, Value]) -> Workers:
     references = tuple(name for name, _ in parse_decoders(value["decoder"]) if ":" in name)
     workers = Workers(value["workers"] or (None if value["ray"] else 1), value["ray"] or None, references)
     if workers.elsewhere and ":" in value["device"]:
-        raise SpecbenchError(f"--device {value['device']}: each worker gets a GPU of its own", "write --device cuda")
+        raise SpecbenchError(f"--device {value['device']}: each worker has its own GPU", "write --device cuda")
     return workers
 
 
@@ -259,7 +257,9 @@ def plan_shard(text: str | None) -> tuple[int, int]:
         return 1, 1
     number, slash, shards = text.partition("/")
     if not (slash and number.isdecimal() and shards.isdecimal() and 1 <= int(number) <= int(shards) <= 100_000):
-        raise SpecbenchError(f"--shard {text}: expected I/N with 1 <= I <= N", "the second of eight is 2/8")
+        raise SpecbenchError(
+            f"--shard {text}: expected I/N with 1 <= I <= N", "for example 2/8, the second of eight parts"
+        )
     return int(number), int(shards)
 
 
@@ -273,8 +273,8 @@ def _mode(given: str | None, batch: int | str, workers: Workers, device: str) ->
     alone = not workers.elsewhere or (device == "cuda" and given == "latency")
     if given == "latency" and (batch != 1 or not alone):
         raise SpecbenchError(
-            "--mode latency: needs one image at a time on a device of its own",
-            "--batch 1, and one worker, or a GPU for each",
+            "--mode latency: needs one image at a time on an exclusive device",
+            "use --batch 1, and one worker or one GPU per worker",
         )
     return given or ("latency" if batch == 1 and alone else "throughput")
 
@@ -331,4 +331,4 @@ def check_writable(out: Path) -> None:
             pass
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise SpecbenchError(f"--out {out}: cannot write there ({reason})", "name a folder you may write to") from None
+        raise SpecbenchError(f"--out {out}: cannot write there ({reason})", "choose a writable folder") from None

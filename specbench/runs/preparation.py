@@ -113,9 +113,7 @@ def _choose_window(
     if earlier := _earlier_window(plan, decoder, weights_sha256):
         return with_window(decoder, earlier), None
     if model is None:
-        raise SpecbenchError(
-            "--window auto: measured in this process only", "leave --workers and --ray away, or give N"
-        )
+        raise SpecbenchError("--window auto: cannot be measured with --workers or --ray", "omit them, or set a number")
     window, curve = tune_window(model, plan.chosen, decoder, plan.sampling, plan.seed, planned.windows)
     for point in curve:
         reporter.note(f"{decoder.name}, window {point['window']}: {describe_point(point)}")

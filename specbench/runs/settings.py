@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.specs.components import CHOICES
+from specbench.specs.components import CHOICES, KINDS
 from specbench.specs.options import Option
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import compiler
@@ -181,8 +181,8 @@ _MODEL = (
         Option(
             "guidance-rows",
             "official",
-            "unconditional prompt of lumina and anole: official, or released (SJD's and GSD's code: it keeps the "
-            "prompt's last token)",
+            "unconditional prompt of lumina and anole: official, or released as in SJD's and GSD's code, which keeps "
+            "the last token of the prompt",
             choices=("official", "released"),
         ),
         _MODEL_PANEL,
@@ -278,7 +278,7 @@ def decoder_settings() -> tuple[Setting, ...]:
     """List one setting per component kind (drafter, init, ...) and per option of any decoder, in help order."""
     choices = (
         Setting(
-            Option(kind, "", f"{kind}: {', '.join(values)}", choices=tuple(values)),
+            Option(kind, "", f"{KINDS[kind]}: {', '.join(values)}", choices=tuple(values)),
             "Decoder choices",
             "NAME",
             unset="the decoder",

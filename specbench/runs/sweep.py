@@ -22,7 +22,7 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
         if not split_list(values):
             raise SpecbenchError(f"--sweep {text}: no values", "write it as --sweep G=3,10,25")
         if name.strip() in axes:
-            raise SpecbenchError(f"--sweep {text}: {name.strip()} is swept twice", "name all its values at once")
+            raise SpecbenchError(f"--sweep {text}: {name.strip()} is swept twice", "list all its values once")
         axes[name.strip()] = split_list(values)
     return axes
 
@@ -47,7 +47,7 @@ def _parsed(settings: Mapping[str, Setting], name: str, values: Sequence[object]
     swept = [*RUN_ORIGINS, *(setting.name for setting in decoder_settings())]
     if name not in swept:
         if name in settings:
-            raise SpecbenchError(f"--sweep {name}: not what tells one run from another", f"give it once, with --{name}")
+            raise SpecbenchError(f"--sweep {name}: not what tells one run from another", f"set it once, with --{name}")
         raise unknown_name("setting to sweep", name, swept)
     return list(dict.fromkeys(settings[name].parse(value) for value in values))
 
@@ -59,9 +59,7 @@ def _check_effect(name: str, choices: Sequence[object], combinations: Sequence[M
     first, second = ({**combinations[0], name: choice} for choice in choices[:2])
     one, other = (plans[combinations.index(combination)] for combination in (first, second))
     if _runs(one) == _runs(other):
-        raise SpecbenchError(
-            f"--sweep {name}: changes nothing here", f"--decoder sets {name} itself; leave it away there"
-        )
+        raise SpecbenchError(f"--sweep {name}: changes nothing here", f"--decoder sets {name} itself; omit it there")
 
 
 def _runs(plan: Plan) -> tuple:

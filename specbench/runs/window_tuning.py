@@ -42,7 +42,7 @@ def tune_window(
         SpecbenchError: the decoder has no window, or a pilot failed.
     """
     if "window" not in dict(decoder.options):
-        raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "leave --window away")
+        raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "omit --window")
     requests = [Request(prompts[number % len(prompts)].text, PILOT_ID, number) for number in range(PILOTS)]
     decode(model, requests[:1], with_window(decoder, 2), sampling, seed)
     compiles = isinstance(model, CompilableModel) and model.compiles
@@ -72,7 +72,9 @@ def _measure(
     images = [decode(model, [request], decoder, sampling, seed, render=False)[0] for request in requests]
     for image in images:
         if isinstance(image, SpecbenchError):
-            raise SpecbenchError(f"--window auto: a pilot failed: {image.what}", "give a window", FAILURE)
+            raise SpecbenchError(
+                f"--window auto: a pilot failed: {image.what}", "set a window, for example --window 16", FAILURE
+            )
     return images
 
 

@@ -50,10 +50,10 @@ _CLUSTER = (
     Option(
         "d",
         0.5,
-        "max. squared codebook distance to the draft token within a cluster; inf disables the filter",
+        "maximum squared codebook distance to the draft token within a cluster; inf disables the filter",
         above=0.0,
     ),
-    Option("delta", 0.15, "max. probability difference to the draft token within a cluster", above=0.0),
+    Option("delta", 0.15, "maximum probability difference to the draft token within a cluster", above=0.0),
     Option(
         "cluster",
         "target",
@@ -72,13 +72,16 @@ _CLUSTER = (
     Option(
         "cluster-q",
         "whole",
-        "q(C): sum over the whole cluster (the paper), or over its tokens with p > 0 (accepts more near top-k's edge)",
+        "tokens that q(C) sums over: whole = the cluster (the paper); support = its tokens with p > 0 (accepts more "
+        "near the top-k cut-off)",
         choices=("whole", "support"),
     ),
 )
 _RELEASED_CLUSTER = (
-    Option("d", 0.5, "max. squared distance of input embeddings within a cluster; inf disables the filter", above=0.0),
-    Option("delta", 0.15, "max. probability difference to the draft token within a cluster", above=0.0),
+    Option(
+        "d", 0.5, "maximum squared distance of input embeddings within a cluster; inf disables the filter", above=0.0
+    ),
+    Option("delta", 0.15, "maximum probability difference to the draft token within a cluster", above=0.0),
     Option("zero-p", True, "accept drafts with p = 0 for their cluster, as the released code does"),
 )
 
@@ -143,14 +146,14 @@ DRAFTERS = {
             Option(
                 "rows-window",
                 8,
-                "start a row once the row above has this many image tokens; see --rows-count for the released counting",
+                "start a row once the row above has this many tokens, counted as --rows-count says",
                 minimum=1,
             ),
             Option(
                 "rows-count",
                 "tokens",
-                "what is counted in the row above: tokens = image tokens; released = as released (row ends too; "
-                "without row ends, row 1 waits for the whole of row 0)",
+                "tokens of the row above that count: tokens = image tokens; released = as in the released code (row "
+                "ends too; without row ends, row 1 waits for all of row 0)",
                 choices=("tokens", "released"),
             ),
             Option(
@@ -161,7 +164,7 @@ DRAFTERS = {
         ),
         lossless=False,
         ignores=("init", "verifier", "residual", "refine"),
-        loop="specbench.decoding.zipar:RowsLoop",
+        loop="specbench.decoding.zipar:ZipARLoop",
     ),
 }
 
@@ -301,3 +304,11 @@ REFINES = {
 }
 
 CHOICES = {"drafter": DRAFTERS, "init": INITS, "verifier": VERIFIERS, "residual": RESIDUALS, "refine": REFINES}
+KINDS = {
+    "drafter": "drafter",
+    "init": "initialisation of fresh draft tokens",
+    "verifier": "acceptance test",
+    "residual": "residual distribution after a rejection",
+    "refine": "refinement of unverified draft tokens",
+}
+"""Description of each kind of component, for help texts."""

@@ -268,7 +268,7 @@ def _check_fit(name: str, choices: Mapping[str, str]) -> None:
         others = {value for other, value in choices.items() if other != kind}
         if needed and not others & set(needed):
             raise SpecbenchError(
-                f"decoder '{name}': --{kind} {choices[kind]} does not go with {_named(choices)}",
+                f"decoder '{name}': --{kind} {choices[kind]} cannot be combined with {_named(choices)}",
                 f"it needs {' or '.join(needed)}",
             )
 

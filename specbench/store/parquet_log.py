@@ -220,8 +220,7 @@ class ParquetFile:
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             raise SpecbenchError(
                 f"{self._path} is damaged: not a readable parquet part",
-                "specbench puts only whole parts in place, so something changed it later; "
-                "delete it and run again: only its rows are redone",
+                "it was changed after specbench wrote it; delete it and run again: only its rows are decoded again",
             ) from error
 
 

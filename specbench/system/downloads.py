@@ -142,7 +142,7 @@ def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
         return
     raise SpecbenchError(
         f"{remote.url} is not the expected file: {problem}",
-        "the published file changed, or a proxy altered it; nothing was kept",
+        "the published file changed, or a proxy altered it; nothing was stored",
         FAILURE,
     )
 
@@ -163,7 +163,7 @@ def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
         except _TooLarge:
             part.unlink()
             raise SpecbenchError(f"{remote.url} is larger than the expected {remote.size or MAX_BYTES:,} bytes",
-                                 "the published file changed, or a proxy altered it; nothing was kept",
+                                 "the published file changed, or a proxy altered it; nothing was stored",
                                  FAILURE) from None  # fmt: skip
         if attempt == ATTEMPTS:
             raise SpecbenchError(f"{remote.url}: {reason}", "run the same command again to resume", FAILURE)

@@ -43,7 +43,7 @@ def load_object(target: str, kind: str = "object") -> object:
             what = f"{kind} '{target}': no module named '{error.name}'"
             raise SpecbenchError(what, "is it installed in this environment?") from None
         what = f"{kind} '{target}' cannot be imported: {type(error).__name__}: {error}"
-        raise SpecbenchError(what, "'specbench doctor' looks for the cause") from error
+        raise SpecbenchError(what, "see: specbench doctor") from error
 
 
 def plugins(kind: str) -> dict[str, EntryPoint]:

@@ -51,8 +51,8 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
         images = model.draft_data(count, seed)
         if images is None:
             raise SpecbenchError(
-                f"model '{model.name}' brings no images to learn from",
-                f"--data FOLDER, made with 'specbench run --model {model.name} --decoder ar'",
+                f"model '{model.name}' comes without training images for a draft head",
+                f"pass a run folder with --data, made by: specbench run --model {model.name} --decoder ar",
             )
         return Corpus(*images)
     from specbench.store.run_store import RunStore
@@ -63,7 +63,8 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
     tokens = torch.tensor(np.stack(rows["tokens"].tolist())) if len(rows) else torch.zeros(0, 0)
     if len(rows) < count or tokens.shape[1] != model.layout.length or int(tokens.max()) >= model.layout.vocab:
         raise SpecbenchError(
-            f"--data {folder}: {len(rows)} images of {tokens.shape[1]} tokens, {count} of {model.layout.length} wanted"
+            f"--data {folder}: has {len(rows)} images of {tokens.shape[1]} tokens",
+            f"required: {count} images of {model.layout.length} tokens",
         )
     return Corpus(tuple(rows["prompt"]), tokens.long())
 

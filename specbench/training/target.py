@@ -19,5 +19,5 @@ def load_target(name: str, device: str = "cpu", threads: int = 0) -> Transformer
     """
     model = load_for_run(find_model(name), device, None, threads, compiled=False)
     if not isinstance(model, TransformerModel):
-        raise SpecbenchError(f"model '{name}' has no features that a draft head could extrapolate")
+        raise SpecbenchError(f"model '{name}' cannot be the target of a draft head")
     return model

@@ -143,18 +143,18 @@ def test_long_images_are_counted_by_runs_of_tokens_whose_marginals_are_the_joint
 
 
 def experiment(shift: float, images: int, seed: int, tables: int = 6, cells: int = 81):
-    """Multinomial counts whose law is `shift` in total variation from each table's exact joint."""
+    """Multinomial counts whose joint is `shift` in total variation from each table's exact joint."""
     rng = np.random.default_rng(seed)
     counts, distance = [], 0.0
     for _ in range(tables):
         exact = rng.dirichlet(np.full(cells, 0.8))
         tilt = exact * rng.choice([-1.0, 1.0], cells)
         tilt -= exact * tilt.sum()
-        law = np.clip(exact + tilt * shift / (np.abs(tilt).sum() / 2), 0, None)
-        law /= law.sum()
-        distance += np.abs(law - exact).sum() / 2 / tables
+        joint = np.clip(exact + tilt * shift / (np.abs(tilt).sum() / 2), 0, None)
+        joint /= joint.sum()
+        distance += np.abs(joint - exact).sum() / 2 / tables
         half = images // tables // 2
-        counts.append(Counts(np.stack([rng.multinomial(half, law), rng.multinomial(half, law)]), exact))
+        counts.append(Counts(np.stack([rng.multinomial(half, joint), rng.multinomial(half, joint)]), exact))
     return counts, distance
 
 

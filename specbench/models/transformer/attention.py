@@ -1,7 +1,7 @@
-"""Grouped-query attention that never repeats keys and values.
+"""Grouped-query attention without repeated keys and values.
 
-The function of transformers packs the queries of a group for a single column only and repeats keys and values for more
-columns, a cost that windows would have and AR would not.
+Transformers packs the queries of a group only for one column and repeats keys and values for several, which would
+slow down windows but not AR.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Host syncs: the one place where the host reads numbers from the device while a batch is decoded.
+"""Device-to-host synchronisation (host sync): all reads of device numbers by the host while a batch is decoded.
 
-A sync makes the host wait for everything that is queued on a GPU. Steps avoid it: the host works with bounds, or with
-an `AsyncHostCopy`, and syncs only where neither suffices.
+In a sync the host waits for all work queued on a GPU. Decode steps use bounds or an `AsyncHostCopy` instead, and sync
+only where neither suffices.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 def to_host(numbers: Tensor) -> list:
-    """The numbers of a tensor as nested lists. A host sync."""
+    """Copy a tensor to nested lists; a host sync."""
     return numbers.tolist()
 
 
 class AsyncHostCopy:
-    """The latest host copy of a tensor that changes: current on a CPU; some steps old on a GPU, where only the first
-    one is a sync.
+    """Latest host copy of a changing tensor: current on a CPU; up to a few steps old on a GPU, where only the first
+    copy is a sync.
     """
 
     def __init__(self) -> None:

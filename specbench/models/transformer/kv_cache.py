@@ -1,6 +1,6 @@
-"""The position-addressed KV cache: keys and values live at explicit slots of one static buffer.
+"""Position-addressed KV cache: keys and values at explicit slots of one static buffer.
 
-A slot is overwritten before any query may attend to it, so that rejected drafts need no rollback, rows may be at
+A slot is overwritten before any query may attend to it. Rejected drafts therefore need no rollback, rows may be at
 different positions, and prompts of different length need no padding.
 """
 
@@ -15,24 +15,24 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from specbench.models.transformer.host_sync import AsyncHostCopy
 
 BLOCK = 256
-"""On a GPU a cache has a multiple of this number of slots, for few shapes whatever the prompts' lengths."""
+"""On a GPU, the number of slots is a multiple of this, so that prompts of many lengths give few shapes to compile."""
 PARTS = 4
-"""Parts of such a cache; attention reads the first one to all of them, as far as it is filled."""
+"""Equal parts of such a cache; attention reads as many of them, from the first, as hold filled slots."""
 
 
 def whole_blocks(slots: int) -> int:
-    """The smallest whole number of blocks, in slots, that holds `slots`."""
+    """Round `slots` up to whole blocks."""
     return -(-slots // BLOCK) * BLOCK
 
 
 def whole_parts(end: int, capacity: int) -> int:
-    """The smallest whole number of parts of a cache, in slots, that holds the first `end`."""
+    """Round the slots 0 to `end` up to whole parts of a cache, at most `capacity`."""
     part = capacity // PARTS
     return min(-(-end // part) * part, capacity)
 
 
 class Placement:
-    """Slots that the next forward writes and reads; one object shared by all layers.
+    """Cache slots that the next forward writes and reads; one object shared by all layers.
 
     Attributes:
         slots: [R, T] cache slots that are written.
@@ -73,7 +73,7 @@ class PositionLayer(CacheLayerMixin):
     def _hold(self, keys: Tensor, values: Tensor) -> None:
         self.keys, self.values = keys, values
         for buffer in (keys, values):
-            # A CUDA graph may write to this address.
+            # CUDA graphs write to a fixed address.
             torch._dynamo.mark_static_address(buffer, guard=False)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:

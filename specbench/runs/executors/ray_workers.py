@@ -109,7 +109,7 @@ class RayWorkers:
             raise outcome
         if isinstance(outcome, dict) and (other := outcome.pop("specbench")) != __version__:
             raise SpecbenchError(
-                f"a worker has specbench {other}, not {__version__} as here", "install the same on all"
+                f"a worker runs specbench {other}, this process {__version__}", "install the same version everywhere"
             )
         return outcome
 
@@ -150,7 +150,7 @@ class RayWorkers:
         wanted = size or (there if gpu else nodes)
         if wanted > there or not wanted:
             raise SpecbenchError(
-                f"--workers {wanted}: the cluster has {there} {resource}s", "ask for fewer, or let more nodes join"
+                f"--workers {wanted}: the cluster has {there} {resource}s", "request fewer, or add nodes"
             )
         return wanted
 
@@ -166,7 +166,7 @@ def _import():
     except ImportError:
         raise SpecbenchError(
             "several workers need Ray, which is not installed",
-            "pip install 'specbench[ray]'; --shard needs nothing",
+            "pip install 'specbench[ray]', or use --shard, which needs no Ray",
             MISSING_PREREQUISITE,
         ) from None
     return ray

@@ -103,7 +103,7 @@ class WorkerPool:
         if not self._busy:
             raise SpecbenchError(
                 f"all {self._crew.size} workers were lost, the last one because {self._lost}",
-                "what is done is kept; the same command continues",
+                "finished images are kept; run the same command again to resume",
                 FAILURE,
             )
         ticket = self._crew.wait(list(self._busy))
