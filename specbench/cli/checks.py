@@ -105,10 +105,9 @@ def audit(
     values = merge(_AUDIT, flags)
     if run:
         if decoders:
-            raise SpecbenchError(f"{decoders[0]} with --run: a decoder and a run cannot be audited together")
+            raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other")
         if compiled:
             raise SpecbenchError("--compile and --run exclude each other")
-            raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other")
         from specbench.cli.run_audit import audit_runs
 
         out, as_json, quiet = (values[name].value for name in ("out", "json", "quiet"))
