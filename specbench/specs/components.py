@@ -152,7 +152,7 @@ DRAFTERS = {
             Option(
                 "rows-count",
                 "tokens",
-                "tokens of the row above that count: tokens = image tokens; released = as in the released code (row "
+                "what counts in the row above: tokens = image tokens; released = as in the released code (row "
                 "ends too; without row ends, row 1 waits for all of row 0)",
                 choices=("tokens", "released"),
             ),
