@@ -93,7 +93,7 @@ def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype
         weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1)
     cache = rows * (ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns) * kv
     inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
-    if decoder.init.endswith("-sample"):
+    if decoder.init.endswith(("-sample", "-top1")):
         inputs += (model.stream + columns) * distribution
     activations = 4 * width + 3 * layer.inner * number
     prefill = rows * ASSUMED_PROMPT_TOKENS * activations

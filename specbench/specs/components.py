@@ -176,6 +176,10 @@ INITS = {
     "left-sample": Component(
         "specbench.decoding.drafters.token_init:left_sample", "sample from the left neighbour's distribution"
     ),
+    "left-top1": Component(
+        "specbench.decoding.drafters.token_init:left_top1",
+        "most probable token of the left neighbour's distribution, q one-hot: sample_horizon of the released SJD code",
+    ),
     "above-repeat": Component(
         "specbench.decoding.drafters.token_init:above_repeat", "copy of the neighbour above, q one-hot"
     ),

@@ -13,6 +13,8 @@ from specbench.checks.divergence import LEVEL, p_value
 from specbench.checks.losslessness import observe
 from specbench.decoding.build import build
 from specbench.decoding.context import Context
+from specbench.decoding.drafters.token_init import Slots, left_top1
+from specbench.decoding.noise import Noise
 from specbench.decoding.verification.grouped import ReleasedGrouped
 from specbench.decoding.verification.lantern import LanternPlusPlus, release, release_p, release_q
 from specbench.decoding.verification.ratio_tests import DraftTests
@@ -153,3 +155,29 @@ def _enumerable():
     from specbench.checks.enumerable_model import EnumerableModel
 
     return EnumerableModel(TokenLayout.plain(2, 2, 3))
+
+
+def test_released_horizontal_sampling_takes_the_most_probable_token_of_the_left_neighbour():
+    """Slot by slot: the left neighbour's last distribution, that of its own source where it is fresh too; no draw."""
+    height, width, start = 3, 4, 5
+    history = torch.from_numpy(np.stack([drawn(seed, V) for seed in range(height * width)])).float()[None]
+    positions = torch.arange(start, start + 6)[None]
+    fresh = torch.tensor([[False, True, True, True, True, True]])
+    empty = torch.zeros(1, height * width + 1, dtype=torch.long)
+    slots = Slots(torch.tensor([start]), positions, fresh, empty, history, torch.tensor([[3]]))
+    tokens, q = left_top1(context(TokenLayout.plain(height, width, V))).fill(slots, Noise([7], V))
+    for column, position in enumerate(positions[0].tolist()):
+        source = position
+        while source > start and source % width:  # position `start` is a draft that was kept
+            source -= 1
+        if source > start:
+            np.testing.assert_allclose(q[0, column], np.full(V, 1 / V), rtol=1e-6)
+        elif fresh[0, column]:
+            best = int(history[0, source].argmax())
+            assert tokens[0, column] == best and q[0, column].tolist() == np.eye(V)[best].tolist()
+
+
+def test_released_horizontal_sampling_is_exact():
+    setting = AuditSetting("left-top1", TokenLayout.plain(2, 2, 3), tables=2)
+    decoder = resolve("sjd", {"window": 4, "init": "left-top1"})
+    assert p_value(observe(setting, decoder, 20_000, seed=0)) > LEVEL

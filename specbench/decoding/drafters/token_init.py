@@ -65,16 +65,18 @@ class Uniform:
 
 
 class Spatial:
-    """A copy of a neighbour in the image grid, or a draw from the neighbour's distribution (SJD sec. 4.2)."""
+    """A copy of a neighbour in the image grid, or a token of the neighbour's distribution (SJD sec. 4.2)."""
 
-    def __init__(self, context: Context, rows: int, columns: int, sample: bool):
-        """`rows`, `columns`: offset of the neighbour above and to the left; `sample`: draw instead of copying."""
+    def __init__(self, context: Context, rows: int, columns: int, sample: bool, top1: bool = False):
+        """`rows`, `columns`: offset of the neighbour above and to the left; `sample`: draw instead of copying; `top1`:
+        take the most probable token instead of drawing one, with q one-hot."""
         layout = context.layout
         neighbour = layout.neighbour(rows, columns)
         self._neighbour = torch.tensor([*neighbour, -1], device=context.device)
         self._random = Uniform(context)
         self._vocab = layout.vocab
         self.needs_history = sample
+        self._top1 = top1
 
     def fill(self, slots: Slots, noise: Noise) -> tuple[Tensor, Tensor]:
         random_tokens, uniform = self._random.fill(slots, noise)
@@ -83,7 +85,11 @@ class Spatial:
         if self.needs_history:
             rows = torch.arange(len(source), device=source.device)[:, None]
             distribution = slots.history[rows, source.clamp(0, slots.history.shape[1] - 1)]
-            tokens = draw(distribution, noise.uniform(slots.positions, Stream.FRESH, slots.step))
+            if self._top1:
+                tokens = distribution.argmax(-1)
+                distribution = one_hot(tokens, self._vocab)
+            else:
+                tokens = draw(distribution, noise.uniform(slots.positions, Stream.FRESH, slots.step))
             q = torch.where(has_source[..., None], distribution, uniform)
             return torch.where(has_source, tokens, random_tokens), q
         # Where the chain of neighbours ends at a random fresh slot, that slot's own token is copied.
@@ -117,6 +123,11 @@ def left_repeat(context: Context) -> Spatial:
 def left_sample(context: Context) -> Spatial:
     """Horizontal sample."""
     return Spatial(context, rows=0, columns=1, sample=True)
+
+
+def left_top1(context: Context) -> Spatial:
+    """Horizontal "sample" as SJD's released code has it."""
+    return Spatial(context, rows=0, columns=1, sample=True, top1=True)
 
 
 def above_repeat(context: Context) -> Spatial:
