@@ -251,6 +251,48 @@ def differences(
     return [row for row in rows if row is not None]
 
 
+def cross_check(
+    metrics: Sequence[str],
+    runs: Sequence[str] = (),
+    out: str | Path = "results",
+    images: str | Path | None = None,
+    prompts: str | Path | None = None,
+    settings: Settings | None = None,
+    python: str | Path | None = None,
+) -> Rows:
+    """Compare scores with what the metrics' authors' packages compute of the same images.
+
+    Args:
+        metrics: names of metrics the runs were scored with; those that do not apply to a run are left out.
+        runs: as for `score`.
+        images, prompts: as for `score_folder`, instead of runs.
+        python: Python of an environment with the packages; see `specbench.checks.cross_check.python_of`.
+
+    Returns:
+        One dict per run and metric, with the keys `specbench.checks.cross_check.COLUMNS`.
+
+    Raises:
+        SpecbenchError: an unknown run or metric, or `python` does not exist.
+    """
+    from specbench.checks import cross_check as checking  # brings pandas and torch
+    from specbench.metrics.catalog import metric
+    from specbench.metrics.external_images import external_images
+    from specbench.metrics.scoring import run_images
+
+    checking.require_python(None if python is None else Path(python))
+    if images is not None and prompts is not None:
+        shown = [external_images(Path(images), load_prompts(prompts), Path(out))]
+    else:
+        shown = [run_images(folder) for folder in find_runs(out, runs)]
+    made: list[Metric] = [metric(name)(settings) for name in metrics]
+    return [
+        checking.cross_check(found, one, None if python is None else Path(python))
+        for found in shown
+        for one in made
+        if checking.is_scored(found, one)
+    ]
+
+
 def compare(run_a: str, run_b: str, out: str | Path = "results", settings: Settings | None = None) -> Rows:
     """Compare two runs over the images both have, with A as the baseline.
 
@@ -512,6 +554,7 @@ def doctor(
     scale: str = "full",
     metrics: Sequence[str] = (),
     measure: bool = False,
+    cross_check: bool = False,
 ) -> list[dict[str, str]]:
     """Check whether this machine is ready to run.
 
@@ -521,6 +564,7 @@ def doctor(
         weights, revision, random_weights, scale: of `model`, as for `run`.
         metrics: metrics that must be ready too.
         measure: time memory copies and matrix products, for the roofline numbers of reports.
+        cross_check: look for the packages of the metrics' authors.
 
     Returns:
         One dict per prerequisite: `name, status` ("ok", "warning" or "missing"), `detail, fix`.
@@ -528,11 +572,13 @@ def doctor(
     Raises:
         SpecbenchError: an unknown model or metric, or a model that has only one set of weights.
     """
-    from specbench.checks.doctor import check as check_machine  # brings torch
+    from specbench.checks.cross_check import readiness
+    from specbench.checks.doctor import check as check_machine  # bring torch
 
     if scale not in ("full", "tiny"):
         raise SpecbenchError(f"scale {scale}: unknown", "valid: full, tiny")
-    return check_machine(model, Path(out), weights, revision, random_weights, scale == "tiny", metrics, measure)
+    rows = check_machine(model, Path(out), weights, revision, random_weights, scale == "tiny", metrics, measure)
+    return rows + (readiness() if cross_check else [])
 
 
 def available(kind: str, out: str | Path = "results") -> Rows:

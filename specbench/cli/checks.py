@@ -45,7 +45,15 @@ def doctor(
     metric: list[str] = typer.Option(
         None, "--metric", metavar="NAME", help="Also require this metric to be ready; may be repeated."
     ),
+    cross_check: bool = typer.Option(
+        False,
+        "--cross-check",
+        metavar="",
+        help="Look for the packages of score --cross-check, and say how to get them.",
+    ),
+    python: Path = typer.Option(None, "--python", metavar="PATH", help="Python that should have these packages."),
 ) -> None:
+    from specbench.checks.cross_check import readiness, require_python
     from specbench.checks.doctor import MISSING, check
 
     values = merge(_DOCTOR, flags)
@@ -55,6 +63,8 @@ def doctor(
     if (weights or revision or random_weights or tiny) and not model:
         raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
     rows = check(model, Path(str(values["out"].value)), weights, revision, random_weights, tiny, metric or (), measure)
+    require_python(python)
+    rows += readiness(python) if cross_check or python else []
     print_json(rows) if values["json"].value else print_table(rows, ("name", "status", "detail", "fix"))
     missing = dict.fromkeys(row["name"] for row in rows if row["status"] == MISSING)
     if missing:

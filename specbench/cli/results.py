@@ -14,6 +14,7 @@ from specbench.cli.progress import ScoreProgress, TransferLines
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.runs.settings import JSON, OUT, QUIET, merge
+from specbench.store.run_folders import find_runs
 from specbench.system import console
 
 _SCORE = (OUT, QUIET, JSON)
@@ -51,7 +52,9 @@ def score(
     protocol: str = typer.Option(
         None, "--protocol", metavar="NAME", help="Metrics and settings of a paper: sjd or cool-sd."
     ),
-    device: str = typer.Option("cpu", "--device", metavar="DEVICE", help="Torch device of the metrics' networks."),
+    device: str = typer.Option(
+        None, "--device", metavar="DEVICE", help="Torch device of the metrics' networks.", show_default="the best here"
+    ),
     batch: int = typer.Option(
         None,
         "--batch",
@@ -72,6 +75,16 @@ def score(
     against: str = typer.Option(
         None, "--against", metavar="RUN", help="Print paired score differences from this run instead."
     ),
+    cross_check: bool = typer.Option(
+        False, "--cross-check", metavar="", help="Compare the scores with the metrics' authors' packages instead."
+    ),
+    python: Path = typer.Option(
+        None,
+        "--python",
+        metavar="PATH",
+        help="Python of the environment with these packages.",
+        show_default="as 'specbench doctor --cross-check' says",
+    ),
 ) -> None:
     values = merge(_SCORE, flags)
     names = _metrics_asked_for(metric or (), protocol)
@@ -83,11 +96,19 @@ def score(
         raise SpecbenchError("--images and RUN exclude each other", "--images scores a folder of external images")
     if against and (images is not None or not names):
         raise SpecbenchError("--against compares runs by metric", "name the metrics with --metric or --protocol")
+    if cross_check and (against or not names):
+        raise SpecbenchError("--cross-check compares by metric", "name the metrics with --metric or --protocol")
+    if python and not cross_check:
+        raise SpecbenchError("--python names the Python of --cross-check", "add --cross-check")
+    if images is None and (runs or against):
+        find_runs(str(values["out"].value), [*(runs or ()), *([against] if against else [])])  # before torch is loaded
     from specbench import api
-    from specbench.metrics.base import Settings
+    from specbench.metrics.base import Settings, best_device
 
     verbose = not values["quiet"].value
-    settings = Settings(device, batch, reference, offline, TransferLines("weights") if verbose else None)
+    settings = Settings(
+        device or best_device(), batch, reference, offline, TransferLines("weights") if verbose else None
+    )
     settings.check()
     options = {"protocol": protocol, "settings": settings, "reporter": ScoreProgress() if verbose else None}
     out = str(values["out"].value)
@@ -95,6 +116,9 @@ def score(
         rows = api.score_folder(images, prompts, metric or None, out, **options)
     else:
         rows = api.score([*runs, against] if runs and against else runs or (), metric or None, out, **options)
+    if cross_check:
+        rows = api.cross_check(names, runs or (), out, images, prompts, settings, python)
+        return print_json(rows) if values["json"].value else print_table(rows, list(rows[0]) if rows else ())
     if against:
         rows = api.differences(against, runs or (), names, out, settings)
     _print_scores(rows, bool(against), values["json"].value)
@@ -184,6 +208,5 @@ def _refuse_mistyped_tables(names: Sequence[str], out: str) -> None:
 
 def _write_page(runs: Sequence[str], out: str, path: Path) -> None:
     from specbench.reporting.html import write_page
-    from specbench.store.run_folders import find_runs
 
     print(write_page(find_runs(out, runs or ()), path))

@@ -54,6 +54,15 @@ class Settings:
             raise SpecbenchError(f"reference folder {self.reference} does not exist")
 
 
+def best_device() -> str:
+    """The fastest kind of torch device that there is here."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
 @dataclass(frozen=True)
 class Sample:
     """Stored image with its prompt.

@@ -1,0 +1,199 @@
+"""Compare scores with what the authors' packages compute of the same images (`score --cross-check`).
+
+Those packages pin libraries of other years, so they live in environments of their own and are run as subprocesses, see
+`specbench.checks.authors_programs`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from specbench.errors import SpecbenchError
+from specbench.metrics import published_weights as checkpoints
+from specbench.metrics.base import Metric, fingerprint
+from specbench.metrics.openclip import import_open_clip
+from specbench.metrics.reference import ReferenceMetric
+from specbench.metrics.score_store import image_features, read_scores
+from specbench.metrics.scoring import Images
+from specbench.system.downloads import cache_folder
+from specbench.system.images import pictures_in
+
+PROGRAM = Path(__file__).with_name("authors_programs.py")
+MOST_IMAGES = 16
+"""Of a metric with a value per image: hpsv2 reads its 2 GB of weights again for each."""
+TOLERANCE = 1e-3
+"""Largest difference between equal programs: of a value per image, or of a distance relative to it."""
+COLUMNS = ("run_id", "metric", "package", "ours", "theirs", "largest_difference", "n", "verdict")
+TEXT_CONFIG = {
+    "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 12,
+    "vocab_size": 30524, "max_position_embeddings": 512, "layer_norm_eps": 1e-12, "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02, "pad_token_id": 0,
+    "type_vocab_size": 2, "model_type": "bert", "add_cross_attention": True, "encoder_width": 1024,
+}  # fmt: skip
+"""BERT of image-reward's text encoder, which its package would download."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """An authors' package and the pip arguments, one command each, that install it into a new environment."""
+
+    environment: str
+    install: Sequence[str]
+
+
+_COMMON = ("torch torchvision torchmetrics 'scipy<1.18' requests clint ftfy regex",)
+_TOGETHER = (*_COMMON, "--no-deps hpsv2 clean-fid pytorch-fid torch-fidelity")
+PACKAGES: Mapping[str, Package] = {
+    **dict.fromkeys(("pytorch-fid", "clean-fid", "torchmetrics", "hpsv2"), Package("authors", _TOGETHER)),
+    "image-reward": Package(
+        "authors-image-reward",
+        ("torch torchvision transformers==4.36.2 timm==0.6.13 fairscale", "--no-deps image-reward"),
+    ),
+}
+
+
+def package_of(metric: str) -> str | None:
+    """The package that a metric is compared with."""
+    front_end = metric.removeprefix("fid[").rstrip("]").partition("+")
+    if metric.startswith("fid["):
+        whole = {"pytorch-fid": "pytorch-fid", "tf1": "torchmetrics", "tm-aa": "torchmetrics", "clean": "clean-fid"}
+        return whole[front_end[0]] if front_end[0] == "clean" or not front_end[2] else None
+    return {"hpsv2[v2.1]": "hpsv2", "hpsv2[v2.0]": "hpsv2", "imagereward": "image-reward"}.get(metric)
+
+
+def python_of(package: str) -> Path:
+    """The Python that has a package: this one, or else that of an environment in the cache folder."""
+    try:
+        importlib.metadata.version(package)
+        if package != "torchmetrics":  # which needs torch-fidelity besides
+            return Path(sys.executable)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    return cache_folder() / PACKAGES[package].environment / "bin" / "python"
+
+
+def recipe(package: str) -> str:
+    """The commands that make an environment for a package."""
+    folder = cache_folder() / PACKAGES[package].environment
+    steps = [f"{folder}/bin/pip install {arguments}" for arguments in PACKAGES[package].install]
+    return " && ".join([f"{Path(sys.executable).name} -m venv {folder}", *steps])
+
+
+def readiness(python: Path | None = None) -> list[dict[str, str]]:
+    """Rows of `specbench doctor` about the authors' packages."""
+    rows = []
+    for package in PACKAGES:
+        answer = _ask(python or python_of(package), {"package": package, "versions_only": True})
+        versions = ", ".join(f"{name} {version}" for name, version in answer.get("versions", {}).items())
+        ready = {"status": "ok", "detail": f"{versions} in {python or python_of(package)}", "fix": ""}
+        lacking = {"status": "warning", "detail": _problem(answer), "fix": recipe(package)}
+        rows.append({"name": f"cross-check by {package}"} | (ready if versions else lacking))
+    return rows
+
+
+def cross_check(images: Images, metric: Metric, python: Path | None = None) -> dict[str, object]:
+    """Compare a scored metric with its authors' package over the same images.
+
+    Args:
+        python: of the environment to use instead of `python_of`.
+
+    Returns:
+        A dict with the keys `COLUMNS`; `largest_difference` is that of a value per image, or of a feature.
+    """
+    row: dict[str, object] = dict.fromkeys(COLUMNS) | {"run_id": images.name, "metric": metric.name}
+    package = package_of(metric.name)
+    if package is None:
+        return row | {"verdict": "no package to compare with"}
+    kept = image_features(images.folder, metric).merge(images.rows, on=["prompt_id", "sample", "started_at"])
+    kept = kept.sort_values(["prompt_id", "sample"])
+    if not isinstance(metric, ReferenceMetric):
+        kept = kept.iloc[:MOST_IMAGES]
+    with tempfile.TemporaryDirectory() as folder:
+        request = _request(package, metric, kept, Path(folder))
+        answer = _ask(python or python_of(package), request)
+        row |= {"package": package, "n": len(kept)}
+        if "versions" not in answer:
+            return row | {"verdict": f"not run: {_problem(answer)}; see specbench doctor --cross-check"}
+        row["package"] = f"{package} {answer['versions'][package]}"
+        compared = _compare_features if isinstance(metric, ReferenceMetric) else _compare_values
+        return row | compared(images, metric, kept, answer, request)
+
+
+def _compare_values(images: Images, metric: Metric, kept: pd.DataFrame, answer: dict, request: dict) -> dict:
+    ours, theirs = kept["value"].to_numpy(np.float64), np.array(answer["values"])
+    gap = float(np.abs(ours - theirs).max())
+    return {"ours": ours.mean(), "theirs": theirs.mean(), "largest_difference": gap, "verdict": _verdict(gap)}
+
+
+def _compare_features(images: Images, metric: Metric, kept: pd.DataFrame, answer: dict, request: dict) -> dict:
+    digest = fingerprint(metric)
+    ours = {row["metric"]: row["value"] for row in read_scores(images.folder) if row["fingerprint"] == digest}
+    features = np.stack(kept["feature"].to_list())
+    gap = float(np.abs(features - np.load(request["features"], allow_pickle=False)).max())
+    gaps = [abs(ours[metric.name] - answer["value"]) / max(1.0, abs(answer["value"]))]
+    if "kid" in answer:
+        gaps.append(abs(ours[metric.name.replace("fid", "kid", 1)] - answer["kid"]))
+    value = ours[metric.name]
+    return {"ours": value, "theirs": answer["value"], "largest_difference": gap, "verdict": _verdict(max(gaps))}
+
+
+def _verdict(gap: float) -> str:
+    return "agrees" if gap <= TOLERANCE else "differs"
+
+
+def _request(package: str, metric: Metric, kept: pd.DataFrame, folder: Path) -> dict[str, object]:
+    request: dict[str, object] = {
+        "package": package,
+        "images": [str(Path(path).resolve()) for path in kept["path"]],
+        "weights": str(checkpoints.require(metric.checkpoints[0], offline=True)),
+    }
+    if isinstance(metric, ReferenceMetric):
+        reference = [str(path.resolve()) for path in pictures_in(metric.reference.folder)]
+        crop = "center256" if metric.name.endswith("+center256]") else "none"
+        own = {"reference": reference, "crop": crop, "antialias": metric.name.startswith("fid[tm-aa")}
+        return request | own | {"features": str(folder / "features.npy")}
+    request["captions"] = list(kept["prompt"])
+    if package == "hpsv2":
+        vocabulary = Path(import_open_clip().__file__).parent / "bpe_simple_vocab_16e6.txt.gz"
+        return request | {"vocabulary": str(vocabulary), "architecture": "ViT-H-14"}
+    config = folder / "med_config.json"
+    config.write_text(json.dumps(TEXT_CONFIG))
+    vocabulary = checkpoints.require("bert-vocabulary", offline=True)
+    return request | {"vocabulary": str(vocabulary), "text_config": str(config)}
+
+
+def _ask(python: Path, request: Mapping[str, object]) -> dict:
+    """The program's answer: `versions` and its numbers, or `missing` (a package), or `error`."""
+    if not python.is_file():
+        return {"missing": f"{python} (an environment)"}
+    done = subprocess.run([python, "-I", PROGRAM], input=json.dumps(request), capture_output=True, text=True)
+    try:
+        return json.loads(done.stdout)
+    except ValueError:
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return {"error": f"{python} ended with code {done.returncode}: {last}"}
+
+
+def _problem(answer: Mapping[str, str]) -> str:
+    return f"{answer['missing']} is not installed" if "missing" in answer else answer.get("error", "")
+
+
+def is_scored(images: Images, metric: Metric) -> bool:
+    """Whether the metric has scored any of these images."""
+    return not image_features(images.folder, metric).empty
+
+
+def require_python(python: Path | None) -> None:
+    """Raise a SpecbenchError if a named Python does not exist."""
+    if python is not None and not python.is_file():
+        raise SpecbenchError(f"--python {python} does not exist", "name the python of an environment")
