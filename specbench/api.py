@@ -281,10 +281,10 @@ def cross_check(
 
     checking.require_python(None if python is None else Path(python))
     if images is not None and prompts is not None:
-        shown = [external_images(Path(images), load_prompts(prompts), Path(out))]
+        shown = [external_images(Path(images), prompt_sets.load_prompts(prompts), Path(out))]
     else:
         shown = [run_images(folder) for folder in find_runs(out, runs)]
-    made: list[Metric] = [metric(name)(settings) for name in metrics]
+    made = [metric(name)(settings) for name in metrics]
     return [
         checking.cross_check(found, one, None if python is None else Path(python))
         for found in shown
