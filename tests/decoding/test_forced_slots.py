@@ -50,7 +50,7 @@ REFINES = st.one_of(
     st.sampled_from([{"refine": name} for name in ("resample", "restart", "couple", "gumbel")]),
     st.fixed_dictionaries({"refine": st.just("reuse"), "tau": st.sampled_from([0.0, 0.5])}),
 )
-INITS = st.sampled_from(["uniform", "left-repeat", "left-sample", "above-repeat", "above-sample"])
+INITS = st.sampled_from(["uniform", "left-repeat", "left-sample", "left-top1", "above-repeat", "above-sample"])
 DRAFTERS = st.one_of(
     st.just({"drafter": "jacobi"}),
     st.fixed_dictionaries(
