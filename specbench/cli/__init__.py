@@ -19,7 +19,9 @@ from specbench.system import console, plugins
 from specbench.system.version import __version__
 
 _UsageError = typer.BadParameter.__mro__[1]
-_DEBUG = "--debug"
+_DEBUG, _NO_COLOR, _NO_PROGRESS = "--debug", "--no-color", "--no-progress"
+_ANYWHERE = (_DEBUG, _NO_COLOR, _NO_PROGRESS)
+"""Switches that are allowed anywhere on the command line."""
 
 
 _MODULES = {
@@ -78,6 +80,12 @@ def _root(
         metavar="",
         help="Show tracebacks; allowed anywhere on the command line (also SPECBENCH_DEBUG=1).",
     ),
+    no_color: bool = typer.Option(
+        False, _NO_COLOR, metavar="", help="Print without colours; allowed anywhere (also NO_COLOR=1)."
+    ),
+    no_progress: bool = typer.Option(
+        False, _NO_PROGRESS, metavar="", help="Print no progress of images and downloads; allowed anywhere."
+    ),
 ) -> None:
     pass
 
@@ -86,7 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its exit code; errors are printed as one line on stderr."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = _DEBUG in arguments or os.environ.get("SPECBENCH_DEBUG", "") not in ("", "0")
-    arguments = [argument for argument in arguments if argument != _DEBUG]
+    if _NO_COLOR in arguments:
+        os.environ["NO_COLOR"] = "1"
+    console.show_progress(_NO_PROGRESS not in arguments)
+    arguments = [argument for argument in arguments if argument not in _ANYWHERE]
     warnings.showwarning = _show_warning
     try:
         code = build_app(next(iter(arguments), None))(arguments, standalone_mode=False, prog_name="specbench")

@@ -8,6 +8,8 @@ import typer
 
 from specbench.cli.options import flags, print_json, print_table
 from specbench.runs.settings import JSON, OUT, merge
+from specbench.system import console
+from specbench.system.terminal_tables import fitted
 
 _SETTINGS = (OUT, JSON)
 _HELP = "Compare two runs on their common images: speed-up, score differences, and their significance."
@@ -35,16 +37,38 @@ def compare(
     values = merge(_SETTINGS, flags)
     from specbench import api
     from specbench.metrics.base import Settings
-    from specbench.reporting.compare import FIELDS, Gate
+    from specbench.reporting.compare import Gate
 
     gates = [Gate.parse(text) for text in fail_if or ()]
     rows = api.compare(run_a, run_b, str(values["out"].value), Settings(reference=reference, offline=True))
     if values["json"].value:
         print_json(rows)
     else:
-        print_table([{name: _rounded(value) for name, value in row.items()} for row in rows], FIELDS)
+        _print_comparison(rows, *(_run_name(run, str(values["out"].value)) for run in (run_a, run_b)))
     for gate in gates:
         gate.check(rows)
+
+
+def _run_name(run: str, out: str) -> str:
+    from specbench.store.run_folders import find_runs
+
+    return find_runs(out, [run])[0].name
+
+
+def _print_comparison(rows: list[dict], a: str, b: str) -> None:
+    from specbench.reporting.compare import FIELDS
+    from specbench.reporting.compare_view import HEADINGS, directions, reasons, texts, verdict
+
+    if not console.is_terminal():
+        print("\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows))) + "\n")
+        return print_table([{name: _rounded(value) for name, value in row.items()} for row in rows], FIELDS)
+    from rich.text import Text
+
+    screen = console.stdout()
+    lines = directions(a, b)
+    screen.print(*(Text(line) for line in lines[:-1]), Text(verdict(rows), style="bold"), Text(), sep="\n")
+    screen.print(fitted(HEADINGS, texts(rows), screen.width, right=range(1, len(HEADINGS))))
+    screen.print(*(Text(line, style="dim") for line in (lines[-1], *reasons(rows))), sep="\n")
 
 
 def _rounded(value: object) -> object:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated
 
 import typer
-from rich.box import MARKDOWN, Box
+from rich.box import MARKDOWN
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -18,8 +17,10 @@ from rich.text import Text
 from specbench.runs.settings import Setting
 from specbench.specs.options import Option, plain
 from specbench.specs.presets import PRESETS, options_of
+from specbench.system import console
 from specbench.system.console import one_line
 from specbench.system.json_values import nonfinite_as_null
+from specbench.system.terminal_tables import fitted, used_columns
 
 
 def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None) -> Callable:
@@ -108,26 +109,37 @@ def print_json(rows: Iterable[dict]) -> None:
 
 
 def print_table(rows: Sequence[dict], columns: Sequence[str]) -> None:
-    """Print rows as a table on stdout: fitted to the width of a terminal, as markdown elsewhere."""
-    if sys.stdout.isatty():
-        console = Console(highlight=False)
-        layouts = [_table(rows, columns, None, *shape) for shape in ((" ", 2), ("\n", 2), ("\n", 1))]
-        table = next((one for one in layouts if console.measure(one).maximum <= console.width), layouts[-1])
-    else:
-        console, table = Console(width=1000), _table(rows, columns, MARKDOWN, " ", 1)
-    with console.capture() as text:
-        console.print(table)
-    print(text.get().strip("\n" if sys.stdout.isatty() else None))
+    """Print rows as a table on stdout: fitted to the width of a terminal, without empty columns; as markdown
+    elsewhere."""
+    if console.is_terminal():
+        return _print_fitted(rows, columns)
+    markdown = Console(width=1000)
+    with markdown.capture() as text:
+        markdown.print(_markdown(rows, columns))
+    print(text.get().strip())
 
 
-def _table(rows: Sequence[dict], columns: Sequence[str], box: Box | None, space: str, gap: int) -> Table:
-    """Build a table; `space` separates the words of a heading, `gap` is the number of spaces after each column."""
-    table = Table(box=box, header_style="bold", padding=(0, gap, 0, 1 if box else 0), pad_edge=bool(box))
+def _print_fitted(rows: Sequence[dict], columns: Sequence[str]) -> None:
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    shown = used_columns(cells, range(len(columns)))
+    numeric = [place for place in shown if all(_numeric(row.get(columns[place])) for row in rows)]
+    screen = console.stdout()
+    headings = [columns[place].replace("_", " ") for place in shown]
+    texts = [[row[place] for place in shown] for row in cells]
+    screen.print(fitted(headings, texts, screen.width, [shown.index(place) for place in numeric]))
+
+
+def _numeric(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _markdown(rows: Sequence[dict], columns: Sequence[str]) -> Table:
+    table = Table(box=MARKDOWN, header_style="bold", padding=(0, 1), pad_edge=True)
     for column in columns:
-        table.add_column(column.replace("_", " ").replace(" ", space), overflow="fold")
+        table.add_column(column.replace("_", " "), overflow="fold")
     for row in rows:
         cells = (one_line(_cell(row.get(column))) for column in columns)
-        table.add_row(*(Text(cell.replace("|", "\\|") if box is MARKDOWN else cell) for cell in cells))
+        table.add_row(*(Text(cell.replace("|", "\\|")) for cell in cells))
     return table
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def transfer(what: str) -> Iterator[Progress]:
     """Show the progress of a download: a bar on a terminal, a line every few seconds elsewhere."""
     terminal = console.stderr()
-    if not terminal.is_terminal or terminal.is_dumb_terminal:
+    if not console.progress_shown() or not terminal.is_terminal or terminal.is_dumb_terminal:
         yield TransferLines(what)
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -35,7 +35,7 @@ class TransferLines:
         self._what, self._last_line = what, time.monotonic()
 
     def __call__(self, done: int, total: int | None) -> None:
-        if time.monotonic() - self._last_line > console.LINE_EVERY_S:
+        if console.progress_shown() and time.monotonic() - self._last_line > console.LINE_EVERY_S:
             self._last_line = time.monotonic()
             console.say(f"{self._what}: {done / 1e6:.1f}{f' of {total / 1e6:.1f}' if total else ''} MB")
 

@@ -136,7 +136,36 @@ def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> Non
     if as_json:
         print_json(rows)
     elif rows:
-        print_table(rows, ("run_id", "metric", "difference" if differences else "value", "low", "high", "n"))
+        value = "difference" if differences else "value"
+        if console.is_terminal():
+            return print_table(_score_lines(rows, value), ("run_id", "metric", value, "95_%", "n"))
+        print_table(rows, ("run_id", "metric", value, "low", "high", "n"))
+
+
+def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
+    """Scores as texts: a run is named in its first line only, and parts stand below their metric."""
+    from specbench.reporting.columns import between, number
+
+    lines, last = [], None
+    several = {
+        (row["run_id"], row["metric"])
+        for row in rows
+        if sum((one["run_id"], one["metric"]) == (row["run_id"], row["metric"]) for one in rows) > 1
+    }
+    for row in rows:
+        metric, _, part = row["metric"].partition(":")
+        which = f" ({row['fingerprint']})" if (row["run_id"], row["metric"]) in several else ""
+        lines.append(
+            {
+                "run_id": "" if row["run_id"] == last else row["run_id"],
+                "metric": f"· {part}{which}" if part else f"{metric}{which}",
+                value: number(row[value], 3),
+                "95_%": None if row["low"] is None else between(row["low"], row["high"], 3),
+                "n": row["n"],
+            }
+        )
+        last = row["run_id"]
+    return lines
 
 
 def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str]:
@@ -157,6 +186,9 @@ def report(
     ),
     html: Path = typer.Option(
         None, "--html", metavar="FILE", help="Write an HTML page with tables, plots and images to this file instead."
+    ),
+    explain: bool = typer.Option(
+        False, "--explain", metavar="", help="On a terminal: print the definition of every column."
     ),
     to: Path = typer.Option(None, "--to", metavar="FILE", help="Write the table to this file; required for parquet."),
     model: str = typer.Option(
@@ -191,7 +223,17 @@ def report(
         raise unknown_name("format", fmt, FORMATS)
     from specbench import api, reporting
 
-    sys.stdout.write(reporting.render(api.report(runs or (), out), fmt))
+    rows = api.report(runs or (), out)
+    if fmt == "markdown" and console.is_terminal():
+        return _show_report(rows, explain)
+    sys.stdout.write(reporting.render(rows, fmt))
+
+
+def _show_report(rows: Sequence[dict], explain: bool) -> None:
+    from specbench.reporting.report_view import report_view
+
+    screen = console.stdout()
+    screen.print(report_view(rows, screen.width, explain))
 
 
 def _refuse_mistyped_tables(names: Sequence[str], out: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 import typer
 
@@ -69,6 +70,8 @@ def run(
 
     summary = run_plans(plans, SilentReporter() if values["quiet"].value else console.ProgressReporter())
     _print_summary(summary, as_json)
+    if not as_json and not values["quiet"].value and console.is_terminal():
+        _show_table(summary.folders)
     if problem := summary.problem():
         raise problem
 
@@ -118,6 +121,18 @@ def _show_plans(plans, as_json: bool) -> None:
     rows = planned_runs(plans)
     columns = ("decoder", "options", "images", "done", "run_id")
     print_json(rows) if as_json else print_table(rows, columns)
+
+
+def _show_table(folders: Sequence[Path]) -> None:
+    """The short table of `specbench report` of these runs, for whoever waits in front of a terminal."""
+    from specbench.reporting.report_rows import report_rows
+    from specbench.reporting.report_view import summary_table
+    from specbench.reporting.sections import sections
+
+    screen = console.stdout()
+    for section in sections(report_rows(folders)):
+        screen.print()
+        screen.print(summary_table(section.runs, screen.width))
 
 
 def _print_summary(summary, as_json: bool) -> None:

@@ -155,9 +155,23 @@ SPEED = (
     Column("vs fastest AR", _fastest, _FASTEST),
     Column("step ms", _duration("step_ms"), stats.step_ms),
     Column("latency ms", _duration("latency_ms"), stats.latency_ms),
+    Column("median ms", _duration("latency_median_ms"), stats.latency_median_ms),
     Column("end-to-end ms", _duration("latency_e2e_ms"), stats.latency_e2e_ms),
     Column("roofline ratio", _roofline, stats.roofline_ratio),
 )
+
+SUMMARY = (
+    DECODER,
+    WINDOW,
+    IMAGES,
+    Column("lossless", lambda row: "yes" if row["lossless"] else "no", _LOSSLESS),
+    Column("steps", _plain("nfe", 1), stats.nfe),
+    Column("tokens per step", _plain("step_compression", 2), stats.step_compression),
+    Column("speed-up [95 %]", _speedup, stats.speedup),
+    Column("images per hour", _plain("images_per_hour", 0), stats.images_per_hour),
+    *(column for column in SPEED if column.heading in ("latency ms", "median ms")),
+)
+"""The few columns that a terminal shows first; scores follow."""
 
 THROUGHPUT = (
     DECODER,
@@ -171,7 +185,7 @@ THROUGHPUT = (
 QUALITY = (
     DECODER,
     WINDOW,
-    Column("lossless", lambda row: "yes" if row["lossless"] else "no", _LOSSLESS),
+    SUMMARY[3],
     Column("NLL - H gap", _gap, stats.nll_gap),
     Column("log p", _plain("logp_mean", 3), stats.logp_mean),
     Column("std", _plain("logp_std", 2), stats.logp_std),

@@ -18,12 +18,15 @@ from specbench.errors import GATE, SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings, fingerprint
 from specbench.metrics.score_store import difference, read_scores
+from specbench.metrics.stored_difference import stored_difference
 from specbench.reporting.comparability import mismatched_fields
+from specbench.reporting.pareto import lower_is_better
 from specbench.reporting.report_rows import Run
 
 FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
 CHANGE = 0.02
 """Relative change to detect, for `prompts_needed`."""
+_TOO_FEW = "too few images for an interval"
 _BOUNDS = {"": "value", ".low": "low", ".high": "high"}
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
@@ -73,7 +76,11 @@ def quality_rows(
     """Compute the paired differences of overall scores, B minus A, for the metrics selected by `wanted`."""
     scores = [{(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b)]
     whole = [key for key in (scores[0] | scores[1]) if ":" not in key[0] and wanted(key[0])]
-    rows = [_quality_row(a, b, scores[0][key], settings) for key in whole if key in scores[0] and key in scores[1]]
+    rows = [
+        _plain_difference(scores[0][key], scores[1][key]) or _quality_row(a, b, scores[0][key], settings)
+        for key in whole
+        if key in scores[0] and key in scores[1]
+    ]
     compared = {row["name"] for row in rows}
     for name in dict.fromkeys(name for name, _ in whole if name not in compared):
         mine, theirs = ([row for key, row in found.items() if key[0] == name] for found in scores)
@@ -139,8 +146,20 @@ def _why(differing: Sequence[str], a: Run, b: Run) -> str:
     return "no timed images in common"
 
 
+def _plain_difference(mine: Mapping, theirs: Mapping) -> dict[str, object] | None:
+    """Difference of two distances that have no interval: nothing but the stored scores is needed."""
+    known = lower_is_better(str(mine["metric"])) and mine["images"] == theirs["images"] == mine["n"] == theirs["n"]
+    if not known or mine["low"] is not None or theirs["low"] is not None:
+        return None
+    gap = stats.Estimate(theirs["value"] - mine["value"], None, None)
+    return _row(str(mine["metric"]), gap, mine["n"], note=_TOO_FEW)
+
+
 def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) -> dict[str, object]:
     name = str(score["metric"])
+    if (stored := stored_difference(b, a, name, str(score["fingerprint"]))) is not None:
+        estimate, n = stored
+        return _difference_row(name, estimate, n, estimate.p, estimate.spread, score)
     if name not in metric_catalog.metric_names():
         return _row(name, note="no paired difference is defined for this metric")
     try:
@@ -154,10 +173,15 @@ def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) ->
         return _row(name, note=error.what)
     if found is None:
         return _row(name, note="no images in common, or no paired difference is defined for this metric")
-    needed = stats.prompts_needed(found["spread"], CHANGE * score["value"])
     estimate = stats.Estimate(found["difference"], found["low"], found["high"])
-    note = None if estimate.low is not None else "too few images for an interval"
-    return _row(name, estimate, found["n"], found["p"], needed, note)
+    return _difference_row(name, estimate, found["n"], found["p"], found["spread"], score)
+
+
+def _difference_row(
+    name: str, estimate: stats.Estimate, n: int, p: float | None, spread: float | None, score: Mapping
+) -> dict[str, object]:
+    needed = stats.prompts_needed(spread, CHANGE * score["value"])
+    return _row(name, estimate, n, p, needed, None if estimate.low is not None else _TOO_FEW)
 
 
 def _unlike(mine: Sequence[Mapping], theirs: Sequence[Mapping]) -> str:

@@ -74,6 +74,7 @@ def _section(section: Section, limit: int) -> dict:
     data = {name: gather(Path(row["folder"])) for name, row in names.items()}
     return {
         "heading": section.heading,
+        "answer": section.answer,
         "tables": [
             {
                 "title": table.title,

@@ -2,21 +2,23 @@
 
 Keys: `run_id, folder, model, source` (of a checkpoint that is not the official one: see
 `specbench.store.run_info.RunInfo.source_text`), `decoder, label, lossless, options` (with their defaults), `setting`
-(dtype, device, threads, batch, seed, prompts, weights and sampling), `n, failed`, the numbers named after functions
-of `specbench.stats` (`nfe, step_compression, latency_ms, latency_e2e_ms, step_ms, throughput, images_per_hour,
-over_floor` (None where it would be below 1), `roofline_note` (why), `acceptance, acceptance_by_offset, rounds,
-acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth, theorem2_bound, top1, logp_mean, logp_std,
-perplexity, nll_gap, nll_gap_se, zero_probability`; of traced images `draft_tv, draft_tv_by_offset, draft_top1`), the
-comparison with AR (`speedup, speedup_low, speedup_high, step_ratio, window_cost, overhead, speedup_e2e, pairs,
-baseline, speedup_note`), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
-speedup_fastest_high, fastest_ar`), `scores` (a list of dicts `metric, value, low, high, n, fingerprint`), `audit` (of
-audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False where the images have changed since),
-`floor` (roofline inputs, see `specbench.runs.roofline_facts`), `environment` (machine and versions, a line each) and
-`load` (load average at the start of each invocation).
+(dtype, device, threads, batch, seed, prompts, weights and sampling), `n, failed`, the numbers named after functions of
+`specbench.stats` (`nfe, step_compression, latency_ms, latency_median_ms, latency_e2e_ms, step_ms, throughput,
+images_per_hour, over_floor` (None where it would be below 1), `roofline_note` (why), `acceptance, acceptance_by_offset,
+rounds, acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth, theorem2_bound, top1, logp_mean,
+logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`; of traced images `draft_tv, draft_tv_by_offset,
+draft_top1`), the comparison with AR (`speedup, speedup_low, speedup_high, step_ratio, window_cost, overhead,
+speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
+speedup_fastest_high, fastest_ar`), `stalled` (number of images that stalled, with the slowest of them, ms), `disturbed`
+(cores that other processes used on average while the images were decoded), `scores` (a list of dicts `metric, value,
+low, high, n, fingerprint`), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False
+where the images have changed since), `floor` (roofline inputs, see `specbench.runs.roofline_facts`), `environment`
+(machine and versions, a line each) and `load` (load average at the start of each invocation).
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +53,9 @@ DRAFTED = (
     *("rounds", "acceptance_length", "draft_ms", "acceptance_by_sibling", "draft_tv_by_depth", "theorem2_bound"),
 )
 """Numbers of `specbench.stats` about drafting."""
+
+_MOST_READINGS = 20_000
+"""Images above which the readings of the machine are left unread: they are long."""
 
 ROOFLINE_WRONG = (
     "the roofline is wrong: decoding was faster than it allows. The device was measured while the machine was busy, or "
@@ -129,6 +134,9 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "nfe": stats.nfe(rows),
         "step_compression": stats.step_compression(rows),
         "latency_ms": stats.latency_ms(rows),
+        "latency_median_ms": stats.latency_median_ms(rows),
+        "stalled": _stalled(rows),
+        "disturbed": _other_cores(run.folder) if len(rows) <= _MOST_READINGS else None,
         "latency_e2e_ms": stats.latency_e2e_ms(rows),
         "step_ms": stats.step_ms(rows),
         "throughput": stats.throughput(rows) if spec.batch > 1 else None,
@@ -148,6 +156,18 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "load": [call.load for call in info.invocations],
         "environment": list(dict.fromkeys(call.environment for call in info.invocations)),
     }
+
+
+def _stalled(rows: pd.DataFrame) -> dict[str, float] | None:
+    found = stats.stalled(rows)
+    return {"images": len(found), "slowest_ms": float(found["ar_ms"].max())} if len(found) else None
+
+
+def _other_cores(folder: Path) -> float | None:
+    """Cores that other processes used on average; None where it was not measured."""
+    readings = RunStore(folder).samples(["machine"])["machine"].dropna()
+    found = [cores for text in readings if (cores := json.loads(text).get("other_cores")) is not None]
+    return sum(found) / len(found) if found else None
 
 
 def _roofline(rows: pd.DataFrame, floor: Mapping | None) -> dict[str, object]:

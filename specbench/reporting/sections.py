@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from specbench.reporting.answer import answer
 from specbench.reporting.columns import (
     AUDIT,
     DECODER,
@@ -20,7 +21,6 @@ from specbench.reporting.columns import (
     part_columns,
     score_columns,
 )
-from specbench.reporting.report_rows import window_of
 
 READING = (
     "speed-up = step compression / (window cost x overhead), "
@@ -39,11 +39,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """Runs (report rows) of one model and setting, and their tables."""
+    """Runs (report rows) of one model and setting, their tables, and what they say in sentences."""
 
     heading: str
     runs: Sequence[Mapping]
     tables: Sequence[Table]
+    answer: Sequence[str] = ()
 
 
 def sections(rows: Sequence[Mapping]) -> list[Section]:
@@ -86,12 +87,12 @@ def _section(runs: list[Mapping]) -> Section:
     quality = (*QUALITY, *audited, *traced, *score_columns(runs))
     parts = part_columns(runs).items()
     tables = [
-        Table(speed, remark=_window_remark(runs)),
+        Table(speed),
         Table(quality, remark=_score_remark(runs)),
         *([Table(DRAFTS)] if any(_says_more_of_drafts(row) for row in runs) else ()),
         *(Table((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
-    return Section(_heading(runs[0]), runs, tables)
+    return Section(_heading(runs[0]), runs, tables, answer(runs))
 
 
 def _says_more_of_drafts(row: Mapping) -> bool:
@@ -115,19 +116,6 @@ def _heading(row: Mapping) -> str:
     ]
     source = f" from {row['source']}" if row.get("source") else ""
     return f"{row['model']}{source}: {', '.join(parts)}"
-
-
-def _window_remark(rows: Sequence[Mapping]) -> str | None:
-    """Remark on the largest window cost, if it exceeds 1.1."""
-    costly = [row for row in rows if (row["window_cost"] or 0) > 1.1]
-    if not costly:
-        return None
-    worst = max(costly, key=lambda row: row["window_cost"])
-    fed = window_of(worst["options"]) or "several"
-    return (
-        f"Window cost on this machine: a target forward of {fed} tokens takes {worst['window_cost']:.1f} times as "
-        f"long as one of a single token ({worst['label']}), so the speed-up is smaller than the step compression."
-    )
 
 
 def _score_remark(rows: Sequence[Mapping]) -> str | None:

@@ -30,6 +30,7 @@ def markdown(rows: Sequence[Mapping]) -> str:
     blocks, found = [], sections(rows)
     for section in found:
         blocks.append(f"### {_prose(section.heading)}")
+        blocks.append("\n".join(f"- {_prose(text)}" for text in section.answer))
         for table in section.tables:
             blocks += [f"{escape(table.title)}:"] if table.title else []
             blocks.append(_table(table.columns, section.runs))

@@ -9,6 +9,9 @@ import pandas as pd
 from specbench.stats.intervals import Estimate, ratio_of_totals
 from specbench.stats.ratios import mean, ratio
 
+STALL = 3.0
+"""Time per target forward over its median above which an image stalled."""
+
 
 def nfe(rows: pd.DataFrame) -> float | None:
     """NFE: target forwards per image after prefill, mean over images; a conditional and unconditional pair counts
@@ -26,6 +29,18 @@ def latency_ms(rows: pd.DataFrame) -> float | None:
     """Latency: milliseconds per image from the start of prefill to the last token, mean over images decoded
     one at a time."""
     return mean(rows["ar_ms"])
+
+
+def latency_median_ms(rows: pd.DataFrame) -> float | None:
+    """Median latency: median over images of the latency; far below the mean where an image stalled."""
+    found = rows["ar_ms"].median()
+    return None if pd.isna(found) else float(found)
+
+
+def stalled(rows: pd.DataFrame) -> pd.DataFrame:
+    """Images whose time per target forward exceeds `STALL` times the median of the run; of at least 3 images."""
+    pace = rows["ar_ms"].astype("float64") / rows["nfe"]
+    return rows[pace > STALL * pace.median()] if pace.notna().sum() >= 3 else rows.iloc[:0]
 
 
 def latency_e2e_ms(rows: pd.DataFrame) -> float | None:

@@ -20,10 +20,25 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 LINE_EVERY_S = 10.0
+_progress = {"shown": True}
+
+
+def show_progress(shown: bool) -> None:
+    """Choose whether progress of images, scores and downloads is printed; results and warnings are in any case."""
+    _progress["shown"] = shown
+
+
+def progress_shown() -> bool:
+    return _progress["shown"]
 
 
 def stderr() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def stdout() -> Console:
+    """Console of results that are laid out for a terminal."""
+    return Console(highlight=False)
 
 
 def say(text: str) -> None:
@@ -66,7 +81,7 @@ class ProgressReporter:
         self._started = self._last_line = time.monotonic()
         if done:
             self.note(f"{done} of {total} {self.what} already done")
-        if self._console.is_terminal and not self._console.is_dumb_terminal and total > done:
+        if progress_shown() and self._console.is_terminal and not self._console.is_dumb_terminal and total > done:
             self._bar = _bar(self._console)
             self._task = self._bar.add_task(self.what, total=total, completed=done)
             self._bar.start()
@@ -77,7 +92,7 @@ class ProgressReporter:
         if self._bar is not None:
             failed = f" ({self._failed} failed)" if self._failed else ""
             self._bar.update(self._task, completed=self._done, description=run_id.rpartition("-")[0] + failed)
-        elif time.monotonic() - self._last_line > LINE_EVERY_S:
+        elif progress_shown() and time.monotonic() - self._last_line > LINE_EVERY_S:
             self._last_line = time.monotonic()
             self.note(self._plain())
 

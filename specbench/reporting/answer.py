@@ -1,0 +1,167 @@
+"""The answer of a report in sentences: speed-up, cost in quality, what cannot be told, what disturbed the timing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number
+from specbench.reporting.compare import CHANGE, corrected, quality_rows
+from specbench.reporting.pareto import lower_is_better
+from specbench.reporting.report_rows import window_of
+from specbench.system.monitor import BUSY_CORES
+
+SIGNIFICANT = 0.05
+_COSTLY_WINDOW = 1.1
+
+
+def answer(rows: Sequence[Mapping]) -> list[str]:
+    """Sentences about the report rows of one section, the most important first; none for AR alone."""
+    timed = sorted((row for row in rows if row["speedup"] is not None and row["decoder"] != "ar"), key=_slowness)
+    exact = [row for row in timed if _exact(row)]
+    faster = [row for row in timed[:1] if not _exact(row)]
+    chosen = [*exact[:1], *faster]
+    return [
+        *([_fastest(exact)] if exact else []),
+        *(_with_loss(row, bool(exact)) for row in faster),
+        *(sentence for row in chosen[:1] if (sentence := _free_window(row))),
+        *_quality(chosen, rows),
+        *_untimed(rows, timed),
+        *disturbances(rows),
+    ]
+
+
+def disturbances(rows: Sequence[Mapping]) -> list[str]:
+    """What the machine did to the measurement: stalled images and other processes."""
+    said = []
+    for row in rows:
+        if stall := row.get("stalled"):
+            said.append(
+                f"{_name(row)}: {stall['images']} of {row['n']} images stalled, the slowest took "
+                f"{number(stall['slowest_ms'] / 1e3)} s where the median is "
+                f"{number(row['latency_median_ms'] / 1e3)} s; the mean latency and the speed-up include it."
+            )
+    busy = [row["disturbed"] for row in rows if (row.get("disturbed") or 0) > BUSY_CORES]
+    if busy and any(row["latency_ms"] is not None for row in rows):
+        cores = number(max(busy), 1)
+        said.append(
+            f"The machine was not idle: other processes used up to {cores} cores on average during a run, so latencies "
+            "are too long and speed-ups uncertain; repeat on a quiet machine."
+        )
+    return said
+
+
+def _exact(row: Mapping) -> bool:
+    return row["lossless"] and not failed_audit(row)
+
+
+def _slowness(row: Mapping) -> float:
+    return -row["speedup"]
+
+
+def _name(row: Mapping) -> str:
+    window = window_of(row["options"])
+    return f"{row['label']} (window {window})" if window and "window" in row["options"] else row["label"]
+
+
+def _fastest(exact: Sequence[Mapping]) -> str:
+    """The fastest lossless decoder, and those whose intervals reach its own."""
+    best, *others = exact
+    value, interval = number(best["speedup"]), _interval(best)
+    images = f"{best['pairs']} image{'s' if best['pairs'] != 1 else ''}"
+    if best["speedup_low"] is None:
+        said = f"{_name(best)}, the fastest lossless decoder, ran {value} times as fast as AR ({images}: no interval)"
+    elif best["speedup_low"] > 1:
+        said = f"{_name(best)} is the fastest lossless decoder: {value} times as fast as AR {interval} over {images}"
+    elif best["speedup_high"] < 1:
+        said = (
+            f"No lossless decoder is faster than AR: the best, {_name(best)}, reaches {value} {interval} of its speed"
+        )
+    else:
+        said = (
+            f"No lossless decoder is shown to be faster than AR: the best, {_name(best)}, is at {value} times its "
+            f"speed {interval} over {images}"
+        )
+    level = [_name(row) for row in others if row["speedup_high"] and row["speedup_high"] >= (best["speedup_low"] or 0)]
+    return said + (f"; intervals overlap with {', '.join(level)}." if level else ".")
+
+
+def _with_loss(row: Mapping, beside_lossless: bool) -> str:
+    why = f"declared lossless, {FAILED_AUDIT}" if failed_audit(row) else "not lossless"
+    other = "Above it stands" if beside_lossless else "The fastest decoder is"
+    unsure = ", not shown to be faster than AR" if (row["speedup_low"] or 0) <= 1 else ""
+    speed = f"{number(row['speedup'])} times the speed of AR {_interval(row)}".rstrip()
+    return f"{other} {_name(row)}, {why}: {speed}{unsure}."
+
+
+def _free_window(row: Mapping) -> str | None:
+    """The speed-up where a wide forward costs no more than a narrow one."""
+    cost, steps, overhead = row["window_cost"], row["step_ratio"], row["overhead"]
+    if not cost or cost <= _COSTLY_WINDOW or not steps or not overhead:
+        return None
+    fed = window_of(row["options"]) or "several"
+    return (
+        f"A target forward of {fed} tokens takes {number(cost)} times as long as one of a single token on this "
+        f"machine; where it takes no longer, {row['label']} would be {number(steps / overhead)} times as fast as AR."
+    )
+
+
+def _quality(chosen: Sequence[Mapping], rows: Sequence[Mapping]) -> list[str]:
+    """Score differences from AR of the chosen runs: those that are real, and those that cannot be told."""
+    found = [
+        difference | {"who": _name(row)}
+        for row in chosen
+        if (baseline := _baseline(row, rows)) is not None
+        for difference in quality_rows(baseline, Path(row["folder"]), wanted=lambda metric: not lower_is_better(metric))
+        if difference["value"] is not None
+    ]
+    found = corrected(found)
+    real = [row for row in found if row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT]
+    return [*map(_cost, real), *_untold([row for row in found if row not in real])]
+
+
+def _cost(row: Mapping) -> str:
+    way = "lower" if row["value"] < 0 else "higher"
+    gap = number(abs(row["value"]), 3)
+    return f"{row['who']} scores {gap} {way} in {row['name']} than AR{_bounds(row)} over {row['n']} images."
+
+
+def _untold(rows: Sequence[Mapping]) -> list[str]:
+    """Differences that may be none, by decoder, and how many prompts would find one."""
+    by_decoder: dict[str, list[str]] = {}
+    for row in rows:
+        by_decoder.setdefault(row["who"], []).append(f"{row['name']}{_bounds(row)}")
+    if not rows:
+        return []
+    known = [row["prompts_needed"] for row in rows if row["prompts_needed"]]
+    change = f"{100 * CHANGE:g} %"
+    most = f" A change of {change} of AR's score takes up to {max(known):,} prompts to find." if known else ""
+    listed = "; ".join(f"{who} in {', '.join(scores)}" for who, scores in by_decoder.items())
+    images = min(row["n"] for row in rows)
+    return [f"Not to be told from {images} images, whether scores differ from AR's: {listed}.{most}"]
+
+
+def _bounds(row: Mapping) -> str:
+    return "" if row["low"] is None else f" [{between(row['low'], row['high'], 3)}]"
+
+
+def _baseline(row: Mapping, rows: Sequence[Mapping]) -> Path | None:
+    if row["baseline"] is None:
+        return None
+    shown = next((Path(one["folder"]) for one in rows if one["run_id"] == row["baseline"]), None)
+    return shown or Path(row["folder"]).parent / row["baseline"]
+
+
+def _untimed(rows: Sequence[Mapping], timed: Sequence[Mapping]) -> list[str]:
+    """Why no decoder of the section has a speed-up."""
+    missing = [row for row in rows if row["speedup"] is None and row["decoder"] != "ar"]
+    if timed or not missing:
+        return []
+    reasons = dict.fromkeys(re.sub(r"\s+", " ", str(row["speedup_note"])) for row in missing)
+    return [f"No speed-up can be given: {'; '.join(reasons)}."]
+
+
+def _interval(row: Mapping) -> str:
+    low, high = row["speedup_low"], row["speedup_high"]
+    return "" if low is None else f"[{between(low, high)}]"

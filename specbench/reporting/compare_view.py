@@ -1,0 +1,108 @@
+"""A comparison of two runs in words: which is which, what is real, and the numbers as texts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from specbench.reporting.columns import MISSING, between, number
+from specbench.reporting.compare import CHANGE
+
+SIGNIFICANT = 0.05
+HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
+_NAMES = {
+    "speedup": "speed-up, B over A",
+    "speedup_reverse": "speed-up, A over B",
+    "step_ratio": "steps, A over B",
+    "window_cost": "window cost, B over A",
+    "overhead": "overhead, B over A",
+}
+"""Names of the numbers about speed; every other row is a score difference, B minus A."""
+_LEAST_P = 0.0001
+
+
+def verdict(rows: Sequence[Mapping]) -> str:
+    """What of the rows of `specbench.reporting.compare.compare_runs` is real at the 5 % level, in one sentence."""
+    said = {True: [], False: []}
+    for row in rows:
+        if row["value"] is None or (row["name"] in _NAMES and row["name"] != "speedup"):
+            continue
+        real = row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT
+        said[real].append(_speed(row, real) if row["name"] == "speedup" else _score(row, real))
+    real = f"Real: {', '.join(said[True])}" if said[True] else "No difference is shown to be real"
+    open_ = f"; not told apart: {', '.join(said[False])}" if said[False] else ""
+    return f"{real}{open_}." if said[True] or said[False] else "Nothing could be compared."
+
+
+def directions(a: str, b: str) -> list[str]:
+    """Which run is A and which is B, and what the signs mean."""
+    return [
+        f"A (baseline): {a}",
+        f"B: {b}",
+        "A speed-up above 1 means that B is faster; a difference above 0 means that B scores higher.",
+    ]
+
+
+def texts(rows: Sequence[Mapping]) -> list[tuple[str, ...]]:
+    """One line per compared number, in the order of `HEADINGS`; rows without a value are left to `reasons`."""
+    return [
+        (
+            _title(row),
+            _value(row),
+            MISSING if row["low"] is None else between(row["low"], row["high"], _digits(row)),
+            _p(row["p_holm"]),
+            str(row["n"] or MISSING),
+            f"{row['prompts_needed']:,}" if row["prompts_needed"] else MISSING,
+        )
+        for row in rows
+        if row["value"] is not None
+    ]
+
+
+def reasons(rows: Sequence[Mapping]) -> list[str]:
+    """Why numbers are missing or restricted, and what the last column means."""
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        if row["note"]:
+            said.setdefault(row["note"], []).append(_title(row))
+    needed = (
+        f"Prompts needed: to detect a change of {100 * CHANGE:g} % of the speed-up, or of A's score, with 80 % power."
+    )
+    return [
+        *(f"{', '.join(names)}: {note}." for note, names in said.items()),
+        *([needed] if any(row["prompts_needed"] for row in rows) else []),
+    ]
+
+
+def _speed(row: Mapping, real: bool) -> str:
+    if not real:
+        return f"speed ({_value(row)}{_interval(row)})"
+    way = "faster" if row["value"] > 1 else "slower"
+    return f"B is {way} than A, {_value(row)} times its speed{_interval(row)}"
+
+
+def _score(row: Mapping, real: bool) -> str:
+    if not real:
+        return f"{row['name']} ({_value(row)}{_interval(row)})"
+    return f"B scores {'higher' if row['value'] > 0 else 'lower'} in {row['name']}, by {_value(row)}{_interval(row)}"
+
+
+def _interval(row: Mapping) -> str:
+    return "" if row["low"] is None else f" [{between(row['low'], row['high'], _digits(row))}]"
+
+
+def _title(row: Mapping) -> str:
+    return _NAMES.get(row["name"], f"{row['name']}, B minus A")
+
+
+def _value(row: Mapping) -> str:
+    return number(row["value"]) if row["name"] in _NAMES else f"{row['value']:+,.3f}"
+
+
+def _digits(row: Mapping) -> int:
+    return 2 if row["name"] in _NAMES else 3
+
+
+def _p(p: float | None) -> str:
+    if p is None:
+        return MISSING
+    return f"< {_LEAST_P}" if p < _LEAST_P else f"{p:.4f}"

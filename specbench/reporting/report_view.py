@@ -1,0 +1,69 @@
+"""The report on a terminal: the answer in sentences, then one short table per section, fitted to the width."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from specbench.reporting.columns import AUDIT, MISSING, SUMMARY, Column, score_columns
+from specbench.reporting.sections import Section, circumstances, sections
+from specbench.system.console import one_line
+from specbench.system.terminal_tables import fitted, used_columns
+
+_MORE = "specbench report --explain defines the columns; specbench report | less shows all of them"
+_LEFT = ("decoder", "lossless", "audit")
+_KEPT = ("decoder", "speed-up [95 %]")
+"""Columns that are shown even if all rows agree."""
+
+
+def report_view(rows: Sequence[Mapping], width: int, explain: bool = False) -> Group:
+    """Lay out the rows of `report_rows`.
+
+    Args:
+        width: of the terminal, in characters.
+        explain: add the definition of each column.
+    """
+    parts: list[RenderableType] = []
+    definitions: dict[str, None] = {}
+    for section in sections(rows):
+        columns = [
+            one for one in summary_columns(section.runs) if any(one.cell(row) != MISSING for row in section.runs)
+        ]
+        parts += [Text(one_line(section.heading), style="bold"), *_answer(section), summary_table(section.runs, width)]
+        parts += [Text(remark, style="dim") for table in section.tables if (remark := table.remark)]
+        parts.append(Text())
+        definitions |= dict.fromkeys(text for column in columns if (text := column.definition()))
+    below = [*definitions, *circumstances(rows)] if explain else [*circumstances(rows), _MORE]
+    return Group(*parts, *(Text(one_line(text), style="dim") for text in below))
+
+
+def summary_table(runs: Sequence[Mapping], width: int) -> Group:
+    """One line per run with what a first look needs; what all runs share stands in one line below."""
+    columns = summary_columns(runs)
+    cells = [[column.cell(row) for column in columns] for row in runs]
+    headings = [column.heading for column in columns]
+    shown = used_columns(cells, [place for place, heading in enumerate(headings) if heading in _KEPT])
+    alike = [
+        f"{heading} {cells[0][place]}"
+        for place, heading in enumerate(headings)
+        if place not in shown and cells[0][place] != MISSING
+    ]
+    table = fitted(
+        [headings[place] for place in shown],
+        [[row[place] for place in shown] for row in cells],
+        width,
+        right=[index for index, place in enumerate(shown) if headings[place] not in _LEFT],
+    )
+    return Group(table, *([Text(f"in every row: {', '.join(alike)}", style="dim")] if alike else []))
+
+
+def summary_columns(runs: Sequence[Mapping]) -> list[Column]:
+    """The columns of `summary_table`, before empty and constant ones are dropped."""
+    return [*SUMMARY, *(AUDIT if any(row.get("audit") for row in runs) else ()), *score_columns(runs)]
+
+
+def _answer(section: Section) -> Iterator[RenderableType]:
+    if section.answer:
+        yield from (Text(), *(Text(one_line(sentence)) for sentence in section.answer), Text())

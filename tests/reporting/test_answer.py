@@ -1,0 +1,67 @@
+"""The answer of a report: what its sentences claim follows from intervals, audits and the machine's state."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbench.reporting.answer import answer
+from specbench.reporting.compare_view import verdict
+
+
+def row(label, speedup=None, low=None, high=None, lossless=True, **more):
+    base = {
+        "run_id": f"m-{label}", "folder": f"nowhere/m-{label}", "decoder": label, "label": label, "lossless": lossless,
+        "options": {"window": 16}, "speedup": speedup, "speedup_low": low, "speedup_high": high, "pairs": 9, "n": 9,
+        "baseline": "m-ar", "window_cost": 1.0, "step_ratio": 2.0, "overhead": 1.25, "speedup_note": None,
+        "latency_ms": 400.0, "latency_median_ms": 300.0, "stalled": None, "disturbed": None,
+    }  # fmt: skip
+    return base | more
+
+
+AR = row("ar", 1.0, 1.0, 1.0, options={})
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (1.1, 1.5, "sjd (window 16) is the fastest lossless decoder: 1.30 times as fast as AR [1.10–1.50] over 9"),
+        (0.9, 1.5, "No lossless decoder is shown to be faster than AR"),
+        (0.7, 0.9, "No lossless decoder is faster than AR"),
+        (None, None, "no interval"),
+    ],
+)
+def test_faster_is_said_only_where_the_interval_shows_it(low, high, said):
+    assert said in answer([AR, row("sjd", 1.3, low, high)])[0]
+
+
+def test_a_lossy_decoder_is_named_as_such_and_only_above_the_lossless_one():
+    sjd = row("sjd", 1.3, 1.2, 1.4)
+    found = answer([AR, sjd, row("gsd", 1.6, 1.5, 1.7, lossless=False)])
+    assert found[0].startswith("sjd") and "gsd (window 16), not lossless: 1.60" in found[1]
+    assert not any("gsd" in text for text in answer([AR, sjd, row("gsd", 1.2, 1.1, 1.3, lossless=False)]))
+
+
+def test_a_failed_audit_takes_the_title():
+    cheat = row("cheat", 2.0, 1.9, 2.1, audit={"failed": True})
+    found = answer([AR, row("sjd", 1.3, 1.2, 1.4), cheat])
+    assert found[0].startswith("sjd") and "NOT LOSSLESS" in found[1]
+
+
+def test_a_window_that_is_not_free_says_what_a_free_one_would_bring():
+    assert any("sjd would be 1.60 times" in text for text in answer([AR, row("sjd", 1.1, 1.0, 1.2, window_cost=1.5)]))
+    assert len(answer([AR, row("sjd", 1.1, 1.05, 1.2)])) == 1
+
+
+def test_the_machine_is_remarked_upon():
+    found = answer([AR | {"stalled": {"images": 1, "slowest_ms": 8000.0}, "disturbed": 1.8}])
+    assert "1 of 9 images stalled" in found[0] and "8.00 s" in found[0] and "0.30 s" in found[0]
+    assert "up to 1.8 cores" in found[1]
+
+
+def test_the_verdict_needs_the_corrected_p_value():
+    speed = {"name": "speedup", "value": 1.3, "low": 1.1, "high": 1.5, "p": 0.03, "p_holm": 0.04}
+    score = {"name": "clip", "value": -0.1, "low": -0.2, "high": -0.01, "p": 0.04, "p_holm": 0.08}
+    said = verdict([speed, score])
+    assert said.startswith("Real: B is faster than A") and "not told apart: clip (-0.100" in said
+    assert verdict([speed | {"p_holm": 0.06}]).startswith("No difference is shown to be real")
+    assert verdict([{**speed, "value": None}]) == "Nothing could be compared."

@@ -1,0 +1,34 @@
+"""Fitted tables: identifiers stay whole at any width, wide tables continue in panels that repeat the first column."""
+
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from specbench.system.terminal_tables import fitted, used_columns
+
+HEADINGS = ("name", "hub id", "licence", "value")
+ROWS = [
+    ("lumina-1024", "Alpha-VLLM/Lumina-mGPT-7B-1024", "Chameleon research licence, non-commercial", "1.5"),
+    ("emu3", "BAAI/Emu3-Gen-hf", "Apache-2.0", "22.25"),
+]
+
+
+@pytest.mark.parametrize("width", [45, 80, 120, 200])
+def test_identifiers_stay_whole(width):
+    console = Console(width=width, highlight=False)
+    with console.capture() as text:
+        console.print(fitted(HEADINGS, ROWS, width, right=[3]))
+    lines = text.get().splitlines()
+    assert max(map(len, lines)) <= width
+    for row in ROWS:
+        assert all(any(word in line for line in lines) for cell in row for word in cell.split())
+    panels = sum(line.startswith("name") for line in lines)
+    assert panels == sum(line.startswith("lumina-1024") for line in lines) and (panels == 1) == (width >= 80)
+
+
+def test_empty_and_constant_columns_say_nothing():
+    rows = [("a", "-", "4", "1"), ("b", "-", "4", "2")]
+    assert used_columns(rows, kept=[0]) == [0, 3]
+    assert used_columns(rows, kept=[0, 2]) == [0, 2, 3]
+    assert used_columns(rows[:1], kept=[]) == [0, 2, 3], "of one row nothing is constant"
