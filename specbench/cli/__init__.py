@@ -118,6 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = _fail(SpecbenchError(f"{where}{error.strerror or error}", "check the path"), debug)
+    except MemoryError:
+        code = _fail(SpecbenchError("not enough memory", "see 'ulimit -v' and what else runs here", FAILURE), debug)
     except Exception as error:
         what = f"{type(error).__name__}: {error}"
         problem = SpecbenchError(what, f"a bug{place(error)}; {_DEBUG} shows the traceback", FAILURE)

@@ -202,7 +202,7 @@ class ThreeInOne(CategoryMetric):
             part.prepare()
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return super().accepts(category, meta) and meta.get("kind") in THREE_IN_ONE
+        return super().accepts(category, meta) and str(meta.get("kind")) in THREE_IN_ONE
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         plain = [replace(sample, prompt=self.grammar.without_adjectives(sample.prompt)) for sample in samples]

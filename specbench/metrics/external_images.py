@@ -13,7 +13,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics.scoring import Images
 from specbench.prompts import PromptSet
 from specbench.store.schema import image_name
-from specbench.system.images import pictures_in
+from specbench.system.images import pictures_in, read_picture
 
 _NUMBERED = re.compile(r"(?P<name>.+)[-_](?P<sample>\d{1,9})")
 
@@ -50,7 +50,7 @@ def external_images(folder: Path, prompts: PromptSet, out: Path) -> Images:
     ]
     digest = hashlib.sha256(f"{folder.resolve()}\n{prompts.sha256}".encode()).hexdigest()[:8]
     name = f"{folder.resolve().name}-{digest}"
-    return Images(name, out / name, pd.DataFrame(rows))
+    return Images(name, out / name, pd.DataFrame(rows), lambda row: read_picture(row.path))
 
 
 def _key(path: Path, known: dict, slugs: dict[str, str]) -> tuple[str, int]:

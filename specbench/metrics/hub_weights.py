@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
-from specbench.system.downloads import digest_of, offline
+from specbench.models.hub_pins import DIGESTS, REVISIONS
+from specbench.system.downloads import offline
+from specbench.system.file_digests import sha256_of
 
 _FILES = ("config.json", "model.safetensors")
 
@@ -21,13 +23,20 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
 
     local = forbidden or offline()
     try:
-        folder = Path(snapshot_download(repository, allow_patterns=_FILES, local_files_only=local))
+        folder = Path(
+            snapshot_download(
+                repository, revision=REVISIONS.get(repository), allow_patterns=_FILES, local_files_only=local
+            )
+        )
     except LocalEntryNotFoundError:
         raise SpecbenchError(f"{repository} is not on this disk", _hint(repository), MISSING_PREREQUISITE) from None
     except (HfHubHTTPError, OSError) as error:
         raise SpecbenchError(f"{repository}: {type(error).__name__}: {error}", _hint(repository), FAILURE) from error
     if any(not (folder / name).is_file() for name in _FILES):
         raise SpecbenchError(f"{repository} is not complete on this disk", _hint(repository), MISSING_PREREQUISITE)
+    for name, digest in DIGESTS.get(repository, {}).items():
+        if sha256_of(folder / name) != digest:
+            raise SpecbenchError(f"{folder / name} is not the published file", _hint(repository), MISSING_PREREQUISITE)
     return folder
 
 
@@ -42,8 +51,9 @@ def hub_problem(repository: str) -> tuple[str, str] | None:
 
 def weights_digest(folder: Path) -> str:
     """Digest of the weights in a model folder."""
-    return digest_of(folder / "model.safetensors")
+    return f"sha256:{sha256_of(folder / 'model.safetensors')}"
 
 
 def _hint(repository: str) -> str:
-    return f"hf download {repository} {' '.join(_FILES)}"
+    revision = REVISIONS.get(repository)
+    return f"hf download {repository} {' '.join(_FILES)}{f' --revision {revision}' if revision else ''}"

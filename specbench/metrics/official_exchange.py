@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
-from PIL import Image
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics.base import Metric, Sample, Score
@@ -27,11 +27,21 @@ from specbench.metrics.scoring import run_images, score_with
 from specbench.prompts.geneval import official_row
 from specbench.prompts.t2i_compbench import CATEGORIES
 from specbench.stats import mean_interval
+from specbench.store.run_images import read_image
 from specbench.store.run_store import RunStore
+from specbench.store.schema import read_meta
 from specbench.system.downloads import digest_of
-from specbench.system.images import read_picture
+from specbench.system.export_folder import export_folder
+from specbench.system.images import png_bytes
+from specbench.system.json_values import parse_json
+from specbench.system.reading import read_error, read_regular
 
 BENCHMARKS = ("geneval", "t2i-compbench")
+MAX_LINES = 10**5
+"""Above the number of prompts of any benchmark; file names have five digits for them."""
+MAX_RESULTS_BYTES = 2**30
+_GENEVAL_TEXTS = ("filename", "prompt", "reason", "details")
+_GENEVAL_PLACE = re.compile(r"([0-9]{1,9})/samples/([0-9]{1,9})\.png$")
 
 RESULTS: Mapping[str, str] = {
     "color": "annotation_blip/vqa_result.json",
@@ -63,10 +73,7 @@ def export_images(benchmark: str, run: Path, target: Path) -> int:
     write = {"geneval": export_geneval, "t2i-compbench": export_compbench}.get(benchmark)
     if write is None:
         raise unknown_name("benchmark", benchmark, BENCHMARKS)
-    try:
-        return write(run, target)
-    except OSError as error:
-        raise SpecbenchError(f"cannot write to {target}: {error.strerror or error}") from error
+    return write(run, target)
 
 
 def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, object]]:
@@ -99,15 +106,16 @@ def export_geneval(run: Path, target: Path) -> int:
         The number of images.
 
     Raises:
-        SpecbenchError: not a run of GenEval prompts, or `target` is not empty.
+        SpecbenchError: not a run of GenEval prompts, two prompts of one line, or `target` is not empty.
     """
-    rows = _rows(run, target, lambda category, meta: category and "include" in meta and "line" in meta, "GenEval")
-    for row in rows:
-        folder = target / f"{row.meta['line']:05d}"
-        (folder / "samples").mkdir(parents=True, exist_ok=True)
-        content = json.dumps(official_row(row.category, row.prompt, row.meta))
-        (folder / "metadata.jsonl").write_text(content, encoding="utf-8")
-        _save(row.image, folder / "samples" / f"{row.sample:04d}.png")
+    rows = _rows(run, lambda category, meta: category and "include" in meta and "line" in meta, "GenEval")
+    _check_lines(rows)
+    with export_folder(target) as folder:
+        for line, row in {row.line: row for row in rows}.items():
+            content = json.dumps(official_row(row.category, row.prompt, row.meta))
+            folder.write(content.encode(), f"{line:05d}", "metadata.jsonl")
+        for row in rows:
+            folder.write(row.png(), f"{row.line:05d}", "samples", f"{row.sample:04d}.png")
     return len(rows)
 
 
@@ -120,17 +128,15 @@ def export_compbench(run: Path, target: Path) -> int:
 
     Raises:
         SpecbenchError: not a run of T2I-CompBench prompts, a prompt lacks a sample, a category lacks a prompt at its
-            start (the scripts pair by position), or `target` is not empty.
+            start (the scripts pair by position), a prompt cannot be a file name, or `target` is not empty.
     """
-    rows = _rows(run, target, lambda category, meta: category in CATEGORIES and "line" in meta, "T2I-CompBench")
-    for category in dict.fromkeys(row.category for row in rows):
-        mine = [row for row in rows if row.category == category]
-        samples = _samples_per_prompt(category, mine)
-        folder = target / category / "samples"
-        folder.mkdir(parents=True)
-        for row in mine:
-            number = row.meta["line"] * samples + row.sample
-            _save(row.image, folder / f"{row.prompt}_{number:06d}.png")
+    rows = _rows(run, lambda category, meta: category in CATEGORIES and "line" in meta, "T2I-CompBench")
+    categories = {category: [row for row in rows if row.category == category] for category in CATEGORIES}
+    samples = {category: _samples_per_prompt(category, mine) for category, mine in categories.items() if mine}
+    with export_folder(target) as folder:
+        for row in rows:
+            number = row.line * samples[row.category] + row.sample
+            folder.write(row.png(), row.category, "samples", f"{row.prompt}_{number:06d}.png")
     return len(rows)
 
 
@@ -152,13 +158,13 @@ class OfficialGenEval(JudgedMetric):
         return [self._verdict(sample) for sample in samples]
 
     def _verdict(self, sample: Sample) -> dict[str, object]:
-        key = (sample.meta["line"], sample.sample)
+        key = (official_line(sample.prompt_id, sample.meta), sample.sample)
         if key not in self._verdicts:
             raise SpecbenchError(f"{self.results} has no result for {key[0]:05d}/samples/{key[1]:04d}.png")
         found = self._verdicts[key]
-        if found.get("prompt", sample.prompt) != sample.prompt:
+        if (found.get("prompt") or sample.prompt) != sample.prompt:
             raise SpecbenchError(f"{self.results}: {key[0]:05d} is about '{found['prompt']}', not '{sample.prompt}'")
-        return {"correct": found["correct"], "reason": found.get("reason", ""), "details": found.get("details")}
+        return {"correct": found["correct"], "reason": found.get("reason"), "details": found.get("details")}
 
 
 class OfficialCompBench(Metric):
@@ -199,10 +205,10 @@ class OfficialCompBench(Metric):
 
     def _combines(self, category: str | None, meta: Mapping[str, object]) -> bool:
         """Whether an answer is combined from the answers of its parts."""
-        return category == "complex" and "complex/blip" in self._answers and meta.get("kind") in THREE_IN_ONE
+        return category == "complex" and "complex/blip" in self._answers and str(meta.get("kind")) in THREE_IN_ONE
 
     def _value(self, sample: Sample) -> float:
-        number = sample.meta["line"] * self.samples + sample.sample
+        number = official_line(sample.prompt_id, sample.meta) * self.samples + sample.sample
         if sample.category in self._answers:
             return self._answer(sample.category, number)
         kind = sample.meta["kind"]
@@ -222,56 +228,82 @@ class OfficialCompBench(Metric):
 
 @dataclass(frozen=True)
 class _Row:
+    prompt_id: str
     prompt: str
     sample: int
     category: str
     meta: Mapping
-    image: Path
+    png: Callable[[], bytes]
+
+    @property
+    def line(self) -> int:
+        """Number of the prompt in the official file."""
+        return official_line(self.prompt_id, self.meta)
 
 
-def _rows(run: Path, target: Path, fits, what: str) -> list[_Row]:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise SpecbenchError(f"{target} is not an empty folder", "the official programs would take in what is there")
-    stored = RunStore(run).samples(["prompt", "category", "meta", "status", "image"])
+def _rows(run: Path, fits, what: str) -> list[_Row]:
+    stored = RunStore(run).samples(["prompt", "category", "meta", "status", "image", "image_sha256"])
     stored = stored[(stored["status"] == "ok") & stored["image"].notna()]
     rows = [
-        _Row(row.prompt, int(row.sample), row.category, json.loads(row.meta), run / row.image)
+        _Row(row.prompt_id, row.prompt, int(row.sample), row.category, meta, partial(_png, run, row))
         for row in stored.itertuples()
-        if fits(row.category, json.loads(row.meta))
+        if fits(row.category, meta := read_meta(row.meta))
     ]
     if not rows:
         raise SpecbenchError(f"{run} has no images of {what} prompts")
     return rows
 
 
-def _samples_per_prompt(category: str, rows: Sequence[_Row]) -> int:
-    samples = 1 + max(row.sample for row in rows)
-    found = {(row.meta["line"], row.sample) for row in rows}
-    prompts = 1 + max(line for line, _ in found)
-    if len(found) != prompts * samples:
+def _png(run: Path, row) -> bytes:
+    return png_bytes(read_image(run, row.image, row.image_sha256))
+
+
+def official_line(prompt_id: str, meta: Mapping) -> int:
+    """Number of a prompt in the official file, from its metadata.
+
+    Raises:
+        SpecbenchError: it is not a whole number from 0 on.
+    """
+    line = meta["line"]
+    if isinstance(line, bool) or not isinstance(line, int) or not 0 <= line < MAX_LINES:
         raise SpecbenchError(
-            f"category '{category}' has {len(found)} images of {prompts} x {samples}",
+            f"prompt '{prompt_id}' has the line {str(line)[:40]!r}, not a whole number from 0 on",
+            "'line' is the prompt's number in the official file, as `specbench prompts fetch` reads it",
+        )
+    return line
+
+
+def _check_lines(rows: Sequence[_Row]) -> None:
+    """Refuse two prompts of one line, which the official programs could not tell apart."""
+    owners: dict[int, str] = {}
+    for row in rows:
+        if (owner := owners.setdefault(row.line, row.prompt_id)) != row.prompt_id:
+            raise SpecbenchError(f"prompts '{owner}' and '{row.prompt_id}' have the same line {row.line}",
+                                 "each needs a line of its own")  # fmt: skip
+
+
+def _samples_per_prompt(category: str, rows: Sequence[_Row]) -> int:
+    _check_lines(rows)
+    samples = 1 + max(row.sample for row in rows)
+    prompts = 1 + max(row.line for row in rows)
+    if len(rows) != prompts * samples:
+        raise SpecbenchError(
+            f"category '{category}' has {len(rows)} images of {prompts} x {samples}",
             "the official scripts need every sample of every prompt from the first on: finish the run",
         )
     return samples
 
 
-def _save(image: Path, target: Path) -> None:
-    pixels: np.ndarray = read_picture(image)
-    Image.fromarray(pixels).save(target)
-
-
 def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
     verdicts: dict[tuple[int, int], dict] = {}
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        for row in rows:
-            place = re.search(r"(\d+)/samples/(\d+)\.png$", row["filename"])
+    with _reading(path, "is not a result of the official GenEval evaluator"):
+        for row in (parse_json(line) for line in _text(path).splitlines() if line.strip()):
+            if not all(isinstance(row.get(name, ""), str | None) for name in _GENEVAL_TEXTS):
+                raise ValueError(f"{', '.join(_GENEVAL_TEXTS)} are texts")
+            place = _GENEVAL_PLACE.search(row["filename"])
             key = int(place[1]), int(place[2])
             _refuse_contradiction(path, row["filename"], _verdict(path, row), verdicts.get(key, row)["correct"])
             verdicts[key] = row
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SpecbenchError(f"{path} is not a result of the official GenEval evaluator ({error})") from None
     return verdicts
 
 
@@ -287,13 +319,14 @@ def _verdict(path: Path, row: Mapping) -> bool:
 def _read_answers(path: Path, lowest: float) -> dict[int, float]:
     """Answers by question, each between `lowest` and 1."""
     answers: dict[int, float] = {}
-    try:
-        for row in json.loads(path.read_text(encoding="utf-8")):
+    with _reading(path, "is not a result of the official scripts"):
+        rows = parse_json(_text(path))
+        if not isinstance(rows, list):
+            raise ValueError("not a list")
+        for row in rows:
             number, answer = int(str(row["question_id"])), _answer(path, row, lowest)
             _refuse_contradiction(path, f"question {number}", answer, answers.get(number, answer))
             answers[number] = answer
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SpecbenchError(f"{path} is not a result of the official scripts ({error})") from None
     return answers
 
 
@@ -314,3 +347,16 @@ def _refuse_contradiction(path: Path, what: str, found: float, before: float) ->
             f"{path} contradicts itself: {what} is {before} in one line and {found} in another",
             "import the results of one evaluation",
         )
+
+
+def _text(path: Path) -> str:
+    return read_regular(path, MAX_RESULTS_BYTES).decode("utf-8")
+
+
+@contextmanager
+def _reading(path: Path, problem: str) -> Iterator[None]:
+    """Name the file in every error that its content may cause."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
+        raise read_error(path, error, f"{problem} ({error})") from None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.models.hub_pins import REVISIONS
 from specbench.system.downloads import Progress, Remote, cache_folder, digest_of, fetch, matches
 
 
@@ -40,7 +41,7 @@ def _openai(file: str, sha256: str) -> Checkpoint:
 
 
 def _hub(file: str, repository: str, sha256: str, size: int, licence: str) -> Checkpoint:
-    url = f"https://huggingface.co/{repository}/resolve/main/{file}"
+    url = f"https://huggingface.co/{repository}/resolve/{REVISIONS.get(repository, 'main')}/{file}"
     return Checkpoint(file, Remote(url, f"sha256:{sha256}", size), licence)
 
 
@@ -83,7 +84,8 @@ CHECKPOINTS: dict[str, Checkpoint] = {
     "bert-vocabulary": Checkpoint(
         "bert-base-uncased-vocab.txt",
         Remote(
-            "https://huggingface.co/google-bert/bert-base-uncased/resolve/main/vocab.txt",
+            "https://huggingface.co/google-bert/bert-base-uncased/resolve/"
+            "86b5e0934494bd15c9632b12f734a8a67f723594/vocab.txt",
             "sha256:07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
             231_508,
         ),

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 import numpy as np
@@ -129,7 +130,8 @@ def kept_features(key: object, compute: Callable[[], np.ndarray]) -> np.ndarray:
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = cache_folder() / "references" / f"{digest[:16]}.npy"
     if path.is_file():
-        return np.load(path, allow_pickle=False)
+        with suppress(ValueError, EOFError):  # a damaged cache is made again
+            return np.load(path, allow_pickle=False)
     features = compute()
     sink = io.BytesIO()
     np.save(sink, features)

@@ -22,10 +22,21 @@ from specbench.metrics.base import Metric, feature_fingerprint, fingerprint
 from specbench.store.parquet_log import ParquetLog
 from specbench.store.schema import KEY
 from specbench.system.files import take_lock, write_atomically
+from specbench.system.json_values import parse_json
+from specbench.system.reading import read_error, read_regular
 
 RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "identity", "images")
 """Columns of the per-run file: a score per row; `note` is a warning or null; `identity` is JSON; `images` counts those
 of the run that could be scored."""
+
+
+MAX_BYTES = 2**26
+_SCORE_TYPES = {
+    **dict.fromkeys(("metric", "fingerprint", "identity"), str),
+    **dict.fromkeys(("value", "low", "high"), float | None),
+    **dict.fromkeys(("n", "images"), int),
+    "note": str | None,
+}
 
 
 def read_scores(folder: Path) -> list[dict[str, object]]:
@@ -33,10 +44,22 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
     scores: list[dict[str, object]] = []
     for path in sorted((Path(folder) / "scores").glob("*.parquet")):
         try:
-            scores += [row | {"note": row.get("note")} for row in pq.ParquetFile(path).read().to_pylist()]
-        except (pa.ArrowException, OSError) as error:
-            raise SpecbenchError(f"{path} is damaged: not readable as scores", "delete it and score again") from error
+            table = pq.ParquetFile(pa.BufferReader(read_regular(path, MAX_BYTES))).read()
+            scores += [_known_score(row) for row in table.to_pylist()]
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+            raise read_error(path, error, "is damaged: not readable as scores", "delete it and score again") from error
     return scores
+
+
+def _known_score(row: dict[str, object]) -> dict[str, object]:
+    """A row of a per-run file; a ValueError for one that specbench did not write. `note` is absent in old ones."""
+    row = {"note": None} | row
+    for name, kind in _SCORE_TYPES.items():
+        if not isinstance(row.get(name), kind):
+            raise ValueError(f"column {name}")
+    if not isinstance(parse_json(row["identity"]), dict):
+        raise ValueError("column identity")
+    return row
 
 
 def image_features(folder: Path, metric: Metric) -> pd.DataFrame:

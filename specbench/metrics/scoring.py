@@ -6,8 +6,7 @@ and nothing else is. A run may still be writing.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +18,9 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Metric, Sample, Settings
 from specbench.metrics.score_store import feature_parts, scores_are_current, write_run_scores, writing
 from specbench.models.hub_model import RANDOM
+from specbench.store.run_images import read_image
 from specbench.store.run_store import RunStore
-from specbench.system.images import read_picture
+from specbench.store.schema import read_meta
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,15 @@ class Images:
     Attributes:
         name: of the run, or of the folder they are in.
         folder: gets a `scores` folder.
-        rows: `prompt_id, sample, prompt, category, meta` (JSON), `path`, and `started_at`, which changes whenever
-            the picture may have.
+        rows: `prompt_id, sample, prompt, category, meta` (JSON), what `read` needs, and `started_at`, which changes
+            whenever the picture may have.
+        read: pixels of a row's image, uint8 [H, W, 3].
     """
 
     name: str
     folder: Path
     rows: pd.DataFrame
+    read: Callable[..., np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,10 @@ def run_images(folder: Path) -> Images:
             f"{info.run_id}: {info.spec.model} has random weights, so its images mean nothing",
             "name the runs to score",
         )
-    rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image"])
+    rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image", "image_sha256"])
     rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
-    rows = rows.assign(path=[Path(folder) / image for image in rows["image"]])
-    return Images(info.run_id, Path(folder), rows.drop(columns=["status", "image"]))
+    folder = Path(folder)
+    return Images(info.run_id, folder, rows, lambda row: read_image(folder, row.image, row.image_sha256))
 
 
 def score_with(images: Images, metric: Metric, reporter: Reporter | None = None) -> Scored:
@@ -146,7 +148,7 @@ def score_with(images: Images, metric: Metric, reporter: Reporter | None = None)
         SpecbenchError: the metric lacks something, or a picture is missing or damaged.
     """
     rows, reporter = images.rows, reporter or Reporter()
-    wanted = rows[[metric.accepts(_text(row.category), json.loads(row.meta)) for row in rows.itertuples()]]
+    wanted = rows[[metric.accepts(_text(row.category), read_meta(row.meta)) for row in rows.itertuples()]]
     if wanted.empty:
         why = "its prompts lack what the metric needs" if len(rows) else "it has no images"
         return Scored(images.name, metric.name, 0, 0, why)
@@ -160,7 +162,7 @@ def score_with(images: Images, metric: Metric, reporter: Reporter | None = None)
         try:
             for start in range(0, len(missing), metric.batch):
                 chunk = missing.iloc[start : start + metric.batch]
-                parts.append(_feature_rows(metric, chunk))
+                parts.append(_feature_rows(metric, chunk, images.read))
                 for _ in range(len(chunk)):
                     reporter.image(images.name, metric.name)
         finally:
@@ -171,10 +173,10 @@ def score_with(images: Images, metric: Metric, reporter: Reporter | None = None)
     return Scored(images.name, metric.name, len(missing), len(wanted) - len(missing))
 
 
-def _feature_rows(metric: Metric, rows: pd.DataFrame) -> Iterator[dict[str, object]]:
+def _feature_rows(metric: Metric, rows: pd.DataFrame, read: Callable) -> Iterator[dict[str, object]]:
     samples = [
-        Sample(row.prompt_id, int(row.sample), row.prompt, _text(row.category), json.loads(row.meta),
-               read_image(row.path))
+        Sample(row.prompt_id, int(row.sample), row.prompt, _text(row.category), read_meta(row.meta),
+               read(row))
         for row in rows.itertuples()
     ]  # fmt: skip
     for row, kept in zip(rows.itertuples(), metric.features(samples), strict=True):
@@ -185,15 +187,6 @@ def _feature_rows(metric: Metric, rows: pd.DataFrame) -> Iterator[dict[str, obje
             "category": _text(row.category),
             **kept,
         }
-
-
-def read_image(path: Path) -> np.ndarray:
-    """Pixels of a stored image, uint8 [H, W, 3].
-
-    Raises:
-        SpecbenchError: missing or damaged; the message names the file.
-    """
-    return read_picture(path, "delete the file if it is there, and run again to redo it")
 
 
 def _text(value: object) -> str | None:

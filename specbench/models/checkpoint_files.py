@@ -6,18 +6,22 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.models.hub_pins import REVISIONS
+from specbench.system.file_digests import sha256_of
+from specbench.system.json_values import parse_json
+from specbench.system.reading import read_error, read_regular
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
 """Suffixes of files that hold tensors."""
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
+MAX_JSON_BYTES = 2**28
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -53,6 +57,7 @@ class Source:
     def how_to_get(self, repo: str | None = None, revision: str | None = None) -> str:
         """What to type to have its files, or those of another repository, and under which licence."""
         repo = repo or self.repo
+        revision = revision or REVISIONS.get(repo)
         at = f" --revision {revision}" if revision else ""
         only = "".join(f' --include "{pattern}"' for pattern in self.patterns())
         licence = self.licence if repo == self.repo else "as its card says"
@@ -70,8 +75,8 @@ class Source:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         if _is_pointer(path):
             reason = "it is a Git LFS pointer, not the file itself"
-        return SpecbenchError(
-            f"{path} cannot be read: {reason}", f"get it again: {self.how_to_get()}", MISSING_PREREQUISITE
+        return read_error(
+            path, error, f"is damaged: {reason}", f"get it again: {self.how_to_get()}", MISSING_PREREQUISITE
         )
 
 
@@ -113,20 +118,12 @@ class CheckpointFiles:
     def sha256(self) -> str:
         """Digest over the names and contents of all files.
 
-        The hub's cache names large files by their digest, so only files from elsewhere are read through.
+        Names prove nothing, although the hub's cache calls large files by their digest.
         """
         digest = hashlib.sha256()
         for path in self.paths:
-            digest.update(path.name.encode() + b"\0" + _content_sha256(path).encode())
+            digest.update(path.name.encode() + b"\0" + sha256_of(path).encode())
         return digest.hexdigest()
-
-
-def _content_sha256(path: Path) -> str:
-    blob = path.resolve().name
-    if path.is_symlink() and len(blob) == 64 and all(letter in "0123456789abcdef" for letter in blob):
-        return blob
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find(source: Source, weights: str | None = None, revision: str | None = None, main: bool = True) -> CheckpointFiles:
@@ -261,8 +258,8 @@ def read_json(source: Source, path: Path) -> dict[str, object]:
         SpecbenchError: exit code 5 if it does not.
     """
     try:
-        held = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        held = parse_json(read_regular(path, MAX_JSON_BYTES))
+    except (OSError, ValueError, MemoryError) as error:
         raise source.damaged(path, error) from error
     if not isinstance(held, dict):
         raise source.damaged(path, ValueError("no JSON object inside"))
@@ -281,6 +278,7 @@ def _snapshot(
     from huggingface_hub import errors, snapshot_download
 
     files = list(patterns) or source.patterns(other=repo != source.repo or revision is not None)
+    revision = revision or REVISIONS.get(repo)
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=files, local_files_only=not download))
     except errors.GatedRepoError:

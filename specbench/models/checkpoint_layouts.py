@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import INDEX, CheckpointFiles, Source, fetch, find, find_snapshot, local_folder
+from specbench.models.checkpoint_files import (
+    INDEX,
+    MAX_JSON_BYTES,
+    CheckpointFiles,
+    Source,
+    fetch,
+    find,
+    find_snapshot,
+    local_folder,
+)
+from specbench.system.json_values import parse_json
+from specbench.system.reading import read_regular
 
 _MARKS = ("config.json", "params.json", "models/7b/params.json", INDEX)
 """Small files that suffice to recognise a repository."""
@@ -51,8 +61,8 @@ def _model_type(*names: str) -> Callable[[Path], bool]:
 def _config(folder: Path) -> dict[str, object]:
     """`config.json`, or nothing where it cannot be read: whoever loads it says why."""
     try:
-        held = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        held = parse_json(read_regular(folder / "config.json", MAX_JSON_BYTES))
+    except (OSError, ValueError, SpecbenchError):
         return {}
     return held if isinstance(held, dict) else {}
 
@@ -71,12 +81,12 @@ def _holds(folder: Path, prefix: str) -> bool | None:
     """Whether a stored tensor's name starts so; None where the files do not tell."""
     try:
         if (folder / INDEX).is_file():
-            names = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            names = parse_json(read_regular(folder / INDEX, MAX_JSON_BYTES))["weight_map"]
         else:
             with (folder / INDEX.removesuffix(".index.json")).open("rb") as file:
-                names = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000)))
+                names = parse_json(file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000)))
         return any(name.startswith(prefix) for name in names)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SpecbenchError):
         return None
 
 

@@ -25,11 +25,13 @@ from transformers.models.chameleon.configuration_chameleon import ChameleonConfi
 from transformers.models.chameleon.modeling_chameleon import ChameleonDecoderLayer
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles
+from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
 from specbench.models.checkpoint_loading import renew_rotary
 from specbench.models.draft_head_files import find_head, no_own_head
 from specbench.models.interface import DraftHeadModel, ImageModel
 from specbench.system.console import one_line
+from specbench.system.json_values import parse_json
+from specbench.system.reading import read_error, read_regular
 
 _INPUT_NORM = "layers.0.input_layernorm.weight"
 _QUERY_NORM = "layers.0.self_attn.q_norm.weight"
@@ -166,7 +168,7 @@ def load_head(found: CheckpointFiles) -> EagleHead:
         read = load_file if weights.suffix == ".safetensors" else _load_pickle
         tensors = {name.removeprefix("model."): tensor.float() for name, tensor in read(weights).items()}
     with _blamed(config_file):
-        stored = json.loads(config_file.read_text(encoding="utf-8"))
+        stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
         settings = {name: stored[name] for name in LlamaConfig().to_dict() if name in stored}
         settings |= {"num_hidden_layers": 1, "model_type": "llama", "pad_token_id": None}
         config = LlamaConfig(**settings, attn_implementation="sdpa")
@@ -189,9 +191,8 @@ def _blamed(path: Path) -> Iterator[None]:
         raise
     except Exception as error:
         reason = one_line(str(error), 120) or type(error).__name__
-        raise SpecbenchError(
-            f"{path} is not of a draft head: {reason}", "train one with: specbench train-head"
-        ) from error
+        problem, advice = f"is not of a draft head: {reason}", "train one with: specbench train-head"
+        raise read_error(path, error, problem, advice) from error
 
 
 def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.models import network_sizes as sizes
+from specbench.models.checkpoint_files import MAX_JSON_BYTES
 from specbench.models.network_sizes import NetworkSize
+from specbench.system.json_values import parse_json
+from specbench.system.reading import read_regular
 
 OFFICIAL = {
     "anole": {"anole": sizes.CHAMELEON_7B},
@@ -37,6 +39,10 @@ _MAKERS = {
 }
 
 
+_DOES_NOT_TELL = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError)
+"""What reading sizes off files of others may raise."""
+
+
 def stored_size(family: str, official: NetworkSize, folder: Path, weights: str | None = None) -> NetworkSize:
     """The size of the checkpoint in `folder`, `official` where its files do not tell: whoever loads it says why.
 
@@ -48,7 +54,7 @@ def stored_size(family: str, official: NetworkSize, folder: Path, weights: str |
     """
     try:
         size = _llamagen(folder) if family == "llamagen" else _configured(family, folder)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError):
+    except _DOES_NOT_TELL:
         return official
     if size != official:
         for name, published in OFFICIAL[family].items():
@@ -105,7 +111,7 @@ def _llamagen(folder: Path) -> NetworkSize:
 
 
 def _read(path: Path) -> dict:
-    held = json.loads(path.read_text(encoding="utf-8"))
+    held = parse_json(read_regular(path, MAX_JSON_BYTES))
     if not isinstance(held, dict):
         raise ValueError(f"no JSON object in {path}")
     return held

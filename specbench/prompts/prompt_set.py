@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from specbench.errors import SpecbenchError, unknown_name
 
@@ -69,9 +70,9 @@ def text_id(text: str) -> str:
 def content_sha256(prompts: Sequence[Prompt]) -> str:
     """Digest of ids, texts, categories and metadata, sorted by id, so that the order in the file does not matter."""
     rows = sorted([prompt.id, prompt.text, prompt.category, prompt.meta] for prompt in prompts)
-    digest = hashlib.sha256()
+    digest, encode = hashlib.sha256(), json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str).encode
     for row in rows:
-        digest.update(json.dumps(row, sort_keys=True, separators=(",", ":"), default=str).encode() + b"\n")
+        digest.update(encode(row).encode() + b"\n")
     return digest.hexdigest()
 
 
@@ -81,12 +82,13 @@ def select(prompts: PromptSet, limit: int | None = None, ids: Sequence[str] = ()
     Raises:
         SpecbenchError: an id that is not in the set.
     """
-    known = {prompt.id for prompt in prompts.prompts}
-    for wanted in ids:
-        if wanted not in known:
-            raise _unknown_id(prompts.name, wanted, known)
-    chosen = [prompt for prompt in prompts.prompts if not ids or prompt.id in ids]
-    return chosen[:limit]
+    if ids:
+        known = {prompt.id for prompt in prompts.prompts}
+        for name in ids:
+            if name not in known:
+                raise _unknown_id(prompts.name, name, known)
+    wanted = set(ids)
+    return list(islice((prompt for prompt in prompts.prompts if not ids or prompt.id in wanted), limit))
 
 
 def _unknown_id(name: str, wanted: str, known: set[str]) -> SpecbenchError:

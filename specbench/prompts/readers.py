@@ -1,22 +1,30 @@
-"""Readers of prompt files: text, JSONL, CSV, TSV, parquet.
+"""Readers of prompt files: text, JSON, JSONL, CSV, TSV, parquet.
 
 Text files have one prompt per line. The other formats need a column `text`, `prompt` or `caption`; `id` (or
-`prompt_id`) and `category` are optional, and every other column becomes metadata.
+`prompt_id`) and `category` are optional, and every other column becomes metadata. A JSON file holds one list, of
+objects with such keys or of texts.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.prompts.prompt_set import Prompt, text_id
+from specbench.system.json_values import parse_json
+from specbench.system.reading import read_error, read_regular
 
 MAX_LINE_BYTES = 1_000_000
+MAX_PROMPTS = 1_000_000
+MAX_FILE_BYTES = 2**28
 TEXT_KEYS = ("text", "prompt", "caption")
 ID_KEYS = ("id", "prompt_id")
+TEXT_SUFFIXES = ("", ".txt", ".text", ".md", ".prompts")
 
 
 def read_file(path: Path) -> list[Prompt]:
@@ -25,20 +33,33 @@ def read_file(path: Path) -> list[Prompt]:
     Raises:
         SpecbenchError: names the file and the line, if any.
     """
+    suffix = path.suffix.lower()
+    reader = _read_text if suffix in TEXT_SUFFIXES else _READERS.get(suffix)
     if path.is_dir():
         raise SpecbenchError(f"prompt file '{path}' is a folder")
+    if reader is None:
+        raise SpecbenchError(f"prompt file '{path}' has the unknown suffix {suffix}", _FORMATS)
     try:
-        return list(_READERS.get(path.suffix.lower(), _read_text)(path))
+        prompts = list(islice(reader(path), MAX_PROMPTS + 1))
     except OSError as error:
         raise SpecbenchError(f"prompt file '{path}' cannot be read: {error.strerror or error}") from None
+    if len(prompts) > MAX_PROMPTS:
+        raise _too_many(path)
+    return prompts
+
+
+def _too_many(path: Path) -> SpecbenchError:
+    return SpecbenchError(f"prompt file '{path}' has more than {MAX_PROMPTS:,} prompts", "split it")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Iterate over numbered lines with their line ends; an over-long line is rejected before it is read fully."""
     with path.open("rb") as file:
-        number = 0
+        number = size = 0
         while raw := file.readline(MAX_LINE_BYTES + 1):
-            number += 1
+            number, size = number + 1, size + len(raw)
+            if size > MAX_FILE_BYTES:
+                raise SpecbenchError(f"prompt file '{path}' is larger than {MAX_FILE_BYTES:,} bytes", "split it")
             if b"\0" in raw:
                 raise SpecbenchError(f"prompt file '{path}' is binary (NUL byte in line {number})", _FORMATS)
             if len(raw) > MAX_LINE_BYTES:
@@ -51,7 +72,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 raise SpecbenchError(f"prompt file '{path}': line {number} is not UTF-8 text", _FORMATS) from None
 
 
-_FORMATS = "formats: .txt (one prompt per line), .jsonl, .csv, .tsv, .parquet"
+_FORMATS = "formats: .txt (one prompt per line), .json, .jsonl, .csv, .tsv, .parquet"
 
 
 def _read_text(path: Path) -> Iterator[Prompt]:
@@ -65,18 +86,30 @@ def _read_jsonl(path: Path) -> Iterator[Prompt]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            raise SpecbenchError(f"prompt file '{path}': line {number} is not JSON") from None
+            row = parse_json(line)
+        except ValueError as error:
+            raise SpecbenchError(f"prompt file '{path}': line {number} is not JSON ({error})") from None
         if not isinstance(row, dict):
             raise SpecbenchError(f"prompt file '{path}': line {number} is not a JSON object")
         yield _prompt(path, f"line {number}", row)
+
+
+def _read_json(path: Path) -> Iterator[Prompt]:
+    try:
+        rows = parse_json(read_regular(path, MAX_FILE_BYTES).decode("utf-8-sig"))
+    except ValueError as error:
+        raise SpecbenchError(f"prompt file '{path}' is not JSON ({error})") from None
+    if not isinstance(rows, list) or not all(isinstance(row, str | dict) for row in rows):
+        raise SpecbenchError(f"prompt file '{path}' is not a list of objects or texts", _FORMATS)
+    for number, row in enumerate(rows, 1):
+        yield _prompt(path, f"entry {number}", {"text": row} if isinstance(row, str) else row)
 
 
 def _read_csv(path: Path) -> Iterator[Prompt]:
     delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
     rows = csv.DictReader((line for _, line in _lines(path)), delimiter=delimiter, strict=True)
     try:
+        _check_columns(path, rows.fieldnames or ())
         for row in rows:
             extra = row.pop(None, None)
             if extra is not None:
@@ -91,15 +124,29 @@ def _read_parquet(path: Path) -> Iterator[Prompt]:
     import pyarrow.parquet
 
     try:
-        rows: Iterable[dict] = pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if file.metadata.num_rows > MAX_PROMPTS:
+                raise _too_many(path)
+            _check_columns(path, file.schema_arrow.names)
+            batches = file.iter_batches(_BATCH, use_threads=False)
+            rows: Iterable[dict] = (row for batch in batches for row in batch.to_pylist())
+            for number, row in enumerate(rows, 1):
+                yield _prompt(path, f"row {number}", row)
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SpecbenchError(f"prompt file '{path}' is not a parquet file: {reason}") from None
-    for number, row in enumerate(rows, 1):
-        yield _prompt(path, f"row {number}", row)
+        raise read_error(path, error, f"is not a parquet file: {reason}") from None
 
 
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    """Refuse a column that is there twice: which one counts would be a guess."""
+    counts = Counter(str(name).strip() for name in names)
+    if repeated := next((name for name, count in counts.items() if count > 1), None):
+        raise SpecbenchError(f"prompt file '{path}' has two columns '{repeated}'", "remove or rename one")
+
+
+_BATCH = 1024
 _READERS = {
+    ".json": _read_json,
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,
     ".csv": _read_csv,
@@ -110,6 +157,8 @@ _READERS = {
 
 def _prompt(path: Path, where: str, row: dict) -> Prompt:
     row = {str(key).strip(): value for key, value in row.items()}
+    _check_single(path, where, row, TEXT_KEYS)
+    _check_single(path, where, row, ID_KEYS)
     text = _take(row, TEXT_KEYS)
     if not isinstance(text, str) or not text.strip():
         raise SpecbenchError(
@@ -128,6 +177,16 @@ def _prompt(path: Path, where: str, row: dict) -> Prompt:
         meta |= extra
     meta = json.loads(json.dumps(meta, default=str))  # parquet has types without a JSON equivalent
     return Prompt(text_id(text) if name in (None, "") else str(name).strip(), text, category and str(category), meta)
+
+
+def _check_single(path: Path, where: str, row: dict, keys: tuple[str, ...]) -> None:
+    """Refuse a row whose columns of one meaning differ: which one counts would be a guess."""
+    given = [key for key in keys if row.get(key) not in (None, "")]
+    if len(given) > 1 and any(row[key] != row[given[0]] for key in given):
+        raise SpecbenchError(
+            f"prompt file '{path}': {where} has both '{given[0]}' and '{given[1]}', and they differ",
+            "remove or rename one",
+        )
 
 
 def _take(row: dict, keys: tuple[str, ...]) -> object:

@@ -10,8 +10,8 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.scoring import read_image
 from specbench.reporting.report_rows import label
+from specbench.store.run_images import read_image
 from specbench.store.run_store import RunStore
 from specbench.system.console import printable
 from specbench.system.files import write_atomically
@@ -63,7 +63,7 @@ def _column(folder: Path, sample: int) -> tuple[list[str], dict[tuple[str, str],
     decoder = store.info().spec.decoder
     window = dict(decoder.options).get("window")
     heading = label(decoder) + (f" W={window}" if window else "")
-    rows = store.samples(["prompt", "status", "nfe", "image"])
+    rows = store.samples(["prompt", "status", "nfe", "image", "image_sha256"])
     rows = rows[rows["sample"] == sample]
     found = {(row.prompt_id, row.prompt): {**row._asdict(), "folder": folder} for row in rows.itertuples(index=False)}
     return textwrap.wrap(printable(heading), 17), found
@@ -75,7 +75,7 @@ def _tile(sheet: Image.Image, draw: ImageDraw.ImageDraw, corner: tuple[int, int]
         draw.rectangle((left, top, left + TILE - 1, top + TILE - 1), outline=_PALE)
         _write(draw, (left + GAP, top + TILE // 2), ["not decoded" if row is None else "failed"], _PALE)
         return
-    image = Image.fromarray(read_image(row["folder"] / row["image"]))
+    image = Image.fromarray(read_image(row["folder"], row["image"], row["image_sha256"]))
     scale = TILE / max(image.size)
     size = tuple(max(1, round(side * scale)) for side in image.size)
     sheet.paste(image.resize(size, Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS), corner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +15,15 @@ import pyarrow.compute as pc
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.score_store import image_values, read_scores
-from specbench.metrics.scoring import read_image
 from specbench.reporting.token_maps import commit_steps, grid_of, origins
+from specbench.store.run_images import read_image
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
 
-_COLUMNS = ("prompt", "status", "error", "nfe", "ar_ms", "image", "forced", "committed_step", "accepted")
+_COLUMNS = (
+    *("prompt", "status", "error", "nfe", "ar_ms", "image", "image_sha256"),
+    *("forced", "committed_step", "accepted"),
+)
 
 
 @dataclass
@@ -94,9 +98,9 @@ def _scores(folder: Path, prompts: Sequence[str], sample: int) -> dict[str, dict
 def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
     if row.status != "ok":
         return Tile(problem=f"failed: {row.error}")
-    if not isinstance(row.image, str) or not (folder / row.image).exists():
+    if not isinstance(row.image, str) or not os.path.lexists(folder / row.image):
         return Tile(problem="no image file")
-    pixels = read_image(folder / row.image)
+    pixels = read_image(folder, row.image, row.image_sha256)
     grid = grid_of(row.forced, pixels.shape[:2])
     return Tile(
         pixels=pixels,

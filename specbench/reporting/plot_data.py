@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,15 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from specbench.metrics.scoring import read_image
 from specbench.reporting.token_maps import grid_of, origins
+from specbench.store.run_images import read_image
 from specbench.store.run_store import RunStore
 
 STEP_SPANS = ("target", "draft", "verify", "host")
 """Timing spans of a decode step, as in `specbench.decoding.generation.SPANS`."""
 LOGP_EDGES = np.arange(-12.0, 0.001, 0.5)
 """Histogram bins of log p in nats; smaller values count in the first bin."""
-_COLUMNS = ("status", "nfe", "forced", "logp", "committed_step", "accepted", "image", *(f"{s}_ms" for s in STEP_SPANS))
+_COLUMNS = (
+    *("status", "nfe", "forced", "logp", "committed_step", "accepted", "image", "image_sha256"),
+    *(f"{span}_ms" for span in STEP_SPANS),
+)
 
 
 @dataclass
@@ -58,10 +62,10 @@ def gather(folder: Path) -> PlotData:
 
 def _grid(folder: Path, rows: pa.Table) -> tuple[int, int] | None:
     """Token grid (height, width) from the first existing image; all images of a run have the same shape."""
-    names = [name for name in rows["image"].slice(0, 1).to_pylist() if name and (folder / name).exists()]
-    if not names:
+    name, sha256 = (rows[column][0].as_py() for column in ("image", "image_sha256"))
+    if not name or not os.path.lexists(folder / name):
         return None
-    return grid_of(rows["forced"][0].as_py(), read_image(folder / names[0]).shape[:2])
+    return grid_of(rows["forced"][0].as_py(), read_image(folder, name, sha256).shape[:2])
 
 
 def _histogram(rows: pa.Table) -> np.ndarray:

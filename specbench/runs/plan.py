@@ -47,6 +47,7 @@ RUN_ORIGINS = (
     "top-p",
 )
 SAMPLING_SETTINGS = {"guidance": "cfg", "temperature": "temperature", "top_k": "top-k", "top_p": "top-p"}
+MAX_IMAGES = 1_000_000
 _DEVICE = re.compile(r"(cpu|mps|cuda(:\d{1,3})?)")
 
 
@@ -154,12 +155,13 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
     decoders = plan_decoders(value["decoder"], values)
     prompts = load_prompts(value["prompts"])
     chosen = select(prompts, value["limit"], value["ids"])
+    workers, shard = plan_workers(values), plan_shard(value["shard"])
+    _check_images(len(chosen), value["samples"], shard)
     model.require_weights()
     model.check_prompts(chosen)
     for decoder in decoders:
         if (head := dict(decoder.spec.options).get("head")) is not None:
             require_head(head, model.name, model.head)
-    workers, shard = plan_workers(values), plan_shard(value["shard"])
     if workers.elsewhere and value["batch"] == "auto":
         raise SpecbenchError("--batch auto: cannot be estimated with --workers or --ray", "omit them, or set a number")
     sampling, dtype, device = plan_sampling(model, values), value["dtype"] or model.dtype, _device(value["device"])
@@ -239,6 +241,16 @@ def together(plans: Iterable[Plan]) -> list[list[Plan]]:
         else:
             group.append(plan)
     return groups
+
+
+def _check_images(prompts: int, samples: int, shard: tuple[int, int]) -> None:
+    """Refuse more images than a run can list."""
+    images = -(-prompts * samples // shard[1])
+    if images > MAX_IMAGES:
+        raise SpecbenchError(
+            f"--samples {samples}: {images:,} images of {prompts:,} prompts, more than {MAX_IMAGES:,} of one run",
+            "use --limit, or --shard I/N with another --out for each part",
+        )
 
 
 def plan_workers(values: Mapping[str, Value]) -> Workers:

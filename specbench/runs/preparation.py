@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
 import torch
@@ -37,13 +37,20 @@ def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, Im
         model = load()
         yield LocalExecutor(model), model
         return
-    from specbench.runs.executors.ray_workers import RayWorkers  # Ray is an extra
+    from specbench.runs.executors.ray_workers import RayWorkers, import_ray  # Ray is an extra
     from specbench.runs.executors.worker_pool import WorkerPool
 
+    import_ray()
     plan.model.require_weights()
-    with closing(RayWorkers(load, plan.workers.count, plan.workers.address, plan.device == "cuda")) as crew:
-        reporter.note(f"{crew.size} workers load {where}")
-        yield WorkerPool(crew), None
+    with ExitStack() as running:
+
+        def start() -> RayWorkers:
+            crew = RayWorkers(load, plan.workers.count, plan.workers.address, plan.device == "cuda")
+            running.enter_context(closing(crew))
+            reporter.note(f"{crew.size} workers load {where}")
+            return crew
+
+        yield WorkerPool(start), None
 
 
 def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int, compiled: bool) -> ImageModel:

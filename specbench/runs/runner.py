@@ -81,7 +81,7 @@ def run(
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
         reporter.start(total, summary.resumed)
         writing.callback(reporter.finish)
-        for done in executor.decode(_until(stop, _chunks(executor, work, trace))):
+        for done in executor.decode(_until(stop, _chunks(executor, work, trace))) if todo else ():
             stores[done.spec].append(done.rows, done.images, done.traces)
             for row in done.rows:
                 summary.count(row)

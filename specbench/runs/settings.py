@@ -23,7 +23,7 @@ from specbench.system import compiler
 PREFIX = "SPECBENCH_"
 MAX_SEED = 2**63 - 1
 # Read at start-up by other modules, so also allowed in the environment.
-OTHER_VARIABLES = ("SPECBENCH_DEBUG", "SPECBENCH_CONFIG", "SPECBENCH_CACHE", "SPECBENCH_OFFLINE")
+OTHER_VARIABLES = ("SPECBENCH_DEBUG", "SPECBENCH_CONFIG", "SPECBENCH_CACHE", "SPECBENCH_OFFLINE", "SPECBENCH_TRUST")
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,8 @@ def _read(wanted: type, value: object) -> int | float | str | bool:
         if isinstance(value, bool):
             return value
         return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
+    if isinstance(value, bool) and wanted is not str:
+        raise ValueError(value)
     if wanted is int and isinstance(value, float) and not value.is_integer():
         raise ValueError(value)
     return wanted(value)

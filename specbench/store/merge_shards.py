@@ -7,15 +7,17 @@ completed by repeating it. Scores are not copied: scores of all images differ fr
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.store.run_folders import runs_in
+from specbench.store.run_images import image_bytes
 from specbench.store.run_info import RUN_JSON, read_info
 from specbench.store.run_store import RunStore
+from specbench.system.files import write_atomically
 
 ROWS = 1024
 """Rows per copied batch."""
@@ -73,7 +75,7 @@ def _copy_rows(source: RunStore, target: RunStore) -> int:
         rows = [row for row in batch.to_pylist() if _wanted(row, known, done)]
         for row in rows:
             if row["image"]:
-                _copy_picture(source.folder / row["image"], target.folder / row["image"])
+                _copy_picture(source.folder, row, target.folder)
         kept = [traces[key] for row in rows if (key := (row["prompt_id"], row["sample"])) in traces]
         if rows:
             target.append(rows, traces=kept)
@@ -86,15 +88,7 @@ def _wanted(row: Mapping, known: set, done: set) -> bool:
     return key not in (done if row["status"] == "ok" else known)
 
 
-def _copy_picture(source: Path, target: Path) -> None:
-    """Copy an image file if it exists; deleted ones are skipped."""
-    if not source.is_file():
-        return
-    target.parent.mkdir(exist_ok=True)
-    aside = target.with_name(f".{target.name}.tmp")
-    try:
-        shutil.copyfile(source, aside)
-        aside.replace(target)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise SpecbenchError(f"cannot write {target}: {error.strerror}", "make room and merge again") from error
+def _copy_picture(source: Path, row: Mapping, target: Path) -> None:
+    """Copy the image file of a row if it exists; deleted ones are skipped."""
+    if os.path.lexists(source / row["image"]):
+        write_atomically(target / row["image"], image_bytes(source, row["image"], row["image_sha256"]))

@@ -22,12 +22,14 @@ import pyarrow.parquet as pq
 from specbench.errors import FAILURE, SpecbenchError
 from specbench.store.run_info import SCHEMA_VERSION, check_version
 from specbench.system.files import write_atomically
+from specbench.system.reading import check_regular, read_error
 
 _VERSION_KEY = b"specbench.schema"
 _NAME = re.compile(r"(\d{8,})-(\d{8,})(?:-([0-9a-f]{16}))?\.parquet")  # absent in the first schema version
 _FAN_IN = 64
 _LEVELS = (_FAN_IN, _FAN_IN**2)
 _REREADS = 20
+_CHUNK = 2**20
 
 
 class ParquetLog:
@@ -160,7 +162,7 @@ class ParquetLog:
             use_byte_stream_split=floats,
         )
         data = sink.getvalue()
-        path = self.folder / f"{first:08d}-{last:08d}-{_digest(data)}.parquet"
+        path = self.folder / f"{first:08d}-{last:08d}-{_digest([data])}.parquet"
         write_atomically(path, data.to_pybytes())
         return path
 
@@ -176,11 +178,12 @@ class ParquetFile:
     def __init__(self, path: Path):
         self._path = path
         with self._blamed():
-            data = pa.memory_map(str(path)).read_buffer()
+            check_regular(path)
+            file = pa.OSFile(str(path))  # not mapped: a failing disk is then an error instead of a signal
             name = _NAME.fullmatch(path.name)
-            if name[3] and name[3] != _digest(data):
+            if name[3] and name[3] != _digest(iter(lambda: file.read(_CHUNK), b"")):
                 raise ValueError("not the bytes its name speaks of")
-            self._file = pq.ParquetFile(pa.BufferReader(data))
+            self._file = pq.ParquetFile(file)
             version = (self._file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"unknown").decode()
         self.version = int(version) if version.isdecimal() else version
         check_version(path, self.version)
@@ -217,15 +220,20 @@ class ParquetFile:
             yield
         except FileNotFoundError:
             raise
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise SpecbenchError(
-                f"{self._path} is damaged: not a readable parquet part",
+        except (pa.ArrowException, OSError, KeyError, ValueError, MemoryError) as error:
+            raise read_error(
+                self._path,
+                error,
+                "is damaged: not a readable parquet part",
                 "it was changed after specbench wrote it; delete it and run again: only its rows are decoded again",
             ) from error
 
 
-def _digest(data: pa.Buffer) -> str:
-    return hashlib.sha256(data).hexdigest()[:16]
+def _digest(pieces: Iterable[bytes | pa.Buffer]) -> str:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()[:16]
 
 
 def _last_of_each(keys: Sequence[pa.Table]) -> np.ndarray:

@@ -12,9 +12,11 @@ import pandas as pd
 from specbench.errors import SpecbenchError
 from specbench.store.schema import KEY
 from specbench.system.files import write_atomically
-from specbench.system.json_values import nonfinite_as_null
+from specbench.system.json_values import nonfinite_as_null, parse_json
+from specbench.system.reading import read_error, read_regular
 
 AUDIT_JSON = "audit.json"
+MAX_BYTES = 2**26
 
 
 def fingerprint(rows: pd.DataFrame) -> str:
@@ -46,10 +48,10 @@ def read_audit(folder: Path) -> dict | None:
     if not path.is_file():
         return None
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = parse_json(read_regular(path, MAX_BYTES))
         if not isinstance(result["deviates"], bool) or not isinstance(result["fingerprint"], str):
             raise TypeError("deviates or fingerprint")
         float(result["tv"]), int(result["images"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise SpecbenchError(f"{path} is damaged: not readable as an audit", "delete it and audit again") from error
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError) as error:
+        raise read_error(path, error, "is damaged: not readable as an audit", "delete it and audit again") from error
     return result

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -17,12 +16,16 @@ from specbench.models.transformer.size import Size
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.system.environment import describe
-from specbench.system.json_values import nonfinite_as_text
+from specbench.system.json_values import nonfinite_as_text, parse_json
+from specbench.system.reading import read_error, read_regular
 
 RUN_JSON = "run.json"
-SCHEMA_VERSION = 3
+MAX_BYTES = 2**26
+"""A description grows by a few kilobytes with each invocation."""
+SCHEMA_VERSION = 4
 """Version of everything specbench stores: `run.json`, sample rows, traces, scores. Version 2 added the sample columns
-`attempts` and `machine`, version 3 the columns of the Rosenblatt transform (`u_id`, `u_p`, `u_pq`, `u_qq`)."""
+`attempts` and `machine`, version 3 the columns of the Rosenblatt transform (`u_id`, `u_p`, `u_pq`, `u_qq`), version 4
+the digest of the image file (`image_sha256`)."""
 OLDEST_VERSION = 1
 """Oldest readable version; the next run that writes to the folder upgrades its files."""
 
@@ -185,10 +188,12 @@ def read_info(folder: Path) -> RunInfo:
     """
     path = folder / RUN_JSON
     try:
-        info = RunInfo.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise SpecbenchError(
-            f"{path} cannot be read as a run description",
+        info = RunInfo.from_json(parse_json(read_regular(path, MAX_BYTES)))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+        raise read_error(
+            path,
+            error,
+            "cannot be read as a run description",
             "move the run's folder away and run again, or put the file back",
         ) from error
     check_version(path, info.schema)
@@ -267,7 +272,8 @@ def _build(kind: type, content: Mapping):
     for one in fields(kind):
         if one.name not in content and one.default is None:
             continue
-        if not isinstance(content[one.name], _PLAIN.get(str(one.type), object)):
+        value, wanted = content[one.name], _PLAIN.get(str(one.type), object)
+        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted not in (bool, object)):
             raise TypeError(one.name)
         if one.type == "float":
             float(content[one.name])

@@ -6,7 +6,7 @@ continues from the rows that are there, and one process writes at a time. No tor
 
 from __future__ import annotations
 
-import io
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,18 +18,19 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from PIL import Image
 
 from specbench.errors import SpecbenchError
 from specbench.specs.run_spec import RunSpec
 from specbench.store.parquet_log import ParquetLog
 from specbench.store.run_info import RUN_JSON, SCHEMA_VERSION, Invocation, RunInfo, check_same_run, read_info
-from specbench.store.schema import KEY, SAMPLES, TRACES, Key, read_facts
+from specbench.store.schema import KEY, LENGTHS, SAMPLES, TRACES, Key, read_facts, read_metas
 from specbench.system.environment import now
 from specbench.system.files import sync_folder, take_lock, write_atomically
+from specbench.system.images import png_bytes
 from specbench.system.json_values import nonfinite_as_text
 
-_PICTURE = r"^images/[^./\\\x00][^/\\\x00]*$"
+_PATTERNS = {"image": r"^images/[^./\\\x00][^/\\\x00]*$", "image_sha256": r"^[0-9a-f]{64}$"}
+_OBJECTS = {"facts": read_facts, "meta": read_metas}
 _ALWAYS = (*KEY, "prompt", "status")
 _DECODED = ("nfe", "prefills", "batch", "tokens", "forced", "logp", "committed_step", "drafted", "tested", "accepted")
 """Columns that no row, and no row of a decoded image, lacks a value in."""
@@ -171,11 +172,18 @@ class RunStore:
             rows, traces: see `specbench.store.schema`.
             images: uint8 [3, H, W] by path inside the run folder.
         """
-        for path, pixels in (images or {}).items():
-            write_atomically(self.folder / path, _png(pixels))
+        digests = {path: self._write_image(path, pixels) for path, pixels in (images or {}).items()}
         if traces:
             self._traces.append(traces)
-        self._samples.append(rows)
+        self._samples.append(
+            [row | {"image_sha256": digests[row["image"]]} if row.get("image") in digests else row for row in rows]
+        )
+
+    def _write_image(self, path: str, pixels: np.ndarray) -> str:
+        """Put an image on disk; its digest."""
+        data = png_bytes(np.moveaxis(pixels, 0, -1))
+        write_atomically(self.folder / path, data)
+        return hashlib.sha256(data).hexdigest()
 
     def samples(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """The stored rows, one per (prompt id, sample); the key is always among the columns."""
@@ -192,14 +200,17 @@ class RunStore:
             gaps = [name for name in _DECODED if name in rows.column_names and rows[name].null_count]
             decoded = rows.select(gaps).filter(pc.equal(rows["status"], "ok"))
             wrong += [name for name in gaps if decoded[name].null_count]
-        if "image" in rows.column_names:
-            inside = pc.match_substring_regex(pc.drop_null(rows["image"]), _PICTURE)
-            wrong += ["image"] * (not pc.all(inside, min_count=0).as_py())
-        if "facts" in rows.column_names:
-            try:
-                read_facts(rows["facts"])
-            except ValueError:
-                wrong.append("facts")
+        for name, pattern in _PATTERNS.items():
+            if name in rows.column_names:
+                fitting = pc.match_substring_regex(pc.drop_null(rows[name]), pattern)
+                wrong += [name] * (not pc.all(fitting, min_count=0).as_py())
+        for name, read in _OBJECTS.items():
+            if name in rows.column_names:
+                try:
+                    read(rows[name])
+                except ValueError:
+                    wrong.append(name)
+        wrong += _uneven(rows)
         if wrong:
             raise SpecbenchError(
                 f"{self._samples.folder}: rows that specbench did not write, see their column '{wrong[0]}'",
@@ -270,7 +281,14 @@ class RunStore:
         write_atomically(self.folder / RUN_JSON, text.encode("utf-8", "backslashreplace"))
 
 
-def _png(pixels: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(np.moveaxis(pixels, 0, -1))).save(buffer, format="png")
-    return buffer.getvalue()
+def _uneven(rows: pa.Table) -> list[str]:
+    """A list column with gaps, or whose lists are longer or shorter than those of a column that they go with."""
+    for group in LENGTHS:
+        there = [name for name in group if name in rows.column_names]
+        lengths = {name: pc.list_value_length(rows[name]) for name in there}
+        for name in there:
+            gaps = pc.list_flatten(rows[name]).null_count
+            if gaps or not pc.all(pc.equal(lengths[there[0]], lengths[name]), min_count=0).as_py():
+                return [name]
+    slots = pc.unique(pc.list_value_length(rows["forced"])).to_pylist() if "forced" in rows.column_names else ()
+    return ["forced"] * (len(slots) - (None in slots) > 1)

@@ -18,6 +18,7 @@ import pyarrow.json
 from specbench.decoding.generation import ORDERS, SPANS, Generation
 from specbench.prompts import Request
 from specbench.store.run_info import SCHEMA_VERSION
+from specbench.system.json_values import parse_json
 
 Key = tuple[str, int]
 KEY = ("prompt_id", "sample")
@@ -38,6 +39,12 @@ _ARRAYS = {
     "tested": pa.int64(),
     "accepted": pa.int64(),
 }
+
+LENGTHS = (
+    ("tokens", "forced", "logp", "entropy", "top1", "committed_step", *ORDERS),
+    ("drafted", "tested", "accepted"),
+)
+"""Columns whose lists are equally long in a row: by stream slot, and by window offset."""
 
 SAMPLES = pa.schema(
     [
@@ -63,16 +70,18 @@ SAMPLES = pa.schema(
         ("attempts", pa.int64()),
         ("machine", pa.string()),
         *((name, pa.list_(pa.float32())) for name in ORDERS),
+        ("image_sha256", pa.string()),
     ]
 )
 """Columns of `samples/*.parquet`; every one but `schema`, the key, `prompt`, `seed`, `status` and
 `started_at` may be null.
 
 `meta`, `facts` and `machine` (see `specbench.system.monitor.MachineMonitor.read`) are JSON objects; `image` is a path
-inside the run folder; a `batch`-th of a span's `*_ms` is the image's share of the time; `ar_ms` and `e2e_ms` are null
-unless the run decodes one image at a time on a device of its own; `attempts` counts how often the call that wrote the
-row tried the image. The arrays are those of Generation; `u_*` are its `uniforms`, null for an order it has not. Rows of
-schema version 1 lack `attempts` and `machine`, rows of version 2 lack `u_*`.
+inside the run folder, `image_sha256` the digest of the file's bytes; a `batch`-th of a span's `*_ms` is the image's
+share of the time; `ar_ms` and `e2e_ms` are null unless the run decodes one image at a time on a device of its own;
+`attempts` counts how often the call that wrote the row tried the image. The arrays are those of Generation; `u_*` are
+its `uniforms`, null for an order it has not. Rows of schema version 1 lack `attempts` and `machine`, rows of version 2
+lack `u_*`, rows of version 3 lack `image_sha256`.
 """
 
 TRACES = pa.schema(
@@ -134,6 +143,23 @@ def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
         raise ValueError("not a JSON object of numbers")
     found = pa.json.read_json(io.BytesIO("\n".join(texts.to_pylist()).encode()))
     return found.cast(pa.schema([(name, pa.float64()) for name in found.column_names]))
+
+
+def read_meta(text: object) -> dict[str, object]:
+    """The object in the column `meta`, empty where it is null.
+
+    Raises:
+        ValueError: not a JSON object.
+    """
+    found = parse_json(text) if isinstance(text, str) else {}
+    if not isinstance(found, dict):
+        raise ValueError("not a JSON object")
+    return found
+
+
+def read_metas(texts: pa.ChunkedArray) -> list[dict[str, object]]:
+    """`read_meta` of a column."""
+    return [read_meta(text) for text in texts.to_pylist()]
 
 
 def base_row(

@@ -118,12 +118,15 @@ def adopt(remote: Remote, source: Path, target: Path) -> Path:
     try:
         if not matches(source, remote):
             raise SpecbenchError(f"{source} is not the file published at {remote.url}: {_difference(source, remote)}")
+    except FileNotFoundError:
+        raise SpecbenchError(f"{source} does not exist") from None
+    except OSError as error:
+        raise SpecbenchError(f"{source} cannot be read: {error.strerror or error}") from None
+    try:
         target.parent.mkdir(parents=True, exist_ok=True)
         part = target.with_name(target.name + ".part")
         shutil.copyfile(source, part)
         os.replace(part, target)
-    except FileNotFoundError:
-        raise SpecbenchError(f"{source} does not exist") from None
     except OSError as error:
         raise _disk_error(target, error) from error
     return target

@@ -2,33 +2,83 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import warnings
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from specbench.errors import SpecbenchError
+from specbench.system.reading import read_error, read_regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+"""Formats by content, whatever the suffix: Pillow's readers of others may start programs."""
+MAX_PIXELS = 2**26
+"""Pixels an image may have by its header (8192 x 8192), before any is decoded."""
+MAX_BYTES = 2**28
 
 
-def read_picture(path: Path, try_this: str = "") -> np.ndarray:
+def read_picture(path: Path, try_this: str = "", sha256: str | None = None, inside: Path | None = None) -> np.ndarray:
     """Read an image as uint8 [H, W, 3]. Greyscale is repeated to 3 channels, palettes are resolved, and 16-bit values
     keep their 8 high bits.
 
+    Args:
+        try_this: hint for a missing or damaged file.
+        sha256, inside: see `picture_bytes`.
+
     Raises:
-        SpecbenchError: missing, damaged, or with transparent pixels; the message names the file.
+        SpecbenchError: missing, damaged, refused, too large, or with transparent pixels; the message names the file.
     """
+    data = picture_bytes(path, try_this, sha256, inside)
     try:
-        with Image.open(path) as image:
-            image.load()
-            pixels = _rgb(image)
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise SpecbenchError(f"{path} is missing or damaged", try_this) from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `MAX_PIXELS` is stricter
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            raise _too_large(path, f"{width:,} x {height:,}")
+        pixels = _rgb(image)
+    except Image.DecompressionBombError:
+        raise _too_large(path, "far too many") from None
+    except SpecbenchError:
+        raise
+    except Exception as error:  # a decoder promises nothing about damaged data
+        raise read_error(path, error, "is damaged: not a PNG, JPEG, WebP or BMP image", try_this) from error
     if pixels is None:
         raise SpecbenchError(f"{path} has transparent pixels",
                              "save it without an alpha channel")  # fmt: skip
     return pixels
+
+
+def picture_bytes(path: Path, try_this: str = "", sha256: str | None = None, inside: Path | None = None) -> bytes:
+    """The bytes of an image file, not decoded.
+
+    Args:
+        sha256: hexadecimal digest that the file must have; None where none is known.
+        inside: folder that no symbolic link may lead out of, for folders that may come from others.
+
+    Raises:
+        SpecbenchError: missing, refused, not a regular file, outside, or another digest; the message names the file.
+    """
+    try:
+        data = read_regular(path, MAX_BYTES, inside)
+    except FileNotFoundError:
+        raise SpecbenchError(f"{path} is missing", try_this) from None
+    except (OSError, ValueError, MemoryError) as error:
+        raise read_error(path, error, "cannot be a file name") from error
+    if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
+        raise SpecbenchError(f"{path} is damaged or replaced: its SHA-256 is not the one stored with it", try_this)
+    return data
+
+
+def png_bytes(pixels: np.ndarray) -> bytes:
+    """Encode uint8 [H, W, 3] as PNG."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, format="png")
+    return buffer.getvalue()
 
 
 def pictures_in(folder: Path) -> list[Path]:
@@ -46,6 +96,10 @@ def pictures_in(folder: Path) -> list[Path]:
     if not found:
         raise SpecbenchError(f"image folder {folder} contains no images")
     return found
+
+
+def _too_large(path: Path, size: str) -> SpecbenchError:
+    return SpecbenchError(f"{path} has {size} pixels, more than {MAX_PIXELS:,}", "scale it down")
 
 
 def _rgb(image: Image.Image) -> np.ndarray | None:

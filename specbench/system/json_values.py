@@ -1,9 +1,45 @@
-"""Values as strict JSON, which has no NaN and no infinity."""
+"""Values as strict JSON, which has no NaN and no infinity, repeats no key, and nests no deeper than anybody writes."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
+
+MAX_DEPTH = 64
+"""Levels of nesting; Python's own writers and many others fail at a thousand."""
+
+
+def parse_json(text: str | bytes) -> object:
+    """Parse JSON from others.
+
+    Raises:
+        ValueError: not JSON, a key repeated within an object, or nesting above `MAX_DEPTH`.
+    """
+    try:
+        value = json.loads(text, object_pairs_hook=_without_repeats)
+    except RecursionError:
+        raise ValueError(f"nested more than {MAX_DEPTH} deep") from None
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for item in level for inner in _items(item)]
+        if not level:
+            return value
+    raise ValueError(f"nested more than {MAX_DEPTH} deep")
+
+
+def _items(value: object) -> list:
+    """The objects and lists directly inside a value."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [item for item in inner if isinstance(item, dict | list)]
+
+
+def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key '{next(name for name in names if names.count(name) > 1)[:40]}' is repeated")
+    return found
 
 
 def nonfinite_as_null(value: object) -> object:

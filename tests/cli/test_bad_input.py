@@ -24,6 +24,7 @@ FILES = {
     "cats.txt": b"three cats\n",
     "bad.toml": b"sede = 3\n",
     "broken.toml": b"seed =",
+    "switch.toml": b"seed = true\n",
     "file": b"",
 }
 
@@ -69,6 +70,8 @@ BAD = [
     ("run --config absent.toml", "absent.toml", ""),
     ("run --config bad.toml", "'sede'", "did you mean 'seed'"),
     ("run --config broken.toml", "not a TOML file", ""),
+    ("run --config switch.toml", "--seed True: expected a whole number", ""),
+    ("run --samples 1000000 --dry-run", "--samples 1000000", "--limit"),
     ("run extra", "extra", ""),
     ("run --seed", "--seed", ""),
     ("list modls", "unknown thing to list 'modls'", "did you mean 'models'"),

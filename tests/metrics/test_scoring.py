@@ -66,7 +66,7 @@ def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
     drawn_run(tmp_path, n=5)
     looked = []
     honest = scoring.read_image
-    monkeypatch.setattr(scoring, "read_image", lambda path: looked.append(path.name) or honest(path))
+    monkeypatch.setattr(scoring, "read_image", lambda *row: looked.append(Path(row[1]).name) or honest(*row))
     (outcome,) = scoring.score([folder], DETECTOR)
     assert (outcome.computed, outcome.reused) == (2, 3)
     assert looked == ["s3-0.png", "s4-0.png"]
@@ -137,7 +137,7 @@ def test_a_damaged_image_is_named_and_not_scored(tmp_path, damage):
     path.unlink()
     if damage != "missing":
         path.write_bytes({"empty": b"", "truncated": whole[:-40], "text": b"hello"}[damage])
-    with pytest.raises(SpecbenchError, match=r"s1-0\.png is missing or damaged"):
+    with pytest.raises(SpecbenchError, match=r"s1-0\.png is (missing|damaged)"):
         scoring.score([folder], DETECTOR)
 
 

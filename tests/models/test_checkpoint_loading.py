@@ -220,7 +220,7 @@ def test_every_refusal_says_where_the_official_files_are_and_under_which_licence
 def test_pickles_that_would_run_code_are_refused(folder_of):
     folder = folder_of("llamagen")
     torch.save({"model": {"a": Payload()}}, folder / "t2i_XL_stage1_256.pt")
-    assert "t2i_XL_stage1_256.pt cannot be read" in refusal("llamagen", folder).what
+    assert "t2i_XL_stage1_256.pt is damaged" in refusal("llamagen", folder).what
     assert not Payload.ran
 
 

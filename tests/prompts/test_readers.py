@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 
 import pyarrow
 import pyarrow.parquet
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specbench.errors import SpecbenchError
-from specbench.prompts import content_sha256, load_prompts, select, text_id
+from specbench.prompts import Prompt, PromptSet, content_sha256, load_prompts, select, text_id
 
 ROWS = [
     {"id": "first", "text": "a red circle", "category": "colors", "n": 1},
@@ -151,3 +152,77 @@ def test_what_is_written_as_jsonl_is_read_back(tmp_path, lines):
     prompts = load_prompts(path).prompts
     assert [(prompt.id, prompt.text) for prompt in prompts] == [(text_id(line), line) for line in lines]
     assert content_sha256(prompts) == content_sha256(prompts[::-1])
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".yml", ".toml", ".xml", ".xlsx", ".arrow"])
+def test_a_suffix_of_another_format_is_not_read_as_lines_of_text(tmp_path, suffix):
+    path = tmp_path / f"p{suffix}"
+    path.write_text("- text: a red circle\n- text: a blue square\n")
+    with pytest.raises(SpecbenchError, match=f"unknown suffix {suffix}"):
+        load_prompts(path)
+
+
+def test_a_json_file_is_a_list_of_objects_or_of_texts(tmp_path):
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(ROWS, indent=2))
+    assert [(prompt.id, prompt.meta) for prompt in load_prompts(path).prompts] == [
+        ("first", {"n": 1}),
+        ("second", {"n": 2}),
+    ]
+    path.write_text('["a red circle", "a blue square"]')
+    assert [prompt.text for prompt in load_prompts(path).prompts] == ["a red circle", "a blue square"]
+    for text in ('{"text": "a"}', "[1]", "[", '[{"text": "a", "text": "b"}]', "[" * 1000 + "]" * 1000):
+        path.write_text(text)
+        with pytest.raises(SpecbenchError, match=r"p\.json' is not"):
+            load_prompts(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("p.csv", "text,text\na,b\n", "two columns 'text'"),
+        ("p.csv", "text, text \na,b\n", "two columns 'text'"),
+        ("p.tsv", "text\tid\tid\na\tb\tc\n", "two columns 'id'"),
+        ("p.csv", "text,prompt\na,b\n", "both 'text' and 'prompt'"),
+        ("p.csv", "text,id,prompt_id\na,b,c\n", "both 'id' and 'prompt_id'"),
+        ("p.jsonl", '{"text": "a", "text": "b"}\n', "key 'text' is repeated"),
+        ("p.jsonl", '{"text": "a", "x": ' + "[" * 1000 + "]" * 1000 + "}\n", "nested"),
+    ],
+)
+def test_what_could_be_read_in_two_ways_is_refused(tmp_path, name, content, problem):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(SpecbenchError, match=problem):
+        load_prompts(tmp_path / name)
+
+
+def test_two_equal_columns_of_text_are_no_question(tmp_path):
+    (tmp_path / "p.csv").write_text("text,caption\na,a\nb,\n")
+    assert [prompt.text for prompt in load_prompts(tmp_path / "p.csv").prompts] == ["a", "b"]
+
+
+def test_a_parquet_column_that_is_there_twice_is_refused(tmp_path):
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
+    with pytest.raises(SpecbenchError, match="two columns 'text'"):
+        load_prompts(tmp_path / "p.parquet")
+
+
+def test_far_too_many_rows_are_refused_before_any_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "p.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.nulls(20_000_000, pyarrow.string())}), path)
+    started = time.monotonic()
+    with pytest.raises(SpecbenchError, match="more than 1,000,000 prompts"):
+        load_prompts(path)
+    assert time.monotonic() - started < 5
+    monkeypatch.setattr("specbench.prompts.readers.MAX_PROMPTS", 2)
+    (tmp_path / "p.txt").write_text("a\nb\nc\n")
+    with pytest.raises(SpecbenchError, match="more than 2 prompts"):
+        load_prompts(tmp_path / "p.txt")
+
+
+def test_many_ids_of_many_prompts_are_found_at_once():
+    prompts = PromptSet("many", tuple(Prompt(f"p{n}", "x") for n in range(200_000)), "0" * 64)
+    ids = [f"p{n}" for n in range(199_999, 0, -19)]
+    started = time.monotonic()
+    assert {prompt.id for prompt in select(prompts, ids=ids)} == set(ids)
+    assert time.monotonic() - started < 5

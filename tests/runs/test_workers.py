@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
+import subprocess
+import sys
 import threading
 from collections import Counter
 from contextlib import closing
@@ -15,6 +18,7 @@ from specbench.errors import FAILURE, MISSING_PREREQUISITE, PARTIAL, SpecbenchEr
 from specbench.prompts import requests_for
 from specbench.runs.executors import local
 from specbench.runs.executors.local import Chunk, decode_chunk
+from specbench.runs.executors.ray_watch import session_processes, watch
 from specbench.runs.executors.worker_pool import ATTEMPTS, RESTARTS, WorkerLost, WorkerPool
 from specbench.runs.run_progress import SilentReporter
 from specbench.runs.runner import run
@@ -70,7 +74,7 @@ def single(tmp_path_factory) -> dict:
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
 def test_any_number_of_workers_in_any_order(tmp_path, single, size):
     crew = SimulatedCrew(size, random.Random(size))
-    summary = run(WorkerPool(crew), SPECS, REQUESTS, tmp_path)
+    summary = run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path)
     assert (summary.done, summary.failed) == (24, 0)
     assert contents(tmp_path) == single
     assert crew.most_at_once >= min(size, 24)
@@ -88,7 +92,7 @@ def test_workers_that_die_at_random(tmp_path, single, seed):
 
     crew = SimulatedCrew(3, draw, fate)
     try:
-        summary = run(WorkerPool(crew), SPECS, REQUESTS, tmp_path)
+        summary = run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path)
         assert summary.done + summary.failed == 24
     except SpecbenchError as error:
         assert "all 3 workers were lost" in error.what and error.exit_code == FAILURE
@@ -101,7 +105,7 @@ def test_an_image_that_takes_two_workers_along_is_a_row_that_says_so(tmp_path, s
     def fate(chunk: Chunk) -> bool:
         return any(request.prompt_id == "CAT" for request in chunk.requests)
 
-    summary = run(WorkerPool(SimulatedCrew(4, random.Random(0), fate), restarts=9), SPECS, REQUESTS, tmp_path)
+    summary = run(WorkerPool(lambda: SimulatedCrew(4, random.Random(0), fate), restarts=9), SPECS, REQUESTS, tmp_path)
     assert (summary.done, summary.failed, summary.problem().exit_code) == (18, 6, PARTIAL)
     rows = RunStore(next(tmp_path.iterdir())).samples()
     bad = rows[rows["status"] == "failed"]
@@ -117,7 +121,7 @@ def test_a_batch_that_kills_its_worker_is_tried_image_by_image(tmp_path):
     def fate(chunk: Chunk) -> bool:
         return any(request.prompt_id == "CAT" for request in chunk.requests)
 
-    summary = run(WorkerPool(SimulatedCrew(2, random.Random(0), fate), restarts=9), [spec], REQUESTS, tmp_path)
+    summary = run(WorkerPool(lambda: SimulatedCrew(2, random.Random(0), fate), restarts=9), [spec], REQUESTS, tmp_path)
     assert (summary.done, summary.failed) == (9, 3)
 
 
@@ -132,7 +136,7 @@ def test_out_of_memory_in_one_worker_is_tried_again_once(tmp_path, single, monke
         return healthy(model, requests, *rest, **more)
 
     monkeypatch.setattr(local, "decode", short_of_memory)
-    summary = run(WorkerPool(SimulatedCrew(2, random.Random(0))), SPECS, REQUESTS, tmp_path)
+    summary = run(WorkerPool(lambda: SimulatedCrew(2, random.Random(0))), SPECS, REQUESTS, tmp_path)
     assert (summary.done, summary.failed) == (24, 0) and failed
     assert contents(tmp_path) == single
 
@@ -145,7 +149,7 @@ def test_what_cannot_be_decoded_is_said_once_and_not_tried_forever(tmp_path, mon
         raise RuntimeError("no luck")
 
     monkeypatch.setattr(local, "decode", broken)
-    summary = run(WorkerPool(SimulatedCrew(3, random.Random(0))), SPECS[:1], REQUESTS, tmp_path)
+    summary = run(WorkerPool(lambda: SimulatedCrew(3, random.Random(0))), SPECS[:1], REQUESTS, tmp_path)
     assert (summary.failed, summary.errors) == (12, ["RuntimeError: no luck"])
     assert sum(calls.values()) == ATTEMPTS * 12
 
@@ -160,10 +164,43 @@ def test_ctrl_c_finishes_what_is_being_decoded(tmp_path, single):
             summaries.append(row)
 
     summaries: list = []
-    summary = run(WorkerPool(SimulatedCrew(3, random.Random(0))), SPECS, REQUESTS, tmp_path, reporter=Impatient())
+    pool = WorkerPool(lambda: SimulatedCrew(3, random.Random(0)))
+    summary = run(pool, SPECS, REQUESTS, tmp_path, reporter=Impatient())
     assert summary.interrupted and summary.done == len(summaries) <= 5
     run(tiny.executor(), SPECS, REQUESTS, tmp_path)
     assert contents(tmp_path) == single
+
+
+def test_a_finished_run_typed_again_is_done_and_starts_no_workers(tmp_path, single):
+    crew = SimulatedCrew(2, random.Random(0))
+    run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path)
+    summary = run(WorkerPool(lambda: pytest.fail("workers were started")), SPECS, REQUESTS, tmp_path)
+    assert (summary.resumed, summary.done, summary.problem()) == (24, 0, None)
+    assert contents(tmp_path) == single
+
+
+def test_what_a_killed_driver_leaves_of_ray_is_ended_and_nothing_else(tmp_path):
+    code = "import sys, time; log = open(sys.argv[1], 'w'); print('up', flush=True); time.sleep(60)"
+
+    def agent(driver: int) -> subprocess.Popen:
+        folder = tmp_path / f"session_2026-01-01_00-00-00_000000_{driver}"
+        folder.mkdir()
+        agent = subprocess.Popen([sys.executable, "-c", code, folder / "agent.out"], stdout=subprocess.PIPE)
+        assert agent.stdout.readline() == b"up\n"
+        return agent
+
+    driver = subprocess.Popen(["sleep", "60"])
+    ours, other = agent(driver.pid), agent(10**9)
+    try:
+        assert session_processes(driver.pid) == [ours.pid]
+        watching = watch(driver.pid)
+        watching.stdin.close()  # as the end of the process that holds the other end does
+        assert ours.wait(30) == -signal.SIGKILL and other.poll() is None and driver.poll() is None
+    finally:
+        for process in (driver, ours, other):
+            process.kill()
+            process.wait()
+        watching.wait(30)
 
 
 def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
@@ -180,7 +217,7 @@ def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
     [
         (("--mode", "latency", "--batch", "2"), "--mode latency"),
         (("--mode", "latency", "--workers", "2"), "--mode latency"),
-        (("--device", "cuda:1", "--workers", "2"), "a GPU of its own"),
+        (("--device", "cuda:1", "--workers", "2"), "its own GPU"),
         (("--mode", "fast"), "--mode fast"),
         (("--workers", "0"), "--workers 0"),
     ],
@@ -229,7 +266,7 @@ def test_two_ray_nodes_one_of_which_is_killed(tmp_path, single):
 
         with closing(RayWorkers(tiny.tiny_model, 2, cluster.address)) as crew:
             assert len(set(crew.pids())) == 2
-            summary = run(WorkerPool(crew), SPECS, REQUESTS, tmp_path, reporter=Saboteur())
+            summary = run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path, reporter=Saboteur())
         assert (summary.done, summary.failed) == (24, 0)
         assert contents(tmp_path) == single
     finally:

@@ -19,13 +19,13 @@ import pytest
 import tiny
 
 from specbench.errors import BAD_INPUT, FAILURE, SpecbenchError
-from specbench.metrics.scoring import read_image
 from specbench.prompts import requests_for
 from specbench.reporting import render, report_rows
 from specbench.runs.runner import run
 from specbench.store import parquet_log
 from specbench.store.parquet_log import ParquetLog
 from specbench.store.run_folders import find_runs
+from specbench.store.run_images import read_image
 from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
 from specbench.store.schema import image_name
@@ -260,7 +260,7 @@ def test_a_really_full_disk(tmp_path):
         folder = find_runs(disk)[0]
         done = RunStore(folder).samples()
         assert 0 < len(done) < 160
-        assert all(read_image(folder / image).shape == (2, 2, 3) for image in done["image"])
+        assert all(read_image(folder, image, None).shape == (2, 2, 3) for image in done["image"])
         assert not list(disk.rglob(".*.tmp"))
     finally:
         subprocess.run(["umount", str(disk)], check=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,22 @@ from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
 
 
-def drawn_run(out: Path, n: int = 6, wrong: tuple[int, ...] = (), spec=synthetic.SJD, samples: int = 1) -> Path:
-    """A run whose images are drawn by the renderer: what was asked for, or an empty ground where `wrong`."""
+def drawn_run(
+    out: Path,
+    n: int = 6,
+    wrong: tuple[int, ...] = (),
+    spec=synthetic.SJD,
+    samples: int = 1,
+    meta: Callable[[int], dict] = lambda number: {},
+) -> Path:
+    """A run whose images are drawn by the renderer: what was asked for, or an empty ground where `wrong`. `meta` is
+    added to the metadata of each prompt."""
     rng = np.random.default_rng(0)
     requests = [scene.Request((scene.Clause("circle", "red"),)), scene.Request((scene.Clause("square", None, 2),))]
     with RunStore(out / spec.run_id).create(spec, synthetic.INVOCATION) as store:
         for number in range(n):
             request = requests[number % 2]
-            prompt = Prompt(f"s{number}", "drawn", request.category, {"scene": request.to_json()})
+            prompt = Prompt(f"s{number}", "drawn", request.category, {"scene": request.to_json()} | meta(number))
             for sample in range(samples):
                 picture = scene.Scene((), "smooth") if number in wrong else scene.realize(request, rng)
                 item = synthetic.generation(4, 40.0)

@@ -6,11 +6,11 @@ tiktoken stores the rank of each byte string rather than a list of merges, so th
 from __future__ import annotations
 
 import base64
+import heapq
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
@@ -74,18 +74,35 @@ class RankedBpe:
 
 
 def merge(word: bytes, ranks: Mapping[bytes, int]) -> list[int]:
-    """Ids of one word: of all neighbours, the pair with the lowest rank is joined first, the leftmost of equals."""
+    """Ids of one word: of all neighbours, the pair with the lowest rank is joined first, the leftmost of equals.
+
+    A heap of the joins still possible keeps words of thousands of characters, as of languages without spaces, fast.
+    """
     if word in ranks:
         return [ranks[word]]
-    parts = [word[index : index + 1] for index in range(len(word))]
-    while len(parts) > 1:
-        pairs = [ranks.get(left + right) for left, right in pairwise(parts)]
-        known = [rank for rank in pairs if rank is not None]
-        if not known:
-            break
-        at = pairs.index(min(known))
-        parts[at : at + 2] = [parts[at] + parts[at + 1]]
-    return [ranks[part] for part in parts]
+    end = list(range(1, len(word) + 1))  # of the part that starts at each byte; 0 for bytes inside a part
+    before = list(range(-1, len(word) - 1))  # start of the part before it
+    joins: list[tuple[int, int, int]] = []
+
+    def consider(start: int) -> None:
+        middle = end[start]
+        if middle < len(word) and (rank := ranks.get(word[start : end[middle]])) is not None:
+            heapq.heappush(joins, (rank, start, end[middle]))
+
+    for start in range(len(word)):
+        consider(start)
+    while joins:
+        _, start, stop = heapq.heappop(joins)
+        middle = end[start]
+        if not 0 < middle < len(word) or end[middle] != stop:
+            continue  # one of the two was joined with another
+        end[start], end[middle] = stop, 0
+        if stop < len(word):
+            before[stop] = start
+        consider(start)
+        if before[start] >= 0:
+            consider(before[start])
+    return [ranks[word[start:stop]] for start, stop in enumerate(end) if stop]
 
 
 def read_ranks(lines: bytes) -> dict[bytes, int]:

@@ -6,9 +6,6 @@ sampled. A repetition penalty in `generation_config.json`, which the official sc
 
 from __future__ import annotations
 
-import warnings
-
-import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -17,6 +14,7 @@ from specbench.models.checkpoint_loading import build, fill, randomise, read_con
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.generation_config import FILE, read_repetition_penalty
+from specbench.models.torch_script import load_script
 from specbench.models.transformer.attention import use_grouped_attention
 from specbench.models.transformer.model import Prefix, TransformerSession
 from specbench.models.transformer.repetition_penalty import PenalisedSession
@@ -92,12 +90,4 @@ def _model(
 
 
 def _cosmos(files: CheckpointFiles, device: str) -> vq_decoder.CosmosDecoder:
-    path = files.named("decoder.jit")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return vq_decoder.CosmosDecoder(
-                torch.jit.load(path, map_location="cpu" if device == "meta" else device).eval(), device
-            )
-    except (RuntimeError, ValueError) as error:
-        raise files.source.damaged(path, error) from error
+    return vq_decoder.CosmosDecoder(load_script(files, files.named("decoder.jit"), device), device)

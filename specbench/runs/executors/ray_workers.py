@@ -16,6 +16,7 @@ from contextlib import suppress
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.interface import ImageModel
 from specbench.runs.executors.local import Chunk, DecodedChunk, decode_chunk, warm_up
+from specbench.runs.executors.ray_watch import watch
 from specbench.runs.executors.worker_pool import WorkerLost
 from specbench.specs.run_spec import RunSpec
 from specbench.system import environment
@@ -73,11 +74,12 @@ class RayWorkers:
     """
 
     def __init__(self, load: Load, size: int | None, address: str | None = None, gpu: bool = False):
-        self._ray = _import()
+        self._ray = import_ray()
         self._load = self._ray.cloudpickle.dumps(load)
         self._path = [os.path.abspath(folder) for folder in sys.path]
-        self._connect(address, size)
+        self._watch = None if address else watch(os.getpid())
         try:
+            self._connect(address, size)
             self._options = {"num_cpus": 1, "num_gpus": int(gpu), "max_restarts": 0, "max_task_retries": 0}
             self.size = self._fitting(size, gpu)
             self._actors = [self._start() for _ in range(self.size)]
@@ -128,6 +130,8 @@ class RayWorkers:
             with suppress(Exception):
                 self._ray.kill(actor)
         self._ray.shutdown()
+        if self._watch is not None:
+            self._watch.stdin.close()
 
     def _start(self):
         return self._ray.remote(**self._options)(Worker).remote(self._load, self._path)
@@ -155,8 +159,8 @@ class RayWorkers:
         return wanted
 
 
-def _import():
-    """Import Ray with logging and usage reports off."""
+def import_ray():
+    """Import Ray with logging and usage reports off; a SpecbenchError with exit code 5 where it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:

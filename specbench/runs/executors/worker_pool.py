@@ -6,7 +6,7 @@ The pool schedules; a `WorkerBackend` (`specbench.runs.executors.ray_workers`) s
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Protocol
 
 from specbench.errors import FAILURE, SpecbenchError
@@ -55,11 +55,16 @@ class WorkerBackend(Protocol):
 
 
 class WorkerPool:
-    """`Executor` that distributes chunks among the workers of a backend."""
+    """`Executor` that distributes chunks among the workers of a backend.
 
-    def __init__(self, crew: WorkerBackend, restarts: int = RESTARTS):
-        self._crew = crew
-        self._restarts = Counter(dict.fromkeys(range(crew.size), restarts))
+    Args:
+        start: starts the backend; called only once there is work, which a finished run has not.
+        restarts: replacements per worker.
+    """
+
+    def __init__(self, start: Callable[[], WorkerBackend], restarts: int = RESTARTS):
+        self._start = start
+        self._allowed = restarts
         self._tried: Counter[tuple[str, str, int]] = Counter()
         self._again: deque[Chunk] = deque()
         self._busy: dict[Ticket, tuple[int, Chunk | None]] = {}
@@ -72,6 +77,8 @@ class WorkerPool:
     def warm_up(self, specs: Sequence[RunSpec], text: str) -> dict[str, object]:
         """Wait for the first worker; the others join when ready."""
         self._preparation = specs, text
+        self._crew = self._start()
+        self._restarts = Counter(dict.fromkeys(range(self._crew.size), self._allowed))
         for worker in range(self._crew.size):
             self._prepare(worker)
         facts = None

@@ -1,0 +1,83 @@
+"""A folder of files for another program: written aside, put in place whole, and never outside itself."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from specbench.errors import FAILURE, SpecbenchError
+from specbench.system.files import take_lock
+
+MAX_NAME_BYTES = 255
+
+
+class ExportFolder:
+    """Files that are being exported below `root`."""
+
+    def __init__(self, root: Path):
+        self._root = root
+
+    def write(self, data: bytes, *parts: str) -> None:
+        """Write one new file, given as names of folders and its own.
+
+        Raises:
+            SpecbenchError: a name is not one path component, or the file exists.
+        """
+        for part in parts:
+            check_component(part)
+        path = self._root.joinpath(*parts)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(path, "xb") as file:
+                file.write(data)
+        except FileExistsError:
+            raise SpecbenchError(f"two exported files would have the name {'/'.join(parts)}") from None
+
+
+def check_component(name: str) -> None:
+    """Raise a SpecbenchError unless `name` is the name of one file, in the folder that it is put into."""
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise SpecbenchError(f"'{name[:80]}' cannot be the name of an exported file", "it would be a path")
+    if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
+        raise SpecbenchError(f"'{name[:40]}...' cannot be the name of an exported file",
+                             f"it has more than {MAX_NAME_BYTES} bytes")  # fmt: skip
+
+
+@contextmanager
+def export_folder(target: Path) -> Iterator[ExportFolder]:
+    """Fill a folder that appears as `target`, absent or empty before, when the block ends; after an error, or a kill,
+    `target` is as it was.
+
+    Raises:
+        SpecbenchError: `target` holds something, is being exported to, or cannot be written.
+    """
+    place = target.resolve()
+    aside, lock_path = (place.with_name(f".{place.name[:200]}.{kind}") for kind in ("tmp", "lock"))
+    try:
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise SpecbenchError(f"{target} is not an empty folder", "other programs would take in what is there")
+        if place == Path.cwd():
+            raise SpecbenchError(f"{target} is the current folder", "name another")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(lock_path, f"{target} is being exported to by another process")
+        try:
+            _remove(aside)  # of a killed export
+            aside.mkdir()
+            yield ExportFolder(aside)
+            os.rename(aside, place)
+        finally:
+            _remove(aside)
+            lock_path.unlink(missing_ok=True)
+            os.close(lock)
+    except OSError as error:
+        raise SpecbenchError(f"cannot write {target}: {error.strerror or error}", "", FAILURE) from error
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,135 @@
+"""Exchange with the official programs: nothing is written outside the folder, overwritten or left half-written, and no
+result of another form is a score."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import synthetic
+
+from specbench.prompts import Prompt, Request
+from specbench.store.run_store import RunStore
+from specbench.store.schema import base_row, sample_row
+
+
+def a_run(out: Path, *prompts: Prompt, samples: int = 1) -> Path:
+    with RunStore(out / "results" / synthetic.SJD.run_id).create(synthetic.SJD, synthetic.INVOCATION) as store:
+        for prompt in prompts:
+            for sample in range(samples):
+                item = synthetic.generation(4, 40.0)
+                base = base_row(Request.of(prompt, sample), 0, synthetic.INVOCATION["started_at"])
+                row = sample_row(base, item, True)
+                store.append([row], {row["image"]: item.image})
+    return store.folder
+
+
+def colour(text: str, line: object = 0, name: str = "p") -> Prompt:
+    return Prompt(name, text, "color", {"line": line})
+
+
+def counting(name: str, line: object) -> Prompt:
+    return Prompt(name, f"text {name}", "counting", {"line": line, "include": [{"class": "cup", "count": 1}]})
+
+
+EXPORTS = [("geneval", counting), ("t2i-compbench", lambda name, line: colour(name, line, name))]
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(outcome, *problems: str) -> None:
+    assert outcome.code == 2 and outcome.err.count("\n") == 1, outcome.err
+    assert any(problem in outcome.err for problem in problems), outcome.err
+    assert "a bug" not in outcome.err
+
+
+@pytest.mark.parametrize("text", ["{root}/victim/x", "../victim", "a/b", "a\0b", "x" * 300])
+def test_a_prompt_is_no_path(tmp_path, cli, text):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "x_000000.png").write_bytes(b"precious")
+    run = a_run(tmp_path, colour(text.format(root=tmp_path)))
+    before = files(tmp_path)
+    refused(cli("export", "t2i-compbench", run, "--to", tmp_path / "out"), "cannot be the name of an exported file")
+    assert files(tmp_path) == before and (victim / "x_000000.png").read_bytes() == b"precious"
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("benchmark", "make"), EXPORTS)
+def test_two_prompts_of_one_line_are_refused(tmp_path, cli, benchmark, make):
+    run = a_run(tmp_path, make("p", 3), make("q", 3))
+    refused(cli("export", benchmark, run, "--to", tmp_path / "out"), "'p' and 'q' have the same line 3")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("line", ["3", -1, 1.0, True, 10**30, [1], None])
+@pytest.mark.parametrize(("benchmark", "make"), EXPORTS)
+def test_a_line_that_is_no_number_is_refused(tmp_path, cli, benchmark, make, line):
+    run = a_run(tmp_path, make("p", line))
+    refused(cli("export", benchmark, run, "--to", tmp_path / "out"), "not a whole number")
+
+
+def test_an_export_that_fails_half_way_leaves_nothing(tmp_path, cli):
+    run = a_run(tmp_path, counting("p", 0), counting("q", 1))
+    (run / "images" / "q-0.png").unlink()
+    (tmp_path / "out").mkdir()
+    refused(cli("export", "geneval", run, "--to", tmp_path / "out"), "q-0.png is missing")
+    assert sorted(os.listdir(tmp_path)) == ["out", "results"] and not files(tmp_path / "out")
+
+
+def test_what_a_killed_export_left_is_taken_away_and_no_link_is_followed(tmp_path, cli):
+    run = a_run(tmp_path, counting("p", 0))
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "file").touch()
+    (tmp_path / ".out.tmp").symlink_to(tmp_path / "precious")
+    assert cli("export", "geneval", run, "--to", tmp_path / "out").code == 0
+    assert files(tmp_path / "out") == {"00000/metadata.jsonl", "00000/samples/0000.png"}
+    assert sorted(os.listdir(tmp_path)) == ["out", "precious", "results"] and files(tmp_path / "precious") == {"file"}
+
+
+GENEVAL = {"filename": "x/00000/samples/0000.png", "prompt": "text p", "correct": True, "reason": "", "details": "{}"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"correct": "yes"}, {"correct": None}, {"correct": []}, {"filename": 3}, {"filename": "x.png"}, {"reason": [1]},
+     {"details": {"a": 1}}, {"prompt": 5}],
+)  # fmt: skip
+def test_geneval_results_of_another_form_are_refused(tmp_path, cli, change):
+    run = a_run(tmp_path, counting("p", 0))
+    path = tmp_path / "results.jsonl"
+    path.write_text(json.dumps(GENEVAL))
+    assert cli("import", "geneval", run, "--from", path).code == 0
+    path.write_text(json.dumps(GENEVAL | change))
+    refused(cli("import", "geneval", run, "--from", path), "is not a result of the official GenEval", "the verdict on")
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "null", "[" * 1000 + "]" * 1000, "{}", "\ud800", '{"a": 1, "a": 2}'])
+def test_geneval_results_that_are_no_rows_are_refused(tmp_path, cli, text):
+    run = a_run(tmp_path, counting("p", 0))
+    path = tmp_path / "results.jsonl"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    refused(cli("import", "geneval", run, "--from", path), "is not a result of the official GenEval evaluator")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    ['[{"question_id": 0, "answer": Infinity}]', '[{"question_id": 0, "answer": 1e999}]',
+     '[{"question_id": Infinity, "answer": 1}]', '[{"question_id": 0.5, "answer": 1}]',
+     '[{"question_id": 0, "answer": []}]', '[{"question_id": true, "answer": 1}]', '[{"answer": 1}]', "[1]", "{}",
+     "[" * 1000 + "]" * 1000,
+     '[{"question_id": 0, "answer": "nan"}]', '[{"question_id": 0, "answer": 1}, {"question_id": 0, "answer": 0}]'],
+)  # fmt: skip
+def test_compbench_results_of_another_form_are_refused(tmp_path, cli, rows):
+    run = a_run(tmp_path, colour("a red cup"))
+    path = tmp_path / "out/color/annotation_blip/vqa_result.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('[{"question_id": "0", "answer": "0.5"}]')
+    assert cli("import", "t2i-compbench", run, "--from", tmp_path / "out").code == 0
+    path.write_text(rows)
+    problems = "is not a result of the official scripts", "the answer to question", "contradicts itself"
+    refused(cli("import", "t2i-compbench", run, "--from", tmp_path / "out"), *problems)

@@ -1,0 +1,89 @@
+"""What is downloaded is what was meant: pinned revisions, digests of contents, no program that nobody trusts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+import pytest
+import torch
+from checkpoints import write
+
+from specbench.errors import SpecbenchError
+from specbench.metrics import hub_weights
+from specbench.models import torch_script
+from specbench.models.catalog import load_model
+from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch
+from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_pins import DIGESTS, REVISIONS
+from specbench.system import file_digests
+
+SOURCE = Source("the model", "owner/name", ("config.json",), "MIT")
+OWL = "google/owlv2-base-patch16-ensemble"
+
+
+def test_a_link_named_like_a_digest_forges_nothing(tmp_path):
+    blob = tmp_path / hashlib.sha256(b"the official weights").hexdigest()
+    blob.write_bytes(b"other weights")
+    (tmp_path / "model.safetensors").symlink_to(blob)
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "model.safetensors").write_bytes(b"other weights")
+    forged, honest = (
+        CheckpointFiles(SOURCE, (folder / "model.safetensors",)).sha256() for folder in (tmp_path, tmp_path / "plain")
+    )
+    assert forged == honest
+
+
+def test_a_large_file_is_read_once_and_again_once_it_changed(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(file_digests, "SMALL", 3)
+    path, reads, honest = tmp_path / "x", [], file_digests.digest_of
+    monkeypatch.setattr(file_digests, "digest_of", lambda path: reads.append(path) or honest(path))
+    for content in (b"once", b"more"):
+        path.write_bytes(content)
+        for _ in range(3):
+            assert file_digests.sha256_of(path) == hashlib.sha256(content).hexdigest()
+    assert len(reads) == 2
+
+
+def test_a_program_that_nobody_trusts_is_not_loaded(tmp_path, monkeypatch):
+    write("simplear", tmp_path)
+    info = next(info for info in MODELS if info.name == "simplear").configured(weights=str(tmp_path), tiny=True)
+    load_model(info, "cpu", "float32")
+    monkeypatch.setattr(torch_script, "TRUSTED", set())
+    honest = torch.jit.load
+    monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("the program was loaded"))
+    with pytest.raises(SpecbenchError, match=r"is a program \(TorchScript\) with the unknown SHA-256") as caught:
+        load_model(info, "cpu", "float32")
+    assert caught.value.exit_code == 5
+    monkeypatch.setattr(torch.jit, "load", honest)
+    monkeypatch.setenv("SPECBENCH_TRUST", hashlib.sha256((tmp_path / "decoder.jit").read_bytes()).hexdigest())
+    load_model(info, "cpu", "float32")
+
+
+def test_pinned_repositories_are_asked_for_at_their_revision(tmp_path, monkeypatch):
+    asked = {}
+
+    def record(repo, revision=None, **_):
+        asked[repo] = revision
+        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / "model.safetensors").write_bytes(b"x")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", record)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    for repo in REVISIONS:
+        source = Source("it", repo, ("config.json",), "MIT")
+        fetch(source)
+        assert asked[repo] == REVISIONS[repo] and REVISIONS[repo] in source.how_to_get()
+        fetch(source, None, "other")
+        assert asked[repo] == "other"
+    with pytest.raises(SpecbenchError, match="is not the published file"):
+        hub_weights.hub_folder(OWL)
+    assert asked[OWL] == REVISIONS[OWL]
+
+
+def test_pins_are_commits_and_digests():
+    assert all(re.fullmatch(r"[0-9a-f]{40}", revision) for revision in REVISIONS.values())
+    assert DIGESTS.keys() <= REVISIONS.keys() and "main" not in json.dumps(REVISIONS)
