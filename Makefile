@@ -82,6 +82,11 @@ drills: $(VENV)/.dev ## Kill runs 200 times and more, and feed 10,000 hostile in
 	$(BIN)/python dev/drills/kills.py driver --kills 70 --seconds 3600
 	$(BIN)/python dev/drills/kills.py worker --kills 70 --seconds 3600
 	$(BIN)/python dev/drills/kills.py pool-driver --kills 60 --seconds 3600
+	$(BIN)/python dev/drills/kills.py pool-resume --kills 60 --seconds 3600
+	$(BIN)/python dev/drills/writers.py score --kills 50 --seconds 3600
+	$(BIN)/python dev/drills/writers.py merge --kills 50 --seconds 3600
+	$(BIN)/python dev/drills/writers.py report --kills 50 --seconds 3600
+	$(BIN)/python dev/drills/writers.py export --kills 50 --seconds 3600
 	$(BIN)/python dev/drills/kills.py ray-worker --kills 12 --seconds 3600
 	$(BIN)/python dev/drills/kills.py ray-node --kills 2 --seconds 3600
 	$(BIN)/python dev/drills/kills.py report

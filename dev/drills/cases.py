@@ -1,13 +1,16 @@
-"""Hypothesis strategies for `fuzz.py`: command lines, prompt files, tables, parquet parts, run.json, and files of draft
-heads and checkpoints."""
+"""Hypothesis strategies for `fuzz.py`: command lines, prompt files, tables, parquet parts, run.json, files of draft
+heads and checkpoints, results folders of strangers, prompts to export, results to import, and refusals of the operating
+system."""
 
 from __future__ import annotations
 
 import copy
+import errno
 import functools
 import hashlib
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +20,7 @@ import typer
 from examples import TABLES, example_run
 from hostile import TEXTS
 from hypothesis import strategies as st
+from PIL import Image
 
 from specbench.cli import build_app
 
@@ -116,7 +120,7 @@ def command_lines(draw) -> tuple[str, list[str]]:
     return command, [word for piece in pieces for word in piece]
 
 
-SUFFIXES = (".txt", ".jsonl", ".csv", ".tsv", ".parquet", ".md", "")
+SUFFIXES = (".txt", ".json", ".jsonl", ".csv", ".tsv", ".parquet", ".md", ".yaml", "")
 
 
 @st.composite
@@ -150,6 +154,8 @@ def _rows_as(suffix: str, rows: list[dict]) -> bytes:
         lines = [names, *([str(row.get(name, "")) for name in names] for row in rows)]
         separator = "," if suffix == ".csv" else "\t"
         return "\n".join(separator.join(line) for line in lines).encode("utf-8", "surrogatepass")
+    if suffix == ".json":
+        return json.dumps(rows).encode("utf-8", "surrogatepass")
     return "\n".join(json.dumps(row) for row in rows).encode("utf-8", "surrogatepass")
 
 
@@ -241,3 +247,158 @@ def damaged_folders(draw, example: Callable[[], Path]) -> tuple[str, bytes]:
     if path.suffix == ".json":
         return name, draw(json_bytes(json.loads(path.read_text())))
     return name, damaged_bytes(path.read_bytes(), draw)
+
+
+Mutation = Callable[[Path], None]
+SECRET = b"the secret of specbench's drills"
+"""Content of a file outside the folder, which nothing may copy or change."""
+
+
+def nested(levels: int) -> bytes:
+    return b"[" * levels + b"]" * levels
+
+
+PLACES = (
+    *("images/*", "samples/*", "scores/*.parquet", "scores/*/*", "run.json", "audit.json"),
+    *(".lock", ".run.json.tmp", "images/.x.png.tmp", "scores/.lock"),
+)
+CHANGES = (*("swap", "pipe", "link out", "link in", "folder", "damage", "format", "delete", "table", "json", "nested"),)
+
+
+@st.composite
+def strangers(draw) -> list[tuple[str, str, object]]:
+    """Draw one to three changes of a results folder: the file, by glob pattern, what happens to it, and with what."""
+    changes = []
+    for _ in range(draw(st.integers(1, 3))):
+        pattern, kind = draw(st.sampled_from(PLACES)), draw(st.sampled_from(CHANGES))
+        match kind:
+            case "damage":
+                more = draw(st.binary(max_size=64)), draw(st.integers(0, 4096))
+            case "format":
+                more = draw(st.sampled_from(sorted(PICTURES)))
+            case "table":
+                more = draw(st.sampled_from(["drop", "rename", "retype", "lists", "nulls", "repeat", "empty"]))
+                more = more, draw(st.integers(0, 60))
+            case "json":
+                more = draw(junk)
+            case "nested":
+                more = nested(draw(st.sampled_from([65, 1000, 10**5])))
+            case _:
+                more = None
+        changes.append((pattern, kind, more))
+    return changes
+
+
+def _picture(kind: str, size: tuple[int, int] = (8, 8)) -> bytes:
+    Image.new("RGB", size).save(sink := io.BytesIO(), format=kind)
+    return sink.getvalue()
+
+
+PICTURES = {
+    **{kind: _picture(kind) for kind in ("png", "jpeg", "webp", "bmp", "gif", "tiff", "ppm", "ico", "eps")},
+    "wide": _picture("png", (1, 3000)),
+    "bomb": b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"\0\0\x32\xc8" * 2 + b"\x01\0\0\0\0" + b"\0" * 64,
+    "text": b"not a picture",
+    "nothing": b"",
+}
+
+
+def change(folder: Path, pattern: str, kind: str, more: object, secret: Path) -> None:
+    """Carry one change of `strangers` out; what does not fit the file leaves it as it is."""
+    found = sorted(folder.glob(pattern)) or [folder / pattern]
+    path, other = found[0], found[-1]
+    if not path.parent.is_dir():
+        return
+    match kind:
+        case "swap" if path != other and path.is_file() and other.is_file():
+            path.rename(folder / "swapped")
+            other.rename(path)
+            (folder / "swapped").rename(other)
+            return
+        case "table" if path.suffix == ".parquet" and path.is_file():
+            data = _changed_table(pq.read_table(path), *more)
+            path.unlink()
+            digest = hashlib.sha256(data).hexdigest()[:16]
+            named = path.name.count("-") == 2 and path.parent.name != "scores"
+            path.with_name(f"00000000-00000063-{digest}.parquet" if named else path.name).write_bytes(data)
+            return
+        case "swap" | "table":
+            return
+    content = {"damage": b"", "nested": more, "format": PICTURES.get(more) if kind == "format" else b""}.get(kind)
+    if kind == "damage" and path.is_file():
+        piece, place = more
+        content = (data := path.read_bytes())[:place] + piece + data[place + len(piece) :]
+    if kind == "json":
+        content = json.dumps(more).encode("utf-8", "surrogatepass")
+    if path.is_dir() and not path.is_symlink():
+        return
+    path.unlink(missing_ok=True)
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "link out":
+            path.symlink_to(secret)
+        case "link in":
+            path.symlink_to(folder / "run.json")
+        case "folder":
+            path.mkdir()
+        case "delete":
+            pass
+        case _:
+            path.write_bytes(content)
+
+
+def _changed_table(table: pa.Table, kind: str, number: int) -> bytes:
+    field = table.schema.field(number % table.num_columns)
+    place = table.schema.get_field_index(field.name)
+    rows = table[field.name].to_pylist()
+    match kind:
+        case "drop":
+            table = table.remove_column(place)
+        case "rename":
+            table = table.rename_columns([name if name != field.name else "x" for name in table.column_names])
+        case "retype":
+            table = table.set_column(place, field.name, pa.array([str(row) for row in rows]))
+        case "lists" if pa.types.is_list(field.type):
+            longer = [row and row * (1 + index) for index, row in enumerate(rows)]
+            table = table.set_column(place, field, pa.array(longer, field.type))
+        case "nulls":
+            table = table.set_column(place, field, pa.nulls(len(rows), field.type))
+        case "repeat":
+            table = pa.concat_tables([table, table])
+        case "empty":
+            table = table.slice(0, 0)
+    pq.write_table(table, sink := io.BytesIO())
+    return sink.getvalue()
+
+
+exports = st.lists(
+    st.fixed_dictionaries(
+        {
+            "text": texts,
+            "line": numbers | leaves | st.integers(0, 3),
+            "category": st.sampled_from(["color", "complex", "x"]),
+        }
+    ),
+    min_size=1,
+    max_size=3,
+)
+"""Prompts of a run that is exported."""
+
+RESULTS = (
+    {"filename": "x/00000/samples/0000.png", "prompt": "drawn", "correct": True, "reason": "", "details": "{}"},
+    [{"question_id": 0, "answer": "0.5"}],
+)
+
+
+@st.composite
+def imports(draw) -> tuple[str, bytes]:
+    """Draw a benchmark and the file that its official program is said to have written."""
+    benchmark, whole = draw(st.sampled_from([*zip(("geneval", "t2i-compbench"), RESULTS, strict=True)]))
+    return benchmark, draw(json_bytes(whole) | st.sampled_from([nested(65), nested(1000), b"", b"\xff"]))
+
+
+refusals = st.tuples(
+    st.sampled_from([errno.EACCES, errno.EIO, errno.EMFILE, errno.ENOMEM, errno.ESTALE]), st.integers(0, 30)
+)
+"""What the operating system answers, and at which of the files that are opened for reading."""

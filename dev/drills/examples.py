@@ -6,19 +6,27 @@ import functools
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from kills import REQUESTS, make_model, specs
 from transformers import LlamaConfig
 
+from specbench.metrics import scoring
 from specbench.models.draft_head import new_head, save_head
+from specbench.prompts import Prompt, Request
 from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.runner import run
+from specbench.store.run_audits import write_audit
+from specbench.store.run_store import RunStore
+from specbench.store.schema import base_row, sample_row
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+import synthetic  # noqa: E402
 from checkpoints import write  # noqa: E402
+from drawn import drawn_run  # noqa: E402
 
 TABLES = tuple(path.read_text() for path in sorted((ROOT / "benchmarks").glob("*-[1-4].toml")))
 
@@ -35,6 +43,50 @@ def example_info() -> dict:
     """Read its run.json."""
     (path,) = example_run().glob("*/run.json")
     return json.loads(path.read_text())
+
+
+@functools.cache
+def scorable() -> Path:
+    """Create a folder whose `results` hold a run that `shapes-detector` can score."""
+    box = Path(tempfile.mkdtemp(prefix="specbench-drill-"))
+    drawn_run(box / "results", n=8)
+    return box
+
+
+@functools.cache
+def shards() -> Path:
+    """Create a folder with two shards of two runs."""
+    box = Path(tempfile.mkdtemp(prefix="specbench-drill-"))
+    for number in range(2):
+        run(LocalExecutor(make_model()), specs(), REQUESTS[number::2], box / f"shard-{number + 1}-of-2")
+    return box
+
+
+@functools.cache
+def exportable() -> Path:
+    """Create a folder whose `results` hold a run of GenEval prompts."""
+    box = Path(tempfile.mkdtemp(prefix="specbench-drill-"))
+    drawn_run(box / "results", n=8, meta=lambda number: {"line": number, "include": []})
+    return box
+
+
+@functools.cache
+def example_stranger() -> Path:
+    """Create a results folder with a run that was scored, audited and traced."""
+    out = Path(tempfile.mkdtemp(prefix="specbench-fuzz-")) / "results"
+    folder = drawn_run(out, n=2, meta=lambda number: {"line": number, "include": []})
+    scoring.score([folder], ["shapes-detector"])
+    write_audit(folder, {"deviates": False, "fingerprint": "x", "tv": 0.0, "images": 2})
+    return out
+
+
+def small_run(out: Path, prompts: Sequence[Prompt]) -> None:
+    """Create a results folder with one image of each prompt."""
+    with RunStore(out / synthetic.SJD.run_id).create(synthetic.SJD, synthetic.INVOCATION) as store:
+        for prompt in prompts:
+            base = base_row(Request.of(prompt), 0, synthetic.INVOCATION["started_at"])
+            row = sample_row(base, item := synthetic.generation(4, 40.0), True)
+            store.append([row], {row["image"]: item.image})
 
 
 @functools.cache

@@ -37,6 +37,8 @@ PIECE = 250
 LIMIT_S = 60.0
 REFUSALS = (BAD_INPUT, MISSING_PREREQUISITE)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_RELATIVE = {"os.mkdir", "os.remove", "os.rmdir"}
+"""Events whose last argument may be an open folder that the path is relative to."""
 _CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
 
 
@@ -74,9 +76,10 @@ class Watch:
             if isinstance(path, str | bytes | os.PathLike) and flags & _WRITING:
                 self._check(event, path)
         elif event in _CHANGES:
+            folder = arguments[-1] if event in _RELATIVE else -1
             for path in arguments:
                 if isinstance(path, str | bytes | os.PathLike):
-                    self._check(event, path)
+                    self._check(event, path if folder == -1 else f"/proc/self/fd/{folder}/{os.fsdecode(path)}")
         elif event in ("socket.connect", "os.system", "pickle.find_class"):
             self._seen.append(event)
         elif event == "subprocess.Popen" and os.path.basename(str(arguments[0])) in ("sh", "bash"):
@@ -136,7 +139,8 @@ def drive(target, cases: int, number: int, watch: Watch) -> Counter:
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),
     )
-    with patch.dict(os.environ, HF_HUB_OFFLINE="1"):
+    # Nothing here survives the case, let alone a power failure.
+    with patch.dict(os.environ, HF_HUB_OFFLINE="1"), patch("os.fsync", lambda handle: None):
         seed(number)(limits(judge(target, outcomes, watch)))()
     return outcomes
 

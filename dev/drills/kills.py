@@ -1,7 +1,7 @@
 """Kill processes of a run at random moments, resume, and compare with an undisturbed run.
 
-    python dev/drills/kills.py driver --kills 100    # also: worker, pool-driver, ray-worker, ray-node
-    python dev/drills/kills.py report
+    python dev/drills/kills.py driver --kills 100    # also: worker, pool-driver, pool-resume, ray-worker, ray-node
+    python dev/drills/kills.py report    # with the outcomes of writers.py
 
 Every kill is followed by a rerun to completion and a comparison of all rows and pictures. Outcomes are appended to
 results/drills/kills.jsonl, a line per kill; a call continues the count that is there, so it may itself be stopped. The
@@ -88,8 +88,19 @@ Drill = Callable[[Path, random.Random], bool]
 """Runs in a folder and kills a process on the way; returns whether it was still alive."""
 
 
+def local() -> Executor:
+    return LocalExecutor(make_model())
+
+
+def pool() -> Executor:
+    return WorkerPool(lambda: ForkCrew(make_model, 2))
+
+
 def driver(
-    out: Path, draw: random.Random, executor: Callable[[], Executor] = lambda: LocalExecutor(make_model())
+    out: Path,
+    draw: random.Random,
+    executor: Callable[[], Executor] = local,
+    resume: Callable[[], Executor] = local,
 ) -> bool:
     """Kill the whole run (SIGKILL) at a random moment."""
     child = os.fork()
@@ -102,7 +113,8 @@ def driver(
     if died:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    decode_all(LocalExecutor(make_model()), out)
+    for _ in range(2):  # once to the end, once more when all is there
+        decode_all(resume(), out)
     return died
 
 
@@ -111,7 +123,12 @@ driver.seconds = 1.0
 
 def pool_driver(out: Path, draw: random.Random) -> bool:
     """Kill the driver of two workers (SIGKILL) at a random moment."""
-    return driver(out, draw, lambda: WorkerPool(ForkCrew(make_model, 2)))
+    return driver(out, draw, pool)
+
+
+def pool_resume(out: Path, draw: random.Random) -> bool:
+    """Kill the driver of two workers (SIGKILL) at a random moment, and resume with two workers."""
+    return driver(out, draw, pool, pool)
 
 
 def worker(out: Path, draw: random.Random) -> bool:
@@ -132,7 +149,7 @@ def _kill_a_worker(crew, out: Path, draw: random.Random) -> bool:
 
     timer = threading.Timer(draw.uniform(0.0, driver.seconds), strike)
     timer.start()
-    decode_all(WorkerPool(crew), out)
+    decode_all(WorkerPool(lambda: crew), out)
     timer.cancel()
     timer.join()
     decode_all(LocalExecutor(make_model()), out)
@@ -163,7 +180,7 @@ def _kill_a_node(out: Path, draw: random.Random) -> bool:
             crew.pids()
             timer = threading.Timer(draw.uniform(0.0, driver.seconds), cluster.remove_node, (second, False))
             timer.start()
-            decode_all(WorkerPool(crew), out)
+            decode_all(WorkerPool(lambda: crew), out)
             timer.join()
             decode_all(LocalExecutor(make_model()), out)
     finally:
@@ -174,6 +191,7 @@ def _kill_a_node(out: Path, draw: random.Random) -> bool:
 KINDS: dict[str, Callable[[], Iterator[Drill]]] = {
     "driver": lambda: iter([driver]),
     "pool-driver": lambda: iter([pool_driver]),
+    "pool-resume": lambda: iter([pool_resume]),
     "worker": lambda: iter([worker]),
     "ray-worker": ray_workers,
     "ray-node": ray_nodes,
@@ -197,10 +215,14 @@ def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
                     misses += 1  # the process ended before the kill
                     continue
                 found = compare(Path(folder) / "out", truth)
-            with LOG.open("a") as log:
-                log.write(json.dumps({"kind": kind, "kill": number} | found) + "\n")
+            log(kind, number, found)
             number += 1
     print(f"{kind}: {number} of {kills} kills", file=sys.stderr)
+
+
+def log(kind: str, number: int, found: dict[str, int]) -> None:
+    with LOG.open("a") as lines:
+        lines.write(json.dumps({"kind": kind, "kill": number} | found) + "\n")
 
 
 def truth_of_a_quiet_run() -> dict:

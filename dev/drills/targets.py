@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,13 +13,16 @@ from pathlib import Path
 from unittest import mock
 
 import cases
-from examples import example_checkpoint, example_head, example_info, example_run
+import pyarrow as pa
+from examples import example_checkpoint, example_head, example_info, example_run, example_stranger, small_run
 from hypothesis import strategies as st
 from kills import specs
 
 from specbench import api
 from specbench.cli import main
-from specbench.errors import SpecbenchError
+from specbench.errors import BAD_INPUT, SpecbenchError
+from specbench.metrics import scoring
+from specbench.metrics.official_exchange import export_images, import_scores
 from specbench.models.catalog import check_model, find_model, load_model
 from specbench.models.draft_head import load_head
 from specbench.models.draft_head_files import head_in
@@ -27,8 +31,9 @@ from specbench.papers.join import join
 from specbench.papers.listing import run_rows
 from specbench.papers.reproduce import plan_table
 from specbench.papers.table_files import read_table
-from specbench.prompts import load_prompts
+from specbench.prompts import Prompt, load_prompts
 from specbench.reporting import FORMATS, render
+from specbench.reporting.contact_sheet import contact_sheet
 from specbench.reporting.html import write_page
 from specbench.reporting.run_card import card
 from specbench.store.merge_shards import merge
@@ -192,7 +197,138 @@ def _folders(example: Callable[[], Path]) -> tuple[st.SearchStrategy, Callable]:
     return cases.damaged_folders(example), _write_folder(example)
 
 
+def _lay_out_stranger(box: Path, case) -> None:
+    (box.parent / "box" / "results").parent.mkdir(exist_ok=True)
+    shutil.copytree(example_stranger(), box / "results")
+    (box / "secret").write_bytes(cases.SECRET)
+    (folder,) = (box / "results").iterdir()
+    for one in case:
+        cases.change(folder, *one, box / "secret")
+
+
+def _use_stranger(box: Path, case) -> None:
+    """Read, merge, export and score a stranger's results, and make a page where no image was refused; nothing of the
+    secret may get anywhere."""
+    out, (folder,) = box / "results", (box / "results").iterdir()
+    problems = [
+        problem
+        for use in (
+            lambda: [render(api.report([str(folder)], str(out)), fmt) for fmt in FORMATS],
+            lambda: contact_sheet([folder], box / "sheet.png"),
+            lambda: merge([out], box / "merged"),
+            lambda: export_images("geneval", folder, box / "official"),
+            lambda: scoring.score([folder], ["shapes-detector"]),
+            lambda: json.dumps(card(folder), default=str),
+        )
+        if (problem := _refusal(use))
+    ]
+    if not problems:
+        write_page([folder], box / "page.html")
+    assert (box / "secret").read_bytes() == cases.SECRET
+    for path in box.rglob("*"):
+        if path.is_file() and not path.is_symlink() and path != box / "secret":
+            assert cases.SECRET not in path.read_bytes(), path
+    for problem in problems:
+        assert "\n" not in problem.what
+    if problems:
+        raise SpecbenchError(problems[0].what, exit_code=BAD_INPUT)
+
+
+def _lay_out_export(box: Path, case) -> None:
+    prompts = [Prompt(f"p{n}", row["text"] or "x", row["category"], {"line": row["line"], "include": []})
+               for n, row in enumerate(case)]  # fmt: skip
+    small_run(box / "results", prompts)
+
+
+def _export(box: Path, case) -> None:
+    (folder,) = (box / "results").iterdir()
+    problems = []
+    for benchmark in ("geneval", "t2i-compbench"):
+        target = box / benchmark
+        if problem := _refusal(lambda b=benchmark, t=target: export_images(b, folder, t)):
+            problems.append(problem)
+            assert not target.exists()
+        else:
+            assert len(list(target.rglob("*.png"))) == len(case) or benchmark == "t2i-compbench"
+        assert not list(box.glob(".*"))
+    if problems:
+        raise problems[0]
+
+
+def _lay_out_import(box: Path, case) -> None:
+    category = {"geneval": "counting", "t2i-compbench": "color"}[case[0]]
+    small_run(box / "results", [Prompt("p", "drawn", category, {"line": 0, "include": []})])
+    path = box / "official" / "color" / "annotation_blip" / "vqa_result.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(case[1])
+
+
+def _import(box: Path, case) -> None:
+    (folder,) = (box / "results").iterdir()
+    where = box / "official"
+    import_scores(case[0], folder, next(where.rglob("*.json")) if case[0] == "geneval" else where)
+
+
+def _lay_out_refusal(box: Path, case) -> None:
+    shutil.copytree(example_stranger(), box / "results")
+
+
+def _be_refused(box: Path, case) -> None:
+    """Read a sound folder while one file after another cannot be opened: no line may blame its content."""
+    number, place = case
+    out, (folder,) = box / "results", (box / "results").iterdir()
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    problems = []
+    for use in (
+        lambda: api.report([str(folder)], str(out)),
+        lambda: write_page([folder], box / "page.html"),
+        lambda: merge([out], box / "merged"),
+        lambda: export_images("geneval", folder, box / "official"),
+    ):
+        with _refusing(str(out), number, place):
+            try:
+                use()
+            except SpecbenchError as error:
+                problems.append(str(error))
+            except OSError as error:  # the command line says which file and why
+                problems.append(str(error))
+    assert before == {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for problem in problems:
+        assert os.strerror(number) in problem, problem
+        assert not any(word in problem for word in ("damaged", "delete", "move the")), problem
+    if problems:
+        raise SpecbenchError(problems[0])
+
+
+@contextlib.contextmanager
+def _refusing(inside: str, number: int, place: int):
+    """Let the `place`-th opening for reading of a file in a folder fail with an error number, and all after it."""
+    opened = 0
+
+    def wrapped(honest, reads):
+        def call(path, *rest, **more):
+            nonlocal opened
+            if str(path).startswith(inside) and reads(*rest) and not os.path.isdir(path):
+                opened += 1
+                if opened > place:
+                    raise OSError(number, os.strerror(number), str(path))
+            return honest(path, *rest, **more)
+
+        return call
+
+    with (
+        mock.patch("builtins.open", wrapped(open, lambda mode="r", *_: set(mode) <= set("rbt"))),
+        mock.patch("os.open", wrapped(os.open, lambda flags, *_: not flags & (os.O_WRONLY | os.O_RDWR))),
+        mock.patch("pyarrow.OSFile", wrapped(pa.OSFile, lambda *_: True)),
+    ):
+        yield
+
+
 TARGETS = (
+    Target("strangers' folders", 0.1, cases.strangers(), _lay_out_stranger, _use_stranger),
+    Target("exports", 0.04, cases.exports, _lay_out_export, _export),
+    Target("imports", 0.04, cases.imports(), _lay_out_import, _import),
+    Target("refusals of the system", 0.02, cases.refusals, _lay_out_refusal, _be_refused),
     Target("command lines", 0.15, cases.command_lines(), _lay_out_line, _type_line),
     Target("prompt files", 0.35, cases.prompt_files(), _write_prompts, _read_prompts),
     Target("table files", 0.1, cases.tables(), _write_table, _read_table),

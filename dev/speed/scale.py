@@ -91,7 +91,7 @@ class Instant:
 def seconds_with(workers: int, images: int) -> float:
     watch = Stopwatch()
     with tempfile.TemporaryDirectory() as out, closing(ForkCrew(sleeping_model, workers)) as crew:
-        run(WorkerPool(crew), specs()[:1], REQUESTS[:images], Path(out), reporter=watch)
+        run(WorkerPool(lambda: crew), specs()[:1], REQUESTS[:images], Path(out), reporter=watch)
     return watch.seconds
 
 
@@ -101,7 +101,7 @@ def driver_ms(workers: int) -> float:
     finished = {request.prompt_id: decode_chunk(model, Chunk(spec, (request,))) for request in REQUESTS}
     with tempfile.TemporaryDirectory() as out:
         started = time.process_time()
-        run(WorkerPool(Instant(workers, finished)), [spec], REQUESTS, Path(out))
+        run(WorkerPool(lambda: Instant(workers, finished)), [spec], REQUESTS, Path(out))
         return 1000 * (time.process_time() - started) / len(REQUESTS)
 
 

@@ -1,0 +1,149 @@
+"""Kill what writes besides runs: scoring, merging, reports, exports.
+
+    python dev/drills/writers.py score --kills 50    # also: merge, report, export
+
+Each kill (SIGKILL at a random moment) is followed by the same command once more and by a comparison with an undisturbed
+one. Outcomes go to the log of `kills.py`, whose `report` prints them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import examples
+import pandas as pd
+from kills import LOG, RESULTS, contents, log, outcomes
+
+from specbench.metrics import scoring
+from specbench.metrics.official_exchange import export_images
+from specbench.reporting.html import write_page
+from specbench.store import parquet_log
+from specbench.store.merge_shards import merge
+
+Act = Callable[[Path], None]
+Read = Callable[[Path], dict]
+
+
+def score(box: Path) -> None:
+    scoring.score(sorted((box / "results").iterdir()), ["shapes-detector"])
+
+
+def scores(box: Path) -> dict:
+    """Features by image, and the run's numbers."""
+    found: dict = {}
+    for folder in (path for path in box.glob("results/*/scores/*") if path.is_dir()):
+        for row in pd.read_parquet(folder).to_dict("records"):
+            found.setdefault(("image", row["prompt_id"], row["sample"]), []).append(str(row))
+    for path in box.glob("results/*/scores/*.parquet"):
+        for row in pd.read_parquet(path).to_dict("records"):
+            found.setdefault(("run", row["metric"]), []).append(str(row))
+    return found
+
+
+def merge_all(box: Path) -> None:
+    merge(sorted(path for path in box.iterdir() if path.name.startswith("shard")), box / "merged")
+
+
+def report(box: Path) -> None:
+    write_page(sorted((box / "results").iterdir()), box / "page.html")
+
+
+def export(box: Path) -> None:
+    (folder,) = (box / "results").iterdir()
+    export_images("geneval", folder, box / "official")
+
+
+def files(box: Path) -> dict:
+    """Everything that is neither input nor a lock, by path."""
+    written = (box / name for name in ("page.html", "official"))
+    paths = (path for one in written for path in ([one] if one.is_file() else one.rglob("*")))
+    return {str(path.relative_to(box)): [path.read_bytes()] for path in paths if path.is_file()}
+
+
+KINDS: dict[str, tuple[Act, Read, Callable[[], Path]]] = {
+    "score": (score, scores, examples.scorable),
+    "merge": (merge_all, lambda box: contents(box / "merged"), examples.shards),
+    "report": (report, files, examples.scorable),
+    "export": (export, files, examples.exportable),
+}
+"""What is killed, how its outcome is read, and the folder it works in."""
+
+
+def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
+    """Kill until the log has `kills` outcomes of the kind, or the time is up."""
+    act, read, example = KINDS[kind]
+    ends = time.monotonic() + seconds
+    os.fsync = lambda handle: None  # a kill loses nothing that was written, only a power failure does
+    parquet_log._FAN_IN, parquet_log._LEVELS = 3, (3, 9)  # merges happen within a few rows
+    example()
+    with tempfile.TemporaryDirectory() as folder:
+        act(_copy(example(), folder))  # what is imported on first use
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.monotonic()
+        act(box := _copy(example(), folder))
+        whole, truth = time.monotonic() - started, read(box)
+    number, misses = sum(row["kind"] == kind for row in outcomes()), 0
+    RESULTS.mkdir(exist_ok=True)
+    while number < kills and time.monotonic() < ends:
+        draw = random.Random(f"{seed} {kind} {number} {misses}")
+        with tempfile.TemporaryDirectory() as folder:
+            box = _copy(example(), folder)
+            if not _killed(lambda box=box: act(box), draw.uniform(0.0, whole)):
+                misses += 1  # it ended before the kill
+                continue
+            act(box)
+            log(kind, number, compare(read(box), truth) | {"left_behind": len(list(box.rglob(".*.tmp")))})
+        number += 1
+    print(f"{kind}: {number} of {kills} kills", file=sys.stderr)
+
+
+def _copy(example: Path, folder: str) -> Path:
+    return Path(shutil.copytree(example, Path(folder) / "box"))
+
+
+def _killed(act: Callable[[], None], after: float) -> bool:
+    """Run in a child and kill it; whether it was still alive."""
+    child = os.fork()
+    if not child:
+        os.setpgrp()
+        act()
+        os._exit(0)
+    time.sleep(after)
+    alive = not os.waitpid(child, os.WNOHANG)[0]
+    if alive:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    return alive
+
+
+def compare(seen: dict, truth: dict) -> dict[str, int]:
+    return {
+        "rows": sum(map(len, seen.values())),
+        "lost": len(truth.keys() - seen.keys()),
+        "duplicated": sum(len(rows) - len(truth.get(key, rows)) for key, rows in seen.items()),
+        "changed": sum(rows[-1] != truth[key][-1] for key, rows in seen.items() if key in truth),
+        "foreign": len(seen.keys() - truth.keys()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=150.0, help=f"stop after this time; {LOG.name} is continued")
+    given = parser.parse_args()
+    drill(given.kind, given.kills, given.seed, given.seconds)
+
+
+if __name__ == "__main__":
+    main()
