@@ -59,7 +59,8 @@ def report(box: Path) -> None:
 
 def export(box: Path) -> None:
     (folder,) = (box / "results").iterdir()
-    export_images("geneval", folder, box / "official")
+    if not (box / "official").exists():  # else the kill came after the end
+        export_images("geneval", folder, box / "official")
 
 
 def files(box: Path) -> dict:
