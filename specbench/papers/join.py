@@ -185,6 +185,8 @@ def _heading(table: Table) -> str:
 def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
     environments = dict.fromkeys(text for one in used for text in one.row["environment"])
     remarks = [f"Measured here on {text}." for text in environments]
+    drawn = dict.fromkeys(text for one in used for text in one.row.get("drawn", ()))
+    remarks += [f"Prompts decoded here: {text}." for text in drawn]
     images = sorted({one.row["n"] for one in used})
     if images:
         remarks.append(

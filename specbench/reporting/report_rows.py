@@ -129,6 +129,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "lossless": spec.decoder.lossless,
         "options": nonfinite_as_text(dict(spec.decoder.options)),
         "setting": setting(spec),
+        "drawn": list(dict.fromkeys(call.drawn for call in info.invocations if call.drawn)),
         "n": len(rows),
         "failed": int((run.stored["status"] == "failed").sum()),
         "nfe": stats.nfe(rows),

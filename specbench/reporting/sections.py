@@ -92,17 +92,19 @@ def _section(runs: list[Mapping]) -> Section:
         *([Table(DRAFTS)] if any(_says_more_of_drafts(row) for row in runs) else ()),
         *(Table((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
-    return Section(_heading(runs[0]), runs, tables, answer(runs))
+    return Section(_heading(runs), runs, tables, answer(runs))
 
 
 def _says_more_of_drafts(row: Mapping) -> bool:
     return "head" in row["options"] or bool(row["theorem2_bound"])
 
 
-def _heading(row: Mapping) -> str:
+def _heading(runs: Sequence[Mapping]) -> str:
+    row = runs[0]
     setting = row["setting"]
     sampling = setting["sampling"]
-    parts = [f"prompts {setting['prompts']}", f"seed {setting['seed']}"]
+    drawn = "; ".join(dict.fromkeys(text for run in runs for text in run.get("drawn", ())))
+    parts = [f"prompts {setting['prompts']}" + (f" ({drawn})" if drawn else ""), f"seed {setting['seed']}"]
     parts += [f"guidance {sampling['guidance']:g}", f"temperature {sampling['temperature']:g}"]
     parts += [f"top-k {sampling['top_k']}" if sampling["top_k"] else "no top-k"]
     threads = f"{setting['threads']} thread{'s' if setting['threads'] != 1 else ''}"

@@ -17,7 +17,8 @@ from specbench.models.catalog import find_model
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import find_head, require_head
 from specbench.models.facts import ModelFacts
-from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for, select
+from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
+from specbench.prompts.drawing import Drawing
 from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders
 from specbench.runs.memory_estimate import fitting_windows, settle_batch
 from specbench.runs.settings import Value
@@ -74,6 +75,7 @@ class Plan:
 
     Attributes:
         chosen: the prompts of `prompts` to generate.
+        drawn: which prompts these are, in words; None for the whole set.
         settings: the settings the plan was made from.
         memory: the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`.
         notes: unsupported requests, one sentence each.
@@ -99,6 +101,7 @@ class Plan:
     mode: str = "latency"
     shard: tuple[int, int] = (1, 1)
     memory: Mapping[str, object] | None = None
+    drawn: str | None = None
 
     @property
     def work(self) -> tuple:
@@ -154,7 +157,15 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
     model = plan_model(values)
     decoders = plan_decoders(value["decoder"], values)
     prompts = load_prompts(value["prompts"])
-    chosen = select(prompts, value["limit"], value["ids"])
+    drawing = Drawing(
+        tuple(value["ids"]),
+        tuple(value["category"]),
+        value["offset"],
+        value["per-category"],
+        value["sample"],
+        value["limit"],
+    )
+    chosen = drawing.of(prompts)
     workers, shard = plan_workers(values), plan_shard(value["shard"])
     _check_images(len(chosen), value["samples"], shard)
     model.require_weights()
@@ -172,6 +183,7 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
         sampling=sampling,
         prompts=prompts,
         chosen=tuple(chosen),
+        drawn=drawing.text(prompts),
         samples=value["samples"],
         seed=value["seed"],
         batch=value["batch"],

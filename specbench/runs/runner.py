@@ -75,7 +75,9 @@ def run(
         facts = _warm_up(executor, [spec for spec in specs if work[spec]], requests, reporter)
         for spec in work:
             if stores[spec].locked:
-                stores[spec].begin(spec, environment.environment_facts() | facts, (run_facts or {}).get(spec.run_id))
+                of_run = dict((run_facts or {}).get(spec.run_id, {}))
+                of_call = environment.environment_facts() | facts | {"drawn": of_run.pop("drawn", None)}
+                stores[spec].begin(spec, of_call, of_run)
         todo = sum(map(len, work.values()))
         total = len(specs) * len(requests)
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)

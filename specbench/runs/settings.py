@@ -119,6 +119,20 @@ _WORK = (
     ),
     Setting(Option("prompts", "shapes", "name of a prompt set, or a file with prompts"), _RUN, "SET|FILE"),
     Setting(Option("limit", 1, "use only the first N prompts", minimum=1), _RUN, "N", unset="all prompts"),
+    Setting(Option("offset", 0, "leave out the first N prompts", minimum=0), _RUN, "N"),
+    Setting(
+        Option("sample", 1, "use only a random sample of N prompts, the same one every time", minimum=1),
+        _RUN,
+        "N",
+        unset="all prompts",
+    ),
+    Setting(
+        Option("per-category", 1, "use only the first N prompts of each category", minimum=1),
+        _RUN,
+        "N",
+        unset="all prompts",
+    ),
+    Setting(Option("category", "", "use only the prompts of these categories"), _RUN, "NAME,...", many=True),
     Setting(Option("ids", "", "use only the prompts with these ids"), _RUN, "ID,...", many=True),
     Setting(Option("samples", 1, "images per prompt", minimum=1, maximum=10**6), _RUN, "N"),
     Setting(Option("seed", 0, "random seed", minimum=0, maximum=MAX_SEED), _RUN, "N"),
@@ -268,6 +282,7 @@ TRACE = Setting(
 JSON = Setting(Option("json", False, "print one JSON array on stdout"), "Output", "")
 OPEN_IN_TABLES = {
     *("model", "weights", "revision", "random-weights", "scale", "prompts", "limit", "ids", "samples", "seed"),
+    *("offset", "sample", "per-category", "category"),
     *("batch", "dtype", "device", "threads", "compile", "cfg", "temperature", "top-k", "top-p"),
     *("head", "out", "quiet", "json"),
 }

@@ -46,6 +46,7 @@ class Invocation:
         compile_s, compiled_forms, graph_bytes: seconds of compilation, compiled functions, bytes of captured CUDA
             graphs; None where nothing was compiled.
         workers: number of workers; None where the calling process decoded.
+        drawn: which prompts of the set were to be decoded, in words; None for all.
         stored: the object as read from the file, with keys of other versions.
     """
 
@@ -59,6 +60,7 @@ class Invocation:
     graph_bytes: int | None = None
     workers: int | None = None
     finished_at: str | None = None
+    drawn: str | None = None
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -67,6 +69,8 @@ class Invocation:
         if not all(isinstance(content[name], dict) for name in ("versions", "git", "hardware")):
             raise TypeError("invocation")
         list(content["hardware"].get("gpus") or ())
+        if not isinstance(content.get("drawn"), str | None):
+            raise TypeError("drawn")
         float(content.get("load") or 0)
         known = {name: content.get(name) for name in _names(cls)}
         return cls(**known, stored=content)

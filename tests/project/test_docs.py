@@ -84,7 +84,23 @@ def test_the_options_of_run_are_frozen():
     """A new flag is a decision: add it here on purpose. Options of decoders come from the menu of components."""
     fixed = [setting.name for setting in run_settings() if not setting.panel.startswith("Decoder ")]
     assert fixed == [
-        *("decoder", "prompts", "limit", "ids", "samples", "seed", "batch", "workers", "ray", "shard", "mode"),
+        *(
+            "decoder",
+            "prompts",
+            "limit",
+            "offset",
+            "sample",
+            "per-category",
+            "category",
+            "ids",
+            "samples",
+            "seed",
+            "batch",
+            "workers",
+            "ray",
+            "shard",
+            "mode",
+        ),
         *("model", "weights", "revision", "guidance-rows", "prompt-form", "random-weights", "scale", "dtype", "device"),
         *("threads", "compile"),
         *("cfg", "temperature", "top-k", "top-p"),
