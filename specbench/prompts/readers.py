@@ -25,6 +25,8 @@ MAX_FILE_BYTES = 2**28
 TEXT_KEYS = ("text", "prompt", "caption")
 ID_KEYS = ("id", "prompt_id")
 TEXT_SUFFIXES = ("", ".txt", ".text", ".md", ".prompts")
+_KNOWN = (*TEXT_KEYS, *ID_KEYS, "category", "meta")
+"""Columns that the header of a CSV or TSV file may name in any case."""
 
 
 def read_file(path: Path) -> list[Prompt]:
@@ -106,17 +108,38 @@ def _read_json(path: Path) -> Iterator[Prompt]:
 
 
 def _read_csv(path: Path) -> Iterator[Prompt]:
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
-    rows = csv.DictReader((line for _, line in _lines(path)), delimiter=delimiter, strict=True)
+    """Quotes enclose fields of CSV files. In TSV files, where no field needs them, they are part of the text if they
+    enclose only a part of a field."""
+    if path.suffix.lower() != ".tsv":
+        yield from _rows(path, ",", csv.QUOTE_MINIMAL)
+        return
     try:
-        _check_columns(path, rows.fieldnames or ())
+        yield from list(_rows(path, "\t", csv.QUOTE_MINIMAL))
+    except SpecbenchError as error:
+        if not isinstance(error.__cause__, csv.Error):
+            raise
+        yield from _rows(path, "\t", csv.QUOTE_NONE)
+
+
+def _rows(path: Path, delimiter: str, quoting: int) -> Iterator[Prompt]:
+    lines = (line for _, line in _lines(path))
+    rows = csv.DictReader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+    try:
+        rows.fieldnames = [_known(name) for name in rows.fieldnames or ()]
+        _check_columns(path, rows.fieldnames)
         for row in rows:
             extra = row.pop(None, None)
             if extra is not None:
                 raise SpecbenchError(f"prompt file '{path}': line {rows.line_num} has more fields than the header")
             yield _prompt(path, f"line {rows.line_num}", row)
     except csv.Error as error:
-        raise SpecbenchError(f"prompt file '{path}': line {rows.line_num}: {error}") from None
+        raise SpecbenchError(f"prompt file '{path}': line {rows.line_num}: {error}") from error
+
+
+def _known(heading: str) -> str:
+    """The name of a column of ours in lower case, whatever its case."""
+    name = heading.strip().lower()
+    return name if name in _KNOWN else heading
 
 
 def _read_parquet(path: Path) -> Iterator[Prompt]:

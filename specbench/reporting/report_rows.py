@@ -12,7 +12,8 @@ speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR configuration 
 speedup_fastest_high, fastest_ar`), `stalled` (number of images that stalled, with the slowest of them, ms), `disturbed`
 (cores that other processes used on average while the images were decoded), `scores` (a list of dicts `metric, value,
 low, high, n, fingerprint`), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False
-where the images have changed since), `floor` (roofline inputs, see `specbench.runs.roofline_facts`), `environment`
+where the images have changed since), `drawn` (of runs of a part of their prompt set: which, in words),
+`floor` (roofline inputs, see `specbench.runs.roofline_facts`), `environment`
 (machine and versions, a line each) and `load` (load average at the start of each invocation).
 """
 
@@ -119,6 +120,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
     spec = info.spec
     tokens, over = stats.token_stats(rows), cache(lambda ar: stats.speed_up(rows, ar.rows))
     audit = _audit(run)
+    drawn = list(dict.fromkeys(call.drawn for call in info.invocations if call.drawn))
     return {
         "run_id": info.run_id,
         "folder": str(run.folder),
@@ -129,7 +131,6 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "lossless": spec.decoder.lossless,
         "options": nonfinite_as_text(dict(spec.decoder.options)),
         "setting": setting(spec),
-        "drawn": list(dict.fromkeys(call.drawn for call in info.invocations if call.drawn)),
         "n": len(rows),
         "failed": int((run.stored["status"] == "failed").sum()),
         "nfe": stats.nfe(rows),
@@ -154,6 +155,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         **{name: getattr(tokens, name, None) for name in stats.TokenStats.__dataclass_fields__},
         "scores": read_scores(run.folder),
         **({"audit": audit} if audit else {}),
+        **({"drawn": drawn} if drawn else {}),
         "load": [call.load for call in info.invocations],
         "environment": list(dict.fromkeys(call.environment for call in info.invocations)),
     }

@@ -27,6 +27,7 @@ Progress = Callable[[int, int | None], None]
 
 TIMEOUT_S = 30.0
 ATTEMPTS = 4
+"""Tries in a row that gain no bytes before a download is given up."""
 PAUSE_S = 1.0
 CHUNK = 1 << 20
 MAX_BYTES = 32 * 2**30
@@ -151,7 +152,8 @@ def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
 
 
 def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
-    for attempt in range(1, ATTEMPTS + 1):
+    idle = 0
+    while True:
         before = part.stat().st_size if part.exists() else 0
         try:
             _stream(remote, part, progress)
@@ -168,10 +170,11 @@ def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
             raise SpecbenchError(f"{remote.url} is larger than the expected {remote.size or MAX_BYTES:,} bytes",
                                  "the published file changed, or a proxy altered it; nothing was stored",
                                  FAILURE) from None  # fmt: skip
-        if attempt == ATTEMPTS:
-            raise SpecbenchError(f"{remote.url}: {reason}", "run the same command again to resume", FAILURE)
         gained = part.exists() and part.stat().st_size > before
-        time.sleep(PAUSE_S * (1 if gained else attempt))
+        idle = 0 if gained else idle + 1
+        if idle == ATTEMPTS:
+            raise SpecbenchError(f"{remote.url}: {reason}", "run the same command again to resume", FAILURE)
+        time.sleep(PAUSE_S * max(1, idle))
 
 
 class _TooLarge(Exception):

@@ -226,3 +226,11 @@ def test_many_ids_of_many_prompts_are_found_at_once():
     started = time.monotonic()
     assert {prompt.id for prompt in select(prompts, ids=ids)} == set(ids)
     assert time.monotonic() - started < 5
+
+
+def test_a_header_may_be_written_in_any_case(tmp_path):
+    path = tmp_path / "prompts.tsv"
+    path.write_text('Prompt\tCategory\tChallenge\na cat\tAnimals\tBasic\n"G I G" on a wall\tArts\tWriting\n')
+    first, second = load_prompts(path).prompts
+    assert (first.text, first.category, first.meta) == ("a cat", "Animals", {"Challenge": "Basic"})
+    assert second.text == '"G I G" on a wall'
