@@ -306,8 +306,11 @@ def _meaning(parameter: click.Parameter) -> tuple[str, str]:
     found = re.search(r" ?\[dim\]\(default (.*)\)\[/dim\]", said)
     if found:
         return said.replace(found[0], ""), f"`{found[1]}`"
+    if isinstance(getattr(parameter, "show_default", None), str):
+        return said, f"`{_escape(parameter.show_default)}`"
     value = parameter.default
-    return said, "-" if value in (None, False, "", [], ()) or callable(value) else f"`{value}`"
+    no_value = value is None or value is False or value in ("", [], ()) or callable(value)
+    return said, "-" if no_value else f"`{value}`"
 
 
 def _plain_help(command: click.Command) -> str:

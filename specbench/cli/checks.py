@@ -19,7 +19,7 @@ AUDIT_SAMPLES = 180_000
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(name="doctor", help="Check whether this machine is ready to run, and print how to fix what is not.")(
+    app.command(name="doctor", help="Check whether this machine is ready to run, and print how to fix problems.")(
         doctor
     )
     app.command(name="audit", help=_AUDIT_HELP)(audit)
@@ -30,7 +30,9 @@ def add_to(app: typer.Typer) -> None:
 def doctor(
     flags: dict,
     model: str = typer.Option(None, "--model", metavar="NAME", help="Require this model to be ready."),
-    weights: str = typer.Option(None, "--weights", metavar="DIR|OWNER/NAME", help="Its checkpoint, if not official."),
+    weights: str = typer.Option(
+        None, "--weights", metavar="DIR|OWNER/NAME", help="Its checkpoint instead of the official one."
+    ),
     revision: str = typer.Option(None, "--revision", metavar="REF", help="Revision of its hub repository."),
     random_weights: bool = typer.Option(
         False, "--random-weights", metavar="", help="Do not require its checkpoint, as run --random-weights does not."
@@ -105,7 +107,7 @@ def audit(
         False, "--recompute", metavar="", help="With --run: recompute p, teacher-forced in float32."
     ),
     weights: str = typer.Option(
-        None, "--weights", metavar="DIR|OWNER/NAME", help="With --recompute: checkpoint of the run, if not official."
+        None, "--weights", metavar="DIR|OWNER/NAME", help="With --recompute: the run's checkpoint, if not official."
     ),
     revision: str = typer.Option(
         None, "--revision", metavar="REF", help="With --recompute: revision of its hub repository."
@@ -140,10 +142,11 @@ def audit(
 _CHECK_HELP = "\n\n".join(
     (
         "Run the conformance tests on a decoder.",
-        "Tested are losslessness as declared (on the settings of audit), counters, log-probabilities, that an image "
-        "depends only on seed, prompt and sample, batches, continuous batching, traces, forced grammar tokens, and the "
-        "time per step outside the target forwards. A decoder is a name with optional inline options (gsd:G=50), or a "
-        "plug-in as package.module:NAME. The exit code is 4 if a test fails.",
+        "The tests cover: losslessness as declared (on the settings of audit); counters; log-probabilities; forced "
+        "grammar tokens; that an image depends only on seed, prompt and sample, not on interruptions, batches, "
+        "continuous batching or traces; and the time per step outside the target forwards. A decoder is a name "
+        "with optional inline options (gsd:G=50), or a plug-in as package.module:NAME. The exit code is 4 "
+        "if a test fails.",
     )
 )
 

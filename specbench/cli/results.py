@@ -69,7 +69,10 @@ def score(
     ),
     offline: bool = typer.Option(False, "--offline", metavar="", help="Disable downloads (also HF_HUB_OFFLINE=1)."),
     images: Path = typer.Option(
-        None, "--images", metavar="DIR", help="Score external images named <prompt id>-<sample>.png."
+        None,
+        "--images",
+        metavar="DIR",
+        help="Score external images named <prompt id>.png or <prompt id>-<sample>.png.",
     ),
     prompts: str = typer.Option(None, "--prompts", metavar="SET|FILE", help="Prompts of --images."),
     against: str = typer.Option(

@@ -169,7 +169,7 @@ _WORKERS = (
         Option(
             "mode",
             "",
-            "purpose of the run; latency: one image at a time, exclusive device; throughput: no latency is reported",
+            "purpose of the run; latency: one image at a time, alone on the device; throughput: no latency is reported",
             choices=MODES,
         ),
         _WORKER_PANEL,
