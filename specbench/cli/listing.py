@@ -13,7 +13,7 @@ from specbench.system import console
 _SETTINGS = (OUT, JSON)
 _COLUMNS = {
     "models": ("name", "height", "width", "tokens", "parameters_b", "memory_gib", "on_disk", "hub_id", "licence"),
-    "decoders": ("name", "lossless", "summary", "options"),
+    "decoders": ("name", "lossless", "summary", "options", "paper"),
     "metrics": ("name", "summary"),
     "prompts": ("name", "prompts", "on_disk", "categories", "licence"),
     "tables": ("name", "source", "rows", "models", "prompts", "title"),

@@ -8,6 +8,7 @@ import pandas as pd
 
 from specbench import stats
 from specbench.reporting.report_rows import report_rows
+from specbench.specs.presets import PRESETS
 from specbench.store.run_info import decoder_json
 from specbench.store.run_store import RunStore
 
@@ -16,9 +17,10 @@ def card(folder: Path) -> dict:
     """Collect the facts of one run as nested plain values.
 
     Keys: `run_id, folder, model, source` (of a checkpoint that is not the official one), `decoder` (components
-    and options), `setting, origins` (source of each setting), `window_curve` (of `--window auto`), `invocations`
-    (each with `started_at, finished_at, environment`), `images, failed` (counts), `errors` (count by message),
-    `facts` (means of the decoder's per-image statistics) and `numbers` (the report row).
+    and options), `method` (the paper or released program that its preset follows), `setting, origins` (source of each
+    setting), `window_curve` (of `--window auto`), `invocations` (each with `started_at, finished_at, environment`),
+    `images, failed` (counts), `errors` (count by message), `facts` (means of the decoder's per-image statistics) and
+    `numbers` (the report row).
     """
     store = RunStore(folder)
     info = store.info()
@@ -31,6 +33,7 @@ def card(folder: Path) -> dict:
         "model": info.spec.model,
         "source": info.source_text,
         "decoder": decoder_json(info.spec.decoder),
+        "method": _method(info.spec.decoder.name),
         "setting": numbers["setting"],
         "origins": info.origins or {},
         "window_curve": info.window_curve,
@@ -44,6 +47,12 @@ def card(folder: Path) -> dict:
         "facts": _means(stats.with_facts(decoded[["facts"]]).drop(columns="facts")),
         "numbers": numbers,
     }
+
+
+def _method(name: str) -> str | None:
+    """Source of a preset, with the equation or what is left out; None where there is none."""
+    preset = PRESETS.get(name)
+    return None if preset is None or preset.paper == "-" else f"{preset.paper}: {preset.equation}"
 
 
 def _means(numbers: pd.DataFrame) -> dict[str, float | None]:

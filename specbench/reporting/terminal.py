@@ -59,7 +59,14 @@ def run_view(card: Mapping) -> RenderableType:
     origins = card["origins"]
     return Group(
         _title(card["run_id"], f"{card['images']} images" + (f", {card['failed']} failed" if card["failed"] else "")),
-        _block("decoder", [(decoder["name"], exactness), *((kind, decoder[kind]) for kind in _CHOICES)]),
+        _block(
+            "decoder",
+            [
+                (decoder["name"], exactness),
+                *((kind, decoder[kind]) for kind in _CHOICES),
+                *([("follows", card["method"])] if card["method"] else []),
+            ],
+        ),
         _block(
             "options", [(name, _with_origin(value, origins.get(name))) for name, value in decoder["options"].items()]
         ),

@@ -24,8 +24,8 @@ LANTERNPP = "Park et al., LANTERN++ (arXiv 2502.06352)"
 ZIPAR = "He et al., ZipAR, ICML 2025 (arXiv 2412.04062)"
 SJD_CODE = "released code of SJD, tyshiwo1/Accelerating-T2I-AR-with-SJD, commit b389cfb"
 GSD_CODE = "released code of GSD, junhyukso/GSD, commit 4216c7c"
-LANTERN_CODE = "released code of LANTERN and LANTERN++, jadohu/LANTERN, release of 2025-03"
-ZIPAR_CODE = "released code of ZipAR, ThisisBillhe/ZipAR"
+LANTERN_CODE = "released code of LANTERN and LANTERN++, jadohu/LANTERN, commit 3a56e45"
+ZIPAR_CODE = "released code of ZipAR, ThisisBillhe/ZipAR, commit 2a5695c"
 COOLSD = "Annealed Relaxation of Speculative Decoding (Cool-SD), AAAI 2026 (arXiv 2601.09212)"
 
 

@@ -71,6 +71,11 @@ def test_report_has_the_documented_keys(there):
     assert rows[0]["step_compression"] == 1 and rows[1]["step_compression"] > 1.2
 
 
+def test_decoders_are_listed_with_the_paper_or_program_they_follow(there):
+    text = there("list", "decoders").out
+    assert "released code of SJD, tyshiwo1/Accelerating-T2I-AR-with-SJD, commit b389cfb" in text
+
+
 def test_report_prints_markdown_with_definitions(there):
     text = there("report").out
     assert "| decoder |" in text and "- NFE: " in text

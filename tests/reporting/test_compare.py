@@ -219,6 +219,7 @@ def test_a_run_is_shown_in_words(runs, cli, tmp_path):
     text = cli("show", runs[1].name, "--out", tmp_path).out
     assert "speed-up [95 %]" in text and "lossless" in text and "6 images" in text
     assert "{" not in text and "None" not in text, "no raw values"
+    assert "follows" in text and "arXiv 2410.01699" in text
 
 
 def test_half_blocks_are_the_picture(runs):
