@@ -29,8 +29,9 @@ _REPORT = "\n\n".join(
 _RUNS = typer.Argument(
     None, metavar="RUN", help="Run ids, prefixes of run ids, or run folders.", show_default="all runs"
 )
-FORMATS = ("markdown", "csv", "json")
-MORE = ("latex", "html", "parquet")
+FORMATS = ("markdown", "csv", "json", "latex", "html", "parquet")
+_TO_FILES = ("html", "parquet")
+"""Formats that are not for a terminal."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -184,16 +185,14 @@ def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str
 def report(
     flags: dict,
     runs: list[str] = _RUNS,
-    fmt: str = typer.Option(
-        "markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}; tables also {', '.join(MORE)}."
-    ),
+    fmt: str = typer.Option("markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}."),
     html: Path = typer.Option(
         None, "--html", metavar="FILE", help="Write an HTML page with tables, plots and images to this file instead."
     ),
     explain: bool = typer.Option(
         False, "--explain", metavar="", help="On a terminal: print the definition of every column."
     ),
-    to: Path = typer.Option(None, "--to", metavar="FILE", help="Write the table to this file; required for parquet."),
+    to: Path = typer.Option(None, "--to", metavar="FILE", help="Write the tables to this file; required for parquet."),
     model: str = typer.Option(
         None,
         "--model",
@@ -220,16 +219,31 @@ def report(
     _refuse_mistyped_tables(runs or (), out)
     if html:
         return _write_page(runs, out, html)
-    if model or prompts or to:
-        raise SpecbenchError("--model, --prompts and --to require the name of a table", "see: specbench list tables")
+    if model or prompts:
+        raise SpecbenchError("--model and --prompts require the name of a table", "see: specbench list tables")
     if fmt not in FORMATS:
         raise unknown_name("format", fmt, FORMATS)
+    if fmt in _TO_FILES and to is None:
+        raise SpecbenchError(f"--format {fmt}: not for a terminal", "name a file with --to")
+    if fmt == "html":
+        return _write_page(runs, out, to)
     from specbench import api, reporting
 
     rows = api.report(runs or (), out)
+    if to is not None:
+        return _write_tables(rows, fmt, to)
     if fmt == "markdown" and console.is_terminal():
         return _show_report(rows, explain)
     sys.stdout.write(reporting.render(rows, fmt))
+
+
+def _write_tables(rows: Sequence[dict], fmt: str, to: Path) -> None:
+    from specbench.reporting import render
+    from specbench.reporting.text_formats import to_parquet
+    from specbench.system.files import write_atomically
+
+    write_atomically(to, to_parquet(rows) if fmt == "parquet" else render(rows, fmt).encode("utf-8"))
+    print(to)
 
 
 def _show_report(rows: Sequence[dict], explain: bool) -> None:

@@ -12,15 +12,17 @@ from scipy.special import stdtrit
 from specbench import stats
 from specbench.papers.table import Column, Row
 from specbench.reporting.comparability import mismatched_fields
+from specbench.reporting.pareto import lower_is_better
 from specbench.reporting.report_rows import Run
 from specbench.stats import Estimate
-from specbench.stats.intervals import LEVEL
+from specbench.stats.intervals import FEW_UNITS, LEVEL
 from specbench.store.run_info import Invocation
 
 RATIOS_TO_AR = ("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead")
 TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "speedup_e2e", "window_cost", "overhead")
 """Hardware-dependent numbers."""
 NOT_SCORED = "not scored"
+_BIASED = "Of fewer images than the paper's the distance is too large, so no difference from it is given."
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Measured:
         ar: the AR baseline run, if any.
         unlike: differences from the paper's configuration; if any, `difference` is not computed.
         same_machine: whether it ran on the paper's hardware; None if the paper names none.
+        expected: images that the table asks for; None if that is unknown.
     """
 
     run: Run
@@ -39,6 +42,12 @@ class Measured:
     ar: Run | None
     unlike: tuple[str, ...]
     same_machine: bool | None
+    expected: int | None = None
+
+    @property
+    def partial(self) -> bool:
+        """Whether the run has another number of images than the table asks for."""
+        return self.expected is not None and self.row["n"] != self.expected
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Cell:
         value, low, high: measured value, with a 95 % interval if available.
         n: number of images.
         difference: measured minus printed.
+        too_few: whether tables leave the interval out, because it is of too few images.
         outside: whether the printed value, including its rounding error, lies outside the measured interval.
         why: reason for a missing value.
         printed_notes, notes: notes on the printed and on the measured value.
@@ -63,6 +73,7 @@ class Cell:
     n: int | None = None
     difference: float | None = None
     outside: bool = False
+    too_few: bool = False
     why: str | None = None
     printed_notes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -86,7 +97,11 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     if estimate is None:
         return replace(printed, why=why, notes=notes)
     value, low, high = (_scaled(x, column.scale) for x in (estimate.value, estimate.low, estimate.high))
-    difference = None if printed.paper is None or measured.unlike else value - printed.paper
+    too_few = low is not None and n is not None and n < FEW_UNITS
+    biased = measured.partial and not measured.unlike and column.score is not None and lower_is_better(column.score)
+    if biased and printed.paper is not None:
+        notes += (_BIASED,)
+    difference = None if printed.paper is None or measured.unlike or biased else value - printed.paper
     elsewhere = column.key in TIMES and measured.same_machine is not True
     if elsewhere and printed.paper is not None:
         notes += (_machines(row, measured),)
@@ -94,7 +109,17 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     if difference is not None and low is not None and not elsewhere:
         half_a_digit = 0.5 * 10.0**-column.precision
         outside = not low - half_a_digit <= printed.paper <= high + half_a_digit
-    return replace(printed, value=value, low=low, high=high, n=n, difference=difference, outside=outside, notes=notes)
+    return replace(
+        printed,
+        value=value,
+        low=low,
+        high=high,
+        n=n,
+        difference=difference,
+        outside=outside,
+        too_few=too_few,
+        notes=notes,
+    )
 
 
 def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:

@@ -18,8 +18,8 @@ from specbench.papers.cells import Cell
 from specbench.papers.join import Line, PaperTable
 from specbench.papers.table import Column
 from specbench.reporting.columns import MISSING, between, number
+from specbench.reporting.latex import tex
 from specbench.reporting.text_formats import escape, inert
-from specbench.system.console import one_line
 from specbench.system.json_values import nonfinite_as_null
 
 PAPER, HERE, INTERVAL, DIFFERENCE = "paper", "here", "95 %", "diff."
@@ -51,22 +51,23 @@ def markdown(joined: PaperTable) -> str:
 
 
 def latex(joined: PaperTable) -> str:
-    """Format as a booktabs `tabular` in a `table`, with footnotes and notes below."""
+    """Format as a booktabs `tabular` as wide as the text in a `table`; footnotes and notes follow the float."""
     columns = joined.table.columns
-    rows = [r"\toprule", " & & " + " & ".join(_tex(heading(column)) for column in columns) + r" \\"]
+    rows = [r"\toprule", " & & " + " & ".join(tex(heading(column)) for column in columns) + r" \\"]
     for group, members in by_group(joined.lines):
         rows.append(r"\midrule")
         if group:
-            rows.append(rf"\multicolumn{{{len(columns) + 2}}}{{l}}{{\textit{{{_tex(group)}}}}} \\")
+            rows.append(rf"\multicolumn{{{len(columns) + 2}}}{{l}}{{\textit{{{tex(group)}}}}} \\")
         for one in members:
             for text in texts(joined, one):
-                rows.append(" & ".join(map(_tex, (text.label, text.kind, *text.texts))) + r" \\")
+                rows.append(" & ".join(map(tex, (text.label, text.kind, *text.texts))) + r" \\")
     body = "\n".join(rows)
-    notes = "\n\n".join(_tex(text) for text in below(joined))
+    notes = "\n\n".join(tex(text) for text in below(joined))
     return (
-        "% needs \\usepackage{booktabs}\n"
-        f"\\begin{{table}}\n\\caption{{{_tex(joined.heading)}}}\n\\begin{{tabular}}{{ll{'r' * len(columns)}}}\n{body}\n"
-        f"\\bottomrule\n\\end{{tabular}}\n\n\\footnotesize\n{notes}\n\\end{{table}}\n"
+        "% needs \\usepackage{booktabs,graphicx}\n"
+        f"\\begin{{table}}\n\\caption{{{tex(joined.heading)}}}\n\\label{{tab:{joined.table.name}}}\n"
+        f"\\resizebox{{\\textwidth}}{{!}}{{%\n\\begin{{tabular}}{{ll{'r' * len(columns)}}}\n{body}\n"
+        f"\\bottomrule\n\\end{{tabular}}}}\n\\end{{table}}\n\n{{\\footnotesize\n{notes}\n\n}}\n"
     )
 
 
@@ -154,7 +155,9 @@ def texts(joined: PaperTable, line: Line, intervals_apart: bool = False) -> list
         kinds = {PAPER: kinds[PAPER]}
     shown = {kind: found for kind, found in kinds.items() if kind in (PAPER, HERE) or any(found)}
     label = line.label + _marks(line.notes, notes)
-    return [TextLine("" if place else label, kind, tuple(found)) for place, (kind, found) in enumerate(shown.items())]
+    some = "" if line.expected is None else f"{line.images:,} of {line.expected:,} images"
+    labels = {HERE: some} | {next(iter(shown)): label}
+    return [TextLine(labels.get(kind, ""), kind, tuple(found)) for kind, found in shown.items()]
 
 
 def below(joined: PaperTable) -> list[str]:
@@ -169,8 +172,14 @@ def heading(column: Column) -> str:
 
 
 def _printed(column: Column, cell: Cell) -> str:
-    spread = "" if cell.spread is None else f" ({number(cell.spread, column.precision)})"
-    return number(cell.paper, column.precision) + spread
+    spread = "" if cell.spread is None else f" ({_exactly(cell.spread, column)})"
+    return (MISSING if cell.paper is None else _exactly(cell.paper, column)) + spread
+
+
+def _exactly(value: float, column: Column) -> str:
+    """A printed value with all of its digits, and at least those of its column."""
+    digits = len(repr(float(value)).partition(".")[2]) if "e" not in repr(float(value)) else 0
+    return number(value, max(column.precision, 0 if float(value).is_integer() else digits))
 
 
 def _value(column: Column, cell: Cell, with_bounds: bool) -> str:
@@ -181,6 +190,8 @@ def _value(column: Column, cell: Cell, with_bounds: bool) -> str:
 
 
 def _bounds(column: Column, cell: Cell) -> str:
+    if cell.too_few:
+        return "too few"
     if cell.low is None or cell.high is None:
         return ""
     return between(cell.low, cell.high, column.precision)
@@ -202,26 +213,6 @@ def _superscript(place: int) -> str:
 
 def _markdown_line(cells: Sequence[str], escaped: bool = False) -> str:
     return f"| {' | '.join(cells if escaped else map(escape, cells))} |"
-
-
-_TEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "[": "{[}",
-    "]": "{]}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "–": "--",
-    **{_superscript(digit): rf"\textsuperscript{{{digit}}}" for digit in range(10)},
-}
-
-
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in one_line(text))
 
 
 def _plain(cell: Cell) -> dict[str, object]:

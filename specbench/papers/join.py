@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbench import stats
+from specbench import prompts, stats
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.models.hub_model import recorded_name
 from specbench.papers.cells import NOT_SCORED, Cell, Measured, column_fingerprint, make_cell, same_hardware
 from specbench.papers.table import CellSettings, Column, Row, Table
 from specbench.papers.table_files import papers
+from specbench.prompts import public
 from specbench.reporting.columns import FAILED_AUDIT, failed_audit
 from specbench.reporting.comparability import is_ar
 from specbench.reporting.report_rows import Run, nearest_ar, report_row
@@ -32,6 +33,7 @@ class Line:
         cells: by column name.
         runs: ids of the runs behind it.
         images: how many of a run's images stand behind it; the fewest where there are several runs.
+        expected: how many the table asks for, where that is another number.
         notes: remarks on the whole row.
         chosen: see `specbench.papers.table.Row`.
     """
@@ -43,6 +45,7 @@ class Line:
     images: int | None
     notes: tuple[str, ...]
     chosen: tuple[str, ...] = ()
+    expected: int | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,24 @@ def _runs(found: Mapping[CellSettings, Path | str]) -> dict[Path, tuple[Run, Map
 
 def _measured(row: Row, settings: CellSettings, joined: tuple[Run, Mapping, Run | None]) -> Measured:
     run, report, ar = joined
-    return Measured(run, report, ar, _unlike(settings, run.info), same_hardware(row.hardware, run))
+    same = same_hardware(row.hardware, run)
+    return Measured(run, report, ar, _unlike(settings, run.info), same, _expected(settings))
+
+
+def _expected(settings: CellSettings) -> int | None:
+    """Images that a cell asks for; None where the size of its prompt set is unknown here."""
+    if settings.prompts is None:
+        return None
+    try:
+        if settings.prompts in prompts.public_names():
+            found, category = public.find(settings.prompts)
+            size = None if category else found.prompts
+        else:
+            size = len(prompts.load_prompts(settings.prompts).prompts)
+    except SpecbenchError:
+        return None
+    wanted = min(settings.limit or size, size) if size else settings.limit
+    return wanted and wanted * (settings.samples or 1)
 
 
 def _unlike(settings: CellSettings, info: RunInfo) -> tuple[str, ...]:
@@ -169,6 +189,7 @@ def _line(
         row.label, row.group, cells,
         tuple(dict.fromkeys(one.row["run_id"] for one in there)),
         min((one.row["n"] for one in there), default=None), tuple(notes), row.chosen,
+        next((one.expected for one in there if one.partial and not one.unlike), None),
     )  # fmt: skip
 
 

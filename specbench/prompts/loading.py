@@ -75,6 +75,11 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
         return build(name, public.read(name))
     path = Path(name)
     if not _exists(path):
+        if any(character.isspace() for character in name.strip()) and not path.suffix:
+            raise SpecbenchError(
+                f"'{name}' is neither a prompt set nor a file",
+                "for one caption of your own, write it into a text file, one caption per line: --prompts mine.txt",
+            )
         if path.suffix or len(path.parts) > 1:
             raise SpecbenchError(f"prompt file '{name}' does not exist", f"or name a set: {', '.join(names())}")
         raise unknown_name("prompt set", name, names())

@@ -66,7 +66,10 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
     """Read the stored row of the image (one row)."""
     store = RunStore(folder)
     names = store.samples(["prompt"])
+    highest = names["sample"].max()
     names = names[names["sample"] == sample]
+    if names.empty and highest == highest:  # NaN for a run without images
+        raise SpecbenchError(f"--sample {sample}: this run has no such sample", f"its samples are 0 to {highest}")
     ids, texts, folded = names["prompt_id"], names["prompt"], prompt.casefold()
     for found in (ids == prompt, ids.str.startswith(prompt), texts.str.casefold().str.contains(folded, regex=False)):
         if found.any():

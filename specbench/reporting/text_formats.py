@@ -1,4 +1,4 @@
-"""Text formats of report rows: markdown with definitions, csv and json."""
+"""Formats of report rows: markdown with definitions, csv, json, LaTeX, parquet."""
 
 from __future__ import annotations
 
@@ -40,6 +40,18 @@ def markdown(rows: Sequence[Mapping]) -> str:
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
+def to_parquet(rows: Sequence[Mapping]) -> bytes:
+    """Format as parquet with the columns of csv; numbers stay numbers."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    flat = [_flat(row) for row in rows]
+    names = dict.fromkeys(name for row in flat for name in row)
+    sink = io.BytesIO()
+    pq.write_table(pa.table({name: [row.get(name) for row in flat] for name in names}), sink)
+    return sink.getvalue()
+
+
 def to_json(rows: Sequence[Mapping]) -> str:
     """Format as one JSON array; missing and non-finite numbers are null."""
     return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -56,10 +68,17 @@ def to_csv(rows: Sequence[Mapping]) -> str:
     return text.getvalue()
 
 
+def _latex(rows: Sequence[Mapping]) -> str:
+    from specbench.reporting.latex import to_latex  # it is rarely wanted
+
+    return to_latex(rows)
+
+
 FORMATS: dict[str, Callable[[Sequence[Mapping]], str]] = {
     "markdown": markdown,
     "csv": to_csv,
     "json": to_json,
+    "latex": _latex,
 }
 
 

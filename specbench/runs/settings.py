@@ -254,7 +254,17 @@ _SAMPLING = tuple(
     Setting(option, "Sampling", metavar, unset="the model")
     for metavar, option in (
         ("X", Option("cfg", 1.0, "classifier-free guidance scale; 1 disables guidance", minimum=0.0, maximum=1e4)),
-        ("X", Option("temperature", 1.0, "sampling temperature, applied after guidance", above=0.0, maximum=1e4)),
+        (
+            "X",
+            Option(
+                "temperature",
+                1.0,
+                "sampling temperature, applied after guidance",
+                above=0.0,
+                maximum=1e4,
+                outside="--top-k 1 takes the most probable token every time, as temperature 0 would",
+            ),
+        ),
         ("K", Option("top-k", 0, "sample from the K most probable tokens; 0 disables the filter", minimum=0)),
         (
             "P",

@@ -19,6 +19,7 @@ class Option:
         above: exclusive lower bound of a number.
         choices: the accepted values; empty if there is no list.
         check: raises a SpecbenchError for a value it does not accept.
+        outside: what to do instead of a number outside the bounds; the help if empty.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Option:
     maximum: float | None = None
     choices: tuple[str, ...] = ()
     check: Callable[[str], object] | None = None
+    outside: str = ""
 
     @property
     def type(self) -> type:
@@ -58,7 +60,7 @@ class Option:
         low = low or (self.above is not None and number <= self.above)
         not_a_number = number != number  # math.isnan overflows on huge ints
         if not_a_number or low or (self.maximum is not None and number > self.maximum):
-            raise SpecbenchError(f"--{self.name} {number}: must be {self._range()}", self.help)
+            raise SpecbenchError(f"--{self.name} {number}: must be {self._range()}", self.outside or self.help)
 
     def _range(self) -> str:
         parts = []

@@ -1,0 +1,55 @@
+"""Cells of a joined table: printed digits, differences of partial runs, intervals of too few images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from specbench.papers.cells import Cell, Measured, make_cell
+from specbench.papers.formats import _exactly, _value
+from specbench.papers.join import _expected
+from specbench.papers.table import SCORE, Column, Row
+
+FID = Column("fid", f"{SCORE}fid[pytorch-fid]", "FID", "fid[pytorch-fid]", 2, "lower", 1.0, {})
+
+
+def score(n: int, expected: int, metric: str = "fid[pytorch-fid]") -> Measured:
+    found = {"metric": metric, "fingerprint": "f", "value": 243.7, "low": 200.0, "high": 290.0, "n": n}
+    return Measured(SimpleNamespace(rows=pd.DataFrame()), {"n": n, "scores": [found]}, None, (), None, expected)
+
+
+@pytest.fixture
+def printed() -> Row:
+    row = SimpleNamespace(notes={}, paper={"fid": 30.78, "clip": 250.0}, spread={}, hardware=None)
+    return row
+
+
+def test_a_distance_of_fewer_images_has_no_difference(printed):
+    assert make_cell(printed, FID, score(5000, 5000), None, "f").difference == pytest.approx(212.92)
+    cell = make_cell(printed, FID, score(40, 5000), None, "f")
+    assert cell.difference is None and any("fewer images" in note for note in cell.notes)
+    clip = replace(FID, name="clip", key=f"{SCORE}clip", metric="clip", better="higher")
+    assert make_cell(printed, clip, score(40, 5000, "clip"), None, "f").difference == pytest.approx(-6.3)
+
+
+def test_an_interval_of_few_images_is_not_printed(printed):
+    cell = make_cell(printed, FID, score(3, 5000), None, "f")
+    assert _value(FID, cell, True) == "243.70 [too few]" and cell.low == 200.0
+    assert "too few" not in _value(FID, Cell(None, None, value=1.0, low=0.5, high=1.5, n=8), True)
+
+
+def test_printed_values_keep_their_digits():
+    assert _exactly(31.2707, replace(FID, precision=3)) == "31.2707"
+    assert _exactly(2300.0, FID) == "2,300.00" and _exactly(0.5, FID) == "0.50"
+
+
+def test_the_images_that_a_table_asks_for():
+    asked = SimpleNamespace(prompts="coco", limit=None, samples=2)
+    assert _expected(asked) == 10_000
+    asked.limit = 50
+    assert _expected(asked) == 100
+    asked.prompts = None
+    assert _expected(asked) is None
