@@ -31,7 +31,7 @@ def test_a_distance_of_fewer_images_has_no_difference(printed):
     assert make_cell(printed, FID, score(5000, 5000), None, "f").difference == pytest.approx(212.92)
     cell = make_cell(printed, FID, score(40, 5000), None, "f")
     assert cell.difference is None and any("fewer images" in note for note in cell.notes)
-    clip = replace(FID, name="clip", key=f"{SCORE}clip", metric="clip", better="higher")
+    clip = replace(FID, name="clip", key=f"{SCORE}clip", score="clip", better="higher")
     assert make_cell(printed, clip, score(40, 5000, "clip"), None, "f").difference == pytest.approx(-6.3)
 
 
