@@ -1,9 +1,9 @@
-"""Time of resuming and reporting many stored images, and of scoring them with the cheapest metric.
+"""Time and memory of reading many stored images: resuming, reporting and comparing runs, and listing many run folders.
 
-    python dev/speed/report_scale.py [--rows 1000000] [--images 400] [--out results/speed]
+    python dev/speed/report_scale.py [--rows 1000000] [--folders 10000] [--out results/speed] [--work FOLDER]
 
 The rows are those of two runs of `shapes`, half AR and half SJD, repeated under new prompt ids; their probabilities are
-drawn anew, so that they compress as badly as true ones. Scoring is timed on some true images and taken times the rows.
+drawn anew, so that they compress as badly as true ones. Each figure is of a process of its own, without its imports.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import argparse
 import json
 import resource
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,50 +21,75 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from specbench import reporting
-from specbench.metrics import scoring
-from specbench.store.parquet_log import ParquetLog
+from specbench import api, reporting
+from specbench.reporting.compare import compare_runs
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
-from specbench.store.schema import KEY, SAMPLES
+from specbench.store.schema import SAMPLES
 from specbench.system import environment
 from specbench.system.files import write_atomically
 
 SOURCE = Path(__file__).parents[2] / "results" / "readme"
 RUNS = ("shapes-ar", "shapes-sjd-")
 PART = 4096
+WORK: dict[str, Callable[[list[Path]], object]] = {
+    "resume": lambda runs: [RunStore(folder).completed() for folder in runs],
+    "report": lambda runs: reporting.render(reporting.report_rows(runs)),
+    "compare": lambda runs: compare_runs(*runs),
+    "list": lambda runs: api.available("runs", runs[0].parent),
+}
+"""What is timed, given the run folders."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--images", type=int, default=400, help="number of images for the timing of scoring")
+    parser.add_argument("--folders", type=int, default=10_000, help="run folders that are listed")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
+    parser.add_argument("--work", type=Path, help="folder for the runs, kept and used again")
+    parser.add_argument("--one", choices=WORK, help="only time this, on the runs in --work, and print the figures")
     chosen = parser.parse_args()
+    if chosen.one:
+        print(json.dumps(timed(WORK[chosen.one], find_runs(chosen.work))))
+        return
     with tempfile.TemporaryDirectory() as scratch:
-        folders = [enlarge(folder, Path(scratch), chosen.rows // len(RUNS)) for folder in find_runs(SOURCE, RUNS)]
-        resume = timed(lambda: [RunStore(folder).completed() for folder in folders])
-        report = timed(lambda: reporting.render(reporting.report_rows(folders)))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        score = timed(lambda: scoring.score(folders, ["shapes-detector"]), prepare=lambda: keep(folders, chosen.images))
-    scored = len(RUNS) * (chosen.images // len(RUNS))
-    scoring_all = {name: seconds * chosen.rows / scored for name, seconds in score.items()}
+        work = chosen.work or Path(scratch)
+        prepare(work, chosen.rows, chosen.folders)
+        figures = {name: in_a_process(name, work / ("folders" if name == "list" else "rows")) for name in WORK}
     result = {
+        "command": " ".join(["python", *sys.argv]),
         "provenance": environment.environment_facts(),
         "rows": chosen.rows,
-        "resume": resume,
-        "report": report,
-        "peak_memory_gib": round(peak / 2**20, 2),
-        "scored_images": scored,
-        "score": score,
-        "score_all_rows": scoring_all,
-        "report_over_scoring": {name: report[name] / scoring_all[name] for name in report},
+        "folders": chosen.folders,
+        **figures,
     }
     text = json.dumps(result, indent=1) + "\n"
     write_atomically(chosen.out / "report_scale.json", text.encode())
     print(text, end="")
+
+
+def prepare(work: Path, rows: int, folders: int) -> None:
+    """Make the runs that are not there yet."""
+    sources = find_runs(SOURCE, RUNS)
+    if not (work / "rows").is_dir():
+        for folder in sources:
+            enlarge(folder, work / "rows", rows // len(RUNS))
+    for number in range(folders):
+        list_entry(sources[-1], work / "folders" / f"run-{number:05d}")
+
+
+def list_entry(source: Path, target: Path) -> None:
+    """What listing reads of a run: its description, and the names of its images."""
+    (target / "images").mkdir(parents=True, exist_ok=True)
+    shutil.copy(source / "run.json", target)
+    for image in (source / "images").iterdir():
+        (target / "images" / image.name).touch()
+
+
+def in_a_process(name: str, folder: Path) -> dict[str, float]:
+    command = [sys.executable, __file__, "--one", name, "--work", str(folder)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def enlarge(folder: Path, out: Path, rows: int) -> Path:
@@ -72,7 +99,7 @@ def enlarge(folder: Path, out: Path, rows: int) -> Path:
     shutil.copy(folder / "run.json", target)
     shutil.copytree(folder / "images", target / "images")
     true = pa.concat_tables(RunStore(folder).batches(SAMPLES.names))
-    log, draw = ParquetLog(target / "samples", SAMPLES, KEY), np.random.default_rng(0)
+    log, draw = RunStore(target)._samples, np.random.default_rng(0)
     for number, start in enumerate(range(0, rows, PART)):
         log._write(number, number, repeated(true, start, min(PART, rows - start), draw))
     return target
@@ -94,21 +121,12 @@ def replaced(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
     return table.set_column(table.schema.get_field_index(name), table.schema.field(name), column)
 
 
-def keep(folders: list[Path], images: int) -> None:
-    """Reduce the run to this number of rows, for scoring."""
-    for folder in folders:
-        first = sorted((folder / "samples").iterdir())
-        table = pq.read_table(first[0]).slice(0, images // len(folders))
-        for path in first:
-            path.unlink()
-        pq.write_table(table, folder / "samples" / "00000000-00000000.parquet")
-
-
-def timed(work: Callable[[], object], prepare: Callable[[], object] = lambda: None) -> dict[str, float]:
-    prepare()
+def timed(work: Callable[[list[Path]], object], runs: list[Path]) -> dict[str, float]:
     wall, cpu = time.perf_counter(), time.process_time()
-    work()
-    return {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
+    work(runs)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"wall_s": wall, "cpu_s": cpu, "peak_memory_gib": round(peak / 2**20, 2)}
 
 
 if __name__ == "__main__":

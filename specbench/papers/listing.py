@@ -5,6 +5,7 @@ It stands with the tables, the topmost of the packages whose items it lists.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,10 +158,18 @@ def run_rows(out: Path, warn: Callable[[str], None]) -> Rows:
                 "options": nonfinite_as_text(dict(spec.decoder.options)),
                 "prompts": spec.prompts,
                 "seed": spec.seed,
-                "images": sum(1 for _ in (folder / "images").glob("*.png")),
+                "images": _count_images(folder / "images"),
             }
         )
     return rows
+
+
+def _count_images(folder: Path) -> int:
+    """Image files of a run; their rows may be many parts."""
+    try:
+        return sum(name.endswith(".png") for name in os.listdir(folder))
+    except OSError:  # a run without images
+        return 0
 
 
 _ROWS: dict[str, Callable[[], Rows]] = {

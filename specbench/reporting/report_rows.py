@@ -27,6 +27,8 @@ from functools import cache, cached_property
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from specbench import stats
 from specbench.decoding.generation import SPANS
@@ -41,11 +43,12 @@ from specbench.store.run_audits import fingerprint, read_audit
 from specbench.store.run_folders import runs_in
 from specbench.store.run_info import RunInfo, spec_json
 from specbench.store.run_store import RunStore
-from specbench.store.schema import KEY, SAMPLES
+from specbench.store.schema import KEY
+from specbench.store.token_sums import SUMS
 from specbench.system.json_values import nonfinite_as_text
 
 _COLUMNS = (
-    *("status", "nfe", "batch", "tested", "accepted", "facts", *stats.LISTS),
+    *("status", "nfe", "batch", "tested", "accepted", *SUMS.names),
     *(f"{span}_ms" for span in (*SPANS, "ar", "e2e")),
 )
 
@@ -78,16 +81,24 @@ class Run:
     def info(self) -> RunInfo:
         return RunStore(self.folder).info()
 
-    @cached_property
-    def stored(self) -> pd.DataFrame:
-        """Condensed rows of all stored images, including failed ones."""
-        pieces = [stats.condense(piece) for piece in RunStore(self.folder).batches(_COLUMNS)]
-        return pd.concat(pieces, ignore_index=True) if pieces else stats.condense(SAMPLES.empty_table())
-
-    @cached_property
+    @property
     def rows(self) -> pd.DataFrame:
         """Rows of the decoded images, with the decoder's additional statistics as columns."""
-        return stats.with_facts(self.stored[self.stored["status"] == "ok"])
+        return self._read[0]
+
+    @property
+    def failed(self) -> int:
+        """Number of failed images."""
+        return self._read[1]
+
+    @cached_property
+    def _read(self) -> tuple[pd.DataFrame, int]:
+        """`rows` and `failed`, from one pass over the parts."""
+        pieces, failed = [], 0
+        for piece in RunStore(self.folder).batches_with_facts(_COLUMNS):
+            failed += pc.sum(pc.equal(piece["status"], "failed")).as_py() or 0
+            pieces.append(piece.filter(pc.equal(piece["status"], "ok")))
+        return stats.as_frame(pa.concat_tables(pieces, promote_options="default")), failed
 
     @cached_property
     def traced(self) -> pd.DataFrame:
@@ -132,7 +143,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "options": nonfinite_as_text(dict(spec.decoder.options)),
         "setting": setting(spec),
         "n": len(rows),
-        "failed": int((run.stored["status"] == "failed").sum()),
+        "failed": run.failed,
         "nfe": stats.nfe(rows),
         "step_compression": stats.step_compression(rows),
         "latency_ms": stats.latency_ms(rows),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 
-from specbench import stats
 from specbench.reporting.report_rows import report_rows
 from specbench.specs.presets import PRESETS
 from specbench.store.run_info import decoder_json
 from specbench.store.run_store import RunStore
+from specbench.store.schema import read_facts
 
 
 def card(folder: Path) -> dict:
@@ -44,7 +45,7 @@ def card(folder: Path) -> dict:
         "images": len(decoded),
         "failed": len(rows) - len(decoded),
         "errors": {str(error): int(times) for error, times in rows["error"].value_counts().items()},
-        "facts": _means(stats.with_facts(decoded[["facts"]]).drop(columns="facts")),
+        "facts": _means(read_facts(pa.array(decoded["facts"], pa.string())).to_pandas()),
         "numbers": numbers,
     }
 

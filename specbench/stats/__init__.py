@@ -5,7 +5,7 @@ by token over each image. A number that cannot be computed is None, never 0. Tok
 not tokens forced by the grammar.
 """
 
-from specbench.stats.condense import LISTS, condense
+from specbench.stats.condense import as_frame, condense
 from specbench.stats.drafts import (
     acceptance,
     acceptance_by_offset,
@@ -19,7 +19,6 @@ from specbench.stats.drafts import (
     round_totals,
     rounds,
     theorem2_bound,
-    with_facts,
 )
 from specbench.stats.intervals import (
     Estimate,
@@ -51,13 +50,13 @@ from specbench.stats.speed import (
 from specbench.stats.tokens import TokenStats, logp_mean, logp_std, nll_gap, perplexity, token_stats, top1
 
 __all__ = [
-    "LISTS", "condense",
+    "as_frame", "condense",
     "nfe", "step_compression", "latency_ms", "latency_median_ms", "latency_e2e_ms", "stalled", "step_ms", "throughput",
     "images_per_hour",
     "roofline_ratio", "floor_ms",
     "SpeedUp", "paired", "speed_up", "speedup", "step_ratio", "window_cost", "overhead",
     "TokenStats", "token_stats", "logp_mean", "logp_std", "perplexity", "nll_gap", "top1",
-    "with_facts", "round_totals", "rounds", "acceptance_length", "draft_ms", "acceptance_by_sibling",
+    "round_totals", "rounds", "acceptance_length", "draft_ms", "acceptance_by_sibling",
     "draft_tv_by_depth", "theorem2_bound",
     "acceptance", "acceptance_by_offset", "draft_tv", "draft_top1", "draft_tv_by_offset",
     "Estimate", "mean_interval", "proportion_interval", "mean_of_estimates", "ratio_of_totals",

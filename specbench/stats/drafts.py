@@ -10,26 +10,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from specbench.stats.ratios import mean, ratio
-from specbench.store.schema import read_facts
 
 
 def acceptance(rows: pd.DataFrame) -> float | None:
     """Acceptance: accepted over verified draft tokens, summed over all images; tokens forced by the grammar are
     excluded."""
-    return ratio(_offset_totals(rows["accepted"]).sum(), _offset_totals(rows["tested"]).sum())
+    accepted, tested = (sum(map(_total, _chunks(rows[name]))) for name in ("accepted", "tested"))
+    return ratio(accepted, tested)
 
 
 def acceptance_by_offset(rows: pd.DataFrame) -> list[float | None]:
     """Acceptance by offset: acceptance at each position of the window, counted from the first draft token."""
     accepted, tested = _offset_totals(rows["accepted"]), _offset_totals(rows["tested"])
     return [ratio(yes, all_) for yes, all_ in zip(accepted, tested, strict=True)]
-
-
-def with_facts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Add a column to `rows` for each additional statistic of the decoders, see `Generation.facts`; NaN for images
-    without it."""
-    noted = read_facts(pa.array(rows["facts"], pa.string())).to_pandas().set_axis(rows.index)
-    return rows.join(noted.drop(columns=rows.columns, errors="ignore"))
 
 
 def rounds(rows: pd.DataFrame) -> float | None:
@@ -111,7 +104,24 @@ def _offsets(step: np.ndarray) -> np.ndarray:
 
 def _offset_totals(counts: pd.Series) -> np.ndarray:
     """Sum Arrow lists by window offset; lists may differ in length or be missing."""
-    lists = pa.array(counts.array)
+    found = [_chunk_offset_totals(lists) for lists in _chunks(counts)]
+    totals = np.zeros(max(map(len, found), default=0), np.int64)
+    for some in found:
+        totals[: len(some)] += some
+    return totals
+
+
+def _chunk_offset_totals(lists: pa.ListArray) -> np.ndarray:
     lengths = pc.list_value_length(lists).drop_null().to_numpy()
     offsets = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
     return np.bincount(offsets, pc.list_flatten(lists).to_numpy()).astype(np.int64)
+
+
+def _total(lists: pa.ListArray) -> int:
+    return pc.sum(pc.list_flatten(lists), min_count=0).as_py()
+
+
+def _chunks(column: pd.Series) -> list[pa.ListArray]:
+    """Arrow arrays behind a column of lists, so that one is worked on at a time."""
+    lists = pa.array(column.array)
+    return lists.chunks if isinstance(lists, pa.ChunkedArray) else [lists]

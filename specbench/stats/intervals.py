@@ -37,7 +37,7 @@ def ratio_of_totals(
     corrects the narrow bootstrap interval of few clusters.
     """
     totals = pd.DataFrame({"top": np.asarray(numerator), "bottom": np.asarray(denominator)})
-    totals = totals.groupby(np.asarray(cluster, dtype=object), sort=False).sum().to_numpy()
+    totals = totals.groupby(_keys(cluster), sort=False).sum().to_numpy()
     value = float(totals[:, 0].sum() / totals[:, 1].sum())
     if len(totals) < 2:
         return Estimate(value, None, None)
@@ -81,9 +81,14 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tup
     """Mean, its cluster-robust standard error (None for one cluster), and the number of clusters."""
     values = np.asarray(values, dtype=np.float64)
     mean = float(values.mean())
-    sums = pd.Series(values - mean).groupby(np.asarray(clusters, dtype=object), sort=False).sum().to_numpy()
+    sums = pd.Series(values - mean).groupby(_keys(clusters), sort=False).sum().to_numpy()
     n = len(sums)
     return mean, None if n < 2 else math.sqrt(n / (n - 1) * np.square(sums).sum()) / len(values), n
+
+
+def _keys(clusters: Sequence[Hashable]) -> pd.api.extensions.ExtensionArray | np.ndarray:
+    """Clusters as keys of a group-by; a column of a frame stays in its own format, without an object per row."""
+    return clusters.array if isinstance(clusters, pd.Series) else np.asarray(clusters, dtype=object)
 
 
 def _delta_t(totals: np.ndarray) -> tuple[float | None, float | None]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
@@ -25,23 +26,45 @@ from specbench.system.files import write_atomically
 from specbench.system.reading import check_regular, read_error
 
 _VERSION_KEY = b"specbench.schema"
+_DERIVED_KEY = b"specbench.derived"
 _NAME = re.compile(r"(\d{8,})-(\d{8,})(?:-([0-9a-f]{16}))?\.parquet")  # absent in the first schema version
 _FAN_IN = 64
 _LEVELS = (_FAN_IN, _FAN_IN**2)
 _REREADS = 20
 _CHUNK = 2**20
+_COMPUTED_AT_ONCE = 4096
+"""Rows whose derived columns are computed together: their sources are many times their size."""
+
+
+@dataclass(frozen=True)
+class Derived:
+    """Columns computed from others of the same row. Every part keeps them beside those, under the same digest, so that
+    reading them takes no computation; they are no part of the schema, and read only by name.
+
+    Attributes:
+        version: of `compute`. A part whose columns are of another version, or which has none, has them computed anew.
+        schema: of the columns.
+        sources: the columns that `compute` needs.
+        compute: from a table of the `sources` to one of the columns.
+    """
+
+    version: str
+    schema: pa.Schema
+    sources: tuple[str, ...]
+    compute: Callable[[pa.Table], pa.Table]
 
 
 class ParquetLog:
     """Parquet log in `folder`; rows have the columns of `schema` and are identified by the columns `key`.
 
-    A row appended later replaces the earlier row of the same key.
+    A row appended later replaces the earlier row of the same key. The columns of `derived` can be read as well.
     """
 
-    def __init__(self, folder: Path, schema: pa.Schema, key: Sequence[str]):
+    def __init__(self, folder: Path, schema: pa.Schema, key: Sequence[str], derived: Derived | None = None):
         self.folder = folder
         self.schema = schema.with_metadata({_VERSION_KEY: str(SCHEMA_VERSION)})
         self.key = tuple(key)
+        self.derived = derived
 
     def append(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Write `rows` to disk atomically as one part.
@@ -83,8 +106,12 @@ class ParquetLog:
         Raises:
             SpecbenchError: a part is damaged or of another schema version; the message names the file.
         """
-        wanted = self._with_key(self.schema.names if columns is None else columns)
-        return pa.concat_tables([wanted.empty_table(), *self.batches(wanted.names)])
+        wanted = self.schema.names if columns is None else columns
+        return pa.concat_tables([self.no_rows(wanted), *self.batches(wanted)])
+
+    def no_rows(self, columns: Sequence[str]) -> pa.Table:
+        """An empty table of what `batches` yields."""
+        return self._with_key(columns).empty_table()
 
     def batches(self, columns: Sequence[str], size: int = 65_536) -> Iterator[pa.Table]:
         """Read the log in batches of at most `size` rows; concurrent merges have no effect."""
@@ -93,13 +120,25 @@ class ParquetLog:
             parts = self._open_all(stack)
             kept = _last_of_each([part.read(self._with_key(())) for part in parts])
             first = 0
-            for table in chain.from_iterable(part.batches(wanted, size) for part in parts):
+            for table in chain.from_iterable(self._batches(part, wanted, size) for part in parts):
                 mask = kept[first : first + len(table)]
                 first += len(table)
                 yield table if mask.all() else table.filter(pa.array(mask))
 
+    def _batches(self, part: ParquetFile, wanted: pa.Schema, size: int) -> Iterator[pa.Table]:
+        """Read one part; derived columns are computed unless it keeps those of the current version."""
+        missing = [] if self.derived is None or part.derived == self.derived.version else self.derived.schema.names
+        missing = [name for name in missing if name in wanted.names]
+        if not missing:
+            yield from part.batches(wanted, size)
+            return
+        stored = self._with_key([*(name for name in wanted.names if name not in missing), *self.derived.sources])
+        for table in part.batches(stored, min(size, _COMPUTED_AT_ONCE)):
+            yield _joined(table, self.derived.compute(table)).select(wanted.names)
+
     def _with_key(self, columns: Sequence[str]) -> pa.Schema:
-        return pa.schema([self.schema.field(name) for name in dict.fromkeys([*self.key, *columns])])
+        known = {field.name: field for field in (*self.schema, *(self.derived.schema if self.derived else ()))}
+        return pa.schema([known[name] for name in dict.fromkeys([*self.key, *columns])])
 
     def _open_all(self, stack: ExitStack) -> list[ParquetFile]:
         """Open the live parts; open ones stay readable when a writer merges them."""
@@ -152,10 +191,13 @@ class ParquetLog:
                 path.unlink()
 
     def _write(self, first: int, last: int, table: pa.Table) -> Path:
-        sink = pa.BufferOutputStream()
+        sink, metadata = pa.BufferOutputStream(), dict(self.schema.metadata)
+        if self.derived is not None:
+            table = _joined(table, self.derived.compute(table.select(self.derived.sources)))
+            metadata[_DERIVED_KEY] = self.derived.version
         floats = [f"{field.name}.list.element" for field in self.schema if field.type == pa.list_(pa.float32())]
         pq.write_table(
-            table.replace_schema_metadata(self.schema.metadata),
+            table.replace_schema_metadata(metadata),
             sink,
             compression="zstd",
             use_dictionary=False,  # one of probabilities would be longer than they are
@@ -184,7 +226,9 @@ class ParquetFile:
             if name[3] and name[3] != _digest(iter(lambda: file.read(_CHUNK), b"")):
                 raise ValueError("not the bytes its name speaks of")
             self._file = pq.ParquetFile(file)
-            version = (self._file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"unknown").decode()
+            metadata = self._file.schema_arrow.metadata or {}
+            version = metadata.get(_VERSION_KEY, b"unknown").decode()
+            self.derived = metadata.get(_DERIVED_KEY, b"none").decode()
         self.version = int(version) if version.isdecimal() else version
         check_version(path, self.version)
 
@@ -234,6 +278,11 @@ def _digest(pieces: Iterable[bytes | pa.Buffer]) -> str:
     for piece in pieces:
         digest.update(piece)
     return digest.hexdigest()[:16]
+
+
+def _joined(left: pa.Table, right: pa.Table) -> pa.Table:
+    """Columns of both tables, which have the same rows."""
+    return pa.table([*left.columns, *right.columns], names=[*left.column_names, *right.column_names])
 
 
 def _last_of_each(keys: Sequence[pa.Table]) -> np.ndarray:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,11 @@ import pyarrow.compute as pc
 
 from specbench.errors import SpecbenchError
 from specbench.specs.run_spec import RunSpec
-from specbench.store.parquet_log import ParquetLog
+from specbench.store import token_sums
+from specbench.store.parquet_log import Derived, ParquetLog
 from specbench.store.run_info import RUN_JSON, SCHEMA_VERSION, Invocation, RunInfo, check_same_run, read_info
-from specbench.store.schema import KEY, LENGTHS, SAMPLES, TRACES, Key, read_facts, read_metas
+from specbench.store.schema import KEY, LENGTHS, SAMPLES, TRACES, Key, read_facts, read_metas, with_facts
+from specbench.store.token_sums import LISTS, SUMS
 from specbench.system.environment import now
 from specbench.system.files import sync_folder, take_lock, write_atomically
 from specbench.system.images import png_bytes
@@ -31,7 +34,7 @@ from specbench.system.json_values import nonfinite_as_text
 
 _PATTERNS = {"image": r"^images/[^./\\\x00][^/\\\x00]*$", "image_sha256": r"^[0-9a-f]{64}$"}
 _OBJECTS = {"facts": read_facts, "meta": read_metas}
-_ALWAYS = (*KEY, "prompt", "status")
+_ALWAYS = (*KEY, "prompt", "status", *SUMS.names)
 _DECODED = ("nfe", "prefills", "batch", "tokens", "forced", "logp", "committed_step", "drafted", "tested", "accepted")
 """Columns that no row, and no row of a decoded image, lacks a value in."""
 
@@ -41,7 +44,8 @@ class RunStore:
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
-        self._samples = ParquetLog(self.folder / "samples", SAMPLES, KEY)
+        sums = Derived(token_sums.VERSION, SUMS, ("status", *LISTS), self._sums)
+        self._samples = ParquetLog(self.folder / "samples", SAMPLES, KEY, sums)
         self._traces = ParquetLog(self.folder / "traces", TRACES, KEY)
         self._lock: int | None = None
         self._made: list[Path] = []
@@ -151,14 +155,16 @@ class RunStore:
 
         A folder without any pictures counts as one that was kept for its numbers.
         """
-        rows = self.samples(["status", "image"])
-        done = rows[rows["status"] == "ok"]
+        rows = self._checked(self._samples.read(["status", "image"]))
+        done = pc.equal(rows["status"], "ok")
         if (self.folder / "images").is_dir():
-            there = {f"images/{name}" for name in os.listdir(self.folder / "images")}
-            done = done[done["image"].isna() | done["image"].isin(there)]
-        if traced:
-            done = done.merge(self.traces([]), on=KEY)
-        return set(zip(done["prompt_id"], done["sample"].astype(int), strict=True))
+            names = pa.array(os.listdir(os.fsencode(self.folder / "images")), pa.binary())
+            there = pc.binary_join_element_wise(b"images", names, b"/")
+            image = rows["image"].cast(pa.binary())
+            done = pc.and_(done, pc.or_(pc.is_null(image), pc.is_in(image, there)))
+        keys = [rows[name].filter(done).to_numpy().tolist() for name in KEY]
+        done = set(zip(*keys, strict=True))
+        return done & set(zip(*(self.traces([])[name] for name in KEY), strict=True)) if traced else done
 
     def append(
         self,
@@ -193,6 +199,17 @@ class RunStore:
         """The same a piece of at most `size` rows at a time, for runs of any size."""
         return map(self._checked, self._samples.batches(SAMPLES.names if columns is None else columns, size))
 
+    def batches_with_facts(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """`batches` of these columns, and of the numbers in `facts` as columns of their own; one batch at least."""
+        columns = [*columns, "facts"]
+        for rows in chain([self._samples.no_rows(columns)], self._samples.batches(columns)):
+            self._checked(rows.drop_columns("facts"))
+            try:
+                rows = with_facts(rows)
+            except ValueError as error:
+                raise self._foreign("facts") from error
+            yield rows
+
     def _checked(self, rows: pa.Table) -> pa.Table:
         """The rows, unless they cannot be specbench's: a folder may come from strangers."""
         wrong = [name for name in _ALWAYS if name in rows.column_names and rows[name].null_count]
@@ -212,11 +229,17 @@ class RunStore:
                     wrong.append(name)
         wrong += _uneven(rows)
         if wrong:
-            raise SpecbenchError(
-                f"{self._samples.folder}: rows that specbench did not write, see their column '{wrong[0]}'",
-                "move the run's folder away and run again",
-            )
+            raise self._foreign(wrong[0])
         return rows
+
+    def _sums(self, rows: pa.Table) -> pa.Table:
+        return token_sums.token_sums(self._checked(rows))
+
+    def _foreign(self, column: str) -> SpecbenchError:
+        return SpecbenchError(
+            f"{self._samples.folder}: rows that specbench did not write, see their column '{column}'",
+            "move the run's folder away and run again",
+        )
 
     def trace_rows(self) -> list[dict[str, object]]:
         """The traces as `append` takes them."""

@@ -4,7 +4,6 @@ only."""
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import re
@@ -141,7 +140,9 @@ def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
     texts = pc.fill_null(texts, "{}")
     if not pc.all(pc.match_substring_regex(texts, _FACTS)).as_py():  # others may kill Arrow's reader, "null" does
         raise ValueError("not a JSON object of numbers")
-    found = pa.json.read_json(io.BytesIO("\n".join(texts.to_pylist()).encode()))
+    every = (texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts).cast(pa.string())
+    [lines] = pc.binary_join(pa.ListArray.from_arrays([0, len(every)], every), "\n")
+    found = pa.json.read_json(pa.BufferReader(lines.as_buffer()), pa.json.ReadOptions(use_threads=False))
     return found.cast(pa.schema([(name, pa.float64()) for name in found.column_names]))
 
 
@@ -160,6 +161,19 @@ def read_meta(text: object) -> dict[str, object]:
 def read_metas(texts: pa.ChunkedArray) -> list[dict[str, object]]:
     """`read_meta` of a column."""
     return [read_meta(text) for text in texts.to_pylist()]
+
+
+def with_facts(rows: pa.Table) -> pa.Table:
+    """Replace the column `facts` by a column for each number in it that is not named like another column.
+
+    Raises:
+        ValueError: a text is not a JSON object of numbers.
+    """
+    noted, rows = read_facts(rows["facts"]), rows.drop_columns("facts")
+    for name in noted.column_names:
+        if name not in rows.column_names:
+            rows = rows.append_column(name, noted[name])
+    return rows
 
 
 def base_row(

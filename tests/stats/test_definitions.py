@@ -16,6 +16,7 @@ from synthetic import ar, frame, generation, sjd
 
 from specbench import stats
 from specbench.stats import Estimate
+from specbench.store.schema import with_facts
 
 
 def free_tokens(logp, entropy=None) -> pd.DataFrame:
@@ -184,12 +185,12 @@ def test_what_is_said_of_drafts():
             "facts": [json.dumps(facts) for facts in (first, second)],
         }
     )
-    rows = stats.with_facts(rows)
+    rows = with_facts(pa.Table.from_pandas(rows)).to_pandas()
     assert stats.rounds(rows) == 6.5 and stats.draft_ms(rows) == 4.0 and stats.theorem2_bound(rows) == 1.0
     assert stats.acceptance_length(rows) == pytest.approx((19 + 19) / (5 + 8)), "the first token needed no round"
     assert stats.draft_tv_by_depth(rows) == pytest.approx([0.3, 0.6])
     assert stats.acceptance_by_sibling(rows) == pytest.approx([5 / 16])
-    ar = stats.with_facts(pd.DataFrame({"stream_tokens": [20], "nfe": [20], "facts": ["{}"]}))
+    ar = with_facts(pa.table({"stream_tokens": [20], "nfe": [20], "facts": ["{}"]})).to_pandas()
     assert stats.acceptance_length(ar) == 1.0 and stats.rounds(ar) is None and stats.theorem2_bound(ar) is None
 
 
