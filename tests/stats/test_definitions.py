@@ -233,4 +233,4 @@ def test_definitions_are_written_down():
 def test_synthetic_rows_have_all_columns():
     from specbench.store.schema import SAMPLES
 
-    assert set(synthetic.stored_rows(ar(1))[0]) | {"error"} == set(SAMPLES.names)
+    assert set(synthetic.stored_rows(ar(1))[0]) | {"error", "image_sha256"} == set(SAMPLES.names)
