@@ -142,7 +142,7 @@ def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
         raise ValueError("not a JSON object of numbers")
     every = (texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts).cast(pa.string())
     [lines] = pc.binary_join(pa.ListArray.from_arrays([0, len(every)], every), "\n")
-    found = pa.json.read_json(pa.BufferReader(lines.as_buffer()), pa.json.ReadOptions(use_threads=False))
+    found = pa.json.read_json(pa.BufferReader(lines.as_buffer()))
     return found.cast(pa.schema([(name, pa.float64()) for name in found.column_names]))
 
 
