@@ -1,8 +1,9 @@
 """What decoders are audited on: models whose images can be enumerated, and how they are decoded.
 
 Drafts that enter a window at its far end, are refined for several steps and tested last exist only in images several
-windows long, so every setting has images of at least four windows, but for two whose window is
-wider than the image.
+windows long, so most settings have images of at least four windows. Two have a window wider than the image. Two have
+shorter images, since every image must be enumerated: one for residual distributions over several tokens, one for the
+masks and cache of a window of several drafts.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ AUDIT_SETTINGS = (
         window=3,
         trace=True,
     ),
+    AuditSetting("1x5 of 4, window 3", TokenLayout.plain(1, 5, 4), window=3),
     AuditSetting("8x1 of 3, one-token rows, window 2", TokenLayout.with_row_ends(8, 1, 3), window=2),
     AuditSetting(
         "2x4 of 2 with row ends, transformer, guided, window 2, continuous batching",
@@ -97,6 +99,13 @@ AUDIT_SETTINGS = (
         tables=2,
         model="transformer",
         rows=512,
+    ),
+    AuditSetting(
+        "2x4 of 2, transformer, guided, window 4",
+        TokenLayout.plain(2, 4, 2),
+        Sampling(guidance=2.0),
+        window=4,
+        model="transformer",
     ),
 )
 

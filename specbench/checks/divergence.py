@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,8 +65,40 @@ class Counts:
         """The whole images, or runs of tokens that together cover the image once (but for an overlap at its end)."""
         if not self.runs:
             return [self]
+        return [self.runs[start] for start in self._block_starts]
+
+    @property
+    def _block_starts(self) -> list[int]:
         last = len(self.runs) - 1
-        return [*self.runs[:: self._run_width], *([self.runs[last]] if last % self._run_width else [])]
+        return [*range(0, last, self._run_width), last]
+
+    @cached_property
+    def block_covariance(self) -> float:
+        """Sum of the covariances between the chi-square statistics of every two `blocks`, for an exact sampler.
+
+        The statistics are squared norms of jointly normal vectors, so that of two blocks is twice the mean square
+        contingency of their exact joint distribution.
+        """
+        if not self.runs:
+            return 0.0
+        width, vocab = self._run_width, self.vocab
+        images = np.arange(len(self.exact) - 1)
+        joint = self.exact[:-1] / self.exact[:-1].sum()
+        length = round(math.log(len(images), vocab))
+        parts = []
+        for start, block in zip(self._block_starts, self.blocks, strict=True):
+            value = images // vocab ** (length - start - width) % vocab**width
+            parts.append(_pooled(block.exact * block.total.sum())[value])
+        return 2 * sum(2 * _contingency(joint, a, b) for a, b in itertools.combinations(parts, 2))
+
+
+def _contingency(joint: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
+    """Mean square contingency of two functions a and b (cell numbers) of images with probabilities `joint`."""
+    columns = int(b.max()) + 1
+    both = np.bincount(a * columns + b, joint, (int(a.max()) + 1) * columns).reshape(-1, columns)
+    independent = np.outer(both.sum(1), both.sum(0))
+    known = independent > 0
+    return float(((both - independent)[known] ** 2 / independent[known]).sum())
 
 
 def chi_square(counts: Counts) -> tuple[float, int]:
@@ -105,20 +138,32 @@ def _pooled(due: np.ndarray) -> np.ndarray:
 def p_value(tables: Sequence[Counts]) -> float:
     """P-value of "every table shows its exact joint distribution".
 
-    Two views, Bonferroni-corrected: the statistics of all blocks summed (those of one image are dependent, but too
-    little to move the sum's tail), and the worst single test, over every table's whole images and runs of tokens.
+    Two views, Bonferroni-corrected: the statistics of all blocks summed, and the worst single test, over every table's
+    whole images and runs of tokens.
     """
     single = [chi_square(view) for counts in tables for view in (counts, *counts.runs)]
     worst = min(_tail(*test) for test in single)
-    together = _tail(*_sum([chi_square(block) for counts in tables for block in counts.blocks]))
+    together = _tail(*_summed(tables))
     return min(1.0, 2 * min(together, len(single) * worst))
 
 
-def _sum(tests: Sequence[tuple[float, int]]) -> tuple[float, int]:
-    return sum(statistic for statistic, _ in tests), sum(dof for _, dof in tests)
+def _summed(tables: Sequence[Counts]) -> tuple[float, float]:
+    """Sum of the statistics of all blocks and its degrees of freedom, both over `_scale`."""
+    scale = _scale(tables)
+    tests = [chi_square(block) for counts in tables for block in counts.blocks]
+    return sum(statistic for statistic, _ in tests) / scale, sum(dof for _, dof in tests) / scale
 
 
-def _tail(statistic: float, dof: int) -> float:
+def _scale(tables: Sequence[Counts]) -> float:
+    """Scale of the chi-square distribution with the mean and the variance of the summed statistics (Satterthwaite).
+
+    It is above 1 because blocks of one image are dependent.
+    """
+    dof = sum(degrees_of_freedom(block) for counts in tables for block in counts.blocks)
+    return 1 + sum(counts.block_covariance for counts in tables) / max(2 * dof, 1)
+
+
+def _tail(statistic: float, dof: float) -> float:
     """Chance of at least this statistic; a table with a single possible image has nothing to test."""
     return float(chi2.sf(statistic, dof)) if dof else 1.0
 
@@ -142,8 +187,8 @@ def total_variation(tables: Sequence[Counts]) -> tuple[float, float, float]:
         excess = block.observed / block.observed.sum(1, keepdims=True) - block.exact
         estimate += share * (np.sign(excess) * excess[::-1]).sum() / 4
         plug_in += share * np.abs(block.total / block.total.sum() - block.exact).sum() / 2
-    statistic, dof = _sum([chi_square(block) for block in blocks])
-    allowed = math.sqrt(noncentrality(max(statistic, dof), dof, 0.0125) / n) / 2
+    statistic, dof = _summed(tables)
+    allowed = math.sqrt(_scale(tables) * noncentrality(max(statistic, dof), dof, 0.0125) / n) / 2
     high = min(1.0, plug_in + math.sqrt(math.log(1 / 0.0125) / 2) * influence, allowed)
     low = estimate - 1.96 / math.sqrt(2) * influence
     return tuple(float(max(0.0, bound)) for bound in (estimate, low, max(high, estimate)))
@@ -162,5 +207,6 @@ def detectable_tv(tables: Sequence[Counts]) -> float:
     """
     blocks = [block for counts in tables for block in counts.blocks]
     n = sum(int(block.total.sum()) for block in blocks)
-    dof = max(sum(degrees_of_freedom(block) for block in blocks), 1)
-    return math.sqrt(noncentrality(chi2.isf(LEVEL / 2, dof), dof, 1 - POWER) / n) / 2
+    scale = _scale(tables)
+    dof = max(sum(degrees_of_freedom(block) for block in blocks), 1) / scale
+    return math.sqrt(scale * noncentrality(chi2.isf(LEVEL / 2, dof), dof, 1 - POWER) / n) / 2

@@ -29,7 +29,7 @@ from specbench.specs.presets import PRESETS, DecoderSpec, Preset, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 
-SAMPLES = 180_000
+SAMPLES = 220_000
 """Images per decoder: 20,000 of each setting."""
 BATCH = 8192
 
@@ -201,7 +201,7 @@ def stream_tokens(
         SpecbenchError: the decoder refuses the model, or an image failed.
     """
     if not isinstance(decoder, DecoderSpec):
-        decoded = decoder(model, requests, setting.sampling, seed)
+        decoded = _own_tokens(decoder, model, requests, setting.sampling, seed)
     else:
         spec = with_window(decoder, setting.window)
         if setting.rows:
@@ -215,6 +215,29 @@ def stream_tokens(
     if len(decoded) and isinstance(decoded[0], Generation):
         decoded = np.stack([generation.tokens for generation in decoded])
     return np.asarray(decoded)
+
+
+def _own_tokens(
+    decoder: Decode, model: ImageModel, requests: Sequence[Request], sampling: Sampling, seed: int
+) -> Sequence[Generation] | np.ndarray:
+    """Result of a user's function; a SpecbenchError if it fails or returns something else than promised."""
+    name = getattr(decoder, "__name__", type(decoder).__name__)
+    try:
+        decoded = decoder(model, requests, sampling, seed)
+    except SpecbenchError:
+        raise
+    except Exception as error:
+        raise SpecbenchError(f"decoder '{name}' failed: {type(error).__name__}: {error}") from error
+    if len(requests) and isinstance(decoded, Sequence) and all(isinstance(one, Generation) for one in decoded):
+        shape: tuple[int, ...] = (len(decoded), model.layout.length)
+    else:
+        shape = np.shape(decoded)
+    if shape != (len(requests), model.layout.length):
+        raise SpecbenchError(
+            f"decoder '{name}' returned {type(decoded).__name__} of shape {shape}",
+            f"return one Generation per request, or tokens [{len(requests)}, {model.layout.length}]",
+        )
+    return decoded
 
 
 def _cells(tokens: np.ndarray, layout: TokenLayout) -> np.ndarray:

@@ -15,7 +15,7 @@ from specbench.system import console
 _DOCTOR = (OUT, JSON)
 _AUDIT = (OUT, QUIET, JSON)
 _CHECK = (QUIET, JSON)
-AUDIT_SAMPLES = 180_000
+AUDIT_SAMPLES = 220_000
 
 
 def add_to(app: typer.Typer) -> None:
@@ -126,6 +126,8 @@ def audit(
         return audit_runs(run, str(out), recompute, weights, revision, device, bool(as_json), bool(quiet))
     if recompute or weights or revision:
         raise SpecbenchError("--recompute, --weights and --revision require --run")
+    if device != "cpu":
+        raise SpecbenchError(f"--device {device} requires --run", "models to enumerate run on the CPU")
     from specbench.checks.losslessness import audit_named
 
     rows = []
@@ -137,6 +139,8 @@ def audit(
             console.say(f"{row['decoder']} does not accept these settings: {'; '.join(row['refused'])}")
     columns = ("decoder", "verdict", "tv", "tv_low", "tv_high", "samples", "p_value", "detectable_tv", "declared")
     print_json(rows) if values["json"].value else print_table(rows, columns)
+    if failed := [str(row["decoder"]) for row in rows if row["declared"] == "lossless" and row["verdict"] == "lossy"]:
+        raise SpecbenchError(f"declared lossless, but measured lossy: {', '.join(failed)}", exit_code=GATE)
 
 
 _CHECK_HELP = "\n\n".join(

@@ -86,8 +86,8 @@ def notes(row: Mapping) -> list[str]:
             for order, held in row["agreement"].items()
         ]
     if row["kind"] in ("serial", "images") and row["deviates"]:
-        other = "token before" if row["kind"] == "serial" else "same token of the image before"
-        lines.append(f"the values depend on those of the {other}")
+        before = f"token {row['group']} tokens before" if row["kind"] == "serial" else "same token of the image before"
+        lines.append(f"the values depend on those of the {before}")
     if not row["deviates"]:
         lines.append(
             f"no deviation at level {row['level']:g}; one of {row['detectable']:.3f} per token in one of these orders "

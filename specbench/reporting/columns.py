@@ -132,7 +132,8 @@ def audit_cell(row: Mapping) -> str:
     if not audit:
         return MISSING
     if audit["verdict"] == "deviates":
-        cell = f"deviates, TV >= {with_interval(audit['tv'], audit['tv_low'], audit['tv_high'], 3)}"
+        bound = with_interval(audit["tv"], audit["tv_low"], audit["tv_high"], 3)
+        cell = f"deviates, TV >= {bound}" if audit["tv"] else "deviates (too few images for its size)"
     else:
         cell = f"consistent (detectable: {number(audit['detectable'], 3)})"
     notes = [f"n={audit['images']}"] * (audit["images"] != row["n"]) + ["out of date"] * (not audit["current"])

@@ -1,9 +1,9 @@
 """Tests of the Rosenblatt transform: are the u_i of a run independent and uniform, and if not, how far off?
 
 For an exact sampler every u_i is uniform given the past (see `specbench.decoding.uniforms`), so every subset chosen
-by the past must be uniform too: all tokens, those at one place of the window, those of one range of entropy; and u_i
-must not depend on the u of the token before or of the image before. All tests of a run are one family, corrected by
-Holm's method.
+by the past must be uniform too: all tokens, those at one place of the window, those of one range of entropy, those of
+one part of the image; and u_i must not depend on the u of tokens before or of the image before. All tests of a run are
+one family, corrected by Holm's method.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ FEWEST = 200
 PLACES = (0, 1, 2, 4, 8, 16, 32, 64)
 ENTROPIES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
 """Lower ends of the groups by place in the window and by entropy of p in nats."""
+PARTS = 8
+"""Groups of consecutive slots."""
+LAGS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+"""Distances of the tokens whose values are compared; among them common windows and row lengths."""
 _MEAN_NULL_DISTANCE = 0.8687
 """Mean of the Kolmogorov distribution: what sqrt(n) times the distance is on average for uniform values."""
 
@@ -52,9 +56,9 @@ class Test:
 
     Attributes:
         order: of the vocabulary.
-        kind: "all", "place" or "entropy" (uniformity of a group), "serial" (against the token before) or "images"
-            (against the same token of the image before).
-        group: the group's bounds as text, empty if there is one group only.
+        kind: "all", "place", "entropy" or "part" of the image (uniformity of a group), "serial" (against the token that
+            is `group` tokens before) or "images" (against the same token of the image before).
+        group: the group's bounds or the distance as text, empty if there is one group only.
         n: tokens, or pairs of them.
         distance: largest distance of the empirical distribution function from uniform; for a correlation, that.
         p, corrected: p-value, and the same corrected for all tests of the run.
@@ -147,8 +151,9 @@ def all_tests(tokens: Tokens) -> Iterator[Test]:
                 if len(values) >= FEWEST:
                     distance = uniform_distance(values)[0]
                     yield Test(order, kind, label, len(values), distance, float(kstwo.sf(distance, len(values))))
-        yield from _correlation(order, "serial", u[:, :-1], u[:, 1:])
-        yield from _correlation(order, "images", u[:-1], u[1:])
+        for lag in LAGS:
+            yield from _correlation(order, "serial", str(lag), u[:, :-lag], u[:, lag:])
+        yield from _correlation(order, "images", "", u[:-1], u[1:])
 
 
 def groupings(tokens: Tokens) -> dict[str, tuple[Sequence[str], np.ndarray]]:
@@ -158,6 +163,10 @@ def groupings(tokens: Tokens) -> dict[str, tuple[Sequence[str], np.ndarray]]:
         found["place"] = (_names(PLACES, whole=True), np.searchsorted(PLACES, tokens.place, side="right") - 1)
     # Rounding may put the entropy of a one-hot p just below 0.
     found["entropy"] = (_names(ENTROPIES), np.searchsorted(ENTROPIES, np.maximum(tokens.entropy, 0), side="right") - 1)
+    length = tokens.entropy.shape[1]
+    bounds = np.arange(PARTS) * length // PARTS
+    part = np.searchsorted(bounds, np.arange(length), side="right") - 1
+    found["part"] = (_names(bounds.tolist(), whole=True), np.broadcast_to(part, tokens.entropy.shape))
     return found
 
 
@@ -238,14 +247,14 @@ def detectable(tokens: Tokens, level: float) -> float:
     return (float(kolmogi(level)) + NormalDist().inv_cdf(POWER) * 0.5 * math.sqrt(factor)) / math.sqrt(n)
 
 
-def _correlation(order: str, kind: str, one: np.ndarray, other: np.ndarray) -> Iterator[Test]:
+def _correlation(order: str, kind: str, group: str, one: np.ndarray, other: np.ndarray) -> Iterator[Test]:
     """Products of centred pairs: mean 0 and variance 1/144 each, uncorrelated, if the values are independent."""
     products = (one - 0.5) * (other - 0.5)
     products = products[~np.isnan(products)]
     if len(products) >= FEWEST:
         correlation = 12 * float(products.mean())
         p = 2 * float(ndtr(-abs(correlation) * math.sqrt(len(products))))
-        yield Test(order, kind, "", len(products), correlation, p)
+        yield Test(order, kind, group, len(products), correlation, p)
 
 
 def _names(bounds: Sequence[float], whole: bool = False) -> list[str]:

@@ -78,6 +78,7 @@ def _bug(part: str, what: str, function: str, old: str, new: str, decoder: str, 
 
 
 WIDE, EIGHT, GUIDED, GRAMMAR, REFILL = "1x3 of 6", "2x4 of 2, window", "2x4 of 3 with row ends", "3x4 of 2", "4x4 of 2"
+FOUR, SEVERAL_DRAFTS = "1x5 of 4", "2x4 of 2, transformer"
 TIES, TOP_P, TRANSFORMER = "2x4 of 3, guided, T 0.7", "4x3 of 2", "2x4 of 2 with row ends, transformer"
 
 BUGS = (
@@ -133,6 +134,8 @@ BUGS = (
          "(rejected, refined, noise", "(False & rejected, refined, noise", "jacobi", GUIDED),
     _bug("residual", "a rejected draft is replaced by a draw from p", _VERIFY + "residuals:standard",
          "(p - q)", "p.clone()", "sjd", GUIDED),
+    _bug("residual", "residuals of several tokens are too flat", _VERIFY + "residuals:standard",
+         "(p - q).clamp_(min=0)", "(p - q).clamp_(min=0).sqrt()", "sjd", FOUR),
     _bug("residual", "the optimal residual subtracts more than what was accepted", _VERIFY + "residuals:optimal",
          ".clamp(max=1)", ".clamp(min=0)", "sjd", GUIDED, residual="optimal"),
     _bug("residual", "an unnormalised residual is drawn from as if it summed to 1", _DECODING + "sampling:draw",
@@ -163,6 +166,13 @@ BUGS = (
          "= buffer[self._rows,", "= buffer[self._rows.roll(1, 0),", "sjd-pac", TRANSFORMER),
     _bug("cache", "a column attends to the slot after its own", "specbench.models.transformer.forward:run_step",
          "<= inputs.slots[..., None]", "<= inputs.slots[..., None] + 1", "sjd", TRANSFORMER),
+    _bug("cache", "columns after the second do not attend to the first draft",
+         "specbench.models.transformer.forward:run_step", "mask = inputs.index <= inputs.slots[..., None]",
+         "mask = (inputs.index <= inputs.slots[..., None]) & ~((torch.arange(inputs.slots.shape[1])[:, None] > 1)"
+         " & (inputs.index == inputs.slots[:, :1, None] + 1))", "sjd", SEVERAL_DRAFTS),
+    _bug("cache", "only the first token of an accepted branch is kept", _DECODING + "loop:Loop._commit",
+         "keep(verified.columns[:, 1:], positions[:, 1:])", "keep(verified.columns[:, 1:2], positions[:, 1:2])",
+         "sjd-pac", SEVERAL_DRAFTS),
     _bug("cache", "a refilled row gets the prompt of its neighbour", _CACHE + "put",
          ":slots] = other.keys", ":slots] = other.keys.roll(1, 0)", "ar", TRANSFORMER),
     # Continuous batching
