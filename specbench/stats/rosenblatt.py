@@ -27,10 +27,10 @@ FEWEST = 200
 PLACES = (0, 1, 2, 4, 8, 16, 32, 64)
 ENTROPIES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
 """Lower ends of the groups by place in the window and by entropy of p in nats."""
-PARTS = 8
+PARTS = 4
 """Groups of consecutive slots."""
-LAGS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
-"""Distances of the tokens whose values are compared; among them common windows and row lengths."""
+LAGS = (1, 2, 4, 8, 16, 32)
+"""Distances of the tokens whose values are compared; among them common windows."""
 _MEAN_NULL_DISTANCE = 0.8687
 """Mean of the Kolmogorov distribution: what sqrt(n) times the distance is on average for uniform values."""
 

@@ -37,7 +37,7 @@ def runs(tmp_path_factory):
     """A lossless run, a lossy one, one that samples from a sharpened p, one that records that p as well, and ZipAR."""
     out = tmp_path_factory.mktemp("runs")
     made = {"sjd": decoded(out, "sjd"), "amplify": decoded(out, "amplify:k=8"), "zipar": decoded(out, "zipar")}
-    with planted(Noise, "run_race", lambda plain, self, p, *where: plain(self, p**6, *where)):
+    with planted(Noise, "run_race", lambda plain, self, p, *where: plain(self, p**20, *where)):
         made["sharpened"] = decoded(tmp_path_factory.mktemp("sharpened"), "ar")
 
     def sharpened(plain, self, logits, positions):
