@@ -41,7 +41,7 @@ def runs(tmp_path_factory):
         made["sharpened"] = decoded(tmp_path_factory.mktemp("sharpened"), "ar")
 
     def sharpened(plain, self, logits, positions):
-        return plain(self, logits * 6.0, positions)
+        return plain(self, logits * 20.0, positions)
 
     with planted(Target, "__call__", sharpened):
         made["lying"] = decoded(tmp_path_factory.mktemp("lying"), "ar")
