@@ -61,9 +61,9 @@ class Plan:
     warmup: int = 800
     decay: float = 0.33
     object_weight: float = 4.0
-    corner_weight: float = 4.0
-    noise_weight: float = 0.1
-    aux: float = 0.6
+    corner_weight: float = 2.0
+    noise_weight: float = 0.5
+    aux: float = 0.3
     relation_weight: float = 3.0
     average: float = 0.998
     evaluate_every: int = 16_384
