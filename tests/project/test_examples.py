@@ -27,13 +27,13 @@ def plugin(tmp_path_factory) -> Path:
     return folder / "site"
 
 
-def specbench(plugin: Path, folder: Path, *arguments: str) -> list[dict]:
-    """The JSON that one command prints where the plug-in is installed."""
+def specbench(plugin: Path, folder: Path, *arguments: str, code: int = 0) -> list[dict]:
+    """The JSON that one command prints where the plug-in is installed; it must end with exit code `code`."""
     paths = [str(path) for path in (plugin, os.environ.get("PYTHONPATH")) if path]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "specbench", *arguments, "--json"]
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return json.loads(done.stdout)
 
 
@@ -69,7 +69,7 @@ def test_the_drafter_saves_steps_and_the_model_reads_its_prompts(plugin, runs):
 
 
 def test_the_drafter_is_lossless(plugin, tmp_path):
-    (row,) = specbench(plugin, tmp_path, "audit", "row-above", "--samples", "50000")
+    (row,) = specbench(plugin, tmp_path, "audit", "row-above", "--samples", "50000", code=4)
     assert row["verdict"] == "lossless"
 
 
@@ -81,7 +81,7 @@ def test_a_wrong_q_is_found(plugin, tmp_path):
     assert wrong != right
     source.write_text(wrong)
     try:
-        (row,) = specbench(plugin, tmp_path, "audit", "row-above", "--samples", "50000")
+        (row,) = specbench(plugin, tmp_path, "audit", "row-above", "--samples", "50000", code=4)
     finally:
         source.write_text(right)
     assert row["verdict"] == "lossy"
