@@ -171,7 +171,7 @@ def paper_table(tmp_path: Path):
 
 def test_latex_has_no_command_of_a_strangers(tmp_path):
     needs, text = render_paper([paper_table(tmp_path)], "latex").split("\n", 1)
-    assert needs == r"% needs \usepackage{booktabs}"
+    assert needs == r"% needs \usepackage{booktabs,graphicx}"
     ours = {"begin", "end", "caption", "toprule", "midrule", "bottomrule", "multicolumn", "textit", "footnotesize",
             "textbackslash", "textasciitilde", "textasciicircum", "textless", "textgreater", "textbar",
             "textsuperscript", "uparrow", "downarrow"}  # fmt: skip
