@@ -101,11 +101,13 @@ AUDIT_SETTINGS = (
         rows=512,
     ),
     AuditSetting(
-        "2x4 of 2, transformer, guided, window 4",
-        TokenLayout.plain(2, 4, 2),
+        "2x4 of 2 with a row end, transformer, guided, window 4, continuous batching",
+        TokenLayout(2, 4, 2, (-1,) * 4 + (2,) + (-1,) * 4),
         Sampling(guidance=2.0),
         window=4,
+        tables=2,
         model="transformer",
+        rows=512,
     ),
 )
 

@@ -22,7 +22,7 @@ Tokens of equal rank form one block, in which v_i decides.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -32,11 +32,11 @@ from torch.nn import functional
 
 from specbench.decoding.draft_tree import Routes
 from specbench.decoding.generation import ORDERS
-from specbench.decoding.interfaces import Earlier, Proposal, Verification
+from specbench.decoding.interfaces import Proposal, Verification
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import at
 
-WAITING = 32 * 2**20
+WAITING = 128 * 2**10
 """Bytes of distributions that may wait to be computed."""
 
 
@@ -74,7 +74,8 @@ class _Seen(NamedTuple):
         tokens, p: [B, T] and [B, T, V] tokens and target distributions.
         q, drafted: [B, T, V] distribution of the first draft tested in each slot, and [B, T] whether there was one;
             None in a forward without drafts.
-        earlier: of the proposal.
+        q_before, kept: [B, T, V] that draft's distribution one step before, and [B, T] whether there was one; None
+            where drafts do not outlive a step.
     """
 
     places: Tensor
@@ -82,42 +83,32 @@ class _Seen(NamedTuple):
     p: Tensor
     q: Tensor | None = None
     drafted: Tensor | None = None
-    earlier: Earlier | None = None
+    q_before: Tensor | None = None
+    kept: Tensor | None = None
+
+    def masses(self) -> list[Tensor]:
+        """Masses before and through each token [B, T], NaN where undefined, in the order of `ORDERS`."""
+        found = [*mass_before_id(self.p, self.tokens), *mass_before(self.p, self.p, self.tokens)]
+        if self.q is not None:
+            found += _where(self.drafted, mass_before(ratio_score(self.p, self.q), self.p, self.tokens))
+        if self.q_before is not None:
+            found += _where(self.kept, mass_before(ratio_score(self.q, self.q_before), self.p, self.tokens))
+        return found
+
+    def copied(self) -> _Seen:
+        """The same without the memory of the slots left out."""
+        return self._replace(p=self.p.clone(), q=None if self.q is None else self.q.clone())
+
+    @property
+    def bytes(self) -> int:
+        return sum(own.nbytes for own in (self.p, self.q, self.q_before) if own is not None)
 
 
-def _masses(steps: Sequence[_Seen]) -> tuple[Tensor, list[Tensor]]:
-    """Places [B, T] of the T slots of steps of one kind, and their masses [B, T] in the order of `ORDERS`, NaN where
-    undefined."""
-    places, tokens, p = (_cat([step[field] for step in steps]) for field in range(3))
-    found = [*mass_before_id(p, tokens), *mass_before(p, p, tokens)]
-    if steps[0].q is not None:
-        q, drafted = _cat([step.q for step in steps]), _cat([step.drafted for step in steps])
-        found += _where(drafted, mass_before(ratio_score(p, q), p, tokens))
-    if steps[0].earlier is not None:
-        place = _places_before([step.earlier for step in steps], [step.tokens.shape[1] for step in steps])
-        q_before = _cat([step.earlier.q for step in steps])[
-            torch.arange(len(p), device=p.device)[:, None], place.clamp(min=0)
-        ]
-        found += _where(drafted & (place >= 0), mass_before(ratio_score(q, q_before), p, tokens))
-    return places, found
-
-
-def _places_before(steps: Sequence[Earlier], counts: Sequence[int]) -> Tensor:
-    """Place [B, T] of each draft in the joined `q` of all `steps`, -1 where it has none; `counts`: slots per step."""
-    device, widths = steps[0].q.device, [step.q.shape[1] for step in steps]
-    columns = [
-        (number, slot, width, start)
-        for number, (count, width, start) in enumerate(zip(counts, widths, accumulate([0, *widths]), strict=False))
-        for slot in range(count)
-    ]
-    number, slot, width, start = torch.tensor(columns, device=device).unbind(1)
-    place = torch.stack([step.start for step in steps], 1)[:, number] + slot
-    known = (slot < torch.stack([step.drafts for step in steps], 1)[:, number]) & (place < width)
-    return torch.where(known, start + place, -1)
-
-
-def _cat(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts), 1)
+def _joined(steps: Sequence[_Seen]) -> _Seen:
+    """Consecutive steps of one kind as one."""
+    if len(steps) == 1:
+        return steps[0]
+    return _Seen(*(None if field[0] is None else torch.cat(field, 1) for field in zip(*steps, strict=True)))
 
 
 class UniformsRecorder:
@@ -134,27 +125,32 @@ class UniformsRecorder:
         # One more place takes what is not committed.
         self._masses = torch.full((2 * len(ORDERS), rows, slots + 1), torch.nan, device=device)
         self._rows = torch.arange(rows, device=device)[:, None]
+        self._slot = torch.arange(slots, device=device)
         self._drafted = torch.ones(rows, slots, dtype=torch.bool, device=device)
         self._waiting: list[_Seen] = []
         self._bytes = 0
 
     def note(self, verified: Verification, proposal: Proposal, tables: Routes | None, positions: Tensor) -> None:
-        """Record the slots `positions` [B, T] of one step, whose p and q nobody changes later.
+        """Record the slots `positions` [B, T] of one step.
 
         `tables` of the proposal's tree, None for a chain.
         """
         if positions.device.type != "cpu" or torch.compiler.is_compiling():
             # Slots that are not committed are overwritten by a later step.
-            self._compute([self._seen(verified, proposal, tables, positions)])
+            self._compute(self._seen(verified, proposal, tables, positions))
             return
         # No sync on a CPU; most of a window is not committed.
         count = 1 if positions.shape[1] == 1 else int(verified.first.max()) + 1
         places = positions[:, :count]
         if len(places) > 1:
-            committed = torch.arange(count) <= verified.first[:, None]
+            committed = self._slot[:count] <= verified.first[:, None]
             places = torch.where(committed, places, self._slots)
-        self._waiting.append(self._seen(verified, proposal, tables, places))
-        self._bytes += sum(own.untyped_storage().nbytes() for own in (verified.p, proposal.q))
+        seen = self._seen(verified, proposal, tables, places)
+        if seen.bytes > WAITING // 4:
+            self._compute(seen)
+            return
+        self._waiting.append(seen.copied())
+        self._bytes += seen.bytes
         if self._bytes > WAITING:
             self._flush()
 
@@ -171,18 +167,25 @@ class UniformsRecorder:
         else:
             columns = verified.columns[:, :count]
             q, drafted = proposal.q[self._rows, columns], tables.has_children[columns]
-        return seen._replace(q=q, drafted=drafted, earlier=proposal.earlier)
+        seen = seen._replace(q=q, drafted=drafted)
+        if proposal.earlier is None:
+            return seen
+        before, start, drafts = proposal.earlier
+        slot = self._slot[:count]
+        place = start[:, None] + slot
+        kept = drafted & (slot < drafts[:, None]) & (place < before.shape[1])
+        return seen._replace(q_before=before[self._rows, place.clamp(max=before.shape[1] - 1)], kept=kept)
 
     def _flush(self) -> None:
         """Compute what was collected."""
-        for _, steps in groupby(self._waiting, key=lambda seen: (seen.q is None, seen.earlier is None)):
-            self._compute(list(steps))
+        for _, steps in groupby(self._waiting, key=lambda seen: (seen.q is None, seen.q_before is None)):
+            self._compute(_joined(list(steps)))
         self._waiting, self._bytes = [], 0
 
-    def _compute(self, steps: Sequence[_Seen]) -> None:
-        places, masses = _masses(steps)
+    def _compute(self, seen: _Seen) -> None:
+        masses = seen.masses()
         masses += [torch.full_like(masses[0], torch.nan)] * (len(self._masses) - len(masses))
-        self._masses.scatter_(2, places.expand(len(masses), -1, -1), torch.stack(masses))
+        self._masses.scatter_(2, seen.places.expand(len(masses), -1, -1), torch.stack(masses))
 
     def rows(self, rows: Tensor, length: int) -> dict[str, np.ndarray]:
         """Uniforms u_i [K, length] of the complete `rows` [K] by order; orders without a slot are omitted."""

@@ -78,7 +78,7 @@ def _bug(part: str, what: str, function: str, old: str, new: str, decoder: str, 
 
 
 WIDE, EIGHT, GUIDED, GRAMMAR, REFILL = "1x3 of 6", "2x4 of 2, window", "2x4 of 3 with row ends", "3x4 of 2", "4x4 of 2"
-FOUR, SEVERAL_DRAFTS = "1x5 of 4", "2x4 of 2, transformer"
+FOUR, SEVERAL_DRAFTS = "1x5 of 4", "2x4 of 2 with a row end"
 TIES, TOP_P, TRANSFORMER = "2x4 of 3, guided, T 0.7", "4x3 of 2", "2x4 of 2 with row ends, transformer"
 
 BUGS = (
