@@ -119,7 +119,7 @@ def cross_check(images: Images, metric: Metric, python: Path | None = None) -> d
     if not isinstance(metric, ReferenceMetric):
         kept = kept.iloc[:MOST_IMAGES]
     with tempfile.TemporaryDirectory() as folder:
-        request = _request(package, metric, kept, Path(folder))
+        request = {"images": _files(images, kept)} | _request(package, metric, kept, Path(folder))
         answer = _ask(python or python_of(package), request)
         row |= {"package": package, "n": len(kept)}
         if "versions" not in answer:
@@ -151,10 +151,16 @@ def _verdict(gap: float) -> str:
     return "agrees" if gap <= TOLERANCE else "differs"
 
 
+def _files(images: Images, kept: pd.DataFrame) -> list[str]:
+    """The image files, read here first: the packages open whatever a path names, in any format."""
+    for row in kept.itertuples():
+        images.read(row)
+    return [str(Path(path).resolve()) for path in kept["path"]]
+
+
 def _request(package: str, metric: Metric, kept: pd.DataFrame, folder: Path) -> dict[str, object]:
     request: dict[str, object] = {
         "package": package,
-        "images": [str(Path(path).resolve()) for path in kept["path"]],
         "weights": str(checkpoints.require(metric.checkpoints[0], offline=True)),
     }
     if isinstance(metric, ReferenceMetric):

@@ -30,8 +30,8 @@ class Images:
     Attributes:
         name: of the run, or of the folder they are in.
         folder: gets a `scores` folder.
-        rows: `prompt_id, sample, prompt, category, meta` (JSON), what `read` needs, and `started_at`, which changes
-            whenever the picture may have.
+        rows: `prompt_id, sample, prompt, category, meta` (JSON), `path`, what `read` needs besides, and `started_at`,
+            which changes whenever the picture may have.
         read: pixels of a row's image, uint8 [H, W, 3].
     """
 
@@ -138,6 +138,7 @@ def run_images(folder: Path) -> Images:
     rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image", "image_sha256"])
     rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
     folder = Path(folder)
+    rows = rows.assign(path=[folder / image for image in rows["image"]])
     return Images(info.run_id, folder, rows, lambda row: read_image(folder, row.image, row.image_sha256))
 
 

@@ -23,7 +23,8 @@ from specbench.metrics.frechet import Gaussian, frechet_distance
 from specbench.metrics.inception import load_inception
 from specbench.metrics.inception_preprocessing import CROPS, FRONT_ENDS
 from specbench.metrics.per_image import PerImageMetric
-from specbench.metrics.scoring import Images, score_with
+from specbench.metrics.scoring import Images, run_images, score_with
+from specbench.system.images import read_picture
 
 AUTHORS_PYTHON = os.environ.get("AUTHORS_PYTHON")
 needs_packages = pytest.mark.skipif(not AUTHORS_PYTHON, reason="AUTHORS_PYTHON names no environment with the packages")
@@ -63,11 +64,9 @@ def scored(tmp_path, monkeypatch):
         Image.fromarray(pixels).save(path)
         rows.append({"prompt_id": f"p{number}", "sample": 0, "prompt": "a cat", "category": None, "meta": "{}",
                      "started_at": "now", "path": path})  # fmt: skip
-    images = Images("mine", tmp_path / "run", pd.DataFrame(rows))
+    images = Images("mine", tmp_path / "run", pd.DataFrame(rows), lambda row: read_picture(row.path))
     score_with(images, Brightness())
-    monkeypatch.setattr(cross_check, "_request", lambda package, metric, kept, folder: {
-        "package": package, "images": [str(path) for path in kept["path"]]
-    })  # fmt: skip
+    monkeypatch.setattr(cross_check, "_request", lambda package, *_: {"package": package})
     return images
 
 
@@ -81,6 +80,21 @@ def test_both_values_and_their_largest_difference_are_told(scored, tmp_path, mon
     assert (row["package"], row["n"], row["run_id"]) == ("hpsv2 9", 3, "mine")
     assert row["theirs"] - row["ours"] == pytest.approx(shift, abs=1e-6) and row["ours"] > 0.3
     assert row["largest_difference"] == pytest.approx(shift, abs=1e-6)
+
+
+def test_the_images_of_a_run_are_the_stored_files_and_no_others(tmp_path, cli, monkeypatch):
+    assert cli("run", "--decoder", "ar", "--limit", "1", "--threads", "1", "--out", tmp_path / "out", "-q").code == 0
+    (folder,) = (tmp_path / "out").iterdir()
+    images = run_images(folder)
+    score_with(images, Brightness())
+    monkeypatch.setattr(cross_check, "_request", lambda package, *_: {"package": package})
+    monkeypatch.setattr(cross_check, "PROGRAM", tmp_path / "program.py")
+    cross_check.PROGRAM.write_text(ANSWERS.format(shift=0.0))
+    row = cross_check.cross_check(images, Brightness(), Path(sys.executable))
+    assert (row["verdict"], row["n"]) == ("agrees", 1)
+    Image.new("RGB", (8, 8)).save(folder / images.rows["image"].iloc[0])
+    with pytest.raises(SpecbenchError, match="replaced"):
+        cross_check.cross_check(images, Brightness(), Path(sys.executable))
 
 
 @pytest.mark.parametrize(("program", "why"), [

@@ -15,6 +15,7 @@ from specbench.models.catalog import check_model, load_model
 from specbench.models.checkpoint_files import INDEX
 from specbench.models.checkpoint_layouts import LAYOUTS, recognise
 from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_pins import REVISIONS
 
 INFO = {info.name: info for info in MODELS}
 KINDS = {
@@ -241,12 +242,15 @@ def test_the_authors_hub_ids_take_the_authors_layout(copied, tmp_path, monkeypat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     for repo, layout in (("deepseek-ai/Janus-Pro-7B", "janus-deepseek"), ("me/tuned", "janus-deepseek")):
         home = tmp_path / "hub" / f"models--{repo.replace('/', '--')}"
-        shutil.copytree(copied(layout) if not (tmp_path / layout).exists() else tmp_path / layout, home / "snapshots/1")
+        commit = REVISIONS.get(repo, "1")
+        folder = tmp_path / layout if (tmp_path / layout).exists() else copied(layout)
+        shutil.copytree(folder, home / "snapshots" / commit)
         (home / "refs").mkdir()
-        (home / "refs" / "main").write_text("1")
+        (home / "refs" / "main").write_text(commit)
         check_model(INFO["janus-7b"].configured(weights=repo, tiny=True))
     error = refusal("janus", "deepseek-ai/Janus-Pro-1B")
-    assert error.exit_code == 5 and 'hf download deepseek-ai/Janus-Pro-1B --include "config.json"' in error.try_this
+    pinned = f"--revision {REVISIONS['deepseek-ai/Janus-Pro-1B']}"
+    assert error.exit_code == 5 and f'Janus-Pro-1B {pinned} --include "config.json"' in error.try_this
     assert "pytorch_model*.bin*" in error.try_this
 
 

@@ -69,9 +69,9 @@ def test_random_weights_are_labelled_and_not_scored(run_tiny, cli, tmp_path):
     ("arguments", "said"),
     [
         (("--model", "janus", "--weights", "absent"), "--weights absent: no such folder"),
-        (("--model", "janus", "--weights", "a/b", "--random-weights"), "--random-weights: cannot go together"),
-        (("--model", "shapes", "--random-weights"), "'shapes' comes with its weights"),
-        (("--model", "shapes", "--scale", "tiny"), "'shapes' comes with its weights"),
+        (("--model", "janus", "--weights", "a/b", "--random-weights"), "--random-weights excludes --weights"),
+        (("--model", "shapes", "--random-weights"), "'shapes' has one set of weights and one size"),
+        (("--model", "shapes", "--scale", "tiny"), "'shapes' has one set of weights and one size"),
         (("--model", "janus", "--scale", "huge"), "--scale huge"),
         (("--model", "janus", "--weights", ".", "--revision", "v1"), "--revision v1: --weights . is a folder"),
         (("--model", "lumena"), "did you mean 'lumina'"),

@@ -151,7 +151,7 @@ def test_a_run_notes_the_floor_of_its_machine(tmp_path, cli, monkeypatch):
     monkeypatch.setattr(device_peaks, "find_peak", None)
     monkeypatch.setattr(
         "specbench.runs.roofline_facts.find_peak",
-        lambda *asked: device_peaks.Peak("a device", {0: 1e9}, 1e12, "a data sheet"),
+        lambda *asked: device_peaks.Peak("a device", {0: 1e12}, 1e15, "a data sheet"),
     )
     asked = ("run", "--decoder", "ar", "--limit", "1", "--threads", "1", "--out", tmp_path, "-q")
     assert cli(*asked).code == 0
