@@ -279,18 +279,11 @@ def cross_check(
     from specbench.metrics.external_images import external_images
     from specbench.metrics.scoring import run_images
 
-    checking.require_python(None if python is None else Path(python))
     if images is not None and prompts is not None:
         shown = [external_images(Path(images), prompt_sets.load_prompts(prompts), Path(out))]
     else:
         shown = [run_images(folder) for folder in find_runs(out, runs)]
-    made = [metric(name)(settings) for name in metrics]
-    return [
-        checking.cross_check(found, one, None if python is None else Path(python))
-        for found in shown
-        for one in made
-        if checking.is_scored(found, one)
-    ]
+    return checking.cross_check_all(shown, [metric(name)(settings) for name in metrics], python)
 
 
 def compare(run_a: str, run_b: str, out: str | Path = "results", settings: Settings | None = None) -> Rows:

@@ -129,6 +129,16 @@ def cross_check(images: Images, metric: Metric, python: Path | None = None) -> d
         return row | compared(images, metric, kept, answer, request)
 
 
+def cross_check_all(
+    shown: Sequence[Images], metrics: Sequence[Metric], python: str | Path | None = None
+) -> list[dict[str, object]]:
+    """`cross_check` of every metric that each of `shown` was scored with; raises a SpecbenchError if `python` does not
+    exist."""
+    own = None if python is None else Path(python)
+    require_python(own)
+    return [cross_check(images, metric, own) for images in shown for metric in metrics if is_scored(images, metric)]
+
+
 def _compare_values(images: Images, metric: Metric, kept: pd.DataFrame, answer: dict, request: dict) -> dict:
     ours, theirs = kept["value"].to_numpy(np.float64), np.array(answer["values"])
     gap = float(np.abs(ours - theirs).max())
