@@ -270,6 +270,19 @@ class CompilableModel(Protocol):
 
 
 @runtime_checkable
+class TokenTableModel(Protocol):
+    """A model with one embedding per token."""
+
+    def token_table(self) -> Tensor:
+        """Embeddings [ids, d]."""
+        ...
+
+    def table_ids(self, tokens: Tensor) -> Tensor:
+        """Map stream tokens to ids of the table."""
+        ...
+
+
+@runtime_checkable
 class DraftHeadModel(Protocol):
     """A model that a draft head can draft for; its sessions are `FeatureSession`s.
 

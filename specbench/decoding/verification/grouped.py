@@ -17,6 +17,7 @@ from specbench.decoding.sampling import rank, rank_kept
 from specbench.decoding.verification.codebook_neighbours import MOST, nearest, neighbour_table
 from specbench.decoding.verification.ratio_tests import DraftTests, RatioTest, Verdict, distance_facts
 from specbench.errors import SpecbenchError
+from specbench.models.interface import TokenTableModel
 
 
 class Grouped(RatioTest):
@@ -163,7 +164,7 @@ class ReleasedGrouped(RatioTest):
 
 def _input_embedding(context: Context) -> Tensor:
     """[v_image, d] float32 input embeddings of the image tokens; the codebook for models without such a table."""
-    if hasattr(context.model, "token_table"):
+    if isinstance(context.model, TokenTableModel):
         tokens = torch.arange(context.layout.v_image, device=context.device)
         return context.model.token_table()[context.model.table_ids(tokens)].float()
     if context.codebook is None:
