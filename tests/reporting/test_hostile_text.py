@@ -174,7 +174,7 @@ def test_latex_has_no_command_of_a_strangers(tmp_path):
     assert needs == r"% needs \usepackage{booktabs,graphicx}"
     ours = {"begin", "end", "caption", "toprule", "midrule", "bottomrule", "multicolumn", "textit", "footnotesize",
             "textbackslash", "textasciitilde", "textasciicircum", "textless", "textgreater", "textbar",
-            "textsuperscript", "uparrow", "downarrow"}  # fmt: skip
+            "textsuperscript", "uparrow", "downarrow", "resizebox", "textwidth", "label"}  # fmt: skip
     assert set(re.findall(r"\\([A-Za-z]+)", text)) <= ours
     assert not re.search(r"(?<!\\)[%#]", text) and text.count("{") - text.count("\\{") == text.count("}") - text.count(
         "\\}"
