@@ -304,7 +304,7 @@ PICTURES = {
 
 
 def change(folder: Path, pattern: str, kind: str, more: object, secret: Path) -> None:
-    """Carry one change of `strangers` out; what does not fit the file leaves it as it is."""
+    """Apply one change of `strangers`; a change that does not fit the file is ignored."""
     found = sorted(folder.glob(pattern)) or [folder / pattern]
     path, other = found[0], found[-1]
     if not path.parent.is_dir():

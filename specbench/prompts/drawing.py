@@ -24,7 +24,7 @@ class Drawing:
         per_category: the first ones of each category.
         sample: a random sample of this size. It depends on the ids alone, so it is the same for every decoder and
             order of the file, and a larger one contains a smaller one.
-        limit: the first ones of what is left.
+        limit: keep the first N after all other choices.
     """
 
     ids: tuple[str, ...] = ()

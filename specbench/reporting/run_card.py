@@ -51,7 +51,7 @@ def card(folder: Path) -> dict:
 
 
 def _method(name: str) -> str | None:
-    """Source of a preset, with the equation or what is left out; None where there is none."""
+    """Source of a preset, with the equation and known omissions; None where there is none."""
     preset = PRESETS.get(name)
     return None if preset is None or preset.paper == "-" else f"{preset.paper}: {preset.equation}"
 

@@ -1,4 +1,4 @@
-"""Run plans: decode what the results folder lacks, and write every row as soon as it is decoded.
+"""Run plans: decode the images missing in the results folder, and write every row as soon as it is decoded.
 
 run_plans -> run -> Executor.decode -> specbench.decoding.loop.decode
 """

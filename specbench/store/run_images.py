@@ -25,7 +25,7 @@ def read_image(folder: Path, image: str, sha256: object) -> np.ndarray:
 
 
 def image_bytes(folder: Path, image: str, sha256: object) -> bytes:
-    """The file of a stored image as it is; raises what `read_image` raises, except for damage."""
+    """Bytes of a stored image, not decoded; raises what `read_image` raises, except for damage."""
     return picture_bytes(folder / image, _REDO, _digest(sha256), folder)
 
 

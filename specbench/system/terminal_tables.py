@@ -70,7 +70,7 @@ def _packed(wanted: Sequence[int], room: int) -> list[list[int]]:
 def _widened(
     chosen: Sequence[int], least: Sequence[int], most: Sequence[int], wanted: Sequence[int], room: int
 ) -> list[int]:
-    """Widths of one panel's columns: what is left of `room` goes to the columns that would otherwise wrap."""
+    """Widths of one panel's columns: unused `room` goes to the columns that would otherwise wrap."""
     widths = {place: min(wanted[place], max(room, least[place])) for place in chosen}
     spare = room - sum(widths.values()) - _GAP * (len(chosen) - 1)
     for place in sorted(chosen, key=lambda place: most[place]):
