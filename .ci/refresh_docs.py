@@ -178,6 +178,32 @@ def tables(page: Path, argument: str) -> str:
     return _table(["name", "in the paper", "what it shows"], map(row, table_names()))
 
 
+def printed_latencies(page: Path, argument: str) -> str:
+    """The papers' latencies beside the floors of their GPUs, the rows with a floor."""
+    from specbench.api import printed_latencies as rows
+
+    def row(one: dict) -> list[str]:
+        numbers = ("weights_ms", "floor_step_ms", "over_weights", "over_floor")
+        name, device = _escape(str(one["row"])), str(one["device"]).removeprefix("NVIDIA ")
+        cells = [f"`{one['table']}`", name, device, f"{one['printed_step_ms']:.1f}"]
+        return [
+            *cells,
+            *(f"{one[number]:.2f}" if number.endswith("ms") else f"{one[number]:.1f}x" for number in numbers),
+        ]
+
+    header = [
+        "table",
+        "row",
+        "GPU",
+        "printed ms per step",
+        "weight read, ms",
+        "floor, ms",
+        "over weight read",
+        "over floor",
+    ]
+    return _table(header, (row(one) for one in rows() if one["over_floor"] is not None))
+
+
 def results(page: Path, argument: str) -> str:
     """The headline table of the runs committed under results/readme, and the picture made of them."""
     from specbench.api import report
@@ -245,6 +271,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "models": models,
     "options": options,
     "planted-bugs": planted_bugs,
+    "printed-latencies": printed_latencies,
     "prompts": prompts,
     "reference": reference,
     "results": results,

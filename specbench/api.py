@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from specbench import prompts as prompt_sets
 from specbench.errors import SpecbenchError
@@ -435,6 +435,47 @@ def estimate(table: str, **settings: object) -> Rows:
 
     found = load_table(table)
     return estimate_table(found, plan_table(found, _flags(settings), env={}))
+
+
+def forecast(
+    on: str, sources: Sequence[str] = (), model: str | None = None, out: str | Path = "results", **assumed: Any
+) -> Rows:
+    """Forecast the speed of decoders on a device that is not here (`specbench forecast`); a model, no measurement.
+
+    Args:
+        on: device, for example "A100", "RTX 4090", "cpu" or "2039GB/s,312TFLOP/s".
+        sources: runs, as for `report`, or names of papers' tables; all runs in `out` if empty.
+        model: a name of `specbench list models`; the sources' own if None.
+        assumed: `batch, dtype, bandwidth, flops, overhead_ms, threads` of
+            `specbench.papers.forecast_sources.forecast_sources`.
+
+    Returns:
+        One dict per source with `kind` "forecast", see `specbench.reporting.forecast.forecast_rows`.
+
+    Raises:
+        SpecbenchError: an unknown run, table, device or model, or an assumption outside its range.
+    """
+    from specbench.papers.forecast_sources import forecast_sources  # brings pandas
+
+    return forecast_sources(_several(sources), on, model, out, **assumed)
+
+
+def printed_latencies(tables: Sequence[str] = ()) -> Rows:
+    """The papers' latencies beside the floors of their GPUs (`specbench forecast --printed`).
+
+    Args:
+        tables: names of `specbench list tables`; all if empty.
+
+    Returns:
+        One dict per printed latency, see `specbench.papers.printed_speed.printed_latencies`.
+
+    Raises:
+        SpecbenchError: an unknown table.
+    """
+    from specbench.papers.printed_speed import printed_latencies as beside_floors  # brings pandas
+    from specbench.papers.table_files import load_table, load_tables
+
+    return beside_floors([load_table(name) for name in tables] if tables else load_tables())
 
 
 def load(run: str, out: str | Path = "results") -> pd.DataFrame:

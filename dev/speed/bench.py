@@ -10,6 +10,7 @@
     throughput      Images per hour, many rows at once over one.
     profile         Where the time of a compiled step goes.
     memory          Peak memory of caches and distributions against the formula of `specbench.runs.memory_estimate`.
+    forecast        Predicted over measured forwards of the model behind `specbench forecast`, at three sizes.
     uniforms        Cost of keeping the values of the Rosenblatt transform (`specbench audit --run`).
 
 Contenders of a comparison take turns within every round, so that drift of the machine hits all of them.
@@ -32,6 +33,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from forecast import bench_forecast
 from generate import against_generate
 from llama import PROMPT, RandomLlama
 from memory import bench_memory
@@ -252,6 +254,7 @@ BENCHES = {
     "profile": bench_profile,
     "memory": bench_memory,
     "uniforms": bench_uniforms,
+    "forecast": bench_forecast,
 }
 
 

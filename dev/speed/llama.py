@@ -1,8 +1,9 @@
-"""A Llama with 100 million random parameters behind the model interface, for timings independent of the weights."""
+"""A Llama with random parameters behind the model interface, for timings independent of the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -10,34 +11,53 @@ from transformers import LlamaConfig, LlamaModel
 
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix, TransformerModel
+from specbench.models.transformer.size import Size, llama_size
 
 PROMPT = 16
 """Tokens of every prompt."""
 
 
 class RandomLlama(TransformerModel):
-    """Build 12 layers of width 768: 85 million parameters besides the embedding tables of its `vocabulary`."""
+    """By default 12 layers of width 768: 85 million parameters besides the embedding tables of its `vocabulary`."""
 
     name, codebook, weights_sha256 = "random-llama", None, ""
 
-    def __init__(self, vocabulary: int = 8192, side: int = 8):
+    def __init__(
+        self,
+        vocabulary: int = 8192,
+        side: int = 8,
+        width: int = 768,
+        inner: int = 2048,
+        layers: int = 12,
+        heads: int = 12,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ):
         torch.manual_seed(0)
         config = LlamaConfig(
             vocab_size=vocabulary,
-            hidden_size=768,
-            intermediate_size=2048,
-            num_hidden_layers=12,
-            num_attention_heads=12,
+            hidden_size=width,
+            intermediate_size=inner,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
             pad_token_id=None,
             bos_token_id=None,
             eos_token_id=None,
         )
-        self.backbone = LlamaModel(config).eval().requires_grad_(False)
-        self.output = nn.Linear(config.hidden_size, vocabulary, bias=False).requires_grad_(False)
+        with torch.device(device), _default_dtype(dtype):
+            self.backbone = LlamaModel(config).eval().requires_grad_(False)
+            self.output = nn.Linear(config.hidden_size, vocabulary, bias=False).requires_grad_(False)
         self.layout = TokenLayout.plain(side, side, vocabulary)
 
+    @property
+    def size(self) -> Size:
+        """What its forward reads and computes."""
+        config = self.backbone.config
+        layers, heads = config.num_hidden_layers, config.num_attention_heads
+        return llama_size(config.hidden_size, config.intermediate_size, layers, heads, self.output.out_features)
+
     def encode(self, prompts: Sequence[str]) -> Prefix:
-        rows = torch.arange(PROMPT).repeat(2 * len(prompts), 1)
+        rows = torch.arange(PROMPT, device=self.device).repeat(2 * len(prompts), 1)
         return Prefix(list(self.backbone.embed_tokens(rows)), ids=rows)
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
@@ -45,3 +65,13 @@ class RandomLlama(TransformerModel):
 
     def head(self, hidden: Tensor) -> Tensor:
         return self.output(hidden)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -31,6 +31,7 @@ _MODULES = {
     "show": ["show"],
     "bench": ["bench"],
     "compare": ["compare"],
+    "forecast": ["forecast"],
     "listing": ["list"],
     "official": ["export", "import"],
     "checks": ["doctor", "audit", "check"],

@@ -6,11 +6,12 @@ Measurements are stored in the cache folder by device, number format and thread 
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, unknown_name
 from specbench.system.downloads import cache_folder
 from specbench.system.environment import hardware, now
 from specbench.system.files import write_atomically
@@ -36,7 +37,21 @@ KNOWN: dict[str, tuple[float, float, float, str]] = {
     "NVIDIA GeForce RTX 4090": (1008, 165.2, 82.6, _RTX),
     "NVIDIA GeForce RTX 3090": (936, 71, 35.6, "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A"),
 }
+SHORT_NAMES = {
+    "H200": "NVIDIA H200",
+    "H100": "NVIDIA H100 80GB HBM3",
+    "A100": "NVIDIA A100-SXM4-80GB",
+    "L40S": "NVIDIA L40S",
+    "L4": "NVIDIA L4",
+    "A10": "NVIDIA A10",
+    "RTX 4090": "NVIDIA GeForce RTX 4090",
+    "RTX 3090": "NVIDIA GeForce RTX 3090",
+}
+"""Names without a variant, and the fastest variant of them in `KNOWN`."""
+_GIVEN = re.compile(r"\s*([\d.]+)\s*GB/s\s*,\s*([\d.]+)\s*TFLOP/s\s*", re.IGNORECASE)
 COPIES_MIB = (1, 4, 16, 64, 256)
+COLUMNS, SIDE = (1, 2, 4, 8, 16, 32, 64, 128), 1024
+"""Columns of the measured products, and rows and columns of each of their matrices of weights."""
 _SECONDS, _CALLS = 0.4, 8
 """Minimum duration and number of calls of each measurement."""
 
@@ -49,12 +64,15 @@ class Peak:
         bytes_per_s: memory bandwidth by buffer size in bytes; small buffers may be served from a cache.
         flops: floating-point operations per second of a matrix product.
         source: the data sheet, or the date of the measurement.
+        products: FLOP/s of products of as many columns with weights too large for the caches; empty where only the two
+            peaks are known.
     """
 
     name: str
     bytes_per_s: dict[int, float]
     flops: float
     source: str
+    products: dict[int, float] = field(default_factory=dict)
 
     def bandwidth(self, size: int) -> float:
         """Bytes per second for reading `size` bytes repeatedly: the rate of the largest measured copy not above it."""
@@ -66,15 +84,46 @@ def find_peak(device: str, dtype: str, threads: int) -> Peak | None:
     """Look up the peak of a device such as "cpu" or "cuda:0"; None if it is neither in `KNOWN` nor measured."""
     name = device_name(device)
     if name in KNOWN:
-        bandwidth, half, single, source = KNOWN[name]
-        flops = single if dtype == "float32" else half
-        return Peak(name, {0: bandwidth * 1e9}, flops * 1e12, source)
+        return known_peak(name, dtype)
     kept = _kept().get(_key(name, dtype, threads if device == "cpu" else 0))
-    return kept and Peak(name, {int(size): speed for size, speed in kept["bytes_per_s"].items()}, *_rest(kept))
+    return kept and Peak(name, _by_number(kept["bytes_per_s"]), *_rest(kept))
+
+
+def known_peak(name: str, dtype: str) -> Peak:
+    """The data sheet's peak of a device in `KNOWN`."""
+    bandwidth, half, single, source = KNOWN[name]
+    return Peak(name, {0: bandwidth * 1e9}, (single if dtype == "float32" else half) * 1e12, source)
+
+
+def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
+    """The peak of a device that need not be here.
+
+    Args:
+        text: a name in `KNOWN` or `SHORT_NAMES`, "2039GB/s,312TFLOP/s", or a device here such as "cpu" or "cuda:0".
+
+    Raises:
+        SpecbenchError: no such device, a rate of 0, or a device here that was not measured.
+    """
+    if given := _GIVEN.fullmatch(text):
+        try:
+            bandwidth, flops = map(float, given.groups())
+        except ValueError:
+            bandwidth = flops = 0.0
+        if not (bandwidth and flops):
+            raise SpecbenchError(f"--on {text}: a rate is missing", "for example --on 2039GB/s,312TFLOP/s")
+        return Peak(f"{bandwidth:g} GB/s, {flops:g} TFLOP/s", {0: bandwidth * 1e9}, flops * 1e12, "given")
+    if text == "cpu" or re.fullmatch(r"cuda(:\d+)?", text):
+        if (peak := find_peak(text, dtype, threads)) is None:
+            raise SpecbenchError(f"--on {text}: its peaks in {dtype} are unknown", "specbench doctor --measure")
+        return peak
+    names = {name.lower(): name for name in KNOWN} | {name.lower(): full for name, full in SHORT_NAMES.items()}
+    if text.lower() not in names:
+        raise unknown_name("device", text, [*SHORT_NAMES, *KNOWN, "cpu", "2039GB/s,312TFLOP/s"])
+    return known_peak(names[text.lower()], dtype)
 
 
 def measure(device: str, dtype: str, threads: int) -> Peak:
-    """Time copies of several sizes and a matrix product, and store the fastest of each.
+    """Time copies of several sizes and matrix products, and store the fastest of each.
 
     Raises:
         SpecbenchError: other processes used the machine meanwhile; nothing is stored then.
@@ -84,12 +133,13 @@ def measure(device: str, dtype: str, threads: int) -> Peak:
     before, monitor = torch.get_num_threads(), MachineMonitor(device)
     torch.set_num_threads(threads)
     try:
-        found = _measure(device, getattr(torch, dtype))
+        bytes_per_s, flops = _measure(device, getattr(torch, dtype))
+        products = measure_products(device, getattr(torch, dtype))
     finally:
         torch.set_num_threads(before)
     if company := others_at_work(monitor.read()):
         raise SpecbenchError(f"measured while {company}, so not kept", "measure again on an idle machine")
-    peak = Peak(device_name(device), *found, f"measured {now()[:10]}")
+    peak = Peak(device_name(device), bytes_per_s, flops, f"measured {now()[:10]}", products)
     key = _key(peak.name, dtype, threads if device == "cpu" else 0)
     path = cache_folder() / "devices.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,6 +171,26 @@ def _measure(device: str, dtype) -> tuple[dict[int, float], float]:
     return speeds, 2 * side**3 / _best(lambda: torch.mm(matrix, matrix, out=product), wait)
 
 
+def measure_products(device: str, dtype, columns: Sequence[int] = COLUMNS, side: int = SIDE) -> dict[int, float]:
+    """FLOP/s of products of each number of columns with square matrices, together as large as the largest copy, read
+    one after the other as a model reads its weights."""
+    import torch
+
+    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    count = max(1, COPIES_MIB[-1] * 2**20 // (side * side * dtype.itemsize))
+    weights = [torch.ones(side, side, dtype=dtype, device=device) for _ in range(count)]
+    speeds = {}
+    for wide in columns:
+        hidden = torch.ones(wide, side, dtype=dtype, device=device)
+
+        def read_all(hidden=hidden) -> None:
+            for matrix in weights:
+                torch.nn.functional.linear(hidden, matrix)
+
+        speeds[wide] = 2 * wide * side**2 * count / _best(read_all, wait)
+    return speeds
+
+
 def _best(call: Callable[[], object], wait: Callable[[], None]) -> float:
     """Time `call` repeatedly; returns the seconds of the fastest call."""
     best, calls, end = float("inf"), 0, time.perf_counter() + _SECONDS
@@ -143,5 +213,9 @@ def _key(name: str, dtype: str, threads: int) -> str:
     return ", ".join([name, dtype, *([f"{threads} threads"] if threads else [])])
 
 
-def _rest(kept: dict) -> tuple[float, str]:
-    return kept["flops"], kept["source"]
+def _rest(kept: dict) -> tuple[float, str, dict[int, float]]:
+    return kept["flops"], kept["source"], _by_number(kept.get("products", {}))
+
+
+def _by_number(rates: dict[str, float]) -> dict[int, float]:
+    return {int(number): rate for number, rate in rates.items()}

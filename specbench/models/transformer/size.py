@@ -47,6 +47,12 @@ class Layer:
     inner: int
     weights: int
 
+    @property
+    def moved(self) -> int:
+        """Numbers that an eager layer reads and writes per column besides its products: two norms of six passes each,
+        the rotation of queries and keys, two residual sums, the gate and what it multiplies."""
+        return 40 * self.width + 5 * self.inner
+
 
 def llama_size(
     hidden: int, inner: int, layers: int, heads: int, outputs: int, kv_heads: int | None = None, head: int | None = None

@@ -1,0 +1,152 @@
+"""`specbench forecast`: the speed of a decoder on a device that is not here, by a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import typer
+
+from specbench.cli.options import flags, print_json, print_table
+from specbench.errors import SpecbenchError
+from specbench.runs.settings import JSON, OUT, merge
+from specbench.system import console
+
+_SETTINGS = (OUT, JSON)
+_HELP = "\n\n".join(
+    (
+        "Forecast the speed of decoders on a device that is not here. Nothing is measured, nothing is stored.",
+        "Tokens per step come from runs, or from what a paper printed; the time of a step from the roofline of the "
+        "model: weights, KV cache, attention and logits of all rows, by window, batch and context, plus an overhead. "
+        "Ranges follow from the shares of the device's peaks and the overhead that are assumed; each assumption is "
+        "printed.",
+        "With --printed: every latency that the papers print, beside the floor of the GPU it was measured on.",
+    )
+)
+_COLUMNS = ("source", "decoder", "window", "tokens_per_step", "ms_per_step", "s_per_image", "speed_up", "window_cost")
+_PRINTED = (
+    "table",
+    "row",
+    "device",
+    "ms_per_step",
+    "weight_read_ms",
+    "over_weight_read",
+    "floor_ms",
+    "over_floor",
+    "note",
+)
+
+
+def add_to(app: typer.Typer) -> None:
+    epilog = "For example: specbench forecast gsd-1 --on A100 --model lumina"
+    app.command(name="forecast", help=_HELP, epilog=epilog)(forecast)
+
+
+@flags(_SETTINGS)
+def forecast(
+    flags: dict,
+    sources: list[str] = typer.Argument(
+        None,
+        metavar="RUN|TABLE",
+        help="Run ids, prefixes of run ids, run folders, or tables of the papers.",
+        show_default="all runs",
+    ),
+    on: str = typer.Option(
+        None, "--on", metavar="DEVICE", help="Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s."
+    ),
+    model: str = typer.Option(None, "--model", metavar="NAME", help="Model.", show_default="the sources' model"),
+    batch: int = typer.Option(1, "--batch", metavar="N", help="Images decoded together."),
+    dtype: str = typer.Option(None, "--dtype", metavar="TYPE", help="Number format.", show_default="the model's"),
+    bandwidth: str = typer.Option(
+        "0.6,0.9", "--bandwidth-share", metavar="LOW,HIGH", help="Share of the peak bandwidth that is reached."
+    ),
+    flops: str = typer.Option(
+        "0.4,0.75", "--flops-share", metavar="LOW,HIGH", help="Share of the peak FLOP/s that is reached."
+    ),
+    overhead: str = typer.Option(
+        "0.5,5",
+        "--overhead-ms",
+        metavar="LOW,HIGH",
+        help="Milliseconds of a step besides forward and drafting; run: as measured in each run.",
+    ),
+    threads: int = typer.Option(0, "--threads", metavar="N", help="Threads of --on cpu; 0 uses all."),
+    printed: bool = typer.Option(
+        False, "--printed", metavar="", help="Print the papers' latencies beside the floors of their GPUs instead."
+    ),
+) -> None:
+    values = merge(_SETTINGS, flags)
+    out, as_json = str(values["out"].value), bool(values["json"].value)
+    if printed:
+        return _print_printed(sources or (), as_json)
+    if on is None:
+        raise SpecbenchError("--on is missing", "for example --on A100, or --on 2039GB/s,312TFLOP/s")
+    from specbench.papers.forecast_sources import OWN_OVERHEAD, forecast_sources, read_range
+    from specbench.runs.plan import available_threads
+
+    spent = None if overhead == OWN_OVERHEAD else read_range("overhead-ms", overhead)
+    shares = read_range("bandwidth-share", bandwidth), read_range("flops-share", flops)
+    rows = forecast_sources(sources or (), on, model, out, batch, dtype, *shares, spent, threads or available_threads())
+    print_json(rows) if as_json else _print_forecast(rows)
+
+
+def _print_forecast(rows: Sequence[Mapping]) -> None:
+    first = rows[0]
+    print(
+        f"Forecast, not measured: {first['model']} on {first['device']}, {first['dtype']}, batch {first['batch']}. "
+        "In brackets: low to high.\n"
+    )
+    print_table([_told(row) for row in rows], _COLUMNS)
+    lines = list(dict.fromkeys(line for row in rows for line in row["assumptions"]))
+    print("\nAssumed:\n")
+    for line in lines:
+        _say(f"- {line}")
+
+
+def _told(row: Mapping) -> dict[str, object]:
+    """One row as texts, each number with its range."""
+    names = {"ms_per_step": "step_ms", "s_per_image": "seconds", "speed_up": "speed_up", "window_cost": "window_cost"}
+    shown = {name: _ranged(row, key) for name, key in names.items()}
+    known = {name: row[name] for name in ("source", "window")}
+    return {**known, "decoder": row["label"], "tokens_per_step": round(row["tokens_per_step"], 2), **shown}
+
+
+def _ranged(row: Mapping, name: str) -> str:
+    low, middle, high = (f"{row[key]:.3g}" for key in (f"{name}_low", name, f"{name}_high"))
+    return middle if low == high else f"{middle} ({low}-{high})"
+
+
+def _print_printed(names: Sequence[str], as_json: bool) -> None:
+    from specbench.papers.printed_speed import printed_latencies, printed_sentence
+    from specbench.papers.table_files import load_table, load_tables
+
+    rows = printed_latencies([load_table(name) for name in names] if names else load_tables())
+    if not rows:
+        raise SpecbenchError(f"no latency is printed in {', '.join(names)}", "specbench forecast --printed")
+    if as_json:
+        return print_json(rows)
+    print("Printed latencies beside computed floors; the floors are no measurements.\n")
+    print_table([_beside(row) for row in rows], _PRINTED)
+    print()
+    for line in dict.fromkeys(filter(None, map(printed_sentence, rows))):
+        _say(f"- {line}")
+
+
+def _beside(row: Mapping) -> dict[str, object]:
+    numbers = {
+        "ms_per_step": "printed_step_ms",
+        "weight_read_ms": "weights_ms",
+        "over_weight_read": "over_weights",
+        "floor_ms": "floor_step_ms",
+        "over_floor": "over_floor",
+    }
+    shown = {name: None if row[key] is None else float(f"{row[key]:.3g}") for name, key in numbers.items()}
+    return {**shown, **{name: row[name] or None for name in ("table", "row", "device", "note")}}
+
+
+def _say(line: str) -> None:
+    """Print a line on stdout, wrapped on a terminal."""
+    if not console.is_terminal():
+        print(line)
+        return
+    from rich.text import Text
+
+    console.stdout().print(Text(line))

@@ -1,0 +1,263 @@
+"""Forecast of a decoder's speed on a device that is not here, from accepted lengths and the roofline of the model.
+
+    step     = forward of the window + drafting of a draft head + overhead
+    seconds  = (prefill + steps x step) / 1000,   steps = stream slots / tokens per step
+    speed-up = seconds of AR / seconds of the decoder, both by this model
+
+Everything here is a model. Its rows say so, are stored nowhere and enter no table with measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+from specbench import stats
+from specbench.errors import SpecbenchError
+from specbench.models.facts import BYTES, ModelFacts
+from specbench.models.transformer.size import Size
+from specbench.reporting.report_rows import Run, label
+from specbench.runs.memory_estimate import most_columns
+from specbench.specs.presets import DecoderSpec
+from specbench.specs.tree_paths import node_paths
+from specbench.stats.forward_time import Forward, Reached, forward_ms
+from specbench.system.device_peaks import Peak
+
+FORECAST = "forecast"
+"""The `kind` of every row."""
+PROMPT_TOKENS = 128
+"""Assumed elements of a prompt."""
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """Tokens that a decoder commits per target forward, and where that number is from.
+
+    Attributes:
+        source: the run or the row of a paper's table.
+        model: what it was measured on.
+        tokens_per_step: stream tokens over target forwards.
+        overhead_ms: milliseconds of a step besides its forward and drafting, where the run was measured; else None.
+    """
+
+    source: str
+    model: str
+    decoder: DecoderSpec
+    label: str
+    tokens_per_step: float
+    overhead_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a forecast is for, and the ranges that are assumed.
+
+    Attributes:
+        guidance: scale; 1 is without.
+        batch: images decoded together.
+        bandwidth, flops: shares of the device's peaks that are reached, low and high.
+        overhead_ms: of a step, low and high; None takes each run's own, and AR's from the AR run.
+    """
+
+    model: ModelFacts
+    peak: Peak
+    dtype: str
+    guidance: float
+    batch: int
+    bandwidth: Range
+    flops: Range
+    overhead_ms: Range | None
+
+    @property
+    def size(self) -> Size:
+        """Sizes of the model.
+
+        Raises:
+            SpecbenchError: nobody has counted them.
+        """
+        if self.model.size is None:
+            raise SpecbenchError(f"the sizes of '{self.model.name}' are unknown", "choose a model at full scale")
+        return self.model.size
+
+    def forward(self, columns: float, context: float | None = None) -> Forward:
+        """A forward of the model; with the mean context of an image if None."""
+        mean = PROMPT_TOKENS + self.model.stream / 2 if context is None else context
+        guided = self.guidance != 1
+        model = self.model
+        return Forward(self.size, model.layers, model.v_image, BYTES[self.dtype], columns, self.batch, guided, mean)
+
+
+def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
+    """What the images of runs committed per forward.
+
+    Raises:
+        SpecbenchError: a damaged run, or one without images.
+    """
+    return [_accepted(Run(folder)) for folder in folders]
+
+
+def _accepted(run: Run) -> Accepted:
+    spec, tokens = run.info.spec, stats.step_compression(run.rows)
+    if tokens is None:
+        raise SpecbenchError(f"run {run.info.run_id} has no image yet", "run it, or name another run")
+    spans = ["verify_ms", "host_ms", *["draft_ms"] * (spec.decoder.drafter != "eagle")]
+    beside = run.rows[spans].sum().sum() / run.rows["nfe"].sum() if spec.batch == 1 else None
+    return Accepted(f"run {run.info.run_id}", spec.model, spec.decoder, label(spec.decoder), tokens, beside)
+
+
+def forecast_rows(accepted: Sequence[Accepted], setting: Setting) -> list[dict[str, object]]:
+    """Forecast rows, one for each accepted length.
+
+    Returns:
+        One dict each: `kind` ("forecast"), `source, decoder, label, window, model, device, dtype, batch,
+        tokens_per_step, steps`; as low, middle and high value `forward_ms, step_ms, seconds, ar_seconds, speed_up,
+        window_cost, images_per_hour` (`NAME_low`, `NAME`, `NAME_high`; low is the smaller number); `parts_ms` of the
+        middle forward; `assumptions`, a sentence each.
+
+    Raises:
+        SpecbenchError: the model's sizes are unknown, or an overhead is to be that of runs without one.
+    """
+    ar = next((one.overhead_ms for one in accepted if one.decoder.name == "ar"), None)
+    if setting.overhead_ms is None and (ar is None or any(one.overhead_ms is None for one in accepted)):
+        raise SpecbenchError(
+            "--overhead-ms run needs runs timed one image at a time, one of them of ar", "--overhead-ms LOW,HIGH"
+        )
+    return [_row(one, setting, ar) for one in accepted]
+
+
+def _row(one: Accepted, setting: Setting, ar_overhead: float | None) -> dict[str, object]:
+    model = setting.model
+    ends = [_numbers(one, setting, corner) for corner in _corners(one, setting, ar_overhead)]
+    assumed = _middle(one, setting, ar_overhead)
+    middle, columns = _numbers(one, setting, assumed), most_columns(one.decoder, model)
+    row: dict[str, object] = {
+        "kind": FORECAST,
+        "source": one.source,
+        "decoder": one.decoder.name,
+        "label": one.label,
+        "window": columns,
+        "model": model.name,
+        "device": setting.peak.name,
+        "dtype": setting.dtype,
+        "batch": setting.batch,
+        "tokens_per_step": one.tokens_per_step,
+        "steps": model.stream / one.tokens_per_step,
+    }
+    for name, value in middle.items():
+        found = [end[name] for end in ends]
+        row |= {name: value, f"{name}_low": min(found), f"{name}_high": max(found)}
+    row["parts_ms"] = forward_ms(setting.forward(columns), setting.peak, assumed.reached)
+    return row | {"assumptions": assumptions(setting, [one])}
+
+
+class Assumed(NamedTuple):
+    """One set of assumptions: shares reached, and milliseconds of overhead of the decoder's step and of AR's."""
+
+    reached: Reached
+    overhead: float
+    ar_overhead: float
+
+
+def _corners(one: Accepted, setting: Setting, ar: float | None) -> Iterator[Assumed]:
+    """The extremes of what is assumed; no decoder's step has less overhead than AR's."""
+    if setting.overhead_ms is None:
+        overheads = [(one.overhead_ms, ar)]
+    else:
+        low, high = setting.overhead_ms
+        overheads = [(low, low), (high, high)] + [(high, low)] * (one.decoder.name != "ar")
+    for bandwidth, flops, (own, ars) in product(setting.bandwidth, setting.flops, overheads):
+        yield Assumed(Reached(bandwidth, flops), own, ars)
+
+
+def _middle(one: Accepted, setting: Setting, ar: float | None) -> Assumed:
+    shares = Reached(sum(setting.bandwidth) / 2, sum(setting.flops) / 2)
+    if setting.overhead_ms is None:
+        return Assumed(shares, one.overhead_ms, ar)
+    return Assumed(shares, sum(setting.overhead_ms) / 2, sum(setting.overhead_ms) / 2)
+
+
+def _numbers(one: Accepted, setting: Setting, assumed: Assumed) -> dict[str, float]:
+    """The forecast under one set of assumptions."""
+    model, columns = setting.model, most_columns(one.decoder, setting.model)
+
+    def ms(forward: Forward) -> float:
+        return sum(forward_ms(forward, setting.peak, assumed.reached).values())
+
+    prefill, single, forward = (
+        ms(setting.forward(PROMPT_TOKENS, 0)),
+        ms(setting.forward(1)),
+        ms(setting.forward(columns)),
+    )
+    step = forward + sum(ms(level) for level in _drafting(one.decoder, setting)) + assumed.overhead
+    seconds = (prefill + model.stream / one.tokens_per_step * step) / 1e3
+    ar_seconds = (prefill + model.stream * (single + assumed.ar_overhead)) / 1e3
+    return {
+        "forward_ms": forward,
+        "step_ms": step,
+        "seconds": seconds,
+        "ar_seconds": ar_seconds,
+        "speed_up": ar_seconds / seconds,
+        "window_cost": forward / single,
+        "images_per_hour": 3600 * setting.batch / seconds,
+    }
+
+
+def _drafting(decoder: DecoderSpec, setting: Setting) -> list[Forward]:
+    """Forwards of a draft head in one step, one for each level of its tree: a layer, a projection of 2d x d and the
+    target's output matrix."""
+    if decoder.drafter != "eagle":
+        return []
+    layer, model = setting.size.layer(setting.model.layers, setting.model.v_image), setting.model
+    weights = layer.weights + 2 * layer.width**2 + model.v_image * layer.width
+    head = Size(weights, setting.size.kv // model.layers, setting.size.attention // model.layers)
+    paths, whole = node_paths(str(dict(decoder.options)["tree"])), setting.forward(1)
+    return [
+        replace(whole, size=head, layers=1, columns=len({path[:-1] for path in paths if len(path) == depth}))
+        for depth in range(1, max(map(len, paths)) + 1)
+    ]
+
+
+def assumptions(setting: Setting, accepted: Sequence[Accepted]) -> list[str]:
+    """Everything that a forecast rests on, a sentence each."""
+    model, peak, size = setting.model, setting.peak, setting.size
+    rows = "1 row" if setting.guidance == 1 else f"2 rows (guidance {setting.guidance:g})"
+    others = list(dict.fromkeys(one.model for one in accepted if one.model != model.name))
+    if setting.overhead_ms is None:
+        overhead = "that of each run, on the machine where it was measured, and of the AR run for AR"
+    else:
+        overhead = (
+            f"{_span(*setting.overhead_ms)} ms a step besides forward and drafting, stated; AR's is at most as much"
+        )
+    lines = [
+        f"A forecast of a model: nothing was measured on {peak.name}.",
+        f"Device: {peak.bandwidth(2**40) / 1e9:,.0f} GB/s and {peak.flops / 1e12:,.4g} TFLOP/s in {setting.dtype} "
+        f"({peak.source}); of these {_percent(setting.bandwidth)} and {_percent(setting.flops)} are reached, stated.",
+        f"Model: {model.name} in {setting.dtype}; a forward reads {size.weights / 1e9:.3g} billion weights once and "
+        f"each row's KV cache, {size.kv * BYTES[setting.dtype] / 1024:,.0f} KiB a token; {rows} per image, batch "
+        f"{setting.batch}.",
+        f"An image has {model.stream:,} stream slots after a prompt of {PROMPT_TOKENS}; every step is taken at the "
+        "mean context, with its full window.",
+        f"Overhead: {overhead}.",
+        "Encoding of the prompt and drawing of the picture are left out.",
+    ]
+    if peak.products:
+        lines.append("Products with weights take the time measured there for their number of columns, at that share.")
+    if any(one.decoder.drafter == "eagle" for one in accepted):
+        lines.append("A draft head is one layer, a projection and the output matrix, run once for each level.")
+    if others:
+        lines.append(f"Tokens per step were found on {', '.join(others)} and are taken to be the same on {model.name}.")
+    if setting.batch > 1:
+        lines.append("Rows of a batch that finish are refilled at once.")
+    return lines
+
+
+def _span(low: float, high: float) -> str:
+    return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+def _percent(shares: Range) -> str:
+    return f"{_span(*(100 * share for share in shares))} %"

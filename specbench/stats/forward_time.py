@@ -1,0 +1,112 @@
+"""Roofline model of one target forward: what it moves and computes, and the time that a device needs for it.
+
+A forward is four parts that run one after the other, each bound by memory or by arithmetic:
+
+    weights    all matrix products with weights; the weights are read once, however many columns they meet
+    attention  the KV cache of every row is read once, its new entries are written; two products per query
+    between    norms, rotation, sums and gates, which move activations through memory, as eager kernels do
+    logits     written, converted to float32, and with guidance mixed, over the image vocabulary
+
+Nothing here is a measurement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from specbench.models.transformer.size import Size
+from specbench.system.device_peaks import Peak
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward of a batch.
+
+    Attributes:
+        size: of the model.
+        layers: of the model.
+        v_image: size of the image vocabulary.
+        itemsize: bytes per number of weights and cache.
+        columns: tokens per row, the window.
+        images: of the batch.
+        guided: whether each image has an unconditional row too.
+        context: cached tokens that a row attends to besides the columns.
+    """
+
+    size: Size
+    layers: int
+    v_image: int
+    itemsize: int
+    columns: float
+    images: int
+    guided: bool
+    context: float
+
+    @property
+    def rows(self) -> int:
+        """Sequences."""
+        return self.images * (1 + self.guided)
+
+
+class Work(NamedTuple):
+    """Bytes moved and floating-point operations."""
+
+    bytes: float
+    flops: float
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Shares of a device's peak bandwidth and peak FLOP/s that kernels reach."""
+
+    bandwidth: float = 1.0
+    flops: float = 1.0
+
+
+def forward_work(forward: Forward) -> dict[str, Work]:
+    """Bytes and operations by part: `weights, attention, between, logits`."""
+    size, rows, columns = forward.size, forward.rows, forward.columns
+    seen = forward.context + columns
+    attention = size.read(0, rows, seen) + rows * columns * size.kv
+    moved = rows * columns * forward.layers * size.layer(forward.layers, forward.v_image).moved
+    logits = rows * columns * forward.v_image
+    mixed = 4 + 4 / 2 if forward.guided else 0  # float32: both rows are read, one is written
+    return {
+        "weights": Work(forward.itemsize * size.read(1, rows, 0), size.operations(columns, rows, 0)),
+        "attention": Work(forward.itemsize * attention, size.operations(0, rows, columns * seen)),
+        "between": Work(forward.itemsize * moved, 0.0),
+        "logits": Work(logits * (2 * forward.itemsize + 4 + mixed), 0.0),
+    }
+
+
+def forward_ms(forward: Forward, peak: Peak, reached: Reached) -> dict[str, float]:
+    """Milliseconds by part, the larger of memory time and arithmetic time of each.
+
+    Where products were measured by number of columns, they take the place of both for the weights.
+    """
+    work = forward_work(forward)
+    spent = {name: 1e3 * part_seconds(part, peak, reached) for name, part in work.items()}
+    if peak.products:
+        rate = product_rate(peak.products, forward.rows * forward.columns)
+        spent["weights"] = 1e3 * work["weights"].flops / (rate * reached.flops)
+    return spent
+
+
+def part_seconds(work: Work, peak: Peak, reached: Reached) -> float:
+    """Seconds of one part: the larger of memory time and arithmetic time."""
+    moved = work.bytes / (peak.bandwidth(int(work.bytes)) * reached.bandwidth)
+    return max(moved, work.flops / (peak.flops * reached.flops))
+
+
+def product_rate(products: Mapping[int, float], columns: float) -> float:
+    """FLOP/s of a product of `columns`, interpolated between measured ones in logarithms; the nearest outside them."""
+    known = sorted(products)
+    below = max((one for one in known if one <= columns), default=known[0])
+    above = min((one for one in known if one >= columns), default=known[-1])
+    if above <= below:
+        return products[below]
+    share = math.log(columns / below) / math.log(above / below)
+    return math.exp((1 - share) * math.log(products[below]) + share * math.log(products[above]))

@@ -1,0 +1,52 @@
+"""Printed latencies beside the floor of their GPU."""
+
+import json
+
+import pytest
+
+from specbench.papers.printed_speed import device_of, printed_latencies
+from specbench.papers.table_files import load_table, load_tables
+
+
+def test_ar_of_the_sjd_paper_stands_beside_the_weight_read_of_its_gpu():
+    rows = printed_latencies([load_table("sjd-1")])
+    ar = rows[0]
+    weights_ms = 1e3 * 13_020_700_672 / 2039e9
+    assert ar["decoder"] == "ar" and ar["steps"] == 2352 and ar["weights_ms"] == pytest.approx(weights_ms)
+    assert ar["over_weights"] == pytest.approx(1e3 * ar["printed_s"] / 2352 / weights_ms)
+    assert 1 < ar["over_floor"] < ar["over_weights"], "the floor has the KV cache too"
+
+
+def test_every_printed_latency_has_a_row_and_no_floor_is_above_it():
+    tables = load_tables()
+    printed = sum(
+        column.key == "latency_ms" and column.name in row.paper
+        for table in tables
+        for column in table.columns
+        for row in table.rows
+    )
+    rows = printed_latencies(tables)
+    assert len(rows) == printed > 80
+    assert all(row["over_floor"] is None or row["over_floor"] > 1 for row in rows)
+    assert all(row["note"] for row in rows if row["over_floor"] is None)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "device"),
+    [
+        ("NVIDIA A100", "NVIDIA A100-SXM4-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-40GB"),
+        ("NVIDIA RTX 3090 (a server with 8, AMD EPYC 7402)", "NVIDIA GeForce RTX 3090"),
+        ("NVIDIA RTX 4090 (768 x 768), NVIDIA A100 (1024 x 1024)", None),
+        ("a TPU", None),
+    ],
+)
+def test_the_papers_words_name_a_data_sheet_or_none(hardware, device):
+    assert device_of(hardware) == device
+
+
+def test_the_command_says_it_in_words_and_in_json(cli):
+    shown = cli("forecast", "--printed", "sjd-1").out
+    assert "AR's 37.1 ms a token is 5.8x the weight read (6.39 ms) and 5.3x the floor" in shown
+    assert "the floors are no measurements" in shown
+    assert len(json.loads(cli("forecast", "--printed", "sjd-1", "--json").out)) == 6

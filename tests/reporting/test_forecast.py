@@ -1,0 +1,108 @@
+"""`specbench forecast`: arithmetic of a forecast, its ranges, its marks, and its refusals."""
+
+import json
+
+import pytest
+import synthetic
+
+import specbench
+from specbench.errors import SpecbenchError
+from specbench.models.catalog import find_model
+from specbench.reporting.forecast import Accepted, Setting, forecast_rows
+from specbench.specs.presets import resolve
+from specbench.system.device_peaks import peak_of
+
+SJD = Accepted("a paper", "lumina", resolve("sjd"), "sjd", 2.0)
+AR = Accepted("a paper", "lumina", resolve("ar"), "ar", 1.0)
+EAGLE = Accepted("a paper", "lumina", resolve("eagle"), "eagle", 2.0)
+
+
+def setting(**changes):
+    lumina, peak = find_model("lumina"), peak_of("A100", "bfloat16")
+    stated = {"batch": 1, "bandwidth": (0.5, 0.5), "flops": (0.5, 0.5), "overhead_ms": (1.0, 1.0)} | changes
+    return Setting(lumina, peak, "bfloat16", 3.0, **stated)
+
+
+def test_a_forecast_is_its_parts_summed():
+    ar, sjd = forecast_rows([AR, SJD], setting())
+    assert sjd["kind"] == "forecast" and sjd["steps"] == 2352 / 2
+    assert sum(sjd["parts_ms"].values()) == pytest.approx(sjd["forward_ms"])
+    assert sjd["step_ms"] == pytest.approx(sjd["forward_ms"] + 1)
+    assert sjd["parts_ms"]["weights"] == pytest.approx(1e3 * 13_020_700_672 / (0.5 * 2039e9))
+    assert sjd["seconds"] == pytest.approx(sjd["steps"] * sjd["step_ms"] / 1e3, rel=0.01)  # and the prefill
+    assert sjd["speed_up"] == pytest.approx(ar["seconds"] / sjd["seconds"]) and ar["speed_up"] == 1
+    assert sjd["seconds"] == sjd["seconds_low"] == sjd["seconds_high"]
+
+
+def test_the_range_is_that_of_the_stated_shares_and_overheads():
+    (row,) = forecast_rows([SJD], setting(bandwidth=(0.5, 1.0), overhead_ms=(1.0, 3.0)))
+    assert row["step_ms_low"] < row["step_ms"] < row["step_ms_high"]
+    low, high = (forecast_rows([SJD], setting(bandwidth=(share, share), overhead_ms=(ms, ms))) for share, ms in
+                 ((1.0, 1.0), (0.5, 3.0)))  # fmt: skip
+    assert (row["step_ms_low"], row["step_ms_high"]) == (low[0]["step_ms"], high[0]["step_ms"])
+    assert row["speed_up_low"] < low[0]["speed_up"], "a decoder's overhead may be high where AR's is low"
+
+
+def test_a_batch_shares_the_weights_and_a_draft_head_costs_its_levels():
+    one, many = (forecast_rows([SJD], setting(batch=batch))[0] for batch in (1, 8))
+    assert one["step_ms"] < many["step_ms"] < 8 * one["step_ms"]
+    assert many["images_per_hour"] > 2 * one["images_per_hour"]
+    (eagle,) = forecast_rows([EAGLE], setting())
+    layers = 1e3 * 5 * 2 * 270e6 / (0.5 * 2039e9)
+    assert eagle["step_ms"] - eagle["forward_ms"] - 1 == pytest.approx(layers, rel=0.15)
+
+
+def test_every_assumption_is_printed_and_the_table_says_that_it_is_none_of_measurements(cli, tmp_path):
+    synthetic.folder(tmp_path, synthetic.AR, synthetic.ar())
+    shown = cli("forecast", "--on", "RTX 4090", "--model", "lumina", "--out", tmp_path).out
+    assert shown.startswith("Forecast, not measured: lumina on NVIDIA GeForce RTX 4090, bfloat16, batch 1.")
+    for said in ("1,008 GB/s and 165.2 TFLOP/s", "60 to 90 %", "40 to 75 %", "0.5 to 5 ms a step", "2 rows", "of 128"):
+        assert said in shown
+    assert "Tokens per step were found on" in shown and "nothing was measured" in shown
+    assert not [path for path in tmp_path.rglob("*") if "forecast" in path.name]
+
+
+def test_a_run_brings_its_own_overhead_if_asked(cli, tmp_path):
+    folder = synthetic.folder(tmp_path, synthetic.AR, synthetic.ar())
+    asked = ("forecast", folder.name, "--on", "A100", "--model", "lumina", "--out", tmp_path, "--json")
+    (own,) = json.loads(cli(*asked, "--overhead-ms", "run").out)
+    assert own["step_ms"] > own["forward_ms"] and own["tokens_per_step"] == 1
+    (row,) = specbench.forecast("A100", folder.name, "lumina", tmp_path, overhead_ms=(0.0, 0.0))
+    assert row["step_ms"] == pytest.approx(row["forward_ms"])
+    with pytest.raises(SpecbenchError, match="--overhead-ms run needs runs"):
+        specbench.forecast("A100", "gsd-1", "lumina", overhead_ms=None)
+
+
+def test_printed_steps_and_a_device_given_by_its_rates(cli):
+    (one, *_), (same, *_) = (
+        json.loads(cli("forecast", "gsd-1", "--on", on, "--model", "lumina", "--json").out)
+        for on in ("2039GB/s,312TFLOP/s", "NVIDIA A100-SXM4-80GB")
+    )
+    assert one["device"] == "2039 GB/s, 312 TFLOP/s" and one["seconds"] == same["seconds"]
+    rows = json.loads(cli("forecast", "gsd-1", "--on", "H200", "--json").out)
+    (sjd, _) = [row for row in rows if row["source"].endswith("B SJD")]
+    assert sjd["tokens_per_step"] == pytest.approx(2352 / 1035.3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("gsd-1",), "--on is missing"),
+        (("gsd-1", "--on", "A1000"), "did you mean 'A100'"),
+        (("gsd-1", "--on", "0GB/s,3TFLOP/s"), "a rate is missing"),
+        (("gsd-1", "--on", "1.2.3GB/s,3TFLOP/s"), "a rate is missing"),
+        (("gsd-1", "--on", "A100", "--bandwidth-share", "0.9,0.6"), "no shares"),
+        (("gsd-1", "--on", "A100", "--flops-share", "nan"), "not finite"),
+        (("gsd-1", "--on", "A100", "--overhead-ms", "some"), "no range"),
+        (("gsd-1", "--on", "A100", "--batch", "0"), "at least 1"),
+        (("gsd-1", "--on", "A100", "--dtype", "int4"), "--dtype int4"),
+        (("gsd-1", "--on", "A100", "--model", "lumena"), "did you mean 'lumina'"),
+        (("sjdpp-1", "--on", "A100"), "choose one with --model"),
+        (("gsd-fig2", "--on", "A100"), "prints no steps"),
+        (("no-such-run", "--on", "A100"), "no-such-run"),
+        (("--printed", "gsd-2"), "no latency is printed"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(arguments, said, cli, tmp_path):
+    outcome = cli("forecast", *arguments, "--out", tmp_path)
+    assert outcome.code == 2 and said in outcome.err and "Traceback" not in outcome.err
