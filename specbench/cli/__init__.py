@@ -5,6 +5,7 @@ Modules of commands import nothing heavy at the top, so that `--help` and `list`
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import sys
@@ -41,6 +42,9 @@ _MODULES = {
     "shapes": ["shapes"],
 }
 """Modules of this package and their commands, in the order of `--help`."""
+_BRIEF = ("report", "compare", "show", "list")
+"""Commands that mostly import, which makes many objects and next to no garbage."""
+_COLLECT_AFTER = 100_000
 
 
 def build_app(named: str | None = None) -> typer.Typer:
@@ -100,6 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.show_progress(_NO_PROGRESS not in arguments)
     arguments = [argument for argument in arguments if argument not in _ANYWHERE]
     warnings.showwarning = _show_warning
+    if next(iter(arguments), None) in _BRIEF:
+        gc.set_threshold(_COLLECT_AFTER)
     try:
         code = build_app(next(iter(arguments), None))(arguments, standalone_mode=False, prog_name="specbench")
     except SpecbenchError as error:

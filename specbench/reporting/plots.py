@@ -21,13 +21,12 @@ from PIL import Image
 
 from specbench.reporting.pareto import Point, lower_is_better
 from specbench.reporting.plot_data import LOGP_EDGES, STEP_SPANS
-from specbench.reporting.token_maps import ACCEPTED
+from specbench.reporting.token_maps import ACCEPTED, ACCEPTED_COLOUR, DRAWN_COLOUR
 from specbench.stats import Estimate
 from specbench.system.console import printable
 
 PALETTE = ("#8a8a8a", "#3d8bd4", "#e0862a", "#2fa36f", "#cf5ca0", "#8d74dd", "#b3932b", "#d9584a", "#3aa8b8", "#86a336")
 """Colours distinguishable on white and on black; further runs repeat them with another line style."""
-DRAWN_COLOUR, ACCEPTED_COLOUR = (224, 134, 42), (61, 139, 212)
 _DASHES = ("-", "--", ":", "-.")
 _INK, _RULE = "#123456", "#123457"
 _SPAN_LABELS = dict(zip(STEP_SPANS, ("target forward", "draft", "verify + sample", "host gap"), strict=True))

@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -179,8 +180,8 @@ def _stalled(rows: pd.DataFrame) -> dict[str, float] | None:
 
 def _other_cores(folder: Path) -> float | None:
     """Cores that other processes used on average; None where it was not measured."""
-    readings = RunStore(folder).samples(["machine"])["machine"].dropna()
-    found = [cores for text in readings if (cores := json.loads(text).get("other_cores")) is not None]
+    readings = chain.from_iterable(rows["machine"].to_pylist() for rows in RunStore(folder).batches(["machine"]))
+    found = [cores for text in readings if text and (cores := json.loads(text).get("other_cores")) is not None]
     return sum(found) / len(found) if found else None
 
 

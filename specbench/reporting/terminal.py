@@ -30,9 +30,8 @@ from specbench.reporting.columns import (
     score_columns,
 )
 from specbench.reporting.image_tiles import Tile
-from specbench.reporting.plots import ACCEPTED_COLOUR, DRAWN_COLOUR
-from specbench.reporting.token_maps import ACCEPTED
-from specbench.runs.window_tuning import describe_point
+from specbench.reporting.token_maps import ACCEPTED, ACCEPTED_COLOUR, DRAWN_COLOUR
+from specbench.runs.window_curve import describe_point
 from specbench.system.console import one_line
 
 _CHOICES = ("drafter", "init", "verifier", "residual", "refine")

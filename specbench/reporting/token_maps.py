@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 DRAWN, ACCEPTED = 0, 1
+DRAWN_COLOUR, ACCEPTED_COLOUR = (224, 134, 42), (61, 139, 212)
+"""Distinguishable on light and on dark."""
 
 
 def grid_of(forced: Sequence[bool], pixels: tuple[int, int]) -> tuple[int, int] | None:

@@ -18,7 +18,8 @@ from specbench.runs.executors.local import Executor, LocalExecutor
 from specbench.runs.plan import Plan, available_threads
 from specbench.runs.roofline_facts import roofline_facts
 from specbench.runs.run_progress import Reporter
-from specbench.runs.window_tuning import describe_point, tune_window
+from specbench.runs.window_curve import describe_point
+from specbench.runs.window_tuning import tune_window
 from specbench.specs import plugin_decoders
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec

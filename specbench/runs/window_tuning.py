@@ -6,7 +6,7 @@ measured. The pilots use separate noise and are discarded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode
@@ -98,14 +98,3 @@ def _costs(images: Sequence[Generation]) -> tuple[float, float, float]:
     target = sum(image.spans_ms["target"] for image in images)
     latency = sum(image.spans_ms.get(span, 0.0) for image in images for span in AR_SPANS)
     return target / sum(image.nfe for image in images), latency / target, latency / len(images)
-
-
-def describe_point(point: Mapping[str, float | None]) -> str:
-    """Describe one point of the curve of `--window auto`."""
-    rate = point.get("acceptance")
-    accepted = "" if rate is None else f", {rate:.2f} of the drafts accepted"
-    speed = f", {point['speed_up']:.2f} times AR's speed" if "speed_up" in point else ""
-    return (
-        f"{point['step_compression']:.2f} tokens per forward, which costs {point['window_cost']:.2f} times one "
-        f"token's{accepted}: {point['latency_ms']:,.0f} ms per image{speed}"
-    )

@@ -10,8 +10,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
-from scipy.special import stdtr, stdtrit
-from scipy.stats import nct
+from scipy.special import nctdtr, stdtr, stdtrit  # importing scipy.stats takes as long as a report
 
 from specbench.stats.intervals import LEVEL, Estimate, clustered_mean
 
@@ -101,7 +100,7 @@ def prompts_needed(spread: float | None, change: float) -> int | None:
 
 def _power(effect: float, n: int) -> float:
     """Power of the paired t test at the 5 % level for an effect of `effect` standard deviations, correct sign."""
-    return float(nct.sf(stdtrit(n - 1, LEVEL), n - 1, effect * math.sqrt(n)))
+    return 1 - float(nctdtr(n - 1, effect * math.sqrt(n), stdtrit(n - 1, LEVEL)))
 
 
 def _p(value: float, error: float, n: int) -> float:

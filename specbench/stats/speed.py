@@ -90,8 +90,9 @@ class SpeedUp:
 
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
     """Join two runs on (prompt id, sample); the baseline's columns end in `_base`."""
-    columns = ["prompt_id", "sample", "nfe", "target_ms", "ar_ms", "e2e_ms"]
-    return rows[columns].merge(baseline[columns], on=["prompt_id", "sample"], suffixes=("", "_base"))
+    key, columns = ["prompt_id", "sample"], ["nfe", "target_ms", "ar_ms", "e2e_ms"]
+    theirs = baseline[[*key, *columns]].set_axis([*key, *(f"{name}_base" for name in columns)], axis=1)
+    return rows[[*key, *columns]].merge(theirs, on=key)
 
 
 def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:

@@ -32,6 +32,8 @@ _FAN_IN = 64
 _LEVELS = (_FAN_IN, _FAN_IN**2)
 _REREADS = 20
 _CHUNK = 2**20
+_FEW = 1000
+"""Rows for which a set of their keys is quicker than a frame."""
 _COMPUTED_AT_ONCE = 4096
 """Rows whose derived columns are computed together: their sources are many times their size."""
 
@@ -287,4 +289,9 @@ def _joined(left: pa.Table, right: pa.Table) -> pa.Table:
 
 def _last_of_each(keys: Sequence[pa.Table]) -> np.ndarray:
     """Mask of rows not replaced by a later row of the same key."""
-    return ~pa.concat_tables(keys).to_pandas().duplicated(keep="last").to_numpy() if keys else np.empty(0, bool)
+    if not keys:
+        return np.empty(0, bool)
+    every = pa.concat_tables(keys)
+    if len(every) <= _FEW and len(set(zip(*every.to_pydict().values(), strict=True))) == len(every):
+        return np.ones(len(every), bool)
+    return ~every.to_pandas().duplicated(keep="last").to_numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,4 +54,6 @@ def runs_in(folder: Path) -> list[Path]:
     """The run folders directly inside `folder`, by name."""
     if not folder.is_dir():
         return []
-    return sorted(path for path in folder.iterdir() if (path / RUN_JSON).is_file())
+    return [
+        folder / name for name in sorted(os.listdir(folder)) if os.path.isfile(os.path.join(folder, name, RUN_JSON))
+    ]

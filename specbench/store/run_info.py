@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
@@ -169,9 +170,10 @@ _KEYS = {"roofline": "floor"}
 _ORDER = ("schema", "run_id", "spec", "invocations", "origins", "window_curve", "roofline", "memory", "source")
 
 
-def _names(kind: type) -> list[str]:
+@cache  # a results folder may hold thousands of descriptions
+def _names(kind: type) -> tuple[str, ...]:
     names = [one.name for one in fields(kind) if one.name != "stored"]
-    return sorted(names, key=_ORDER.index) if kind is RunInfo else names
+    return tuple(sorted(names, key=_ORDER.index) if kind is RunInfo else names)
 
 
 def _merged(item: Invocation | RunInfo, always: tuple[str, ...]) -> dict[str, object]:
@@ -273,15 +275,23 @@ _PLAIN = {"str": str, "int": int, "float": int | float, "bool": bool}
 
 def _build(kind: type, content: Mapping):
     """An instance of a spec's dataclass, or an error where a field is missing, unknown or of another type."""
-    for one in fields(kind):
-        if one.name not in content and one.default is None:
+    for name, wanted, optional, number in _types(kind):
+        if optional and name not in content:
             continue
-        value, wanted = content[one.name], _PLAIN.get(str(one.type), object)
+        value = content[name]
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted not in (bool, object)):
-            raise TypeError(one.name)
-        if one.type == "float":
-            float(content[one.name])
+            raise TypeError(name)
+        if number:
+            float(value)
     return kind(**content)
+
+
+@cache
+def _types(kind: type) -> tuple[tuple[str, object, bool, bool], ...]:
+    """Name, accepted type, whether it may be absent, and whether it is a float, of each field of a spec's dataclass."""
+    return tuple(
+        (one.name, _PLAIN.get(str(one.type), object), one.default is None, one.type == "float") for one in fields(kind)
+    )
 
 
 def _flat(content: Mapping, prefix: str = "") -> dict[str, object]:

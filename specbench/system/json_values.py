@@ -20,7 +20,7 @@ def parse_json(text: str | bytes) -> object:
         value = json.loads(text, object_pairs_hook=_without_repeats)
     except RecursionError:
         raise ValueError(f"nested more than {MAX_DEPTH} deep") from None
-    level = [value]
+    level = [value] if isinstance(value, dict | list) else []
     for _ in range(MAX_DEPTH):
         level = [inner for item in level for inner in _items(item)]
         if not level:
@@ -28,10 +28,10 @@ def parse_json(text: str | bytes) -> object:
     raise ValueError(f"nested more than {MAX_DEPTH} deep")
 
 
-def _items(value: object) -> list:
-    """The objects and lists directly inside a value."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [item for item in inner if isinstance(item, dict | list)]
+def _items(value: dict | list) -> list:
+    """The objects and lists directly inside one."""
+    inner = value.values() if value.__class__ is dict else value
+    return [item for item in inner if item.__class__ is dict or item.__class__ is list]  # the parser makes no others
 
 
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -15,7 +15,8 @@ from specbench.runs import memory_estimate, window_tuning
 from specbench.runs.memory_estimate import footprint
 from specbench.runs.plan import make_plan
 from specbench.runs.settings import merge, run_settings
-from specbench.runs.window_tuning import describe_point, tune_window, with_window
+from specbench.runs.window_curve import describe_point
+from specbench.runs.window_tuning import tune_window, with_window
 from specbench.specs.presets import resolve
 
 
