@@ -12,7 +12,7 @@ FIT_TORCHVISION := $(BIN)/python -c "import torchvision" 2>/dev/null || \
 # environment of their own, with a torchvision that fits its torch.
 HPSV2_VENV ?= .venv-hpsv2
 
-.PHONY: help demo install test test-hpsv2 audit-menu check docs docs-site train-shapes train-head speed drills clean
+.PHONY: help demo install test test-hpsv2 audit-menu check docs docs-site page-library train-shapes train-head speed drills clean
 
 help: ## List these targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ docs: $(VENV)/.dev ## Refresh the generated parts of README and docs
 docs-site: $(VENV)/.dev ## Build the documentation with its API reference into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html"
+
+page-library: ## Build the plotting library that HTML reports carry (needs npm)
+	cd dev/page-library && npm ci --no-audit --no-fund && npm run build
 
 train-shapes: $(VENV)/.run ## Train the embedded model again (hours on a CPU; continues where it stopped)
 	$(BIN)/python -m specbench.training.shapes

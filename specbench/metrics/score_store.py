@@ -68,11 +68,12 @@ def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
 
 
 def image_values(folder: Path, metric: Metric) -> pd.DataFrame | None:
-    """`value` of each scored image by its key, for a metric that is a mean of one number per image; else None."""
+    """`value` and `category` of each scored image by its key, for a metric that is a mean of one number per image; else
+    None."""
     column = next((name for name in ("value", "correct") if name in metric.columns), None)
     if column is None:
         return None
-    return feature_parts(Path(folder), metric).read([column]).to_pandas().rename(columns={column: "value"})
+    return feature_parts(Path(folder), metric).read([column, "category"]).to_pandas().rename(columns={column: "value"})
 
 
 def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object] | None:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from markupsafe import Markup
-
 from specbench.papers.cells import Cell
 from specbench.papers.formats import below, by_group, heading, texts
 from specbench.papers.join import Line, PaperTable
 from specbench.papers.table import Row
-from specbench.reporting import plots
-from specbench.reporting.html import template
+from specbench.reporting import charts
+from specbench.reporting.html import scripts, template
 from specbench.stats import Estimate
 
 _WHERE = {"option": "options", "sampling": "sampling"}
 
 
 def page(tables: Sequence[PaperTable]) -> str:
-    """HTML page of tables, without scripts or external resources."""
+    """HTML page of tables and figures, without external resources."""
+    shown = [_shown(joined) for joined in tables]
     return template("tables.html.jinja").render(
-        title=", ".join(joined.table.name for joined in tables), tables=[_shown(joined) for joined in tables]
+        title=", ".join(joined.table.name for joined in tables),
+        tables=shown,
+        **scripts([table["chart"] for table in shown if table["chart"]]),
     )
 
 
@@ -32,11 +33,11 @@ def _shown(joined: PaperTable) -> dict:
         "columns": [heading(column) for column in joined.table.columns],
         "groups": [(group, [texts(joined, line) for line in lines]) for group, lines in by_group(joined.lines)],
         "notes": below(joined),
-        "plot": Markup(plots.figure_plot(curves, *_labels(joined))) if curves else None,
+        "chart": charts.figure_chart(curves, *_labels(joined)) if curves else None,
     }
 
 
-def figure_curves(joined: PaperTable) -> list[plots.Curve]:
+def figure_curves(joined: PaperTable) -> list[charts.Curve]:
     """Curves of a figure: printed and measured points per group of rows; none with fewer than two of either."""
     axes, rows = joined.table.axes, list(zip(joined.table.rows, joined.lines, strict=True))
     curves = []
@@ -45,7 +46,7 @@ def figure_curves(joined: PaperTable) -> list[plots.Curve]:
         for measured in (False, True):
             points = list(_points(axes, members, measured))
             if len(points) > 1:
-                curves.append(plots.Curve(group or "", measured, points))
+                curves.append(charts.Curve(group or "", measured, points))
     return curves
 
 

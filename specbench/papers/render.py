@@ -22,7 +22,7 @@ def render(tables: Sequence[PaperTable], fmt: str = "markdown") -> str | bytes:
     if fmt == "json":
         return to_json(tables)
     if fmt == "html":
-        from specbench.papers.html_page import page  # brings matplotlib
+        from specbench.papers.html_page import page  # brings jinja2 and matplotlib
 
         return page(tables)
     if fmt in ("markdown", "latex"):

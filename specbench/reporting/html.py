@@ -1,14 +1,18 @@
 """HTML report (`specbench report --html`): one self-contained file for small and large screens, light and dark.
 
-The template escapes all text; only the SVG of `plots` is inserted unescaped. The page has no script, and its content
-security policy forbids loading anything.
+The template escapes all text. The page runs two scripts of its own, named by their digests in its content security
+policy, which forbids any other script and loading anything.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
+import hashlib
 import io
+import json
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 
 import jinja2
@@ -16,21 +20,29 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from specbench.reporting import plots
+from specbench.reporting import charts, map_pictures
 from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.compare import corrected, quality_rows
+from specbench.reporting.image_scores import category_means, values_per_image
 from specbench.reporting.image_tiles import Tile, first_prompts, tiles
-from specbench.reporting.pareto import Point, lower_is_better, pareto
-from specbench.reporting.plot_data import PlotData, gather
+from specbench.reporting.pareto import lower_is_better, pareto
+from specbench.reporting.plot_data import PlotData, gather, speed_by_prompt
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.sections import Section, circumstances, definitions, sections
+from specbench.reporting.sweeps import sweeps
+from specbench.stats import Estimate
 from specbench.system.environment import now
 from specbench.system.files import write_atomically
+from specbench.system.json_values import nonfinite_as_null
 from specbench.system.version import __version__
 
 PROMPTS = 12
 """Number of prompts in the image gallery."""
+MOST_POINTS = 300
+"""Images of a run in the chart of each prompt's speed-up."""
 LONGEST_SIDE = 256
+_LONGEST_NAME = 34
+"""Characters of a run's name beside a bar or over a column of images."""
 _EXACT_SIDE = 128
 """Images up to this size are embedded losslessly; larger ones as small JPEGs."""
 
@@ -51,8 +63,10 @@ def write_page(folders: Sequence[Path], path: Path, limit: int = PROMPTS) -> Pat
 def page(rows: Sequence[Mapping], limit: int = PROMPTS) -> str:
     """Render the page of report rows; images and plot data are read from their run folders."""
     found = sections(rows)
+    shown = [_section(section, limit) for section in found]
     return template("page.html.jinja").render(
-        sections=[_section(section, limit) for section in found],
+        sections=shown,
+        **scripts([chart for section in shown for chart in section["charts"]], "gallery.js"),
         definitions=[text.partition(": ")[::2] for text in definitions(found)],
         circumstances=circumstances(rows),
         made=f"specbench {__version__}, {now()[:10]}",
@@ -67,6 +81,25 @@ def template(name: str) -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     return environment.get_template(name)
+
+
+def scripts(shown: Sequence[charts.Chart], *others: str) -> dict[str, object]:
+    """What the base template needs to draw these charts and to run other scripts: `scripts`, their `digests` for its
+    policy, and `charts` as JSON.
+
+    A page without charts has no plotting library. Each chart gets its `place` in that list.
+    """
+    for place, chart in enumerate(shown):
+        chart["place"] = place
+    texts = [*([_script("observable-plot.min.js"), _script("charts.js")] if shown else []), *map(_script, others)]
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+    data = json.dumps(nonfinite_as_null(list(shown)), allow_nan=False).replace("<", "\\u003c")
+    return {"scripts": [Markup(text) for text in texts], "digests": digests, "charts": Markup(data)}
+
+
+@functools.cache
+def _script(name: str) -> str:
+    return (files("specbench.reporting") / "scripts" / name).read_text(encoding="utf-8")
 
 
 def _section(section: Section, limit: int) -> dict:
@@ -85,9 +118,9 @@ def _section(section: Section, limit: int) -> dict:
             for table in section.tables
         ],
         "differences": _differences(names),
-        "figures": [*_pareto_figures(names), *_figures(names, data)],
+        "charts": [*_quality_charts(names), *_speed_charts(names), *_step_charts(names, data)],
         "maps": [
-            {"name": name, "picture": _data(plots.share_picture(found.accepted))}
+            {"name": name, "picture": _data(map_pictures.share_picture(found.accepted))}
             for name, found in data.items()
             if found.accepted is not None
         ],
@@ -103,48 +136,50 @@ def _names(runs: Sequence[Mapping]) -> dict[str, Mapping]:
         name = row["label"]
         if labels.count(name) > 1:
             name = f"{name} W={row['options'].get('window', 1)}"
-        names[name if name not in names else f"{name} {row['run_id'].rpartition('-')[2]}"] = row
+        digest = row["run_id"].rpartition("-")[2]
+        short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+        names[short if short not in names else f"{short[: _LONGEST_NAME - 9]}… {digest[:8]}"] = row
     return names
 
 
-def _pareto_figures(names: Mapping[str, Mapping]) -> list[dict]:
-    runs = [{**row, "label": name} for name, row in names.items()]
+def _quality_charts(names: Mapping[str, Mapping]) -> list[charts.Chart]:
+    """Each score against speed, and by category where there are several."""
+    runs, order = [{**row, "label": name} for name, row in names.items()], list(names)
     metrics = {(s["metric"], s["fingerprint"]): None for row in runs for s in row["scores"] if ":" not in s["metric"]}
-    figures = []
-    for metric, fingerprint in metrics:
-        points = pareto(runs, metric, fingerprint)
-        if len(points) > 1:
-            drawing = plots.pareto_plot(points, metric, [row["run_id"] for row in runs])
-            figures.append(_figure(f"{metric} against speed", drawing, _pareto_caption(points)))
-    return figures
+    fronts = {metric: pareto(runs, metric, fingerprint) for metric, fingerprint in metrics}
+    found = [charts.pareto_chart(points, metric, order) for metric, points in fronts.items() if len(points) > 1]
+    values = {name: values_per_image(Path(row["folder"])) for name, row in names.items()}
+    for metric in dict.fromkeys(metric for metric, _ in metrics):
+        means = category_means(values, metric)
+        found += [charts.categories_chart(metric, means, order)] if len(means) > 1 else []
+    return found
 
 
-def _pareto_caption(points: Sequence[Point]) -> str:
-    dominated = [f"{point.label} (by {point.dominated_by})" for point in points if point.dominated_by]
-    listed = f"Dominated: {', '.join(dominated)}." if dominated else "No run dominates another."
-    return f"Bars: 95 % confidence intervals. Hollow: Pareto-dominated. {listed}"
+def _speed_charts(names: Mapping[str, Mapping]) -> list[charts.Chart]:
+    """The parts of the speed-up, the speed-up of each prompt, and sweeps."""
+    timed = {name: row for name, row in names.items() if row["speedup"] is not None and row["decoder"] != "ar"}
+    if not timed:
+        return []
+    ratios = {
+        name: speed_by_prompt(Path(row["folder"]), Path(row["folder"]).parent / row["baseline"], MOST_POINTS)
+        for name, row in timed.items()
+    }
+    total = {name: Estimate(row["speedup"], row["speedup_low"], row["speedup_high"]) for name, row in timed.items()}
+    found = [charts.parts_chart(timed), charts.prompts_chart(ratios, total)]
+    for option, curves in sweeps(list(timed.values())).items():
+        found.append(charts.sweep_chart(option, curves, list(curves)))
+    return found
 
 
-def _figures(names: Mapping[str, Mapping], data: Mapping[str, PlotData]) -> list[dict]:
+def _step_charts(names: Mapping[str, Mapping], data: Mapping[str, PlotData]) -> list[charts.Chart]:
+    """Acceptance, time and log-probabilities of the steps."""
     order = list(names)
     rates = {name: row["acceptance_by_offset"] for name, row in names.items() if row["acceptance"] is not None}
     times = {name: found.step_ms for name, found in data.items() if found.step_ms}
     logp = {name: found.logp for name, found in data.items() if found.logp is not None}
-    figures = []
-    if rates:
-        caption = "Fraction of the verified draft tokens that were accepted, by position in the window."
-        figures.append(_figure("Acceptance by window offset", plots.offsets_plot(rates, order), caption))
-    if times:
-        caption = "Total time of each span over the number of target forwards, without prefill and rendering."
-        figures.append(_figure("Time per step", plots.time_plot(times), caption))
-    if logp:
-        caption = "Natural log of the target probability of each free token."
-        figures.append(_figure("Log-probability of the tokens", plots.logp_plot(logp, order), caption))
-    return figures
-
-
-def _figure(title: str, drawing: str, caption: str) -> dict:
-    return {"title": title, "drawing": Markup(drawing), "caption": caption}
+    found = [charts.offsets_chart(rates, order)] if rates else []
+    found += [charts.time_chart(times)] if times else []
+    return found + ([charts.logp_chart(logp, order)] if logp else [])
 
 
 def _differences(names: Mapping[str, Mapping]) -> list[list[str]]:
@@ -176,32 +211,38 @@ def _differences(names: Mapping[str, Mapping]) -> list[list[str]]:
 
 def _gallery(names: Mapping[str, Mapping], limit: int) -> dict:
     folders = {name: Path(row["folder"]) for name, row in names.items()}
-    texts = first_prompts(next(iter(folders.values())), limit)
-    columns = {name: tiles(folder, list(texts)) for name, folder in folders.items()}
+    prompts = first_prompts(next(iter(folders.values())), limit)
+    columns = {name: tiles(folder, list(prompts)) for name, folder in folders.items()}
     rows = [
-        {"prompt": text, "tiles": [_shown(name, column.get(prompt)) for name, column in columns.items()]}
-        for prompt, text in texts.items()
+        {
+            "prompt": shown.text,
+            "category": shown.category,
+            "tiles": [_shown(name, column.get(prompt)) for name, column in columns.items()],
+        }
+        for prompt, shown in prompts.items()
     ]
     most = max(row["n"] + row["failed"] for row in names.values())
-    return {"rows": rows, "left_out": max(0, most - len(rows)), "columns": len(columns)}
+    categories = list(dict.fromkeys(shown.category for shown in prompts.values() if shown.category))
+    return {
+        "rows": rows,
+        "left_out": max(0, most - len(rows)),
+        "columns": list(columns),
+        "categories": categories if len(categories) > 1 else [],
+    }
 
 
 def _shown(name: str, tile: Tile | None) -> dict:
     if tile is None or tile.problem:
         return {"name": name, "problem": tile.problem if tile else "not decoded"}
-    facts = [f"{tile.nfe} steps", f"{number(tile.step_compression)} tokens per step"]
+    facts = [f"{tile.nfe} steps"]
     facts += [f"{tile.latency_ms / 1e3:.2f} s"] if tile.latency_ms is not None else []
     facts += [f"{metric} {number(value, 0 if value in (0, 1) else 3)}" for metric, value in tile.scores.items()]
     return {
         "name": name,
         "problem": None,
         "picture": _picture(tile.pixels),
-        "maps": []
-        if tile.steps is None
-        else [
-            ("step that committed each token", _data(plots.step_picture(tile.steps))),
-            ("accepted drafts and sampled tokens", _data(plots.origin_picture(tile.origins))),
-        ],
+        "steps": tile.steps is not None and _data(map_pictures.step_picture(tile.steps)),
+        "origins": tile.origins is not None and _data(map_pictures.origin_picture(tile.origins)),
         "facts": facts,
     }
 

@@ -12,9 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from specbench.errors import SpecbenchError
-from specbench.metrics import catalog as metric_catalog
-from specbench.metrics.score_store import image_values, read_scores
+from specbench.reporting.image_scores import values_per_image
 from specbench.reporting.token_maps import commit_steps, grid_of, origins
 from specbench.store.run_images import read_image
 from specbench.store.run_store import RunStore
@@ -47,12 +45,21 @@ class Tile:
     scores: Mapping[str, float] = field(default_factory=dict)
 
 
-def first_prompts(folder: Path, limit: int, sample: int = 0) -> dict[str, str]:
-    """Read the prompt texts by prompt id of the first images of a run."""
-    found: dict[str, str] = {}
-    for piece in RunStore(folder).batches(["prompt"]):
+@dataclass(frozen=True)
+class Shown:
+    """Text and category of a prompt."""
+
+    text: str
+    category: str | None
+
+
+def first_prompts(folder: Path, limit: int, sample: int = 0) -> dict[str, Shown]:
+    """Read the prompts by prompt id of the first images of a run."""
+    found: dict[str, Shown] = {}
+    for piece in RunStore(folder).batches(["prompt", "category"]):
         rows = piece.filter(pc.equal(piece["sample"], sample)).slice(0, limit - len(found))
-        found |= zip(rows["prompt_id"].to_pylist(), rows["prompt"].to_pylist(), strict=True)
+        columns = (rows[name].to_pylist() for name in ("prompt_id", "prompt", "category"))
+        found |= {prompt: Shown(text, category) for prompt, text, category in zip(*columns, strict=True)}
         if len(found) >= limit:
             break
     return found
@@ -80,16 +87,8 @@ def _rows(folder: Path, prompts: Sequence[str], sample: int) -> pd.DataFrame:
 def _scores(folder: Path, prompts: Sequence[str], sample: int) -> dict[str, dict[str, float]]:
     """Read per-image scores by prompt id and metric; metrics without per-image values are left out."""
     found: dict[str, dict[str, float]] = {}
-    for name in dict.fromkeys(row["metric"] for row in read_scores(folder) if ":" not in str(row["metric"])):
-        try:
-            values = (
-                image_values(folder, metric_catalog.metric(name)()) if name in metric_catalog.metric_names() else None
-            )
-        except SpecbenchError:  # the metric cannot be constructed on this machine
-            continue
-        if values is None:
-            continue
-        shown = values[values["prompt_id"].isin(prompts) & (values["sample"] == sample)].dropna(subset=["value"])
+    for name, values in values_per_image(folder).items():
+        shown = values[values["prompt_id"].isin(prompts) & (values["sample"] == sample)]
         for row in shown.itertuples(index=False):
             found.setdefault(row.prompt_id, {})[name] = float(row.value)
     return found

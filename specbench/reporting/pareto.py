@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specbench.stats import Estimate
 
@@ -29,7 +29,8 @@ def lower_is_better(metric: str) -> bool:
 def pareto(runs: Sequence[Mapping], metric: str, fingerprint: str) -> list[Point]:
     """Build a point for each report row with a speed-up and this score, and mark Pareto-dominated points.
 
-    Dominance uses the point values, not the intervals.
+    A point is dominated by another that is faster and scores better, both with intervals that do not overlap. Without
+    an interval of either number nothing is said.
     """
     points = []
     for row in runs:
@@ -43,9 +44,14 @@ def pareto(runs: Sequence[Mapping], metric: str, fingerprint: str) -> list[Point
 
 
 def _marked(point: Point, points: Sequence[Point], sign: int) -> Point:
-    here = (point.speed.value, sign * point.quality.value)
     for other in points:
-        there = (other.speed.value, sign * other.quality.value)
-        if there != here and there[0] >= here[0] and there[1] >= here[1]:
-            return Point(point.label, point.run_id, point.speed, point.quality, other.label)
+        if _above(other.speed, point.speed, 1) and _above(other.quality, point.quality, sign):
+            return replace(point, dominated_by=other.label)
     return point
+
+
+def _above(one: Estimate, other: Estimate, sign: int) -> bool:
+    """Whether the interval of `one` lies wholly above that of `other`, or below it where `sign` is -1."""
+    if one.low is None or other.low is None:
+        return False
+    return one.low > other.high if sign > 0 else one.high < other.low

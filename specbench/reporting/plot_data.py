@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from specbench.reporting.token_maps import grid_of, origins
 from specbench.store.run_images import read_image
 from specbench.store.run_store import RunStore
+from specbench.store.schema import KEY
 
 STEP_SPANS = ("target", "draft", "verify", "host")
 """Timing spans of a decode step, as in `specbench.decoding.generation.SPANS`."""
@@ -58,6 +59,13 @@ def gather(folder: Path) -> PlotData:
     step = {span: total / nfe for span, total in spans.items()} if nfe and not batched else None
     shares = kept / images if images and np.any(kept) else None
     return PlotData(step, counts / counts.sum() if counts.sum() else None, shares)
+
+
+def speed_by_prompt(folder: Path, baseline: Path, most: int) -> list[tuple[str, float]]:
+    """(prompt, speed-up) of the first `most` images that a run and its AR baseline both decoded one at a time."""
+    mine, theirs = (RunStore(path).samples(["prompt", "ar_ms"]).dropna(subset=["ar_ms"]) for path in (folder, baseline))
+    pairs = mine.merge(theirs[[*KEY, "ar_ms"]], on=list(KEY), suffixes=("", "_base")).head(most)
+    return [(row.prompt, row.ar_ms_base / row.ar_ms) for row in pairs.itertuples(index=False) if row.ar_ms > 0]
 
 
 def _grid(folder: Path, rows: pa.Table) -> tuple[int, int] | None:

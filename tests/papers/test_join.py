@@ -314,6 +314,8 @@ def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):
     assert [(x.value, y.value) for x, y in printed.points] == [(3, 3), (300, 300)] and not printed.measured
     assert all(y.value == pytest.approx(7 / 3) and y.low < y.value < y.high for _, y in measured.points)
     text = render([done], "html")
-    assert text.count("<svg") == 1 and "paper</text>" in text and "here</text>" in text
-    assert "default-src 'none'" in text and "<script" not in text
+    (chart,) = json.loads(re.search('id="charts">(.*?)</script>', text)[1])
+    told = [point["told"] for layer in chart["layers"] for point in layer["points"] if layer["mark"] == "dot"]
+    assert text.count("data-chart=") == 1 and sum("the paper's" in one for one in told) == 2 == len(told) - 2
+    assert "default-src 'none'" in text and text.count("sha256-") == text.count("<script>") == 2
     assert not figure_curves(join(TABLE, {})), "a table has no plot"

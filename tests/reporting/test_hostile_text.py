@@ -117,11 +117,13 @@ class Page(html.parser.HTMLParser):
     def __init__(self, text: str):
         super().__init__()
         self.tags: set[str] = set()
+        self.scripts = 0
         self.attributes: set[str] = set()
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
         self.tags.add(tag)
+        self.scripts += tag == "script"
         self.attributes |= {name for name, _ in attributes}
 
 
@@ -131,7 +133,7 @@ def test_html_has_the_tags_of_a_harmless_page_and_no_others(everything, tmp_path
     synthetic.folder(harmless, spec("model"), synthetic.sjd())
     mine = Page(write_page([everything], tmp_path / "hostile.html").read_text())
     other = Page(write_page(find_runs(harmless), tmp_path / "plain.html").read_text())
-    assert "script" not in mine.tags and mine.tags - other.tags <= {"img", "figcaption", "figure", "picture", "bdi"}
+    assert mine.scripts == other.scripts and mine.tags - other.tags <= {"img", "figcaption", "figure", "picture", "bdi"}
     assert not any(name.startswith("on") for name in mine.attributes)
 
 

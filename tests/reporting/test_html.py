@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import http.server
 import json
+import queue
 import re
 import shutil
 import subprocess
 import threading
-import warnings
-from base64 import b64decode
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -19,9 +18,10 @@ import synthetic
 from synthetic import AR, SJD, generation
 
 from specbench.prompts import Request
-from specbench.reporting import plots, render, report_rows
+from specbench.reporting import render, report_rows
 from specbench.reporting.html import write_page
 from specbench.reporting.pareto import pareto
+from specbench.reporting.sweeps import sweeps
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, failed_row, sample_row
@@ -35,22 +35,61 @@ HOSTILE = (
 )
 PROBE = """<!doctype html><body><script>
 const found = [];
-for (const width of [360, 1400]) {
+const frames = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+const press = (page, target, key) =>
+  target.dispatchEvent(new page.defaultView.KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+async function used(page) {
+  const viewer = page.querySelector("dialog"), all = [...page.querySelectorAll(".gallery .frame")];
+  if (!viewer || !all.length) return null;
+  const title = () => viewer.querySelector("h4").textContent;
+  all[0].click();
+  const seen = { opened: viewer.open, first: title() };
+  press(page, viewer, "ArrowRight");
+  seen.second = title();
+  press(page, viewer, "ArrowDown");
+  seen.lower = [title(), viewer.querySelector(".prompt").textContent];
+  press(page, viewer, "o");
+  const over = viewer.querySelector(".stage .difference");
+  seen.overlay = over && getComputedStyle(over).display + " " + getComputedStyle(over).mixBlendMode;
+  viewer.close();
+  const select = page.querySelector(".gallery select");
+  select.value = select.options[1].value;
+  select.dispatchEvent(new page.defaultView.Event("change"));
+  seen.left = [...page.querySelectorAll(".gallery tbody tr")].filter((row) => row.checkVisibility()).length;
+  const sheet = page.querySelector(".sheet"), head = sheet.querySelector("thead th");
+  select.value = "";
+  select.dispatchEvent(new page.defaultView.Event("change"));
+  sheet.style.maxHeight = "200px";
+  sheet.scrollTop = 150;
+  const fixed = Math.abs(head.getBoundingClientRect().top - sheet.getBoundingClientRect().top) < 3;
+  seen.stuck = fixed && sheet.scrollTop > 100;
+  const dot = [...page.querySelectorAll("[data-chart] svg [aria-label=dot] circle")][0];
+  const box = dot.getBoundingClientRect();
+  const place = { clientX: box.x + box.width / 2, clientY: box.y + box.height / 2, bubbles: true };
+  for (const kind of ["pointerenter", "pointermove"])
+    dot.ownerSVGElement.dispatchEvent(new page.defaultView.PointerEvent(kind, place));
+  await frames();
+  seen.tip = [...page.querySelectorAll("[aria-label=tip]")].map((tip) => tip.textContent).join("");
+  return seen;
+}
+for (const width of [390, 1280]) {
   const frame = document.createElement("iframe");
   frame.style.cssText = `width:${width}px;height:900px`;
   frame.onload = async () => {
     const page = frame.contentDocument, images = [...page.images];
     await Promise.all(images.map((image) => image.decode().catch(() => null)));
+    await frames();
     const style = getComputedStyle(page.body);
     found.push({
       width, overflow: page.documentElement.scrollWidth - frame.clientWidth,
       images: images.length, missing: images.filter((image) => !image.naturalWidth).length,
-      drawings: page.querySelectorAll("svg path").length, scripts: page.scripts.length,
-      handlers: page.querySelectorAll("[onerror]").length, text: page.body.innerText,
+      charts: page.querySelectorAll("[data-chart]").length,
+      drawings: [...page.querySelectorAll("[data-chart]")].filter((place) => place.querySelector("svg path")).length,
+      scripts: page.scripts.length, handlers: page.querySelectorAll("[onerror]").length, text: page.body.innerText,
       paper: style.backgroundColor, ink: style.color,
-      line: getComputedStyle(page.querySelector("svg text") || page.body).fill,
+      line: getComputedStyle(page.querySelector("[data-chart] svg") || page.body).color, used: await used(page),
     });
-    if (found.length === 2) document.body.textContent = "FOUND" + btoa(encodeURIComponent(JSON.stringify(found)));
+    if (found.length === 2) fetch("REPORT", { method: "POST", mode: "no-cors", body: JSON.stringify(found) });
   };
   frame.src = "page.html";
   document.body.append(frame);
@@ -58,23 +97,33 @@ for (const width of [360, 1400]) {
 </script></body>"""
 
 
-@pytest.fixture
-def trap():
-    """A server that notes whoever asks it for something."""
-    asked = []
+@contextmanager
+def server(answered):
+    """A server on this machine that hands every request's path and body to `answered`; its port."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            asked.append(self.path)
+            answered(self.path, self.rfile.read(int(self.headers.get("Content-Length") or 0)))
             self.send_error(404)
+
+        do_POST = do_GET
 
         def log_message(self, *_):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server.server_address[1], asked
-    server.shutdown()
+    one = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=one.serve_forever, daemon=True).start()
+    yield one.server_address[1]
+    one.shutdown()
+    one.server_close()
+
+
+@pytest.fixture
+def trap():
+    """A server that notes whoever asks it for something."""
+    asked = []
+    with server(lambda path, _: asked.append(path)) as port:
+        yield port, asked
 
 
 def hostile_runs(out: Path, port: int) -> list[Path]:
@@ -83,7 +132,9 @@ def hostile_runs(out: Path, port: int) -> list[Path]:
         with RunStore(out / spec.run_id).create(spec, synthetic.INVOCATION) as store:
             for number, (text, item) in enumerate(zip(HOSTILE, make(4), strict=True)):
                 text = text.replace("PORT", str(port))
-                base = base_row(Request(text, f"p{number}", category="pets"), 0, synthetic.INVOCATION["started_at"])
+                base = base_row(
+                    Request(text, f"p{number}", category=f"pets {number % 2}"), 0, synthetic.INVOCATION["started_at"]
+                )
                 item.forced = np.zeros(4, dtype=bool)
                 item.image = np.full((3, 8, 8), 40 * number, dtype=np.uint8)
                 row = sample_row(base, item, True)
@@ -94,19 +145,29 @@ def hostile_runs(out: Path, port: int) -> list[Path]:
 
 
 def opened(folder: Path, dark: bool = False) -> tuple[list[dict], list[str]]:
-    """What a browser sees of `page.html` in `folder`, narrow and wide, and what it says on its console."""
-    (folder / "probe.html").write_text(PROBE)
-    theme = ["--blink-settings=preferredColorScheme=0"] if dark else ["--blink-settings=preferredColorScheme=1"]
-    command = [
-        CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr",
-        "--disable-background-networking", "--allow-file-access-from-files", "--virtual-time-budget=8000", *theme,
-        f"--user-data-dir={folder / 'profile'}", "--dump-dom", f"file://{folder / 'probe.html'}",
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    packed = re.search("FOUND([A-Za-z0-9+/=]+)", done.stdout)
-    assert packed, done.stdout[-500:] + done.stderr[-500:]
-    return sorted(json.loads(unquote(b64decode(packed[1]).decode())), key=lambda one: one["width"]), said
+    """What a browser sees of `page.html` in `folder`, narrow and wide, and what it says on its console.
+
+    The probe sends what it found as soon as it has it, so that no clock decides when the page is done.
+    """
+    found = queue.Queue()
+    with server(lambda _, body: found.put(body)) as port, open(folder / "console", "w") as console:
+        (folder / "probe.html").write_text(PROBE.replace("REPORT", f"http://127.0.0.1:{port}/"))
+        command = [
+            CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr",
+            "--disable-background-networking", "--allow-file-access-from-files", "--window-size=1700,1000",
+            f"--blink-settings=preferredColorScheme={0 if dark else 1}", f"--user-data-dir={folder / 'profile'}",
+            "--remote-debugging-port=0", f"file://{folder / 'probe.html'}",
+        ]  # fmt: skip
+        browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=console)
+        try:
+            views = json.loads(found.get(timeout=240))
+        except queue.Empty:
+            pytest.fail("the page did not answer: " + (folder / "console").read_text()[-2000:])
+        finally:
+            browser.terminate()
+            browser.wait(30)
+    said = [line for line in (folder / "console").read_text().splitlines() if "CONSOLE" in line]
+    return sorted(views, key=lambda one: one["width"]), said
 
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, for example `apt-get install chromium`")
@@ -120,10 +181,16 @@ def test_the_page_opens_without_network_or_complaint(tmp_path, trap, dark):
     views, said = opened(tmp_path, dark)
     assert said == [] and asked == []
     for view in views:
-        assert view["images"] > 8 and view["missing"] == 0 and view["drawings"] > 20, view
+        assert view["images"] > 8 and view["missing"] == 0, view
+        assert view["drawings"] == view["charts"] >= 5, view
         assert view["overflow"] <= 0, "the page itself never scrolls sideways"
-        assert view["scripts"] == view["handlers"] == 0
+        assert view["scripts"] == 4 and view["handlers"] == 0, "the page's own scripts and its data, nothing else"
         assert view["ink"] == view["line"] != view["paper"], "plots are in the page's ink"
+        used = view["used"]
+        assert used["opened"] and [used["first"], used["second"], used["lower"][0]] == ["ar", "sjd", "sjd"]
+        assert " ".join(used["lower"][1].split()) == " ".join(HOSTILE[1].replace("PORT", str(port)).split())
+        assert used["overlay"] == "block difference" and used["left"] == 2 and used["stuck"]
+        assert "sjd: 1.29x" in used["tip"], "a point says what it is"
         for text in HOSTILE:
             assert " ".join(text.replace("PORT", str(port)).split()) in view["text"]
         assert "failed: <script>" in view["text"]
@@ -158,15 +225,8 @@ def test_one_image_is_a_page_without_nan(tmp_path):
     synthetic.folder(tmp_path, AR, [generation(4, 40.0)])
     synthetic.folder(tmp_path, SJD, [generation(2, 20.0)])
     text = write_page(find_runs(tmp_path), tmp_path / "page.html").read_text()
-    visible = re.sub(r"data:image/[^\"]*", "", text)
+    visible = re.sub(r"data:image/[^\"]*|<script>.*?</script>", "", text, flags=re.DOTALL)
     assert not re.search(r"\bnan\b", visible, re.IGNORECASE) and "no image file" in visible
-
-
-def test_a_plot_of_one_run_has_room_for_its_bar():
-    spans = dict.fromkeys(("target", "draft", "verify", "host"), 1.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # matplotlib warns where nothing is left for the axes
-        assert plots.time_plot({"sjd": spans}).startswith("<svg")
 
 
 def test_runs_without_images_are_a_page(tmp_path):
@@ -182,16 +242,30 @@ def test_the_command_prints_the_path(tmp_path, cli):
     assert nowhere.code != 0 and nowhere.err.startswith("error: cannot write /proc/page.html")
 
 
-def test_dominated_runs_are_those_another_beats():
-    def row(label, speedup, value):
-        score = {"metric": "fid[x]", "fingerprint": "f", "value": value, "low": None, "high": None}
-        return {"label": label, "run_id": label, "speedup": speedup, "speedup_low": None, "speedup_high": None,
-                "scores": [score]}  # fmt: skip
+def test_a_run_is_dominated_only_where_the_intervals_say_so():
+    def row(label, speed, value, half):
+        score = {"metric": "fid[x]", "fingerprint": "f", "value": value}
+        score |= {"low": None, "high": None} if half is None else {"low": value - half, "high": value + half}
+        return {"label": label, "run_id": label, "speedup": speed, "speedup_low": speed and speed - 0.1,
+                "speedup_high": speed and speed + 0.1, "scores": [score]}  # fmt: skip
 
-    rows = [row("ar", 1.0, 20.0), row("slow", 0.8, 20.0), row("fast", 2.0, 25.0), row("worse", 1.9, 26.0),
-            row("twin", 2.0, 25.0), row("unmeasured", None, 1.0)]  # fmt: skip
+    rows = [row("ar", 1.0, 20.0, 0.5), row("slow", 0.7, 22.0, 0.5), row("unsure", 0.7, 20.9, 0.5),
+            row("near", 0.9, 22.0, 0.5), row("unknown", 0.5, 30.0, None), row("fast", 2.0, 25.0, 0.5),
+            row("unmeasured", None, 1.0, 0.5)]  # fmt: skip
     found = {point.label: point.dominated_by for point in pareto(rows, "fid[x]", "f")}
-    assert found == {"ar": None, "slow": "ar", "fast": None, "worse": "fast", "twin": None}
+    assert found == {"ar": None, "slow": "ar", "unsure": None, "near": None, "unknown": None, "fast": None}
     higher = {point.label: point.dominated_by for point in pareto(
         [r | {"scores": [s | {"metric": "clip[x]"} for s in r["scores"]]} for r in rows], "clip[x]", "f")}  # fmt: skip
-    assert higher["worse"] is None and higher["ar"] == "fast"
+    assert higher["ar"] == "fast" and higher["slow"] == "fast" and higher["unknown"] is None
+
+
+def test_sweeps_are_runs_that_differ_in_one_option():
+    def row(decoder, speed, **options):
+        return {"decoder": decoder, "options": options, "speedup": speed, "speedup_low": None, "speedup_high": None,
+                "step_ratio": 2.0}  # fmt: skip
+
+    rows = [row("ar", 1.0), row("sjd", 1.5, window=16), row("sjd", 1.2, window=4), row("gsd", 1.4, window=16, G=3),
+            row("gsd", 1.3, window=16, G=10), row("gsd", None, window=4, G=3)]  # fmt: skip
+    found = {option: {name: [point[0] for point in points] for name, points in curves.items()}
+             for option, curves in sweeps(rows).items()}  # fmt: skip
+    assert found == {"window": {"sjd": [4, 16]}, "G": {"gsd": [3, 10]}}

@@ -1,0 +1,374 @@
+"""Charts of a page as data: what the page's script draws, so that every point can be hovered.
+
+A chart is a dict: `title`, `caption`, `label` (for screen readers), `scales` (options of its x, y, fy and colour
+scales) and `layers`, each a mark of Observable Plot with its points and options. No plotting library is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specbench.reporting.columns import between, number
+from specbench.reporting.pareto import Point, lower_is_better
+from specbench.reporting.plot_data import LOGP_EDGES, STEP_SPANS
+from specbench.stats import Estimate
+from specbench.system.console import printable
+
+PALETTE = (
+    *("#8a8a8a", "#3d8bd4", "#e0862a", "#2fa36f", "#cf5ca0", "#8d74dd", "#b3932b", "#d9584a", "#3aa8b8", "#86a336"),
+    *("#a4714f", "#5f7fb8", "#d98fb5", "#6fae94", "#b58ad6", "#c9773f"),
+)
+"""Colours distinguishable on white and on black; further runs repeat them."""
+_SPAN_LABELS = dict(zip(STEP_SPANS, ("target forward", "draft", "verify + sample", "host gap"), strict=True))
+_PARTS = ("steps saved", "window cost", "overhead", "speed-up")
+_DASH = "5,4"
+Chart = dict[str, object]
+Points = Sequence[Mapping[str, object]]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Printed or measured points of a paper's figure: x (a number or a category) and y."""
+
+    label: str
+    measured: bool
+    points: Sequence[tuple[Estimate | str, Estimate]]
+
+
+def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str) -> Chart:
+    """A paper's figure: printed values hollow and dashed, measured values filled with intervals."""
+    groups = list(dict.fromkeys(curve.label for curve in curves))
+    named = {group: group or "all rows" for group in groups}
+    categories = list(dict.fromkeys(x for curve in curves for x, _ in curve.points if isinstance(x, str)))
+    layers = []
+    for curve in curves:
+        points = [_figure_point(named[curve.label], curve.measured, *point, x_label, y_label) for point in curve.points]
+        if curve.measured:
+            layers += _bars(points)
+        layers += [_lines(points, None if curve.measured else _DASH), _dots(points, curve.measured)]
+    x = {"label": x_label, "type": "point", "domain": categories} if categories else _number_axis(curves, x_label)
+    return _chart(
+        f"{y_label} against {x_label}",
+        "Hollow and dashed: the paper's values. Filled: measured here, with 95 % intervals.",
+        {"x": x, "y": {"label": y_label}, "color": _colours(list(named.values()), start=1)},
+        layers,
+    )
+
+
+def pareto_chart(points: Sequence[Point], metric: str, order: Sequence[str]) -> Chart:
+    """Speed-up against a score, both with intervals; up and right is better. Dominated runs are hollow.
+
+    Args:
+        order: names of all runs of the page, which determine the colours.
+    """
+    data = [
+        _estimates(point.speed, point.quality)
+        | {
+            "run": point.label,
+            "told": f"{point.label}\nspeed-up {_told(point.speed)}\n{metric} {_told(point.quality, 3)}"
+            + (f"\ndominated by {point.dominated_by}" if point.dominated_by else ""),
+            "kept": point.dominated_by is None,
+        }
+        for point in points
+    ]
+    names = [f"{point.label} (by {point.dominated_by})" for point in points if point.dominated_by]
+    verdict = f"Dominated: {', '.join(names)}." if names else "No run is shown to be dominated by another."
+    lower = lower_is_better(metric)
+    return _chart(
+        f"{metric} against speed",
+        "Bars: 95 % confidence intervals. Hollow: dominated, that is slower and worse than another run with intervals "
+        f"that do not overlap. {verdict}",
+        {
+            "x": {"label": "speed-up over AR", "nice": True, "grid": True},
+            "y": {
+                "label": f"{metric}{' (axis inverted)' if lower else ''}",
+                "nice": True,
+                "grid": True,
+                "reverse": lower,
+            },
+            "color": _colours(order, shown={point.label for point in points}),
+        },
+        [
+            *_bars(data),
+            _dots([one for one in data if one["kept"]]),
+            _dots([one for one in data if not one["kept"]], False),
+        ],
+    )
+
+
+def prompts_chart(ratios: Mapping[str, Sequence[tuple[str, float]]], speed: Mapping[str, Estimate]) -> Chart:
+    """Speed-up of every prompt, a row of points per run; a bar marks the run's own speed-up.
+
+    Args:
+        ratios: by run, (prompt, speed-up) pairs.
+        speed: by run, the speed-up over all its prompts.
+    """
+    points = [
+        {"x": ratio, "y": name, "run": name, "told": f"{_cut(prompt, 60)}\n{name}: {number(ratio)}x"}
+        for name, pairs in ratios.items()
+        for prompt, ratio in pairs
+    ]
+    totals = [
+        {"x": speed[name].value, "y": name, "run": name, "told": f"{name}, all prompts: {_told(speed[name])}"}
+        for name in ratios
+    ]
+    names = [name for name in ratios]
+    return _chart(
+        "Speed-up of each prompt",
+        "A point per image in common with AR; the bar is the speed-up over all of them.",
+        {
+            "x": {"label": "speed-up over AR", "nice": True, "grid": True},
+            "y": {"label": None, "domain": names},
+            "color": {**_colours(names, start=1), "legend": False},
+        },
+        [
+            _one(),
+            _layer("dot", points, x="x", y="y", fill="run", r=3.5, fillOpacity=0.6, title="told", tip=True),
+            _layer("tickX", totals, x="x", y="y", stroke="currentColor", strokeWidth=2.5, inset=9, title="told"),
+        ],
+        rows=len(names),
+    )
+
+
+def parts_chart(rows: Mapping[str, Mapping]) -> Chart:
+    """The speed-up of each run taken apart: what its saved steps would bring, and what windows and overhead take back.
+
+    Args:
+        rows: by name, report rows with a speed-up.
+    """
+    points = []
+    for name, row in rows.items():
+        steps, cost, overhead = row["step_ratio"], row["window_cost"], row["overhead"]
+        reached = (1.0, steps, steps / cost, steps / (cost * overhead))
+        speed = _told(Estimate(row["speedup"], row["speedup_low"], row["speedup_high"]))
+        told = (f"x {number(steps)}", f"/ {number(cost)}", f"/ {number(overhead)}", speed)
+        for place, part in enumerate(_PARTS):
+            first, last = (1.0, reached[-1]) if part == "speed-up" else (reached[place], reached[place + 1])
+            points.append(
+                {"x1": min(first, last), "x2": max(first, last), "y": part, "fy": name, "part": part,
+                 "told": f"{name}\n{part}: {told[place]}"}
+            )  # fmt: skip
+    bounds = [
+        {"x1": row["speedup_low"], "x2": row["speedup_high"], "y": _PARTS[-1], "fy": name}
+        for name, row in rows.items()
+        if row["speedup_low"] is not None
+    ]
+    return _chart(
+        "The parts of the speed-up",
+        "From AR's speed (1): the steps saved multiply it, the cost of a wider forward and the overhead divide it; the "
+        "last bar is what is left, with its 95 % interval. Logarithmic axis.",
+        {
+            "x": {"label": "times as fast as AR", "type": "log", "grid": True, "ticks": 6, "tickFormat": "~g"},
+            "y": {"label": None, "domain": list(_PARTS), "axis": None},
+            "fy": {"label": None, "domain": list(rows)},
+            "color": {"domain": list(_PARTS), "range": [PALETTE[place] for place in (3, 2, 7, 1)], "legend": True},
+        },
+        [
+            _one(),
+            _layer("barX", points, x1="x1", x2="x2", y="y", fy="fy", fill="part", title="told", tip=True),
+            _layer("ruleY", bounds, x1="x1", x2="x2", y="y", fy="fy", stroke="currentColor", strokeWidth=1.2),
+        ],
+        rows=2 * len(rows),
+    )  # fmt: skip
+
+
+def categories_chart(
+    metric: str, means: Mapping[str, Mapping[str, tuple[Estimate, int]]], order: Sequence[str]
+) -> Chart:
+    """Mean score of each category, a point per run.
+
+    Args:
+        means: by category and run, the mean with its interval (None where it is of too few images) and the images.
+    """
+    points = [
+        {"x": mean.value, "x1": mean.low, "x2": mean.high, "y": run, "fy": _cut(category), "run": run,
+         "told": f"{_cut(category)}\n{run}: {_told(mean, 3)}, {n} image{'s' if n != 1 else ''}"}
+        for category, runs in means.items()
+        for run, (mean, n) in runs.items()
+    ]  # fmt: skip
+    runs = {point["run"] for point in points}
+    return _chart(
+        f"{metric} by category",
+        "Mean over the category's images; intervals of too few images are left out.",
+        {
+            "x": {"label": metric, "nice": True, "grid": True},
+            "y": {"label": None, "axis": None, "domain": [name for name in order if name in runs]},
+            "fy": {"label": None, "domain": [_cut(category) for category in means]},
+            "color": _colours(order, shown=runs),
+        },
+        [
+            _layer("ruleY", [p for p in points if p["x1"] is not None], x1="x1", x2="x2", y="y", fy="fy", stroke="run"),
+            _layer("dot", points, x="x", y="y", fy="fy", fill="run", r=4, title="told", tip=True),
+        ],
+        rows=max(2, len(runs) / 2) * len(means),
+    )
+
+
+def sweep_chart(
+    option: str, curves: Mapping[str, Sequence[tuple[object, Estimate, float]]], order: Sequence[str]
+) -> Chart:
+    """Speed-up against a swept option, a line per decoder; the dashed line is what the saved steps alone would bring.
+
+    Args:
+        curves: by decoder, (value of the option, speed-up, step ratio) triples.
+    """
+    text = any(isinstance(value, str) for points in curves.values() for value, _, _ in points)
+    solid, dashed = [], []
+    for name, points in curves.items():
+        for value, speed, steps in points:
+            x = str(value) if text else value
+            told = f"{name} {option}={value}\nspeed-up {_told(speed)}\nsteps {number(steps)}x"
+            solid.append({"x": x, "y": speed.value, "y1": speed.low, "y2": speed.high, "run": name, "told": told})
+            dashed.append({"x": x, "y": steps, "run": name, "told": told})
+    return _chart(
+        f"Sweep of {option}",
+        "Solid: speed-up over AR, with 95 % intervals. Dashed: the steps saved, which is the speed-up of a window that "
+        "costs nothing.",
+        {
+            "x": {"label": option, **({"type": "point"} if text else {})},
+            "y": {"label": "times AR", "grid": True, "nice": True},
+            "color": _colours(order, start=1),
+        },
+        [*_bars(solid), _lines(dashed, _DASH), _lines(solid, None), _dots(dashed, False, r=3), _dots(solid)],
+    )  # fmt: skip
+
+
+def offsets_chart(rates: Mapping[str, Sequence[float | None]], order: Sequence[str]) -> Chart:
+    """Acceptance by window offset, one line per run with drafts.
+
+    Args:
+        rates: per run, acceptance at each offset; None where no draft was verified.
+        order: all runs of the page.
+    """
+    points = [
+        {"x": place, "y": value, "run": name, "told": f"{name}\noffset {place}: {number(value, 3)}"}
+        for name, values in rates.items()
+        for place, value in enumerate(values, 1)
+        if value is not None
+    ]
+    return _chart(
+        "Acceptance by window offset",
+        "Fraction of the verified draft tokens that were accepted, by position in the window.",
+        {
+            "x": {"label": "position of the draft in the window", "tickFormat": "d"},
+            "y": {"label": "acceptance", "domain": [0, 1], "grid": True},
+            "color": _colours(order, shown=rates),
+        },
+        [_lines(points, None), _dots(points, r=2.5)],
+    )
+
+
+def time_chart(step_ms: Mapping[str, Mapping[str, float]]) -> Chart:
+    """Milliseconds per step by span, one bar per run."""
+    points = [
+        {"x": spans[span], "y": name, "span": _SPAN_LABELS[span],
+         "told": f"{name}\n{_SPAN_LABELS[span]}: {number(spans[span])} ms of {number(sum(spans.values()))} ms"}
+        for name, spans in step_ms.items()
+        for span in STEP_SPANS
+    ]  # fmt: skip
+    return _chart(
+        "Time per step",
+        "Total time of each span over the number of target forwards, without prefill and rendering.",
+        {
+            "x": {"label": "milliseconds per step", "grid": True},
+            "y": {"label": None, "domain": list(step_ms)},
+            "color": {"domain": list(_SPAN_LABELS.values()), "range": PALETTE[1:5], "legend": True},
+        },
+        [_layer("barX", points, x="x", y="y", fill="span", order="span", title="told", tip=True)],
+        rows=len(step_ms),
+    )
+
+
+def logp_chart(shares: Mapping[str, np.ndarray], order: Sequence[str]) -> Chart:
+    """Histogram of log p of the committed tokens, one line per run."""
+    middles = (LOGP_EDGES[1:] + LOGP_EDGES[:-1]) / 2
+    points = [
+        {"x": float(middle), "y": 100 * float(share), "run": name,
+         "told": f"{name}\nlog p {low:g} to {low + 0.5:g}: {100 * share:.2g} %"}
+        for name, values in shares.items()
+        for middle, low, share in zip(middles, LOGP_EDGES, values, strict=False)
+        if share > 0
+    ]  # fmt: skip
+    return _chart(
+        "Log-probability of the tokens",
+        "Natural log of the target probability of each free token.",
+        {
+            "x": {"label": "log p in nats (first bin: and below)"},
+            "y": {"label": "% of free tokens", "type": "log", "grid": True, "ticks": 4, "tickFormat": "~g"},
+            "color": _colours(order, shown=shares),
+        },
+        [_lines(points, None), _dots(points, r=1.5)],
+    )
+
+
+def _chart(title: str, caption: str, scales: Mapping, layers: Points, rows: float | None = None) -> Chart:
+    """A chart; `rows` is how many rows of bars or points it holds, where its height depends on it."""
+    return {"title": title, "caption": caption, "label": title, "scales": scales, "layers": list(layers), "rows": rows}
+
+
+def _layer(mark: str, points: Points, **options: object) -> dict[str, object]:
+    return {"mark": mark, "points": list(points), "options": options}
+
+
+def _one() -> dict[str, object]:
+    return _layer("ruleX", [1], stroke="currentColor", strokeOpacity=0.5, strokeDasharray="2,3")
+
+
+def _bars(points: Points) -> list[dict[str, object]]:
+    """Intervals of the points that have them."""
+    across = [point for point in points if point.get("x1") is not None]
+    up = [point for point in points if point.get("y1") is not None]
+    return [
+        _layer("ruleY", across, x1="x1", x2="x2", y="y", stroke="run", strokeOpacity=0.7),
+        _layer("ruleX", up, x="x", y1="y1", y2="y2", stroke="run", strokeOpacity=0.7),
+    ]
+
+
+def _lines(points: Points, dash: str | None) -> dict[str, object]:
+    return _layer("line", points, x="x", y="y", stroke="run", strokeDasharray=dash, strokeWidth=1.6)
+
+
+def _dots(points: Points, filled: bool = True, r: float = 4.5) -> dict[str, object]:
+    colour = {"fill": "run"} if filled else {"stroke": "run", "fill": "var(--paper)", "strokeWidth": 1.6}
+    return _layer("dot", points, x="x", y="y", r=r, title="told", tip=True, **colour)
+
+
+def _estimates(x: Estimate, y: Estimate) -> dict[str, float | None]:
+    return {"x": x.value, "x1": x.low, "x2": x.high, "y": y.value, "y1": y.low, "y2": y.high}
+
+
+def _figure_point(run: str, measured: bool, x: Estimate | str, y: Estimate, x_label: str, y_label: str) -> dict:
+    number_x = not isinstance(x, str)
+    place = _estimates(x, y) if number_x else _estimates(Estimate(0, None, None), y) | {"x": x}
+    where = "measured here" if measured else "the paper's"
+    told = f"{run}, {where}\n{x_label} {f'{x.value:g}' if number_x else x}\n{y_label} {_told(y, 3)}"
+    return place | {"run": run, "told": told}
+
+
+def _number_axis(curves: Sequence[Curve], label: str) -> dict[str, object]:
+    values = [x.value for curve in curves for x, _ in curve.points]
+    decades = bool(values) and 0 < 100 * min(values) <= max(values)
+    return {"label": label, "nice": True} | ({"type": "log", "tickFormat": "~g"} if decades else {})
+
+
+def _told(estimate: Estimate, digits: int = 2) -> str:
+    bounds = "" if estimate.low is None else f" [{between(estimate.low, estimate.high, digits)}]"
+    return number(estimate.value, digits) + bounds
+
+
+def _colours(order: Sequence[str], start: int = 0, shown: Container[str] | None = None) -> dict[str, object]:
+    """Colour scale of all runs, or of those of `shown`, each in the colour of its place."""
+    places = [place for place, name in enumerate(order) if shown is None or name in shown]
+    return {
+        "domain": [order[place] for place in places],
+        "range": [PALETTE[(start + place) % len(PALETTE)] for place in places],
+        "legend": True,
+    }
+
+
+def _cut(text: str, most: int = 28) -> str:
+    clean = printable(text)
+    return clean if len(clean) <= most else f"{clean[: most - 1]}…"
