@@ -20,7 +20,7 @@ from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 from specbench.system.console import one_line
 from specbench.system.json_values import nonfinite_as_null
-from specbench.system.terminal_tables import fitted, used_columns
+from specbench.system.terminal_tables import distinct
 
 
 def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None) -> Callable:
@@ -121,12 +121,10 @@ def print_table(rows: Sequence[dict], columns: Sequence[str]) -> None:
 
 def _print_fitted(rows: Sequence[dict], columns: Sequence[str]) -> None:
     cells = [[_cell(row.get(column)) for column in columns] for row in rows]
-    shown = used_columns(cells, range(len(columns)))
-    numeric = [place for place in shown if all(_numeric(row.get(columns[place])) for row in rows)]
+    numeric = [place for place, column in enumerate(columns) if all(_numeric(row.get(column)) for row in rows)]
     screen = console.stdout()
-    headings = [columns[place].replace("_", " ") for place in shown]
-    texts = [[row[place] for place in shown] for row in cells]
-    screen.print(fitted(headings, texts, screen.width, [shown.index(place) for place in numeric]))
+    headings = [column.replace("_", " ") for column in columns]
+    screen.print(distinct(headings, cells, screen.width, kept=[0], right=numeric))
 
 
 def _numeric(value: object) -> bool:

@@ -125,6 +125,9 @@ def _show_plans(plans, as_json: bool) -> None:
 
 def _show_table(folders: Sequence[Path]) -> None:
     """The short table of `specbench report` of these runs, for whoever waits in front of a terminal."""
+    from rich.text import Text
+
+    from specbench.reporting.answer import disturbances
     from specbench.reporting.report_rows import report_rows
     from specbench.reporting.report_view import summary_table
     from specbench.reporting.sections import sections
@@ -133,6 +136,8 @@ def _show_table(folders: Sequence[Path]) -> None:
     for section in sections(report_rows(folders)):
         screen.print()
         screen.print(summary_table(section.runs, screen.width))
+        for text in disturbances(section.runs):
+            screen.print(Text(text))
 
 
 def _print_summary(summary, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from scipy.special import stdtrit
 
 from specbench import stats
 from specbench.papers.table import Column, Row
+from specbench.reporting.columns import stall_note
 from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.pareto import lower_is_better
 from specbench.reporting.report_rows import Run
@@ -19,6 +20,8 @@ from specbench.stats.intervals import FEW_UNITS, LEVEL
 from specbench.store.run_info import Invocation
 
 RATIOS_TO_AR = ("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead")
+_STALLING = ("latency_ms", "latency_e2e_ms", "step_ms", "speedup", "speedup_e2e")
+"""Numbers that a stalled image changes."""
 TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "speedup_e2e", "window_cost", "overhead")
 """Hardware-dependent numbers."""
 NOT_SCORED = "not scored"
@@ -159,7 +162,8 @@ def _measure(
         note = f"Measured latency ratio above the step ratio ({row['step_ratio']:.2f}): {_SUSPICIOUS}"
     elif column.key in RATIOS_TO_AR and row["speedup_note"]:
         note = f"Compared {row['speedup_note']}."
-    return Estimate(row[column.key], low, high), n, None, note
+    stalled = stall_note(row) if column.key in _STALLING else None
+    return Estimate(row[column.key], low, high), n, None, f"{stalled}." if stalled and not note else note
 
 
 def _missing(column: Column, measured: Measured) -> tuple[str, str | None]:

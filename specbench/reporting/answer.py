@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number
+from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number, stall_note
 from specbench.reporting.compare import CHANGE, corrected, quality_rows
 from specbench.reporting.pareto import lower_is_better
 from specbench.reporting.report_rows import window_of
@@ -34,14 +34,7 @@ def answer(rows: Sequence[Mapping]) -> list[str]:
 
 def disturbances(rows: Sequence[Mapping]) -> list[str]:
     """What the machine did to the measurement: stalled images and other processes."""
-    said = []
-    for row in rows:
-        if stall := row.get("stalled"):
-            said.append(
-                f"{_name(row)}: {stall['images']} of {row['n']} images stalled, the slowest took "
-                f"{number(stall['slowest_ms'] / 1e3)} s where the median is "
-                f"{number(row['latency_median_ms'] / 1e3)} s; the mean latency and the speed-up include it."
-            )
+    said = [f"{_name(row)}: {stalled}." for row in rows if (stalled := stall_note(row))]
     busy = [row["disturbed"] for row in rows if (row.get("disturbed") or 0) > BUSY_CORES]
     if busy and any(row["latency_ms"] is not None for row in rows):
         cores = number(max(busy), 1)

@@ -48,6 +48,15 @@ def between(low: float, high: float, digits: int = 2) -> str:
     return f"{number(low, digits)}{'–' if low >= 0 else ' to '}{number(high, digits)}"
 
 
+def stall_note(row: Mapping) -> str | None:
+    """Sentence about the stalled images of a report row; None without any."""
+    stall = row.get("stalled")
+    return stall and (
+        f"{stall['images']} of {row['n']} images stalled, the slowest took {number(stall['slowest_ms'] / 1e3)} s where "
+        f"the median is {number(row['latency_median_ms'] / 1e3)} s; the mean latency and the speed-up include it"
+    )
+
+
 def with_interval(value: float | None, low: float | None, high: float | None, digits: int = 2, unit: str = "") -> str:
     """Format a value and its interval: "2.31x [2.20, 2.41]"."""
     if value is None:

@@ -19,9 +19,10 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings, fingerprint
 from specbench.metrics.score_store import difference, read_scores
 from specbench.metrics.stored_difference import stored_difference
+from specbench.reporting.columns import stall_note
 from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.pareto import lower_is_better
-from specbench.reporting.report_rows import Run
+from specbench.reporting.report_rows import Run, latencies
 
 FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
 CHANGE = 0.02
@@ -34,7 +35,8 @@ _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.
 def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dict[str, object]]:
     """Compare the speed and all scores of two runs, one dict of `FIELDS` each.
 
-    `speedup` is B over A, `speedup_reverse` A over B, followed by the factors of `speedup`; other names are metrics.
+    `speedup` is B over A, `speedup_reverse` A over B, followed by the factors of `speedup` and the latencies per image,
+    `latency_a_ms, median_a_ms, latency_b_ms, median_b_ms`, of runs that have them; other names are metrics.
     `p` is the two-sided p-value of no difference, `p_holm` its Holm correction, `prompts_needed` the number of prompts
     needed to detect a change of 2 % (of the speed-up, or of A's score). Values that cannot be compared are None, with
     the reason in `note`.
@@ -42,7 +44,9 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dic
     Raises:
         SpecbenchError: a damaged run folder.
     """
-    return corrected([*speed_rows(Run(a), Run(b)), *quality_rows(a, b, settings)])
+    runs = Run(a), Run(b)
+    latencies = (row for name, run in zip("ab", runs, strict=True) for row in latency_rows(name, run))
+    return corrected([*speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
 
 
 def corrected(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
@@ -67,6 +71,18 @@ def speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
         _row(names[0], result.total, result.pairs, p=saved.p, prompts_needed=needed, note=partial),
         _row(names[1], back, result.pairs, note=partial),
         *(_row(name, stats.Estimate(value, None, None), result.pairs) for name, value in factors),
+    ]
+
+
+def latency_rows(name: str, run: Run) -> list[dict[str, object]]:
+    """Mean and median latency of all images of one run, with a note on images that stalled; none if not measured."""
+    found = latencies(run.rows) | {"n": len(run.rows)}
+    if found["latency_ms"] is None:
+        return []
+    mean, median = (stats.Estimate(found[key], None, None) for key in ("latency_ms", "latency_median_ms"))
+    return [
+        _row(f"latency_{name}_ms", mean, found["n"], note=stall_note(found)),
+        _row(f"median_{name}_ms", median, found["n"]),
     ]
 
 

@@ -15,6 +15,10 @@ _NAMES = {
     "step_ratio": "steps, A over B",
     "window_cost": "window cost, B over A",
     "overhead": "overhead, B over A",
+    "latency_a_ms": "mean latency of A, ms",
+    "median_a_ms": "median latency of A, ms",
+    "latency_b_ms": "mean latency of B, ms",
+    "median_b_ms": "median latency of B, ms",
 }
 """Names of the numbers about speed; every other row is a score difference, B minus A."""
 _LEAST_P = 0.0001
@@ -95,7 +99,8 @@ def _title(row: Mapping) -> str:
 
 
 def _value(row: Mapping) -> str:
-    return number(row["value"]) if row["name"] in _NAMES else f"{row['value']:+,.3f}"
+    whole = row["name"].endswith("_ms") and row["value"] >= 100
+    return number(row["value"], 0 if whole else 2) if row["name"] in _NAMES else f"{row['value']:+,.3f}"
 
 
 def _digits(row: Mapping) -> int:

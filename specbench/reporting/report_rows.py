@@ -147,9 +147,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "failed": run.failed,
         "nfe": stats.nfe(rows),
         "step_compression": stats.step_compression(rows),
-        "latency_ms": stats.latency_ms(rows),
-        "latency_median_ms": stats.latency_median_ms(rows),
-        "stalled": _stalled(rows),
+        **latencies(rows),
         "disturbed": _other_cores(run.folder) if len(rows) <= _MOST_READINGS else None,
         "latency_e2e_ms": stats.latency_e2e_ms(rows),
         "step_ms": stats.step_ms(rows),
@@ -173,9 +171,14 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
     }
 
 
-def _stalled(rows: pd.DataFrame) -> dict[str, float] | None:
+def latencies(rows: pd.DataFrame) -> dict[str, object]:
+    """Mean and median latency of the decoded images, and the images that stalled."""
     found = stats.stalled(rows)
-    return {"images": len(found), "slowest_ms": float(found["ar_ms"].max())} if len(found) else None
+    return {
+        "latency_ms": stats.latency_ms(rows),
+        "latency_median_ms": stats.latency_median_ms(rows),
+        "stalled": {"images": len(found), "slowest_ms": float(found["ar_ms"].max())} if len(found) else None,
+    }
 
 
 def _other_cores(folder: Path) -> float | None:

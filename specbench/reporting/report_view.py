@@ -10,7 +10,7 @@ from rich.text import Text
 from specbench.reporting.columns import AUDIT, MISSING, SUMMARY, Column, score_columns
 from specbench.reporting.sections import Section, circumstances, sections
 from specbench.system.console import one_line
-from specbench.system.terminal_tables import fitted, used_columns
+from specbench.system.terminal_tables import distinct
 
 _MORE = "specbench report --explain defines the columns; specbench report | less shows all of them"
 _LEFT = ("decoder", "lossless", "audit")
@@ -44,19 +44,10 @@ def summary_table(runs: Sequence[Mapping], width: int) -> Group:
     columns = summary_columns(runs)
     cells = [[column.cell(row) for column in columns] for row in runs]
     headings = [column.heading for column in columns]
-    shown = used_columns(cells, [place for place, heading in enumerate(headings) if heading in _KEPT])
-    alike = [
-        f"{heading} {cells[0][place]}"
-        for place, heading in enumerate(headings)
-        if place not in shown and cells[0][place] != MISSING
-    ]
-    table = fitted(
-        [headings[place] for place in shown],
-        [[row[place] for place in shown] for row in cells],
-        width,
-        right=[index for index, place in enumerate(shown) if headings[place] not in _LEFT],
+    kept = [place for place, heading in enumerate(headings) if heading in _KEPT]
+    return distinct(
+        headings, cells, width, kept, right=[place for place, heading in enumerate(headings) if heading not in _LEFT]
     )
-    return Group(table, *([Text(f"in every row: {', '.join(alike)}", style="dim")] if alike else []))
 
 
 def summary_columns(runs: Sequence[Mapping]) -> list[Column]:

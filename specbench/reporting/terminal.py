@@ -17,6 +17,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from specbench.reporting.answer import disturbances
 from specbench.reporting.columns import (
     AUDIT,
     FAILED_AUDIT,
@@ -52,6 +53,7 @@ def run_view(card: Mapping) -> RenderableType:
     numbers = [(column.heading, column.cell(row)) for column in columns]
     for metric, parts in part_columns([row]).items():
         numbers += [(f"{metric} {part.heading}", part.cell(row)) for part in parts]
+    numbers += [("remark", sentence) for sentence in disturbances([row])]
     numbers += [("roofline", row["roofline_note"])] if row["roofline_note"] else []
     exactness = "lossless" if decoder["lossless"] else "not lossless"
     exactness = f"declared lossless, {FAILED_AUDIT}" if failed_audit(row) else exactness

@@ -41,6 +41,29 @@ def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, r
     return Group(*(Padding(panel, (0, 0, 0 if panel is panels[-1] else 1, 0)) for panel in panels))
 
 
+def distinct(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, kept: Sequence[int], right: Sequence[int]
+) -> Group:
+    """`fitted` without the columns that are empty; what all of several rows share stands in one line below.
+
+    Args:
+        kept: indices of columns that stay if they are constant.
+    """
+    shown = used_columns(rows, kept)
+    alike = [
+        f"{heading} {rows[0][place]}"
+        for place, heading in enumerate(headings)
+        if rows and place not in shown and rows[0][place] != MISSING
+    ]
+    table = fitted(
+        [headings[place] for place in shown],
+        [[row[place] for place in shown] for row in rows],
+        width,
+        right=[index for index, place in enumerate(shown) if place in right],
+    )
+    return Group(table, *([Text(f"in every row: {', '.join(alike)}", style="dim")] if alike else []))
+
+
 def used_columns(rows: Sequence[Sequence[str]], kept: Sequence[int]) -> list[int]:
     """Indices of the columns that say something: not empty in every row, nor the same in all of several rows.
 

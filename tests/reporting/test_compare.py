@@ -74,6 +74,16 @@ def named(rows: list[dict]) -> dict[str, dict]:
     return {row["name"]: row for row in rows}
 
 
+def test_latencies_stand_beside_their_medians_and_a_stalled_image_is_named(tmp_path):
+    a = pictured(tmp_path, AR, synthetic.ar(3), (100, 150, 200))
+    b = pictured(tmp_path, SJD, [*synthetic.sjd(2), synthetic.generation(2, 8000.0)], (100, 150, 200))
+    rows = named(compare_runs(a, b))
+    mean, median = rows["latency_b_ms"]["value"], rows["median_b_ms"]["value"]
+    assert mean > 2 * median == 2 * stats.latency_median_ms(Run(b).rows)
+    assert "1 of 3 images stalled, the slowest took 8.00 s" in rows["latency_b_ms"]["note"]
+    assert rows["latency_a_ms"]["note"] is None
+
+
 def test_speed_is_compared_both_ways_and_taken_apart(runs):
     rows = named(compare_runs(*runs))
     forth, back = rows["speedup"], rows["speedup_reverse"]
