@@ -20,6 +20,8 @@ from specbench.cli import build_app
 from specbench.metrics.catalog import METRICS
 from specbench.models.catalog import find_model
 from specbench.models.catalog import models as all_models
+from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_pins import REVISIONS
 from specbench.papers.table_files import load_table, table_names
 from specbench.prompts import load_prompts
 from specbench.prompts import names as prompt_sets
@@ -35,6 +37,13 @@ from planted_bugs import BUGS, PlantedBug  # noqa: E402
 
 RESULTS = ROOT / "results" / "readme"
 REFERENCE = ROOT / "results" / "reference"
+HUB_METRICS = {
+    "facebook/mask2former-swin-small-coco-instance": "GenEval",
+    "google/owlv2-base-patch16-ensemble": "T2I-CompBench++ (OWLv2)",
+    "depth-anything/Depth-Anything-V2-Small-hf": "T2I-CompBench++ (3D relations)",
+    "xswu/HPSv2": "HPSv2",
+}
+"""Hub repositories of metrics, and the metrics."""
 _BLOCK = re.compile(r"(<!-- begin:([a-z-]+) ?(.*?) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)
 
 
@@ -152,6 +161,27 @@ def models(page: Path, argument: str) -> str:
     columns = ["model", "what it is", "pixels", "image tokens", "parameters", "weights", "licence"]
     names = (name for name in all_models() if name not in plugins("models"))
     return _table(columns, map(row, names))
+
+
+def revisions(page: Path, argument: str) -> str:
+    """The hub repositories that models and metrics are downloaded from, each with its pinned commit."""
+    users: dict[str, list[str]] = {}
+    for model in MODELS:
+        layouts = (source for layout in model.also for source in layout.sources)
+        for source in (model.source, *model.companions, *layouts):
+            users.setdefault(source.repo, []).append(f"`{model.name}`")
+    for repo, metric in HUB_METRICS.items():
+        users.setdefault(repo, []).append(metric)
+    order = sorted(users, key=lambda repo: (repo not in REVISIONS, repo.lower()))
+    rows = (
+        [
+            f"`{repo}`",
+            ", ".join(dict.fromkeys(users[repo])),
+            f"`{REVISIONS[repo]}`" if repo in REVISIONS else "none known",
+        ]
+        for repo in order
+    )
+    return _table(["repository", "used by", "commit"], rows)
 
 
 def metrics(page: Path, argument: str) -> str:
@@ -274,6 +304,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "printed-latencies": printed_latencies,
     "prompts": prompts,
     "reference": reference,
+    "revisions": revisions,
     "results": results,
     "tables": tables,
 }

@@ -53,8 +53,11 @@ class ForkCrew:
             theirs.close()
             self._ends[worker] = mine
             return pid
-        for end in (mine, *self._ends.values()):
-            end.close()
+        # A worker of Ray has no files of its driver's, whose lock it would keep.
+        kept = {0, 1, 2, theirs.fileno()}
+        for handle in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
+            with suppress(OSError):
+                os.close(handle)
         with suppress(EOFError, OSError):
             _serve(theirs, self._load())
         os._exit(0)

@@ -34,7 +34,7 @@ from specbench.metrics.compbench_rules import (
 from specbench.metrics.depth_anything import REPOSITORY as DEPTH
 from specbench.metrics.depth_anything import Depth
 from specbench.metrics.geneval_rules import Found
-from specbench.metrics.hub_weights import hub_folder, hub_problem, weights_digest
+from specbench.metrics.hub_weights import folder_identity, hub_folder, hub_problem
 from specbench.metrics.openclip import PACKAGES
 from specbench.metrics.owlv2 import DUPLICATE, QUERY, REPOSITORY, THRESHOLD, Owl
 
@@ -57,7 +57,7 @@ class Detected(CategoryMetric):
 
     def identity(self) -> Mapping[str, str]:
         weights = {
-            name: weights_digest(hub_folder(repository, self.settings.offline))
+            name: folder_identity(hub_folder(repository, self.settings.offline))
             for name, repository in self.repositories.items()
         }
         return {

@@ -20,7 +20,7 @@ from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Metric, Sample, Score, mean_difference, paired_features
 from specbench.metrics.clip import versions
 from specbench.metrics.geneval_rules import COLORS, Found, confident, judge
-from specbench.metrics.hub_weights import hub_folder, hub_problem, weights_digest
+from specbench.metrics.hub_weights import folder_identity, hub_folder, hub_problem
 from specbench.metrics.mask2former import Instance, Mask2Former
 from specbench.metrics.openclip import (
     PACKAGES,
@@ -83,7 +83,7 @@ class GenEval(JudgedMetric):
 
     def identity(self) -> Mapping[str, str]:
         return {
-            "detector": weights_digest(hub_folder(REPOSITORY, self.settings.offline)),
+            "detector": folder_identity(hub_folder(REPOSITORY, self.settings.offline)),
             "colors": checkpoints.CHECKPOINTS["clip-l14"].digest,
             "resize": "short side 800, long side at most 1333, Pillow bilinear, padded",
             **versions(),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.hub_pins import DIGESTS, REVISIONS
+from specbench.models.hub_pins import DIGESTS, REVISIONS, how_to_pin, revision_of
 from specbench.system.downloads import offline
 from specbench.system.file_digests import sha256_of
 
@@ -16,25 +17,23 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
     """The folder of a repository's configuration and weights, downloaded if it is not in the hub's cache.
 
     Raises:
-        SpecbenchError: not there and offline, or the download failed.
+        SpecbenchError: not there and offline, no revision of it is known, or the download failed.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    local = forbidden or offline()
+    revision = revision_of(repository)
+    local = forbidden or offline() or revision is None
     try:
-        folder = Path(
-            snapshot_download(
-                repository, revision=REVISIONS.get(repository), allow_patterns=_FILES, local_files_only=local
-            )
-        )
+        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES, local_files_only=local))
     except LocalEntryNotFoundError:
         raise SpecbenchError(f"{repository} is not on this disk", _hint(repository), MISSING_PREREQUISITE) from None
     except (HfHubHTTPError, OSError) as error:
         raise SpecbenchError(f"{repository}: {type(error).__name__}: {error}", _hint(repository), FAILURE) from error
     if any(not (folder / name).is_file() for name in _FILES):
         raise SpecbenchError(f"{repository} is not complete on this disk", _hint(repository), MISSING_PREREQUISITE)
-    for name, digest in DIGESTS.get(repository, {}).items():
+    digests = DIGESTS.get(repository, {}) if revision == REVISIONS.get(repository) else {}
+    for name, digest in digests.items():
         if sha256_of(folder / name) != digest:
             raise SpecbenchError(f"{folder / name} is not the published file", _hint(repository), MISSING_PREREQUISITE)
     return folder
@@ -49,11 +48,13 @@ def hub_problem(repository: str) -> tuple[str, str] | None:
     return None
 
 
-def weights_digest(folder: Path) -> str:
-    """Digest of the weights in a model folder."""
-    return f"sha256:{sha256_of(folder / 'model.safetensors')}"
+def folder_identity(folder: Path) -> str:
+    """Digests of the files in a model folder, and the commit that the hub's cache names the folder after."""
+    digests = hashlib.sha256("".join(sha256_of(folder / name) for name in _FILES).encode()).hexdigest()
+    return f"sha256:{digests} at {folder.name}"
 
 
 def _hint(repository: str) -> str:
-    revision = REVISIONS.get(repository)
-    return f"hf download {repository} {' '.join(_FILES)}{f' --revision {revision}' if revision else ''}"
+    revision = revision_of(repository)
+    get = f"hf download {repository} {' '.join(_FILES)}"
+    return f"{get} --revision {revision}" if revision else f"{how_to_pin(repository)}, or type '{get}'"

@@ -31,7 +31,9 @@ class Checkpoint:
 
     def hint(self) -> str:
         """Where to get the file and where to put it."""
-        digest = self.remote.digest or "its digest is not published and goes into the score's identity"
+        digest = (
+            self.remote.digest or "no digest is published, so get it yourself; its own goes into the score's identity"
+        )
         return f"download {self.remote.url} to {self.path} ({digest}; {self.licence})"
 
 
@@ -95,14 +97,14 @@ CHECKPOINTS: dict[str, Checkpoint] = {
 
 
 def require(name: str, offline: bool = False, progress: Progress | None = None) -> Path:
-    """The checked file of a checkpoint, downloaded first if it is not there.
+    """The checked file of a checkpoint, downloaded first if it is not there and has a published digest.
 
     Raises:
         SpecbenchError: exit code 5 with what to do where it is not there and may not be downloaded.
     """
     wanted = CHECKPOINTS[name]
     try:
-        return fetch(wanted.remote, wanted.path, progress, offline)
+        return fetch(wanted.remote, wanted.path, progress, offline or not wanted.remote.digest)
     except SpecbenchError as error:
         if error.exit_code != MISSING_PREREQUISITE:
             raise

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.hub_pins import REVISIONS
+from specbench.models.hub_pins import how_to_pin, revision_of
 from specbench.system.file_digests import sha256_of
 from specbench.system.json_values import parse_json
 from specbench.system.reading import read_error, read_regular
@@ -20,6 +20,7 @@ from specbench.system.reading import read_error, read_regular
 INDEX = "model.safetensors.index.json"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
 """Suffixes of files that hold tensors."""
+_SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([^/]+)")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
 MAX_JSON_BYTES = 2**28
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -57,7 +58,7 @@ class Source:
     def how_to_get(self, repo: str | None = None, revision: str | None = None) -> str:
         """What to type to have its files, or those of another repository, and under which licence."""
         repo = repo or self.repo
-        revision = revision or REVISIONS.get(repo)
+        revision = revision or revision_of(repo)
         at = f" --revision {revision}" if revision else ""
         only = "".join(f' --include "{pattern}"' for pattern in self.patterns())
         licence = self.licence if repo == self.repo else "as its card says"
@@ -109,6 +110,12 @@ class CheckpointFiles:
         paths = self.ending(*WEIGHTS) or self.paths
         return str(paths[0] if len(paths) == 1 else paths[0].parent)
 
+    @property
+    def commits(self) -> dict[str, str]:
+        """Commits of the hub repositories in whose cache folders its files lie, by repository."""
+        found = (_SNAPSHOT.search(path.absolute().as_posix()) for path in self.paths)
+        return {f"{one[1]}/{one[2]}": one[3] for one in found if one}
+
     def refusal(self, problem: str, path: Path | None = None) -> SpecbenchError:
         """What its weights, or the file `path`, say or lack cannot be used."""
         return SpecbenchError(
@@ -147,7 +154,7 @@ def find(source: Source, weights: str | None = None, revision: str | None = None
         if own := _companion_folder(source, folder):
             return _in_folder(source, own)
     repo, revision = _asked(source, weights, revision, main)
-    snapshot = _snapshot(repo, source, revision, download=False)
+    snapshot = _snapshot(repo, source, revision)
     if snapshot is None:
         raise _missing(source, f"{_called(repo, revision)} is not in the hub cache", repo, revision)
     return _in_folder(source, snapshot, repo)
@@ -164,7 +171,23 @@ def fetch(
         if folder and (main or _companion_folder(source, folder)):
             raise
     repo, revision = _asked(source, weights, revision, main)
+    if (revision or revision_of(repo)) is None and not is_offline():
+        raise _unpinned(source, repo, main)
     return _in_folder(source, _snapshot(repo, source, revision, download=True), repo)
+
+
+def require(source: Source, weights: str | None = None, revision: str | None = None, main: bool = True) -> None:
+    """Check that the source's files are on this disk, or that the revision to download is known.
+
+    Raises:
+        SpecbenchError: exit code 5, naming the repository of which no commit is pinned and how to name one.
+    """
+    try:
+        find(source, weights, revision, main)
+    except SpecbenchError:
+        repo, revision = _asked(source, weights, revision, main)
+        if (revision or revision_of(repo)) is None:
+            raise _unpinned(source, repo, main) from None
 
 
 def _asked(source: Source, weights: str | None, revision: str | None, main: bool) -> tuple[str, str | None]:
@@ -185,9 +208,14 @@ def find_snapshot(
     """Folder of a hub repository in the cache, with the files of `patterns` at least; None where it is absent.
 
     Raises:
-        SpecbenchError: exit code 5 where a download fails.
+        SpecbenchError: exit code 5 where a download fails, or no revision is known.
     """
-    return _snapshot(weights, source, revision, download, patterns)
+    found = _snapshot(weights, source, revision, patterns=patterns)
+    if found or not download:
+        return found
+    if (revision or revision_of(weights)) is None and not is_offline():
+        raise _unpinned(source, weights, main=True)
+    return _snapshot(weights, source, revision, True, patterns)
 
 
 def is_folder(weights: str) -> bool:
@@ -267,7 +295,7 @@ def read_json(source: Source, path: Path) -> dict[str, object]:
 
 
 def _snapshot(
-    repo: str, source: Source, revision: str | None, download: bool, patterns: Sequence[str] = ()
+    repo: str, source: Source, revision: str | None, download: bool = False, patterns: Sequence[str] = ()
 ) -> Path | None:
     """Folder of the repository in the hub cache, None if it is not there and must not be fetched."""
     from huggingface_hub import constants
@@ -278,7 +306,7 @@ def _snapshot(
     from huggingface_hub import errors, snapshot_download
 
     files = list(patterns) or source.patterns(other=repo != source.repo or revision is not None)
-    revision = revision or REVISIONS.get(repo)
+    revision = revision or revision_of(repo)
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=files, local_files_only=not download))
     except errors.GatedRepoError:
@@ -299,6 +327,22 @@ def _snapshot(
 
 def _called(repo: str, revision: str | None) -> str:
     return f"revision '{revision}' of '{repo}'" if revision else f"'{repo}'"
+
+
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE forbids downloads from the hub."""
+    from huggingface_hub import constants  # slow to import: not for `--help`
+
+    return constants.HF_HUB_OFFLINE
+
+
+def _unpinned(source: Source, repo: str, main: bool) -> SpecbenchError:
+    flag = "pass --revision COMMIT, or " if main else ""
+    return SpecbenchError(
+        f"{source.what} is missing: '{repo}' is not in the hub cache, and without a revision it is not downloaded",
+        f"{flag}{how_to_pin(repo)}, or {source.how_to_get(repo)}",
+        MISSING_PREREQUISITE,
+    )
 
 
 def _missing(source: Source, problem: str, repo: str | None = None, revision: str | None = None) -> SpecbenchError:

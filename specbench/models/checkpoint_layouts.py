@@ -16,6 +16,7 @@ from specbench.models.checkpoint_files import (
     find,
     find_snapshot,
     local_folder,
+    require,
 )
 from specbench.system.json_values import parse_json
 from specbench.system.reading import read_regular
@@ -144,6 +145,16 @@ def locate(
     get = fetch if download else find
     main, *companions = _choose(model, family, layouts, weights, revision, download).sources
     return (get(main, weights, revision), *(get(source, weights, main=False) for source in companions))
+
+
+def require_known(
+    model: str, family: str, layouts: Sequence[Layout], weights: str | None, revision: str | None
+) -> None:
+    """Check that every file is on this disk or of a known revision; arguments and errors as of `locate`."""
+    main, *companions = _choose(model, family, layouts, weights, revision, download=False).sources
+    require(main, weights, revision)
+    for source in companions:
+        require(source, weights, main=False)
 
 
 def _choose(

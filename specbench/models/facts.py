@@ -63,6 +63,11 @@ class ModelFacts(Protocol):
         """Weights, revision and layout of a checkpoint that is not the official one; None for the official one."""
         return None
 
+    @property
+    def commits(self) -> dict[str, str]:
+        """Commits of the hub repositories that its files come from, by repository; none for bundled models."""
+        return {}
+
     def configured(
         self,
         weights: str | None = None,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder
-from specbench.models.checkpoint_layouts import Layout, find_marks, locate, recognise
+from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, is_offline, local_folder
+from specbench.models.checkpoint_layouts import Layout, find_marks, locate, recognise, require_known
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.network_sizes import NetworkSize
 from specbench.models.stored_sizes import stored_size
@@ -187,13 +187,12 @@ class HubModel(ModelFacts):
 
     def require_weights(self) -> None:
         """Raise a SpecbenchError with exit code 5 for files that are not on this disk and may not be downloaded."""
-        from huggingface_hub import constants
-
         try:
             self.find()
         except SpecbenchError:
-            if constants.HF_HUB_OFFLINE or self._is_folder:
+            if is_offline() or self._is_folder:
                 raise
+            require_known(self.name, self.family, self._layouts, self.weights, self.revision)
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
         """Accepts any text."""
@@ -226,6 +225,11 @@ class HubModel(ModelFacts):
             "revision": folder.name if in_cache else self.revision,
             "layout": recognise(folder) if folder else None,
         }
+
+    @property
+    def commits(self) -> dict[str, str]:
+        """Commits of the hub repositories that its files on this disk come from, by repository."""
+        return {repo: commit for found in self.find() for repo, commit in found.commits.items()}
 
     @property
     def _is_official(self) -> bool:
@@ -272,8 +276,12 @@ class HubModel(ModelFacts):
     def _located(self, download: bool) -> tuple[CheckpointFiles, ...]:
         if self.random:
             return ()
-        own = Layout(self.family, (self.source, *self.companions))
-        return locate(self.name, self.family, (own, *self.also), self.weights, self.revision, download)
+        return locate(self.name, self.family, self._layouts, self.weights, self.revision, download)
+
+    @property
+    def _layouts(self) -> tuple[Layout, ...]:
+        """Every layout its files may have, the default first."""
+        return (Layout(self.family, (self.source, *self.companions)), *self.also)
 
     def files(self) -> tuple[Path, ...]:
         """Its files on this disk; raises what `find` raises."""

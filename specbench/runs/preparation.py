@@ -101,6 +101,7 @@ def specs_to_run(
             spec = plan.spec(decoder, weights_sha256)
             specs.append(spec)
             found = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory, "source": source}
+            found["commits"] = plan.model.commits
             found["drawn"] = plan.drawn
             facts[spec.run_id] = {name: value for name, value in found.items() if value} | _roofline(plan)
     return specs, facts

@@ -105,6 +105,7 @@ class RunInfo:
         memory: the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`.
         source: weights, revision, layout and sha256 of a checkpoint that is not the official one; None for the official
             one.
+        commits: commit of every hub repository that the model's files were read from; None where there is none.
         schema: version of the files in the folder.
         stored: the object as read from the file, with keys of other versions.
     """
@@ -117,6 +118,7 @@ class RunInfo:
     roofline: Mapping[str, object] | None = None
     memory: Mapping[str, object] | None = None
     source: Mapping[str, object] | None = None
+    commits: Mapping[str, str] | None = None
     schema: int = SCHEMA_VERSION
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
 
@@ -138,6 +140,7 @@ class RunInfo:
             roofline=content.get("floor"),
             memory=content.get("memory"),
             source=content.get("source"),
+            commits=content.get("commits"),
             schema=content["schema"],
             stored=content,
         )
@@ -167,7 +170,18 @@ class RunInfo:
 
 _KEYS = {"roofline": "floor"}
 """Attributes whose key in the file has another name."""
-_ORDER = ("schema", "run_id", "spec", "invocations", "origins", "window_curve", "roofline", "memory", "source")
+_ORDER = (
+    "schema",
+    "run_id",
+    "spec",
+    "invocations",
+    "origins",
+    "window_curve",
+    "roofline",
+    "memory",
+    "source",
+    "commits",
+)
 
 
 @cache  # a results folder may hold thousands of descriptions
@@ -255,9 +269,11 @@ def _number(value: object) -> object:
 
 def _check_optional(content: Mapping[str, object]) -> None:
     """Raise a TypeError, LookupError or ValueError for a malformed optional key."""
-    for name, kind in {"origins": dict, "window_curve": list, "memory": dict, "floor": dict, "source": dict}.items():
-        if not isinstance(content.get(name), kind | None):
+    for name in ("origins", "memory", "floor", "source", "commits"):
+        if not isinstance(content.get(name), dict | None):
             raise TypeError(name)
+    if not isinstance(content.get("window_curve"), list | None):
+        raise TypeError("window_curve")
     if not all(isinstance(point, dict) for point in content.get("window_curve") or ()):
         raise TypeError("window_curve")
     if (facts := content.get("floor")) is not None:

@@ -77,6 +77,7 @@ def test_a_hub_repository_is_planned_and_recorded_as_what_it_holds(in_cache):
     WRITERS["janus"](in_cache("me/small"))
     info = INFO["janus"].configured(weights="me/small")
     assert info.layers == 2 and info.size.weights < INFO["janus"].size.weights
+    assert info.commits == {"me/small": 40 * "c"}
     assert info.source_facts == {"weights": "me/small", "revision": 40 * "c", "layout": "janus"}
     at_commit = INFO["janus"].configured(weights="me/small", revision=40 * "c")
     assert at_commit.source_facts == info.source_facts and at_commit.network == info.network

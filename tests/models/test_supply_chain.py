@@ -9,16 +9,20 @@ import re
 import pytest
 import torch
 from checkpoints import write
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import hub_weights
+from specbench.metrics.published_weights import CHECKPOINTS, require
 from specbench.models import torch_script
 from specbench.models.catalog import load_model
 from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch
+from specbench.models.checkpoint_layouts import find_marks
 from specbench.models.families.model_specs import MODELS
 from specbench.models.hub_pins import DIGESTS, REVISIONS
 from specbench.system import file_digests
 
+INFO = {info.name: info for info in MODELS}
 SOURCE = Source("the model", "owner/name", ("config.json",), "MIT")
 OWL = "google/owlv2-base-patch16-ensemble"
 
@@ -49,7 +53,7 @@ def test_a_large_file_is_read_once_and_again_once_it_changed(tmp_path, monkeypat
 
 def test_a_program_that_nobody_trusts_is_not_loaded(tmp_path, monkeypatch):
     write("simplear", tmp_path)
-    info = next(info for info in MODELS if info.name == "simplear").configured(weights=str(tmp_path), tiny=True)
+    info = INFO["simplear"].configured(weights=str(tmp_path), tiny=True)
     load_model(info, "cpu", "float32")
     monkeypatch.setattr(torch_script, "TRUSTED", set())
     honest = torch.jit.load
@@ -82,6 +86,68 @@ def test_pinned_repositories_are_asked_for_at_their_revision(tmp_path, monkeypat
     with pytest.raises(SpecbenchError, match="is not the published file"):
         hub_weights.hub_folder(OWL)
     assert asked[OWL] == REVISIONS[OWL]
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """An empty hub cache; the list of (repository, revision) that are downloaded, each with a config.json."""
+    asked = []
+
+    def record(repo, revision=None, local_files_only=False, **_):
+        if local_files_only:
+            raise LocalEntryNotFoundError("not here")
+        asked.append((repo, revision))
+        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / "model.safetensors").write_bytes(b"x")
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", record)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for name in ("HF_HUB_OFFLINE", "SPECBENCH_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    return asked
+
+
+def test_without_a_revision_nothing_is_downloaded(hub, monkeypatch):
+    for attempt in (
+        lambda: fetch(SOURCE),
+        lambda: fetch(SOURCE, "me/tuned"),
+        lambda: find_marks(SOURCE, "me/tuned", None, download=True),
+        lambda: hub_weights.hub_folder("owner/name"),
+        lambda: INFO["emu3"].require_weights(),
+        lambda: INFO["simplear"].configured(revision="1" * 40).require_weights(),  # its image decoder has none
+        lambda: load_model(INFO["lumina-1024"]),
+    ):
+        with pytest.raises(SpecbenchError) as caught:
+            attempt()
+        assert caught.value.exit_code == 5 and "SPECBENCH_REVISIONS=" in caught.value.try_this
+    assert hub == []
+    INFO["emu3"].configured(revision="1" * 40).require_weights()
+    monkeypatch.setenv("SPECBENCH_REVISIONS", "owner/name@abc, me/tuned@main")
+    fetch(SOURCE), fetch(SOURCE, "me/tuned"), hub_weights.hub_folder("owner/name")
+    assert hub == [("owner/name", "abc"), ("me/tuned", "main"), ("owner/name", "abc")]
+
+
+def test_a_malformed_revision_is_named(monkeypatch):
+    monkeypatch.setenv("SPECBENCH_REVISIONS", "owner/name")
+    with pytest.raises(SpecbenchError, match="'owner/name' is not owner/name@revision"):
+        fetch(SOURCE)
+
+
+def test_weights_without_a_published_digest_are_not_downloaded(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr("specbench.system.downloads._stream", lambda *_: pytest.fail("it was downloaded"))
+    for name, checkpoint in CHECKPOINTS.items():
+        if not checkpoint.digest:
+            with pytest.raises(SpecbenchError, match="is not on this disk") as caught:
+                require(name)
+            assert checkpoint.remote.url in caught.value.try_this and caught.value.exit_code == 5
+
+
+def test_commits_are_those_of_the_cache(tmp_path):
+    path = tmp_path / "models--owner--name" / "snapshots" / "abc" / "models" / "7b" / "params.json"
+    assert CheckpointFiles(SOURCE, (path, tmp_path / "other.json")).commits == {"owner/name": "abc"}
 
 
 def test_pins_are_commits_and_digests():
