@@ -32,7 +32,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 
 LOG = Path(__file__).parents[2] / "results" / "drills" / "fuzz.jsonl"
-PIECE = 250
+PIECE = 50
 """Cases per log entry."""
 LIMIT_S = 60.0
 REFUSALS = (BAD_INPUT, MISSING_PREREQUISITE)

@@ -22,7 +22,7 @@ from specbench.metrics.clip import versions
 from specbench.metrics.code_version import described
 from specbench.metrics.frechet import Mmd, gaussian_mmd
 from specbench.metrics.openclip import PACKAGES, image_embeddings, load_openai, normalised
-from specbench.metrics.reference import ReferenceMetric, distance_difference, with_influence
+from specbench.metrics.reference import ReferenceMetric, distance_difference, feature_matrix, with_influence
 from specbench.stats import Difference
 
 SIGMA, SCALE = 10.0, 1000.0
@@ -81,7 +81,7 @@ class Cmmd(ReferenceMetric):
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         if len(statistics) < 2:
             return []
-        images = np.stack(statistics["feature"].to_list())
+        images = feature_matrix(statistics["feature"], self.reference_features.shape[1])
         distance = gaussian_mmd(images, self.reference_features, SIGMA)
         estimate = with_influence(*self._scaled(distance), statistics["prompt_id"].to_list())
         return [Score(self.name, estimate, len(images), self._note(len(images), distance))]
@@ -90,7 +90,7 @@ class Cmmd(ReferenceMetric):
         def measure(images: np.ndarray) -> tuple[float, np.ndarray]:
             return self._scaled(gaussian_mmd(images, self.reference_features, SIGMA))
 
-        return distance_difference(features, baseline, measure)
+        return distance_difference(features, baseline, measure, self.reference_features.shape[1])
 
     def _scaled(self, distance: Mmd) -> tuple[float, np.ndarray]:
         value = distance.unbiased if self.unbiased else distance.biased

@@ -20,7 +20,7 @@ from specbench.metrics.fid_infinity import Extrapolated, fid_infinity
 from specbench.metrics.frechet import Gaussian, frechet_distance, frechet_influence, kid_influence
 from specbench.metrics.inception import FEATURES, Inception, load_inception
 from specbench.metrics.inception_preprocessing import CROPS, FRONT_ENDS
-from specbench.metrics.reference import ReferenceMetric, distance_difference, with_influence
+from specbench.metrics.reference import ReferenceMetric, distance_difference, feature_matrix, with_influence
 from specbench.metrics.torchmetrics_states import KID_SEED, KID_SUBSET_SIZE, KID_SUBSETS, kid
 from specbench.stats import Difference, Estimate
 
@@ -70,7 +70,7 @@ class Fid(ReferenceMetric):
         return Gaussian(self.reference_features)
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        images = Gaussian(np.stack(statistics["feature"].to_list()))
+        images = Gaussian(feature_matrix(statistics["feature"], self._reference.features.shape[1]))
         if images.n < 2:
             return []
         prompts = statistics["prompt_id"].to_list()
@@ -105,7 +105,7 @@ def fid_difference(
         own = Gaussian(images)
         return frechet_distance(own, reference), frechet_influence(own, reference)
 
-    return distance_difference(features, baseline, measure)
+    return distance_difference(features, baseline, measure, reference.features.shape[1])
 
 
 def biased(images: Gaussian, reference: Gaussian, limit: Extrapolated | None) -> str | None:

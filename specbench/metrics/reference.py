@@ -103,18 +103,45 @@ class ReferenceMetric(Metric):
 
 
 def distance_difference(
-    features: pd.DataFrame, baseline: pd.DataFrame, measure: Callable[[np.ndarray], tuple[float, np.ndarray | None]]
+    features: pd.DataFrame,
+    baseline: pd.DataFrame,
+    measure: Callable[[np.ndarray], tuple[float, np.ndarray | None]],
+    width: int,
 ) -> tuple[Difference, int] | None:
     """The distance of one run's images to the reference minus another's, over the images both have, and how many those
-    are; the interval is paired. `measure` gives of features [n, d] their distance, and each image's influence on it
+    are; the interval is paired. `measure` gives of features [n, width] their distance, and each image's influence on it
     [n] or None."""
     both = paired_features(features, baseline, "feature")
     if len(both) < 2:
         return None
-    (mine, own), (theirs, other) = (measure(np.stack(both[column].to_list())) for column in ("feature", "feature_base"))
+    vectors = (feature_matrix(both[column], width) for column in ("feature", "feature_base"))
+    (mine, own), (theirs, other) = map(measure, vectors)
     if own is None:
         return Difference(mine - theirs, None, None), len(both)
     return mean_difference(own - other, both["prompt_id"], mine - theirs), len(both)
+
+
+def feature_matrix(vectors: pd.Series, width: int) -> np.ndarray:
+    """Stored feature vectors as one array [n, width].
+
+    Raises:
+        SpecbenchError: a vector is missing, of another length, or not finite.
+    """
+    found = vectors.to_list()
+    if not all(isinstance(vector, np.ndarray) and vector.shape == (width,) for vector in found):
+        raise damaged_features(f"not every image has a vector of {width} numbers")
+    matrix = np.stack(found) if found else np.empty((0, width))
+    if not np.isfinite(matrix).all():
+        raise damaged_features("a vector holds a number that is not finite")
+    return matrix
+
+
+def damaged_features(problem: str) -> SpecbenchError:
+    """Features in a results folder that cannot be the ones specbench stored."""
+    return SpecbenchError(
+        f"the stored features are damaged: {problem}",
+        "delete the metric's folder under 'scores' of the run and score again",
+    )
 
 
 def with_influence(value: float, influence: np.ndarray, prompts: Sequence[str]) -> Estimate:

@@ -115,8 +115,9 @@ def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bo
     compute a distance again may take minutes.)"""
     path = _scores_file(folder, metric)
     try:
-        rows = pq.ParquetFile(path).read(columns=["images"]).to_pylist()
-    except (pa.ArrowException, OSError):
+        table = pq.ParquetFile(pa.BufferReader(read_regular(path, MAX_BYTES))).read(columns=["images"])
+        rows = table.to_pylist()
+    except (pa.ArrowException, OSError, ValueError, SpecbenchError):
         return False
     return bool(rows) and all(row["images"] == len(wanted) for row in rows) and _written_after(path, folder, metric)
 

@@ -23,6 +23,7 @@ from specbench.metrics.openclip import (
     text_embeddings,
 )
 from specbench.metrics.per_image import PerImageMetric
+from specbench.metrics.shapes_requests import read_request
 from specbench.models.shapes.network import WEIGHTS
 from specbench.system.downloads import digest_of
 
@@ -46,7 +47,7 @@ class ShapesClip(PerImageMetric):
         }
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return isinstance(meta.get("scene"), Mapping)
+        return read_request(meta) is not None
 
     @cached_property
     def network(self) -> torch.nn.Module:

@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.metrics.base import Metric, Sample, Score, mean_difference
+from specbench.metrics.shapes_requests import read_request
 from specbench.models.shapes import detector, scene
 from specbench.stats import Difference, mean_of_estimates, proportion_interval
 
@@ -32,7 +33,7 @@ class ShapesDetector(Metric):
         return {"detector": hashlib.sha256(source.encode()).hexdigest()[:16], "image": "64x64, no resize"}
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return isinstance(meta.get("scene"), Mapping)
+        return read_request(meta) is not None
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         return [self._judge(sample) for sample in samples]
@@ -58,7 +59,6 @@ class ShapesDetector(Metric):
 
     @staticmethod
     def _judge(sample: Sample) -> dict[str, object]:
-        request = scene.Request.from_json(sample.meta["scene"])
         found = detector.detect(sample.pixels)
-        verdict = detector.judge(request, found)
+        verdict = detector.judge(read_request(sample.meta), found)
         return {**vars(verdict), "objects": len(found)}

@@ -22,10 +22,12 @@ import torch
 from specbench.metrics.base import Metric, Sample, Score
 from specbench.metrics.fid import few, fid_difference, fid_estimate
 from specbench.metrics.frechet import Gaussian
-from specbench.metrics.reference import ReferenceImages, kept_features
+from specbench.metrics.reference import ReferenceImages, damaged_features, feature_matrix, kept_features
+from specbench.metrics.shapes_requests import read_request
 from specbench.models.shapes import features, render, scene
 from specbench.stats import Difference
 from specbench.system.downloads import digest_of
+from specbench.system.json_values import parse_json
 
 RENDERS = 2048
 SEED = 0
@@ -50,7 +52,7 @@ class ShapesFrechet(Metric):
         return {**self.feature_identity(), **(ReferenceImages(self.settings).identity() if own else rendered())}
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return isinstance(meta.get("scene"), Mapping)
+        return read_request(meta) is not None
 
     @cached_property
     def network(self) -> torch.nn.Module:
@@ -72,14 +74,16 @@ class ShapesFrechet(Metric):
         if self.settings.reference:
             own = ReferenceImages(self.settings)
             return Gaussian(own.features(self.extract, self.feature_identity(), self.batch))
-        scenes = sorted(set(statistics["scene"]))
+        scenes = sorted({str(text) for text in statistics["scene"]})
+        for text in scenes:
+            _require_scene(text)
         key = [dict(self.feature_identity()), rendered(), scenes]
         return Gaussian(kept_features(key, lambda: self._of_renders(scenes)))
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         if len(statistics) < 2:
             return []
-        images = Gaussian(np.stack(statistics["feature"].to_list()))
+        images = Gaussian(feature_matrix(statistics["feature"], features.FEATURES))
         distance = fid_estimate(images, self.reference_features(statistics), statistics["prompt_id"].to_list())
         return [Score(self.name, distance, images.n, few(images))]
 
@@ -90,6 +94,16 @@ class ShapesFrechet(Metric):
         pictures = list(true_pictures(scenes, -(-RENDERS // len(scenes))))
         starts = range(0, len(pictures), self.batch)
         return np.concatenate([self.extract(pictures[start : start + self.batch]) for start in starts])
+
+
+def _require_scene(text: str) -> None:
+    """Refuse a stored scene that is not one of JSON."""
+    try:
+        sound = read_request({"scene": parse_json(text)}) is not None
+    except ValueError:
+        sound = False
+    if not sound:
+        raise damaged_features("a scene is malformed")
 
 
 def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:

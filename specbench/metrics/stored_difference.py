@@ -11,11 +11,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from specbench.errors import SpecbenchError
 from specbench.metrics.base import mean_difference
 from specbench.metrics.catalog import METRICS
 from specbench.stats import Difference
 from specbench.store.parquet_log import ParquetLog
 from specbench.store.schema import KEY
+from specbench.system.reading import check_regular
 
 _OVER_CATEGORIES = ("shapes-detector",)
 """Metrics that are the mean of their categories' means of `correct`."""
@@ -39,14 +41,21 @@ def stored_difference(folder: Path, baseline: Path, metric: str, fingerprint: st
     return mean_difference(mine, theirs, column, over_categories=metric in _OVER_CATEGORIES)
 
 
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
 def _values(folder: Path, column: str) -> pd.DataFrame | None:
     """Key, category and `column` of each scored image; None without such values."""
     part = next(folder.glob("*.parquet"), None)
+    if part is None:
+        return None
     try:
-        schema = None if part is None else pq.read_schema(part)
-    except (pa.ArrowException, OSError):
+        check_regular(part)
+        schema = pq.read_schema(part)
+    except (pa.ArrowException, OSError, SpecbenchError):
         return None  # a damaged part is named by the metric's own reading
-    if schema is None or not {column, "category", *KEY} <= set(schema.names):
+    if not {column, "category", *KEY} <= set(schema.names) or not _is_number(schema.field(column).type):
         return None
     wanted = pa.schema([schema.field(name) for name in (*KEY, "category", column)])
     return ParquetLog(folder, wanted, KEY).read().to_pandas()

@@ -211,9 +211,8 @@ class ParquetLog:
         return path
 
     def _replaced_rows(self) -> bool:
-        live = self._live()
-        total = sum(pq.read_metadata(path).num_rows for _, _, path in live)
-        return total > self.read(columns=[]).num_rows
+        live, kept = self._live(), self.read(columns=[]).num_rows  # reading refuses what is no sound part
+        return sum(pq.read_metadata(path).num_rows for _, _, path in live) > kept
 
 
 class ParquetFile:

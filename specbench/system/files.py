@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from specbench.errors import FAILURE, SpecbenchError
@@ -77,11 +78,13 @@ def take_lock(path: Path, busy: str) -> int:
         SpecbenchError: another process holds the lock; the message is `busy`.
     """
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        handle = os.open(
+            path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644
+        )  # a pipe is not waited for
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.read(handle, 32).decode(errors="replace").strip()
+            owner = _owner(handle)
             os.close(handle)
             raise SpecbenchError(f"{busy}{f' ({owner})' if owner else ''}", "wait until it is done") from None
         except OSError as error:
@@ -93,9 +96,17 @@ def take_lock(path: Path, busy: str) -> int:
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             break
         os.close(handle)  # the previous owner removed the file between open and lock
-    os.ftruncate(handle, 0)
-    os.write(handle, f"pid {os.getpid()}".encode())
+    with suppress(OSError):  # the owner's number only helps people
+        os.ftruncate(handle, 0)
+        os.write(handle, f"pid {os.getpid()}".encode())
     return handle
+
+
+def _owner(handle: int) -> str:
+    try:
+        return os.read(handle, 32).decode(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _syncs(folder: Path) -> bool:

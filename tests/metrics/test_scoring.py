@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import synthetic
 import tiny
@@ -23,6 +24,7 @@ from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Score, fingerprint
 from specbench.metrics.score_store import feature_parts, read_scores, writing
 from specbench.metrics.shapes_detector import ShapesDetector
+from specbench.metrics.stored_difference import stored_difference
 from specbench.models.shapes import render, scene
 from specbench.prompts import Prompt, Request
 from specbench.reporting import render as render_tables
@@ -32,6 +34,7 @@ from specbench.stats import mean_interval
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
+from specbench.system.files import take_lock
 
 DETECTOR = ["shapes-detector"]
 
@@ -217,3 +220,43 @@ def test_reading_while_a_scorer_works_needs_no_lock(tmp_path):
     with writing(folder, feature_parts(folder, ShapesDetector())):
         assert report_rows([folder])[0]["scores"] == []
     assert os.path.exists(folder / "scores")
+
+
+def ends_in_time(act) -> bool:
+    """Whether `act` ends within 30 s in a process of its own: nothing interrupts a read that waits for a pipe."""
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(30)
+        act()
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_a_pipe_among_the_scores_is_not_waited_for(tmp_path):
+    folder = drawn_run(tmp_path, n=2)
+    scoring.score([folder], DETECTOR)
+    (numbers,) = (folder / "scores").glob("*.parquet")
+    numbers.unlink()
+    os.mkfifo(numbers)
+    assert ends_in_time(lambda: scoring.score([folder], DETECTOR))
+    assert values(folder)["shapes-detector"] == 1
+    (part,) = (folder / "scores").glob("*/*.parquet")
+    (digest,) = {row["fingerprint"] for row in read_scores(folder)}
+    part.unlink()
+    os.mkfifo(part)
+    assert ends_in_time(lambda: stored_difference(folder, folder, "shapes-detector", digest))
+    os.mkfifo(lock := tmp_path / ".lock")
+    assert ends_in_time(lambda: take_lock(lock, "busy"))
+
+
+def test_stored_values_that_are_no_numbers_are_no_difference(tmp_path):
+    folder = drawn_run(tmp_path, n=2)
+    scoring.score([folder], DETECTOR)
+    (part,) = (folder / "scores").glob("*/*.parquet")
+    (digest,) = {row["fingerprint"] for row in read_scores(folder)}
+    assert stored_difference(folder, folder, "shapes-detector", digest)[0].value == 0
+    table = pq.read_table(part)
+    words = pa.array([["a", "b"]] * len(table))
+    pq.write_table(table.set_column(table.schema.get_field_index("correct"), "correct", words), part)
+    assert stored_difference(folder, folder, "shapes-detector", digest) is None
