@@ -16,7 +16,7 @@ from specbench import prompts as prompt_sets
 from specbench.errors import SpecbenchError
 from specbench.runs.run_progress import SilentReporter
 from specbench.runs.settings import merge, run_settings
-from specbench.runs.sweep import sweep_plans
+from specbench.runs.sweep import sweep_plans, sweep_values
 from specbench.store.run_folders import find_runs
 
 if TYPE_CHECKING:
@@ -93,14 +93,16 @@ def dry_run(sweep: Mapping[str, Sequence[object]] | None = None, **settings: obj
         sweep, settings: as for `run`.
 
     Returns:
-        One dict per run: `run_id, model, decoder, options, lossless, prompts, images, done`.
+        One dict per run: `run_id`, every setting, `images, done, seconds, megabytes, memory_gib`, where `weights` and
+        `head` are, and `obstacles`; see `specbench.runs.dry_run.Outlook`.
 
     Raises:
-        SpecbenchError: an unknown or invalid setting, or missing files of the model.
+        SpecbenchError: an unknown or invalid setting.
     """
-    from specbench.runs.dry_run import planned_runs  # brings pandas
+    from specbench.runs.dry_run import distinct_outlooks  # brings pandas
 
-    return planned_runs(_plans(sweep, settings))
+    values = merge(run_settings(), _flags(settings), env={})
+    return [dict(one.row) for one in distinct_outlooks(sweep_values(values, _flags(sweep or {})))]
 
 
 def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") -> list[Merged]:
@@ -424,7 +426,7 @@ def estimate(table: str, **settings: object) -> Rows:
         table, settings: as for `bench`.
 
     Returns:
-        One dict per run: `rows, model, decoder, prompts, run_id, images, done, seconds, megabytes, on_disk, problem`.
+        One dict per run: `rows` of the table, `chosen` settings, the keys of `dry_run`, `on_disk` and `problem`.
 
     Raises:
         SpecbenchError: an unknown table or an invalid setting.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from specbench.cli.options import flags, print_json, print_table
+from specbench.cli.options import flags, print_json
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
 from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
 from specbench.system import console
@@ -43,7 +43,10 @@ def bench(
     flags: dict,
     name: str = typer.Argument(metavar="NAME", help="A table or figure, see 'specbench list tables'."),
     dry_run: bool = typer.Option(
-        False, "--dry-run", metavar="", help="Print the runs with estimates of time and size, and stop."
+        False,
+        "--dry-run",
+        metavar="",
+        help="Print every setting of the runs, what they take, and what stands in their way, and stop.",
     ),
     fmt: str = FORMAT,
     to: Path = TO,
@@ -132,6 +135,7 @@ def check_format(fmt: str, to: Path | None) -> None:
 
 
 def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) -> None:
+    from specbench.cli.dry_run import print_dry_run
     from specbench.papers.estimate import estimate, total
     from specbench.papers.reproduce import plan_table
 
@@ -139,18 +143,9 @@ def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) ->
     if as_json:
         print_json(rows)
     else:
-        choices = list(dict.fromkeys(text for row in rows for text in row["chosen"]))
-        shown = [
-            {
-                **row,
-                "seconds": row["seconds"] and round(row["seconds"]),
-                "chosen": " ".join(map(str, sorted(choices.index(text) + 1 for text in row["chosen"]))),
-            }
-            for row in rows
-        ]
-        print_table(shown, ("rows", "model", "decoder", "prompts", "images", "done", "seconds", "chosen", "problem"))
-        if choices:
-            print("\n" + "\n".join(f"{number}. {text}" for number, text in enumerate(choices, 1)))
+        print_dry_run(rows, first=("rows",), notes=("chosen",))
         console.say(total(rows))
     if all(row["problem"] for row in rows):
-        raise SpecbenchError(f"no row of {table.name} can run here", "each row says why", MISSING_PREREQUISITE)
+        raise SpecbenchError(
+            f"no row of {table.name} can run here", "its obstacles are listed above", MISSING_PREREQUISITE
+        )

@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from specbench.cli.options import flags, print_json, print_table
-from specbench.errors import SpecbenchError
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import Value, check_environment, merge, read_config, run_settings
 from specbench.system import console
 
@@ -44,7 +44,11 @@ def run(
         rich_help_panel="Output",
     ),
     dry_run: bool = typer.Option(
-        False, "--dry-run", metavar="", help="Print the planned runs, and stop.", rich_help_panel="Output"
+        False,
+        "--dry-run",
+        metavar="",
+        help="Print every setting of the runs, what they take, and what stands in their way, and stop.",
+        rich_help_panel="Output",
     ),
     sweep: list[str] = typer.Option(
         None,
@@ -60,11 +64,11 @@ def run(
     as_json = bool(values["json"].value)
     if show_config and sweep:
         raise SpecbenchError("--show-config and --sweep exclude each other")
+    if dry_run and not show_config:
+        return _show_dry_run(values, parse_sweep(sweep or ()), as_json)
     plans = sweep_plans(values, parse_sweep(sweep or ()))
     if show_config:
         return _show_config(plans[0], values, as_json)
-    if dry_run:
-        return _show_plans(plans, as_json)
     from specbench.runs.run_progress import SilentReporter
     from specbench.runs.runner import run_plans
 
@@ -115,12 +119,23 @@ def _show_config(plan, values: Mapping[str, Value], as_json: bool) -> None:
     print_json(rows) if as_json else print_table(rows, ("name", "value", "origin"))
 
 
-def _show_plans(plans, as_json: bool) -> None:
-    from specbench.runs.dry_run import planned_runs
+def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], as_json: bool) -> None:
+    from specbench.cli.dry_run import print_dry_run
+    from specbench.runs.dry_run import distinct_outlooks, refusal
+    from specbench.runs.sweep import sweep_plans, sweep_values
 
-    rows = planned_runs(plans)
-    columns = ("decoder", "options", "images", "done", "run_id")
-    print_json(rows) if as_json else print_table(rows, columns)
+    found = distinct_outlooks(sweep_values(values, axes))
+    obstacles = [one for outlook in found for one in outlook.obstacles]
+    if not obstacles:
+        sweep_plans(values, axes)  # an axis without effect is refused
+    rows = [dict(one.row) for one in found]
+    problem = refusal(obstacles)
+    if as_json:
+        print_json(rows)
+    elif problem is None or len({str(one) for one in obstacles}) > 1 or problem.exit_code == MISSING_PREREQUISITE:
+        print_dry_run(rows)
+    if problem and all(outlook.obstacles for outlook in found):
+        raise problem
 
 
 def _show_table(folders: Sequence[Path]) -> None:

@@ -232,22 +232,29 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
     Raises:
         SpecbenchError: unknown name; exit code 5 when its weights or the device are missing.
     """
-    import torch
-
     info = find_model(model) if isinstance(model, str) else model
     info.require_weights()
+    require_device(device)
+    if isinstance(info, HubModel):
+        from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
+
+        return load(info, device, dtype or info.dtype, info.fetch())
+    return info.load(device, dtype)
+
+
+def require_device(device: str) -> None:
+    """Raise a SpecbenchError with exit code 5 for a device that torch does not find."""
     kind = device.partition(":")[0]
+    if kind == "cpu":
+        return
+    import torch  # not for plans on a CPU, which do without
+
     if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.backends.mps.is_available()):
         raise SpecbenchError(
             f"--device {device}: torch {torch.__version__} finds no such device",
             "use --device cpu",
             MISSING_PREREQUISITE,
         )
-    if isinstance(info, HubModel):
-        from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
-
-        return load(info, device, dtype or info.dtype, info.fetch())
-    return info.load(device, dtype)
 
 
 def check_model(info: ModelFacts) -> None:

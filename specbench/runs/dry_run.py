@@ -1,43 +1,194 @@
-"""Dry run: the runs of plans, and how many of their images the results folder has (`specbench run --dry-run`)."""
+"""Dry run: every setting of the runs that some settings ask for, what they take, and all that stands in their way.
+
+Nothing is decoded, downloaded or written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
-from specbench.runs.plan import Plan
+from specbench.errors import SpecbenchError
+from specbench.models.catalog import require_device
+from specbench.models.facts import ModelFacts
+from specbench.prompts import downloadable, public_names
+from specbench.runs.decoder_args import PlannedDecoder, plan_decoders
+from specbench.runs.memory_estimate import footprint, free_memory
+from specbench.runs.pace import seconds_per_image
+from specbench.runs.plan import Plan, make_plan, plan_drawing, plan_model, plan_sampling
+from specbench.runs.settings import Value
+from specbench.specs.run_spec import Sampling
 from specbench.store.run_store import RunStore
 
+ON_DISK = "on disk"
+ROW = (
+    *("run_id", "model", "decoder", "options", "lossless", "guidance", "temperature", "top_k", "top_p", "prompts"),
+    *("samples", "seed", "batch", "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "weights"),
+    *("head", "obstacles"),
+)
+"""Keys of `Outlook.row`."""
+_BYTES_PER_PIXEL, _BYTES_PER_TOKEN, _BYTES_PER_ROW = 3, 32, 4096
+"""Upper bound per image: an incompressible PNG and the lists of its row."""
 
-def planned_runs(plans: Sequence[Plan]) -> list[dict[str, object]]:
-    """List the distinct runs of `plans`; nothing is decoded.
 
-    Returns:
-        One dict per run: `run_id, model, decoder, options, lossless, prompts, images, done`. `run_id` and `done` are
-        None while `--window auto` has not chosen a window.
+@dataclass(frozen=True)
+class Outlook:
+    """What one run would be.
+
+    Attributes:
+        row: `run_id, model, decoder, options, lossless, guidance, temperature, top_k, top_p, prompts, samples, seed,
+            batch, dtype, device, images, done, seconds` (for the missing images, from stored rows of the same run, else
+            of the same model, decoder and device), `megabytes` (on disk, at most), `memory_gib` (estimate), `weights`
+            and `head` ("on disk", or what brings them) and `obstacles` (a line each). What cannot be known yet is None.
+        obstacles: what must be installed, downloaded or changed before it can run.
     """
-    rows = [row for plan in plans for row in _runs(plan)]
-    return [row for place, row in enumerate(rows) if row not in rows[:place]]
+
+    row: Mapping[str, object]
+    obstacles: tuple[SpecbenchError, ...]
 
 
-def _runs(plan: Plan) -> list[dict[str, object]]:
-    weights = plan.model.weights_sha256()
-    wanted = {request.key for request in plan.requests}
-    rows = []
-    for planned in plan.decoders:
-        run_id, done = None, None
-        if not planned.auto_window:
-            run_id = plan.spec(planned.spec, weights).run_id
-            done = len(wanted & RunStore(plan.out / run_id).completed(plan.trace))
-        rows.append(
-            {
-                "run_id": run_id,
-                "model": plan.model.name,
-                "decoder": planned.spec.name,
-                "options": dict(planned.spec.options) | ({"window": "auto"} if planned.auto_window else {}),
-                "lossless": planned.spec.lossless,
-                "prompts": plan.prompts.name,
-                "images": len(wanted),
-                "done": done,
-            }
-        )
-    return rows
+def outlooks(values: Mapping[str, Value], digests: dict[str, str] | None = None) -> list[Outlook]:
+    """The runs of merged settings, one for each decoder.
+
+    Args:
+        digests: of weights by model, kept for further calls.
+
+    Raises:
+        SpecbenchError: settings that no installation or download would make usable.
+    """
+    model, sampling = plan_model(values), plan_sampling(plan_model(values), values)
+    problems: list[SpecbenchError] = []
+    plan = make_plan(values, problems)
+    device = str(values["device"].value)
+    problems += _caught(lambda: require_device(device))
+    digest = _digest(model, {} if digests is None else digests)
+    chosen = plan.decoders if plan else plan_decoders(values["decoder"].value, values)
+    return [_outlook(one, model, sampling, plan, digest, values, problems) for one in chosen]
+
+
+def distinct_outlooks(settings: Iterable[Mapping[str, Value]]) -> list[Outlook]:
+    """The distinct runs of several merged settings."""
+    digests: dict[str, str] = {}
+    found = [one for values in settings for one in outlooks(values, digests)]
+    return [one for place, one in enumerate(found) if all(one.row != other.row for other in found[:place])]
+
+
+def refusal(obstacles: Sequence[SpecbenchError]) -> SpecbenchError | None:
+    """The error of a dry run that found obstacles; None without any."""
+    distinct = list({str(one): one for one in obstacles}.values())
+    if len(distinct) < 2:
+        return distinct[0] if distinct else None
+    return SpecbenchError(f"{len(distinct)} obstacles", "they are listed above", max(one.exit_code for one in distinct))
+
+
+def _outlook(
+    planned: PlannedDecoder,
+    model: ModelFacts,
+    sampling: Sampling,
+    plan: Plan | None,
+    digest: str | None,
+    values: Mapping[str, Value],
+    problems: Sequence[SpecbenchError],
+) -> Outlook:
+    value = {name: held.value for name, held in values.items()}
+    dtype, device = value["dtype"] or model.dtype, value["device"]
+    images = len(plan.requests) if plan else _expected_images(values)
+    run_id = None if planned.auto_window else _run_id(plan, planned, digest)
+    wanted = {request.key for request in plan.requests} if plan else set()
+    done = len(wanted & RunStore(plan.out / run_id).completed(plan.trace)) if run_id else 0
+    pace = seconds_per_image(Path(value["out"]), run_id, model.name, planned.spec.name, device)
+    batch = plan.batch if plan else value["batch"]
+    need = footprint(model, planned.spec, sampling, dtype)
+    height, width = model.resolution
+    size = height * width * _BYTES_PER_PIXEL + model.tokens * _BYTES_PER_TOKEN + _BYTES_PER_ROW
+    missing = None if images is None else images - done
+    megabytes = None if missing is None else size * missing / 1e6
+    bytes_needed = need.total(batch if isinstance(batch, int) else 1) if need else None
+    found = (*problems, *_too_large(bytes_needed, device), *_too_full(megabytes, Path(value["out"])))
+    row = {
+        "run_id": run_id,
+        "model": model.name,
+        "decoder": planned.spec.name,
+        "options": dict(planned.spec.options) | ({"window": "auto"} if planned.auto_window else {}),
+        "lossless": planned.spec.lossless,
+        **asdict(sampling),
+        "prompts": plan.prompts.name if plan else value["prompts"],
+        **{name: value[name] for name in ("samples", "seed")},
+        "batch": batch,
+        "dtype": dtype,
+        "device": device,
+        "images": images,
+        "done": done,
+        "seconds": None if pace is None or missing is None else pace * missing,
+        "megabytes": megabytes,
+        "memory_gib": None if bytes_needed is None else float(f"{bytes_needed / 2**30:.3g}"),
+        "weights": _where(model.files),
+        "head": _head(plan, planned),
+        "obstacles": [str(one) for one in found],
+    }
+    return Outlook(row, found)
+
+
+def _caught(work) -> list[SpecbenchError]:
+    try:
+        work()
+    except SpecbenchError as error:
+        return [error]
+    return []
+
+
+def _where(files) -> str:
+    """Whether files are on this disk, or else what brings them."""
+    missing = _caught(files)
+    return (missing[0].try_this or missing[0].what) if missing else ON_DISK
+
+
+def _head(plan: Plan | None, planned: PlannedDecoder) -> str | None:
+    """Where the draft head is; None for decoders without one."""
+    return None if plan is None or "head" not in dict(planned.spec.options) else _where(lambda: plan.head(planned.spec))
+
+
+def _digest(model: ModelFacts, digests: dict[str, str]) -> str | None:
+    if model.name not in digests and model.ready:
+        digests[model.name] = model.weights_sha256()
+    return digests.get(model.name)
+
+
+def _run_id(plan: Plan | None, planned: PlannedDecoder, digest: str | None) -> str | None:
+    """Run id, if weights and draft head are on disk."""
+    if plan is None or digest is None:
+        return None
+    try:
+        return plan.spec(planned.spec, digest).run_id
+    except SpecbenchError:
+        return None
+
+
+def _expected_images(values: Mapping[str, Value]) -> int | None:
+    """Images of a public prompt set that is not on this disk yet; None where its prompts must be read to know."""
+    name, drawing = str(values["prompts"].value), plan_drawing(values)
+    if name not in public_names() or drawing.ids or drawing.categories or drawing.per_category:
+        return None
+    found = downloadable(name)
+    if "/" in name:
+        return None
+    counts = [found.prompts - drawing.offset, *(n for n in (drawing.sample, drawing.limit) if n is not None)]
+    return max(0, min(counts)) * int(values["samples"].value)
+
+
+def _too_large(need: int | None, device: str) -> list[SpecbenchError]:
+    free = None if need is None else free_memory(device)
+    if free is None or need <= free:
+        return []
+    what = f"memory: the estimate is more than the {free // 2**30} GiB free on {device}"
+    return [SpecbenchError(what, "another device, a smaller batch or a smaller model")]
+
+
+def _too_full(megabytes: float | None, out: Path) -> list[SpecbenchError]:
+    there = next((folder for folder in (out, *out.absolute().parents) if folder.is_dir()), None)
+    if megabytes is None or there is None or (free := shutil.disk_usage(there).free / 1e6) >= megabytes:
+        return []
+    what = f"disk: up to {megabytes:,.0f} MB needed, {free:,.0f} MB free in {out}"
+    return [SpecbenchError(what, "another folder with --out, or fewer images")]

@@ -9,6 +9,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -147,36 +148,43 @@ class Plan:
         return None if given is None else find_head(given, self.model.name, self.model.head, download)
 
 
-def make_plan(values: Mapping[str, Value]) -> Plan:
+def make_plan(values: Mapping[str, Value], obstacles: list[SpecbenchError] | None = None) -> Plan | None:
     """Make the plan of a `run` from its merged settings.
+
+    Args:
+        obstacles: receives everything that must be installed, downloaded or changed first, instead of the first such
+            thing being raised; there is no plan then.
 
     Raises:
         SpecbenchError: unknown, out-of-range or unusable values; exit code 5 if something must be installed first.
     """
     value = {name: held.value for name, held in values.items()}
+    tried = _Tried(obstacles)
     model = plan_model(values)
     decoders = plan_decoders(value["decoder"], values)
-    prompts = load_prompts(value["prompts"])
-    drawing = Drawing(
-        tuple(value["ids"]),
-        tuple(value["category"]),
-        value["offset"],
-        value["per-category"],
-        value["sample"],
-        value["limit"],
-    )
-    chosen = drawing.of(prompts)
+    drawing = plan_drawing(values)
     workers, shard = plan_workers(values), plan_shard(value["shard"])
-    _check_images(len(chosen), value["samples"], shard)
-    model.require_weights()
-    model.check_prompts(chosen)
+    chosen = prompts = None
+    with tried:
+        prompts = load_prompts(value["prompts"])
+        chosen = drawing.of(prompts)
+        _check_images(len(chosen), value["samples"], shard)
+    with tried:
+        model.require_weights()
+        model.check_prompts(chosen or ())
     for decoder in decoders:
         if (head := dict(decoder.spec.options).get("head")) is not None:
-            require_head(head, model.name, model.head)
+            with tried:
+                require_head(head, model.name, model.head)
     if workers.elsewhere and value["batch"] == "auto":
         raise SpecbenchError("--batch auto: cannot be estimated with --workers or --ray", "omit them, or set a number")
     sampling, dtype, device = plan_sampling(model, values), value["dtype"] or model.dtype, _device(value["device"])
     compiled, refusal = compiler.should_compile(value["compile"], device)
+    out = Path(value["out"]) / shard_folder(*shard)
+    with tried:
+        check_writable(out)
+    if obstacles:
+        return None
     plan = Plan(
         model=model,
         decoders=tuple(decoders),
@@ -191,7 +199,7 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
         device=device,
         threads=value["threads"] or max(1, available_threads() // (workers.count or 1)),
         compiled=compiled,
-        out=Path(value["out"]) / shard_folder(*shard),
+        out=out,
         trace=value["trace"],
         settings=values,
         notes=(refusal,) if refusal else (),
@@ -199,8 +207,37 @@ def make_plan(values: Mapping[str, Value]) -> Plan:
         mode=_mode(value["mode"], value["batch"], workers, value["device"]),
         shard=shard,
     )
-    check_writable(plan.out)
-    return plan if workers.elsewhere else _settle_batch(_settle_windows(plan))
+    if workers.elsewhere:
+        return plan
+    with tried:
+        return _settle_batch(_settle_windows(plan))
+    return None
+
+
+class _Tried(AbstractContextManager):
+    """Collects the `SpecbenchError` of a block in a list; raises it where there is none."""
+
+    def __init__(self, obstacles: list[SpecbenchError] | None):
+        self._obstacles = obstacles
+
+    def __exit__(self, kind, error, trace) -> bool:
+        if self._obstacles is None or not isinstance(error, SpecbenchError):
+            return False
+        self._obstacles.append(error)
+        return True
+
+
+def plan_drawing(values: Mapping[str, Value]) -> Drawing:
+    """The selection of prompts that the settings ask for."""
+    value = {name: held.value for name, held in values.items()}
+    return Drawing(
+        tuple(value["ids"]),
+        tuple(value["category"]),
+        value["offset"],
+        value["per-category"],
+        value["sample"],
+        value["limit"],
+    )
 
 
 def _settle_windows(plan: Plan) -> Plan:

@@ -34,13 +34,27 @@ def sweep_plans(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]
         SpecbenchError: an axis that is not a setting, does not identify a run or has no effect, a value out of range,
             or any error of `make_plan`.
     """
-    settings = {setting.name: setting for setting in run_settings()}
-    known = {name: _parsed(settings, name, texts) for name, texts in axes.items()}
-    combinations = [dict(zip(known, chosen, strict=True)) for chosen in itertools.product(*known.values())]
-    plans = [make_plan({**values, **{name: Value(v, "sweep") for name, v in one.items()}}) for one in combinations]
+    known, combinations = _combined(axes)
+    plans = [make_plan(_with(values, one)) for one in combinations]
     for name, choices in known.items():
         _check_effect(name, choices, combinations, plans)
     return plans
+
+
+def sweep_values(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]]) -> list[dict[str, Value]]:
+    """The settings of each combination of the axes' values, without plans."""
+    return [_with(values, one) for one in _combined(axes)[1]]
+
+
+def _combined(axes: Mapping[str, Sequence[object]]) -> tuple[dict[str, list[object]], list[dict[str, object]]]:
+    """The axes with parsed values, and every combination of those."""
+    settings = {setting.name: setting for setting in run_settings()}
+    known = {name: _parsed(settings, name, texts) for name, texts in axes.items()}
+    return known, [dict(zip(known, chosen, strict=True)) for chosen in itertools.product(*known.values())]
+
+
+def _with(values: Mapping[str, Value], chosen: Mapping[str, object]) -> dict[str, Value]:
+    return {**values, **{name: Value(value, "sweep") for name, value in chosen.items()}}
 
 
 def _parsed(settings: Mapping[str, Setting], name: str, values: Sequence[object]) -> list[object]:

@@ -1,0 +1,44 @@
+"""A dry run tells every setting, what a run takes, and all that stands in its way at once."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from specbench import api
+from specbench.runs.dry_run import ROW
+
+
+@pytest.fixture
+def bare(monkeypatch, tmp_path):
+    """A machine without public prompts or weights."""
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path
+
+
+def test_all_obstacles_are_told_at_once(bare, monkeypatch):
+    monkeypatch.setattr("specbench.runs.dry_run.free_memory", lambda device: 2**30)
+    ar, eagle = api.dry_run(model="lumina", decoder=["ar", "eagle"], prompts="coco", limit=5, out=bare, top_k=7)
+    assert ar.keys() == set(ROW)
+    assert (ar["images"], ar["done"], ar["top_k"], ar["guidance"], ar["run_id"]) == (5, 0, 7, 3.0, None)
+    assert ar["weights"].startswith("type 'hf download Alpha-VLLM/") and 14 < ar["memory_gib"] < 20
+    told = " ".join(eagle["obstacles"])
+    assert "specbench prompts fetch coco" in told and "no draft head" in told and "1 GiB free" in told
+    assert eagle["options"]["tree"] and eagle["head"] is None
+
+
+def test_a_run_that_can_start_has_no_obstacles_and_an_identity(tmp_path):
+    (row,) = api.dry_run(decoder="gsd:G=50", limit=2, samples=3, window=8, out=tmp_path)
+    assert row["obstacles"] == [] and row["run_id"].startswith("shapes-gsd-") and row["weights"] == "on disk"
+    assert row["images"] == 6 and row["options"]["G"] == 50 and row["options"]["window"] == 8
+
+
+def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(bare, cli):
+    outcome = cli("run", "--model", "lumina", "--decoder", "ar,eagle", "--prompts", "coco", "--dry-run", "--out", bare)
+    assert outcome.code == 5 and "obstacles (they are listed above)" in outcome.err
+    assert outcome.out.count("prompts fetch coco") == 1 and "a. the prompts of 'coco'" in outcome.out
+    rows = json.loads(cli("bench", "cool-sd-1", "--dry-run", "--json", "--out", bare).out)
+    assert all(len(row["obstacles"]) >= 1 and row["options"] is not None and row["images"] == 5000 for row in rows)
+    assert any("no draft head" in text for row in rows for text in row["obstacles"])
