@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 
 from specbench.papers.cells import Cell
 from specbench.papers.formats import below, by_group, heading, texts
 from specbench.papers.join import Line, PaperTable
 from specbench.papers.table import Row
 from specbench.reporting import charts
-from specbench.reporting.html import scripts, template
+from specbench.reporting.html import data_url, scripts, template
+from specbench.reporting.map_pictures import share_picture
+from specbench.reporting.mean_maps import mean_map
 from specbench.stats import Estimate
 
 _WHERE = {"option": "options", "sampling": "sampling"}
+
+
+_MAP_NAMES = {"accepted": "accepted drafts", "top1": "top-1 of p", "draft_top1": "top-1 of q", "draft_tv": "TV(p, q)"}
 
 
 def page(tables: Sequence[PaperTable]) -> str:
@@ -21,31 +27,40 @@ def page(tables: Sequence[PaperTable]) -> str:
     return template("tables.html.jinja").render(
         title=", ".join(joined.table.name for joined in tables),
         tables=shown,
-        **scripts([table["chart"] for table in shown if table["chart"]]),
+        **scripts([chart for table in shown for chart in table["charts"]]),
     )
 
 
 def _shown(joined: PaperTable) -> dict:
-    curves = figure_curves(joined)
+    panels = [(axes, figure_curves(joined, axes)) for axes in joined.table.axes]
     return {
         "name": joined.table.name,
         "heading": joined.heading,
         "columns": [heading(column) for column in joined.table.columns],
         "groups": [(group, [texts(joined, line) for line in lines]) for group, lines in by_group(joined.lines)],
         "notes": below(joined),
-        "chart": charts.figure_chart(curves, *_labels(joined)) if curves else None,
+        "charts": [charts.figure_chart(curves, *_labels(joined, axes)) for axes, curves in panels if curves],
+        "maps": list(_maps(joined)),
     }
 
 
-def figure_curves(joined: PaperTable) -> list[charts.Curve]:
-    """Curves of a figure: printed and measured points per group of rows; none with fewer than two of either."""
-    axes, rows = joined.table.axes, list(zip(joined.table.rows, joined.lines, strict=True))
+def _maps(joined: PaperTable) -> Iterator[dict[str, str]]:
+    for line in joined.lines:
+        for folder, name in product(line.folders, joined.table.maps):
+            values = mean_map(folder, name)
+            if values is not None:
+                yield {"name": f"{line.label}: {_MAP_NAMES[name]}", "picture": data_url(share_picture(values))}
+
+
+def figure_curves(joined: PaperTable, axes: Mapping[str, str]) -> list[charts.Curve]:
+    """Curves of a panel of a figure: printed and measured points per group of rows."""
+    rows = list(zip(joined.table.rows, joined.lines, strict=True))
     curves = []
-    for group in dict.fromkeys(line.group for line in joined.lines) if axes else ():
+    for group in dict.fromkeys(line.group for line in joined.lines):
         members = [(row, line) for row, line in rows if line.group == group]
         for measured in (False, True):
             points = list(_points(axes, members, measured))
-            if len(points) > 1:
+            if points:
                 curves.append(charts.Curve(group or "", measured, points))
     return curves
 
@@ -70,12 +85,13 @@ def _place(axis: str, row: Row, line: Line, measured: bool) -> Estimate | str | 
 
 
 def _estimate(cell: Cell, measured: bool) -> Estimate | None:
-    if measured:
-        return None if cell.value is None else Estimate(cell.value, cell.low, cell.high)
-    return None if cell.paper is None else Estimate(cell.paper, None, None)
+    if not measured:
+        return None if cell.paper is None else Estimate(cell.paper, None, None)
+    if cell.value is None:
+        return None
+    return Estimate(cell.value, None, None) if cell.too_few else Estimate(cell.value, cell.low, cell.high)
 
 
-def _labels(joined: PaperTable) -> tuple[str, str]:
+def _labels(joined: PaperTable, axes: Mapping[str, str]) -> tuple[str, str]:
     headers = {column.name: column.header for column in joined.table.columns}
-    x, y = (joined.table.axes[axis] for axis in ("x", "y"))
-    return headers.get(x, x.partition(":")[2].replace("_", "-")), headers[y]
+    return headers.get(axes["x"], axes["x"].partition(":")[2].replace("_", "-")), headers[axes["y"]]

@@ -32,6 +32,7 @@ class Line:
     Attributes:
         cells: by column name.
         runs: ids of the runs behind it.
+        folders: of these runs.
         images: how many of a run's images stand behind it; the fewest where there are several runs.
         expected: how many the table asks for, where that is another number.
         notes: remarks on the whole row.
@@ -46,6 +47,7 @@ class Line:
     notes: tuple[str, ...]
     chosen: tuple[str, ...] = ()
     expected: int | None = None
+    folders: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -190,6 +192,7 @@ def _line(
         tuple(dict.fromkeys(one.row["run_id"] for one in there)),
         min((one.row["n"] for one in there), default=None), tuple(notes), row.chosen,
         next((one.expected for one in there if one.partial and not one.unlike), None),
+        tuple(dict.fromkeys(one.run.folder for one in there)),
     )  # fmt: skip
 
 

@@ -18,6 +18,8 @@ NUMBERS = (
     *("logp_mean", "logp_std", "perplexity", "nll_gap", "top1", "draft_tv", "draft_top1"),
 )
 """Keys of a report row (`specbench.reporting.report_rows`) that a column may show."""
+MAPS = ("accepted", "top1", "draft_top1", "draft_tv")
+"""Quantities of tokens that a map over the image may show; see `specbench.reporting.mean_maps`."""
 SCORE, PRINTED = "score:", "printed:"
 BETTER = ("higher", "lower", "none")
 
@@ -112,7 +114,8 @@ class Table:
         paper: a name in `benchmarks/papers.toml`.
         source: its place in the paper, "Table 1" or "Figure 6".
         hardware: what its values were measured on, where known.
-        axes: of a figure, by "x", "y": a column's name, "option:NAME", "sampling:NAME" or "model".
+        axes: of each panel of a figure, by "x", "y": a column's name, "option:NAME", "sampling:NAME" or "model".
+        maps: quantities of which a figure shows a map over the image: names in `MAPS`.
     """
 
     name: str
@@ -121,9 +124,10 @@ class Table:
     title: str
     hardware: str | None
     notes: tuple[str, ...]
-    axes: Mapping[str, str]
+    axes: tuple[Mapping[str, str], ...]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
+    maps: tuple[str, ...] = ()
 
     def cell_settings(self, row: Row, column: Column) -> CellSettings | None:
         """Settings of a cell; None if specbench cannot run it."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.protocols import find_protocol
-from specbench.papers.table import BETTER, NUMBERS, PRINTED, SCORE, Column, Row, Table, merge_settings
+from specbench.papers.table import BETTER, MAPS, NUMBERS, PRINTED, SCORE, Column, Row, Table, merge_settings
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, options_of
@@ -28,7 +28,7 @@ _COLUMN = {"key": str, "name": str, "header": str, "precision": int, "better": s
 _ROW = dict.fromkeys(("label", "group", "why", "hardware"), str)
 _ROW |= {"paper": dict, "spread": dict, "notes": dict, "runnable": bool, "chosen": dict} | _CASE
 _TABLE = dict.fromkeys(("name", "paper", "source", "title", "hardware"), str)
-_TABLE |= {"notes": list, "axes": dict, "defaults": dict, "columns": list, "rows": list}
+_TABLE |= {"notes": list, "maps": list, "defaults": dict, "columns": list, "rows": list}
 _PAPER = {"title": str, "authors": str, "venue": str, "year": int, "arxiv": str, "url": str}
 _OPTIONS = {*CHOICES, *(name for preset in PRESETS.values() for name in options_of(preset))}
 _CHOOSABLE = sorted({*_OPTIONS, *_SAMPLING, *_CASE, "protocol"} - {"options", "sampling"})
@@ -86,6 +86,7 @@ def read_table(path: Path) -> Table:
             names the file and the field.
     """
     content, file = _read_toml(path), path.name
+    axes = content.pop("axes", [])
     _check(content, _TABLE, ("name", "paper", "source", "title", "columns", "rows"), file)
     if content["name"] != path.stem:
         raise _wrong(file, "name", f"'{content['name']}' is not the file's name")
@@ -109,13 +110,18 @@ def read_table(path: Path) -> Table:
     for field, empty in (("columns", not columns), ("rows", not rows)):
         if empty:
             raise _wrong(file, field, "empty")
-    notes, axes = content.get("notes", []), content.get("axes", {})
+    notes, maps = content.get("notes", []), content.get("maps", [])
     if not all(isinstance(note, str) for note in notes):
         raise _wrong(file, "notes", "not text")
-    _check_axes(axes, names, file)
+    panels = axes if isinstance(axes, list) else [axes]
+    for panel in panels:
+        _check_axes(panel, names, file)
+    for name in maps:
+        if name not in MAPS:
+            raise _wrong(file, "maps", str(unknown_name("map", str(name), MAPS)))
     return Table(
         content["name"], content["paper"], content["source"], content["title"], content.get("hardware"),
-        tuple(notes), axes, columns, rows,
+        tuple(notes), tuple(panels), columns, rows, tuple(maps),
     )  # fmt: skip
 
 
@@ -142,8 +148,8 @@ def _chosen(row: Row, shared: Mapping, reasons: Mapping[str, str], own: Mapping[
     )
 
 
-def _check_axes(axes: Mapping[str, object], columns: Sequence[str], file: str) -> None:
-    if axes and set(axes) != {"x", "y"}:
+def _check_axes(axes: object, columns: Sequence[str], file: str) -> None:
+    if not isinstance(axes, Mapping) or set(axes) != {"x", "y"}:
         raise _wrong(file, "axes", "x and y are needed, and nothing else")
     for axis, value in axes.items():
         kind, colon, _ = str(value).partition(":")

@@ -48,7 +48,9 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str) -> Chart:
         points = [_figure_point(named[curve.label], curve.measured, *point, x_label, y_label) for point in curve.points]
         if curve.measured:
             layers += _bars(points)
-        layers += [_lines(points, None if curve.measured else _DASH), _dots(points, curve.measured)]
+        if not categories:
+            layers.append(_lines(points, None if curve.measured else _DASH))
+        layers.append(_dots(points, curve.measured))
     x = {"label": x_label, "type": "point", "domain": categories} if categories else _number_axis(curves, x_label)
     return _chart(
         f"{y_label} against {x_label}",

@@ -120,7 +120,7 @@ def _section(section: Section, limit: int) -> dict:
         "differences": _differences(names),
         "charts": [*_quality_charts(names), *_speed_charts(names), *_step_charts(names, data)],
         "maps": [
-            {"name": name, "picture": _data(map_pictures.share_picture(found.accepted))}
+            {"name": name, "picture": data_url(map_pictures.share_picture(found.accepted))}
             for name, found in data.items()
             if found.accepted is not None
         ],
@@ -241,8 +241,8 @@ def _shown(name: str, tile: Tile | None) -> dict:
         "name": name,
         "problem": None,
         "picture": _picture(tile.pixels),
-        "steps": tile.steps is not None and _data(map_pictures.step_picture(tile.steps)),
-        "origins": tile.origins is not None and _data(map_pictures.origin_picture(tile.origins)),
+        "steps": tile.steps is not None and data_url(map_pictures.step_picture(tile.steps)),
+        "origins": tile.origins is not None and data_url(map_pictures.origin_picture(tile.origins)),
         "facts": facts,
     }
 
@@ -251,11 +251,12 @@ def _picture(pixels: np.ndarray) -> str:
     image, buffer = Image.fromarray(pixels), io.BytesIO()
     if max(image.size) <= _EXACT_SIDE:
         image.save(buffer, format="png")
-        return _data(buffer.getvalue())
+        return data_url(buffer.getvalue())
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
     image.save(buffer, format="jpeg", quality=88)
-    return _data(buffer.getvalue(), "jpeg")
+    return data_url(buffer.getvalue(), "jpeg")
 
 
-def _data(picture: bytes, kind: str = "png") -> str:
+def data_url(picture: bytes, kind: str = "png") -> str:
+    """A picture as an address that holds it."""
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode()}"

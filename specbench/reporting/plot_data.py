@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def gather(folder: Path) -> PlotData:
         rows = piece.filter(pc.equal(piece["status"], "ok"))
         if not rows.num_rows:
             continue
-        grid = grid or _grid(folder, rows)
+        grid = grid or token_grid(folder, *(rows[name][0].as_py() for name in ("forced", "image", "image_sha256")))
         spans = {span: total + (pc.sum(rows[f"{span}_ms"]).as_py() or 0.0) for span, total in spans.items()}
         nfe += pc.sum(rows["nfe"]).as_py()
         counts += _histogram(rows)
@@ -68,12 +69,11 @@ def speed_by_prompt(folder: Path, baseline: Path, most: int) -> list[tuple[str, 
     return [(row.prompt, row.ar_ms_base / row.ar_ms) for row in pairs.itertuples(index=False) if row.ar_ms > 0]
 
 
-def _grid(folder: Path, rows: pa.Table) -> tuple[int, int] | None:
-    """Token grid (height, width) from the first existing image; all images of a run have the same shape."""
-    name, sha256 = (rows[column][0].as_py() for column in ("image", "image_sha256"))
+def token_grid(folder: Path, forced: Sequence[bool], name: str | None, sha256: str | None) -> tuple[int, int] | None:
+    """Token grid (height, width) from an image of a run; all images of a run have the same shape."""
     if not name or not os.path.lexists(folder / name):
         return None
-    return grid_of(rows["forced"][0].as_py(), read_image(folder, name, sha256).shape[:2])
+    return grid_of(forced, read_image(folder, name, sha256).shape[:2])
 
 
 def _histogram(rows: pa.Table) -> np.ndarray:

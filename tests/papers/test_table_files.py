@@ -92,6 +92,9 @@ def test_the_tables_run_what_the_papers_ran():
         ({"columns": "[]", "rows": '[{ label = "AR", decoder = "ar" }]'}, "columns: empty"),
         ({"notes": "[1]"}, "notes: not text"),
         ({"axes": '{ x = "nfe" }'}, "axes: x and y"),
+        ({"axes": '[{ x = "nfe", y = "nfe" }, { x = "nfe" }]'}, "axes: x and y"),
+        ({"axes": '"nfe"'}, "axes: x and y"),
+        ({"maps": '["top2"]'}, "maps: unknown map 'top2' (did you mean 'top1'?"),
         ({"axes": '{ x = "nfe", y = "nef" }'}, "axes.y: unknown column 'nef'"),
         ({"axes": '{ x = "setting:K", y = "nfe" }'}, "axes.x: unknown axis 'setting:K'"),
         ({"defaults": '{ model = "shapes", seeds = 1 }'}, "defaults: unknown field 'seeds'"),
@@ -143,7 +146,7 @@ def test_tables_are_called_by_name_and_listed(cli):
     with pytest.raises(SpecbenchError, match="unknown table 'gsd-3'"):
         load_table("gsd-3")
     rows = {row["name"]: row for row in json.loads(cli("list", "tables", "--json").out)}
-    assert list(rows) == table_names() and len(rows) == 39
+    assert list(rows) == table_names() and len(rows) == 47
     assert list(rows).index("sjd-2") < list(rows).index("sjd-10") < list(rows).index("sjd-fig6")
     assert rows["gsd-1"]["rows"] == 20 and rows["gsd-1"]["prompts"] == ["coco", "parti"]
     assert rows["gsd-1"]["paper"] == papers()["gsd"]["title"]
