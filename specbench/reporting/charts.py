@@ -53,9 +53,9 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str) -> Chart:
         layers.append(_dots(points, curve.measured))
     x = {"label": x_label, "type": "point", "domain": categories} if categories else _number_axis(curves, x_label)
     return _chart(
-        f"{y_label} against {x_label}",
+        f"{y_label} against {x_label}" if x_label else y_label,
         "Hollow and dashed: the paper's values. Filled: measured here, with 95 % intervals.",
-        {"x": x, "y": {"label": y_label}, "color": _colours(list(named.values()), start=1)},
+        {"x": x, "y": {"label": y_label, "nice": True, "grid": True}, "color": _colours(list(named.values()), start=1)},
         layers,
     )
 

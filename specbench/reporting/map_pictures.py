@@ -23,8 +23,10 @@ def origin_picture(origins: np.ndarray) -> bytes:
 
 
 def share_picture(shares: np.ndarray) -> bytes:
-    """Draw a fraction per grid position, from 0 (dark) to 1 (light)."""
-    return _png((colormaps["cividis"](shares)[..., :3] * 255).astype(np.uint8))
+    """Draw a fraction per grid position, from 0 (dark) to 1 (light); NaN is transparent."""
+    return _png(
+        (colormaps["cividis"].with_extremes(bad=(0, 0, 0, 0))(np.ma.masked_invalid(shares)) * 255).astype(np.uint8)
+    )
 
 
 def _png(pixels: np.ndarray) -> bytes:

@@ -12,7 +12,7 @@ from specbench.store.schema import KEY
 
 
 def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
-    """Mean over images at each grid position, [height, width], from 0 to 1; None where the run has not kept it.
+    """Mean over images at each grid position, [height, width], from 0 to 1, NaN where no image has one; None where the run has not kept it.
 
     Args:
         quantity: "accepted" (whether the token is an accepted draft), "top1" (largest probability of the target), or of
@@ -38,4 +38,4 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
     ]
     shown = np.stack([values.reshape(grid) for values in free])
     seen = ~np.isnan(shown)
-    return np.divide(np.nansum(shown, axis=0), seen.sum(axis=0), out=np.zeros(grid), where=seen.any(axis=0))
+    return np.divide(np.nansum(shown, axis=0), seen.sum(axis=0), out=np.full(grid, np.nan), where=seen.any(axis=0))
