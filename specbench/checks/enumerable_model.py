@@ -146,6 +146,8 @@ class EnumerableSession:
         """Slots that were not fed count as token 0, so the tables are defined for streams with holes."""
         last = self._length - 1
         self._store(tokens, torch.where(aside, 0, positions))
+        if fed.dim() == 3:
+            return self._logits(self._visible_codes(tokens, positions, fed, aside), positions)
         before = (positions - 1).clamp(0, last)
         missing = torch.where(aside, tokens - self.consumed.gather(1, before), 0) * self.weights[before]
         return self._logits(self._prefix_codes().gather(1, positions.clamp(max=last)) + missing, positions)
@@ -169,6 +171,14 @@ class EnumerableSession:
         """[B, N] code of the stored tokens before each slot."""
         terms = self.consumed[:, : self._length] * self.weights
         return terms.cumsum(1) - terms
+
+    def _visible_codes(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
+        """[B, T] code of the tokens before each column that it may attend to, a stand-in in place of the last one."""
+        slot = torch.arange(self._length)
+        before = positions[..., None] - 1
+        seen = fed[..., 1:] & (slot < before) | ((slot == before) & ~aside[..., None])
+        terms = (torch.where(seen, self.consumed[:, None, : self._length], 0) * self.weights).sum(-1)
+        return terms + torch.where(aside, tokens * self.weights[(positions - 1).clamp(0, self._length - 1)], 0)
 
     def _tree_codes(self, tokens: Tensor, positions: Tensor, ancestors: Tensor) -> Tensor:
         """[B, T] code of the tokens stored before column 0's own, plus those of each column's ancestors."""

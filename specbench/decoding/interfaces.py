@@ -82,6 +82,7 @@ class Verification(NamedTuple):
             valid distribution to draft from, as it depends on earlier slots only.
         tested, accepted: [B, C - 1] bool, by draft: entry d is the draft that column d + 1 consumes.
         facts: [B, C - 1] the verifier's numbers about each tested draft, by name.
+        refined_from: [B, T, V] distributions of the refined drafts; None where they are p.
     """
 
     first: Tensor
@@ -91,6 +92,7 @@ class Verification(NamedTuple):
     tested: Tensor
     accepted: Tensor
     facts: dict[str, Tensor]
+    refined_from: Tensor | None = None
 
 
 class Drafter(Protocol):

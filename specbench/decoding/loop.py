@@ -1,9 +1,9 @@
-"""The decode loop of all decoders but ZipAR, and `decode`, which runs a batch of requests.
+"""The decode loop of all decoders that fill one window, and `decode`, which runs a batch of requests.
 
 One step: propose drafts, run one target forward, verify the drafts, commit the accepted ones and one more token, refine
 the rest into the next drafts. Rows of a batch commit at their own pace.
 
-ZipAR, which drafts nothing and decodes image rows in parallel, has a loop of its own (`specbench.decoding.zipar`).
+Decoders of several image rows in parallel have loops of their own (`specbench.decoding.zipar`, `row_jacobi`).
 Continuous batching (`specbench.decoding.continuous_batching`) runs the steps of this loop and refills complete rows.
 """
 

@@ -7,6 +7,7 @@ counter.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from enum import IntEnum
@@ -66,6 +67,12 @@ class Noise:
     def rekey(self, rows: Sequence[int], keys: Sequence[int]) -> None:
         """Give rows to other images."""
         self._keys[list(rows)] = self._column(keys)
+
+    def repeated(self, times: int) -> Noise:
+        """The noise of the same images, each in `times` consecutive rows."""
+        other = copy.copy(self)
+        other._keys = self._keys.repeat_interleave(times, 0)
+        return other
 
     def _column(self, keys: Sequence[int]) -> Tensor:
         return torch.tensor(list(keys), dtype=torch.int64, device=self._device)[:, None]

@@ -16,6 +16,10 @@ This also holds for subsets chosen by functions of F_i (place in the window, ent
 by outcomes (accepted or replaced, kept or redrawn). In particular the distribution in which a draft was first drawn,
 before refinements kept it, is not a function of F_i: whether it was kept depends on the draft.
 
+With a verifier that looks ahead, the step that commits slot i does depend on noise of slot i. There, F_i is instead all
+noise of earlier steps, the tokens before i, and that the step commits slot i: `block` gives x_i ~ p_i given these, and
+the rest of the argument is the same.
+
 Tokens of equal rank form one block, in which v_i decides.
 """
 

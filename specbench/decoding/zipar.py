@@ -4,9 +4,7 @@ Row r starts once row r - 1 has a window of tokens; from then on every incomplet
 column attending to the prompt and to all generated tokens earlier in raster order. No training, no verification, lossy:
 a token is conditioned on a part of the rows above only. A window as wide as the row is AR.
 
-Where the grammar ends rows with a forced token, that token is fed early, at its true position. Elsewhere the first
-token of a row needs the last token of the row above: the newest token of the row above that one (of row 0 for row 1)
-stands in for it, at the true position; only that one column attends to it, and it is not kept in the cache.
+`specbench.decoding.row_windows` says what the first token of a row is predicted from.
 
 The adaptive window draws the first token x of a row from p and, each time the row above has grown, keeps it with
 probability min(1, p'(x)/p(x)) under the new p', else redraws it from [p' - p]+ and tests it once more. The paper's
@@ -16,7 +14,6 @@ code does not have it; this follows its text.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -26,11 +23,11 @@ from specbench.decoding.context import Context
 from specbench.decoding.drafters.token_init import Init
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.recorder import StepRecorder
+from specbench.decoding.row_windows import row_above, row_roots, row_slots
 from specbench.decoding.sampling import Target, at
 from specbench.decoding.timing import Spans
 from specbench.decoding.verification.residuals import standard
-from specbench.errors import SpecbenchError
-from specbench.models.interface import ScatteredSession, TokenLayout
+from specbench.models.interface import ScatteredSession
 from specbench.models.transformer.host_sync import to_host
 
 if TYPE_CHECKING:
@@ -77,19 +74,7 @@ class ZipAR:
             lags[1:2] = [layout.width] * len(lags[1:2])
         self.lags = torch.tensor(lags, device=context.device)
         self.adaptive = adaptive
-        self.slots = torch.tensor(_grid(layout), device=context.device)
-
-
-def _grid(layout: TokenLayout) -> list[list[int]]:
-    """Stream slot of each image token, by row and column."""
-    free, width = layout.free_slots(), layout.width
-    grid = [free[row * width : (row + 1) * width] for row in range(layout.height)]
-    gaps = [below[0] - above[-1] for above, below in pairwise(grid)]
-    if free[0] > 0 or any(row[-1] - row[0] >= width for row in grid) or max(gaps, default=1) > 2:
-        raise SpecbenchError(
-            "zipar does not fit this model's grammar", "it needs rows closed by at most one forced token"
-        )
-    return grid
+        self.slots = torch.tensor(row_slots(layout, "zipar"), device=context.device)
 
 
 class ZipARLoop:
@@ -142,32 +127,18 @@ class ZipARLoop:
 
     def _lanes(self) -> Lanes | None:
         """Columns of the next forward; None if all images are complete."""
-        count, width = self.count, self._width
-        above = torch.nn.functional.pad(count[:, :-1], (1, 0), value=width)
-        starting = (count == 0) & (above >= self._plan.lags)
-        growing = (count > 0) & (count < width)
-        closing = (count == width) & ~self._done_feeding
-        closing[:, -1] = False
-        wanted = starting | growing
+        roots = row_roots(self.tokens, self.count, self._done_feeding, self._slots, self._plan.lags, self._target)
+        wanted, closing, positions, aside = roots.wanted, roots.closing, roots.positions, roots.aside
         # Host sync: with an adaptive window, the active rows, and so the width of the forward, depend on drawn tokens.
         working = [row for row, works in enumerate(to_host((wanted | closing).any(0))) if works]
         if not working:
             return None
-        rows = torch.tensor(working, device=count.device)
-        first = self._slots[:, 0].expand_as(count)
-        newest = self._slots.expand(len(count), -1, -1).gather(2, (count - 1).clamp(min=0)[..., None]).squeeze(2)
-        positions = torch.where(starting, first, newest + 1)
-        free = self._target.forced_at((positions - 1).clamp(min=0)) < 0
-        aside = starting & free & (above < width)
-        stand_in = newest.roll(2, dims=1)
-        stand_in[:, :2] = newest[:, :1]
-        consumed = torch.where(aside, stand_in, positions - 1)
-        tokens = self.tokens.gather(1, consumed.clamp(min=0))
+        rows = torch.tensor(working, device=wanted.device)
         work = wanted | closing
         positions = torch.where(work, positions, self._length)
         fed = work & ~aside
         self._done_feeding |= closing
-        lanes = Lanes(rows, *(x[:, rows] for x in (tokens, positions, fed, aside, wanted)))
+        lanes = Lanes(rows, *(x[:, rows] for x in (roots.tokens, positions, fed, aside, wanted)))
         self._fed.scatter_(1, lanes.positions, self._fed.gather(1, lanes.positions) | lanes.fed)
         return lanes
 
@@ -185,7 +156,7 @@ class ZipARLoop:
     def _reconsider(self, p: Tensor, drawn: Tensor, lanes: Lanes, step: Tensor) -> tuple[Tensor, Tensor]:
         """Adaptive window: resample first tokens of rows [B, C]; also returns which tokens stay."""
         count = self.count[:, lanes.rows]
-        above = torch.nn.functional.pad(self.count[:, :-1], (1, 0), value=self._width)[:, lanes.rows]
+        above = row_above(self.count, self._width)[:, lanes.rows]
         starting = lanes.wanted & (count == 0)
         guess, guess_p = self._guess[:, lanes.rows], self._guess_p[:, lanes.rows]
         known = starting & (guess >= 0)

@@ -198,7 +198,8 @@ class ScatteredSession(Protocol):
             tokens, positions: [B, T] as in `Session.forward`, in any order; position N (past the end) is a column
                 whose logits are not read and whose keys and values are not kept.
             fed: [B, N + 1] bool by position: columns that were fed so far, this forward's included. A column attends
-                to the prompt and to those at its own and earlier positions.
+                to the prompt and to those at its own and earlier positions. Or [B, T, N + 1]: those that each column
+                of this forward may attend to.
             aside: [B, T] bool, columns whose token is a stand-in: no other column attends to them, now or later.
 
         Returns:

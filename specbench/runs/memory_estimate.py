@@ -141,9 +141,9 @@ def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
     options = dict(decoder.options)
     if "tree" in options:
         return 1 + len(node_paths(str(options["tree"])))
-    if decoder.drafter == "zipar":
+    if "rows-window" in options:
         height, width = model.resolution
-        return math.isqrt(model.tokens * height // width)
+        return math.isqrt(model.tokens * height // width) * int(options.get("window", 1))
     window = int(options.get("window", 1))
     return window + (int(options.get("siblings", 1)) - 1) * min(int(options.get("depth", 0)), window - 1)
 

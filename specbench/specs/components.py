@@ -6,6 +6,7 @@ joint distribution of the image tokens equals AR sampling). Importing this modul
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from specbench.specs.options import Option
@@ -23,7 +24,12 @@ class Component:
         lossless: whether the joint distribution of the image tokens equals AR sampling.
         ignores: component kinds that have no effect with it.
         only_with: components of other kinds it requires; empty if it combines with all.
+        excludes: components of other kinds it cannot be combined with.
         loop: "module:attribute" of the decode loop that runs it; of drafters only.
+        is_chain: whether the drafts form a chain with these option values; of drafters only.
+        looks_ahead: whether the number of accepted drafts depends on the drafts after them; of verifiers only.
+        redraws: whether every unverified draft is drawn anew, whatever draft and noise the slot had; of refinements
+            only. A verifier that looks ahead is lossless beside these alone.
     """
 
     target: str
@@ -32,7 +38,11 @@ class Component:
     lossless: bool = True
     only_with: tuple[str, ...] = ()
     ignores: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
     loop: str = "specbench.decoding.loop:Loop"
+    is_chain: Callable[[Mapping[str, object]], bool] = lambda values: True
+    looks_ahead: bool = False
+    redraws: bool = False
 
 
 WINDOW = Option(
@@ -43,6 +53,13 @@ FRESH_Q = Option(
     "uniform",
     "draft distribution q of a uniformly drawn token: uniform (correct), or onehot as in the released SJD code",
     choices=("uniform", "onehot"),
+)
+
+TAU = Option("tau", 0.5, "threshold on p/q above which an unverified draft token is kept; inf is SJD", minimum=0.0)
+ANY_TAIL = Option(
+    "any-tail",
+    False,
+    "combine with couple, gumbel or reuse too, which biases the images: the decoder is then lossy",
 )
 
 _CLUSTER = (
@@ -124,6 +141,7 @@ DRAFTERS = {
             Option("siblings", 3, "candidates for the first draft token", minimum=1, maximum=16),
             Option("depth", 4, "length of each sibling branch, in tokens", minimum=1),
         ),
+        is_chain=lambda values: values["siblings"] == 1,
     ),
     "eagle": Component(
         "specbench.decoding.drafters.eagle:Eagle",
@@ -138,6 +156,7 @@ DRAFTERS = {
             Option("head", "", "folder of a draft head; empty for the head that comes with the model"),
         ),
         ignores=("init",),
+        is_chain=lambda values: not set("".join(node_paths(str(values["tree"])))) - {"0"},
     ),
     "zipar": Component(
         "specbench.decoding.zipar:ZipAR",
@@ -166,6 +185,25 @@ DRAFTERS = {
         ignores=("init", "verifier", "residual", "refine"),
         loop="specbench.decoding.zipar:ZipARLoop",
     ),
+    "row-jacobi": Component(
+        "specbench.decoding.row_jacobi:RowJacobi",
+        "a Jacobi window in each of several image rows, which see committed tokens of the rows above",
+        (
+            Option("window", 8, "tokens per image row and target forward", minimum=1, maximum=65536),
+            Option("rows-window", 8, "start a row once the row above has this many tokens", minimum=1),
+            Option(
+                "lower-rows",
+                "draft",
+                "after a rejection below the first incomplete row: draft = commit nothing, draft from p (the paper); "
+                "commit = commit a token of the residual distribution",
+                choices=("draft", "commit"),
+            ),
+            FRESH_Q,
+        ),
+        lossless=False,
+        ignores=("init",),
+        loop="specbench.decoding.row_jacobi:RowJacobiLoop",
+    ),
 }
 
 INITS = {
@@ -190,6 +228,12 @@ INITS = {
 
 VERIFIERS = {
     "exact": Component("specbench.decoding.verification.ratio_tests:Exact", "accept with min(1, p/q)"),
+    "block": Component(
+        "specbench.decoding.verification.block:Block",
+        "block verification: accept a chain of drafts by the product of their p/q",
+        (ANY_TAIL,),
+        looks_ahead=True,
+    ),
     "match": Component(
         "specbench.decoding.verification.ratio_tests:Match", "accept if a fresh sample from p equals the draft token"
     ),
@@ -222,6 +266,41 @@ VERIFIERS = {
         "accept with min(1, w p/q), w by draft depth",
         _OMEGA,
         False,
+    ),
+    "relax": Component(
+        "specbench.decoding.verification.cool_sd:EntropyWeighted",
+        "accept with min(1, w p/q), w larger where the entropy of p is low",
+        (
+            Option("delta", 1.0, "w - 1 where p is certain", minimum=0.0),
+            Option("scale", 2.0, "entropy in nats over which w - 1 falls by a factor of e", above=0.0),
+        ),
+        False,
+    ),
+    "segments": Component(
+        "specbench.decoding.verification.segments:Segments",
+        "accept segments of rising p(x) by one test of the product of p/q over their end",
+        (
+            Option(
+                "alpha",
+                0.8,
+                "share of a segment's sum of p(x) that the tested end must hold; 1 tests whole segments",
+                above=0.0,
+                maximum=1.0,
+            ),
+            ANY_TAIL,
+        ),
+        False,
+        looks_ahead=True,
+    ),
+    "pair-segments": Component(
+        "specbench.decoding.verification.segments:PairSegments",
+        "accept chains of drafts from a table of token pairs by one test of their product of p/q",
+        (
+            Option("pairs", "", "text file with two token ids on each line; empty for equal neighbours"),
+            ANY_TAIL,
+        ),
+        False,
+        looks_ahead=True,
     ),
     "lantern": Component(
         "specbench.decoding.verification.lantern:Lantern",
@@ -282,20 +361,36 @@ RESIDUALS = {
 
 REFINES = {
     "resample": Component(
-        "specbench.decoding.verification.refinement:Resample", "resample every unverified token from p"
+        "specbench.decoding.verification.refinement:Resample",
+        "resample every unverified token from p",
+        redraws=True,
+    ),
+    "tilt": Component(
+        "specbench.decoding.verification.refinement:Tilt",
+        "resample from p tilted towards tokens whose probability rose, with q the tilted distribution",
+        (
+            Option("tilt", 0.5, "exponent on p/q; negative values prefer tokens whose probability fell"),
+            Option("clip", 2.0, "bound on p/q and on q/p before the exponent", minimum=1.0),
+        ),
+        excludes=("match",),
+        redraws=True,
     ),
     "reuse": Component(
         "specbench.decoding.verification.refinement:Reuse",
         "keep the draft token where p/q > tau, otherwise resample",
-        (
-            Option(
-                "tau", 0.5, "threshold on p/q above which an unverified draft token is kept; inf is SJD", minimum=0.0
-            ),
-        ),
+        (TAU,),
+        False,
+    ),
+    "reuse-stale-q": Component(
+        "specbench.decoding.verification.refinement:StaleReuse",
+        "as reuse, and a kept draft keeps its old q, as in the released PJD code",
+        (TAU,),
         False,
     ),
     "restart": Component(
-        "specbench.decoding.verification.refinement:Restart", "discard the unverified tokens and initialise new ones"
+        "specbench.decoding.verification.refinement:Restart",
+        "discard the unverified tokens and initialise new ones",
+        redraws=True,
     ),
     "couple": Component(
         "specbench.decoding.verification.refinement:Couple",

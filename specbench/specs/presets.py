@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.specs.components import CHOICES, DRAFTERS, Component
+from specbench.specs.components import ANY_TAIL, CHOICES, DRAFTERS, Component
 from specbench.specs.options import Option
 
 SJD = "Teng et al., Speculative Jacobi Decoding, ICLR 2025 (arXiv 2410.01699)"
@@ -22,6 +22,11 @@ EAGLE = "Li et al., EAGLE, ICML 2024 (arXiv 2401.15077)"
 LANTERN = "Jang et al., LANTERN, ICLR 2025 (arXiv 2410.03355)"
 LANTERNPP = "Park et al., LANTERN++ (arXiv 2502.06352)"
 ZIPAR = "He et al., ZipAR, ICML 2025 (arXiv 2412.04062)"
+BLOCK = "Sun et al., Block Verification Accelerates Speculative Decoding, ICLR 2025 (arXiv 2403.10444)"
+SJD_SV = "SJD-SV, ICML 2026 (arXiv 2609.13245), after a summary of its text; no code is public"
+PJD = "PJD, Parallel Jacobi Decoding, CVPR 2026 (arXiv 2606.05703), after a summary of its text"
+PJD_CODE = "released code of PJD, boyaliao/PJD, commit e7b93ad, Lumina's scheduler, read in part"
+OWN = "this project; a relative of {} whose formula is not public"
 SJD_CODE = "released code of SJD, tyshiwo1/Accelerating-T2I-AR-with-SJD, commit b389cfb"
 GSD_CODE = "released code of GSD, junhyukso/GSD, commit 4216c7c"
 LANTERN_CODE = "released code of LANTERN and LANTERN++, jadohu/LANTERN, commit 3a56e45"
@@ -207,6 +212,49 @@ _PRESETS = (
         {"schedule": "linear"},
     ),
     Preset(
+        "sjd-block",
+        "SJD with block verification: drafts are accepted together",
+        BLOCK,
+        "algorithm 2; on a Jacobi window, whose tail is resampled in every step",
+        _jacobi(verifier="block"),
+    ),
+    Preset(
+        "eagle-block",
+        "a chain of an EAGLE-1 head's drafts with block verification",
+        BLOCK,
+        "algorithm 2, on EAGLE-1's chain",
+        _eagle(verifier="block"),
+        {"tree": "chain"},
+    ),
+    Preset(
+        "sjd-sv",
+        "SJD that accepts segments of rising probability by one test of their end",
+        SJD_SV,
+        "segment verification; not public: whether a shorter segment is tested with the same coin (here: yes)",
+        _jacobi(verifier="segments"),
+    ),
+    Preset(
+        "sjd-pairs",
+        "SJD that accepts chains of token pairs from a table by one test",
+        OWN.format("SJD-PV (arXiv 2603.06666)"),
+        "the table and lengths of SJD-PV are not public; here, pairs from --pairs, or equal neighbours",
+        _jacobi(verifier="pair-segments"),
+    ),
+    Preset(
+        "sjd-tilt",
+        "SJD whose tail is resampled from p tilted towards tokens whose probability rose",
+        OWN.format("SJD-VP (arXiv 2603.27115)"),
+        "the weight of SJD-VP is not public; here, clip(p/q)^tilt, recorded as q",
+        _jacobi(refine="tilt"),
+    ),
+    Preset(
+        "sjd-relax",
+        "SJD that accepts more where the target is certain",
+        OWN.format("CSD (arXiv 2606.27829)"),
+        "the weight of CSD is not public; here, 1 + delta exp(-H/scale)",
+        _jacobi(verifier="relax", residual="optimal"),
+    ),
+    Preset(
         "zipar",
         "image rows decoded side by side, without verification",
         ZIPAR,
@@ -223,7 +271,42 @@ _PRESETS = (
     ),
 )
 
-PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}
+_PJD = (
+    Preset(
+        "pjd",
+        "Jacobi windows in several image rows; rows below the first incomplete one commit accepted drafts only",
+        PJD,
+        "not public: the window (here 8, as in the code); what leads a row in models without row ends",
+        _jacobi(drafter="row-jacobi"),
+        {"fresh-q": "onehot", "rows-window": 16},
+    ),
+    Preset(
+        "pjd-released",
+        "PJD as its released code decodes: drafts with p/q > 0.5 are kept with their old q",
+        PJD_CODE,
+        "left out: a mask shifted from the third open row on, fresh ids off by four",
+        _jacobi(drafter="row-jacobi", refine="reuse-stale-q"),
+        {"fresh-q": "onehot"},
+    ),
+    Preset(
+        "pjd-residual",
+        "PJD whose rows all commit from the residual distribution, with a coupled tail: what the mask alone costs",
+        "this project; PJD (arXiv 2606.05703) with an exact test in every row",
+        "-",
+        _jacobi(drafter="row-jacobi", refine="couple"),
+        {"lower-rows": "commit", "rows-window": 16},
+    ),
+    Preset(
+        "zipar-adaptive",
+        "ZipAR that starts a row once its first token passes a test with one more token of the row above",
+        ZIPAR,
+        "version 3, adaptive window, after its abstract; not public: the least window, whether one pass is enough",
+        _jacobi(drafter="zipar"),
+        {"adaptive": True},
+    ),
+)
+
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in (*_PRESETS, *_PJD)}
 
 
 @dataclass(frozen=True)
@@ -264,13 +347,46 @@ def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict
 def _check_fit(name: str, choices: Mapping[str, str]) -> None:
     """Reject a component without the one it requires."""
     for kind in _kinds(choices):
-        needed = CHOICES[kind][choices[kind]].only_with
-        others = {value for other, value in choices.items() if other != kind}
+        part = CHOICES[kind][choices[kind]]
+        needed = part.only_with
+        others = {choices[other] for other in _kinds(choices) if other != kind}
+        if refused := others & set(part.excludes):
+            raise SpecbenchError(
+                f"decoder '{name}': --{kind} {choices[kind]} cannot be combined with {', '.join(sorted(refused))}"
+            )
         if needed and not others & set(needed):
             raise SpecbenchError(
                 f"decoder '{name}': --{kind} {choices[kind]} cannot be combined with {_named(choices)}",
                 f"it needs {' or '.join(needed)}",
             )
+
+
+def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str, object]) -> None:
+    """Reject a verifier that looks at later drafts where one of these outlives the step, or where drafts branch."""
+    if not _looks_ahead(choices):
+        return
+    verifier, refine = choices["verifier"], choices["refine"]
+    if not DRAFTERS[choices["drafter"]].is_chain(values):
+        raise SpecbenchError(
+            f"decoder '{name}': --verifier {verifier} verifies a chain of drafts, and this drafter's branch",
+            "use --drafter jacobi, or eagle with --tree chain",
+        )
+    if not CHOICES["refine"][refine].redraws and not values.get(ANY_TAIL.name):
+        raise SpecbenchError(
+            f"decoder '{name}': --verifier {verifier} looks at later drafts, which --refine {refine} keeps",
+            f"use --refine {' or '.join(refine for refine, part in CHOICES['refine'].items() if part.redraws)}, or "
+            "--any-tail true for biased images (lossy)",
+        )
+
+
+def _looks_ahead(choices: Mapping[str, str]) -> bool:
+    return "verifier" in _kinds(choices) and CHOICES["verifier"][choices["verifier"]].looks_ahead
+
+
+def _lossless(choices: Mapping[str, str]) -> bool:
+    """Whether every component is, and no verifier looks at drafts that outlive the step."""
+    biased = _looks_ahead(choices) and not CHOICES["refine"][choices["refine"]].redraws
+    return all(part.lossless for part in _components(choices)) and not biased
 
 
 def _named(choices: Mapping[str, str]) -> str:
@@ -303,5 +419,6 @@ def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec
         if option not in known and option not in _kinds(choices):
             raise unknown_name(f"option of decoder '{name}'", option, [*known, *_kinds(choices)])
     values = {option: known[option].parse(given.get(option, known[option].default)) for option in known}
-    lossless = all(part.lossless for part in _components(choices))
+    _check_look_ahead(name, choices, values)
+    lossless = _lossless(choices)
     return DecoderSpec(name, **choices, options=tuple(sorted(values.items())), lossless=lossless)

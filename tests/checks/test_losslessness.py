@@ -41,6 +41,9 @@ LOSSLESS = [
     ("eagle", {}),
     ("eagle", {"tree": "chain"}),
     ("eagle", {"tree": "0 1 2 3 10 11 12 20 100", "verifier": "match", "refine": "resample"}),
+    ("sjd-block", {}),
+    ("eagle-block", {}),
+    ("sjd-tilt", {}),
 ]
 
 LOSSY = [
@@ -58,6 +61,13 @@ LOSSY = [
     ("cool-sd-linear", {}),
     ("zipar", {"rows-window": 1}),
     ("zipar-released", {"rows-window": 1}),
+    ("zipar-adaptive", {"rows-window": 1}),
+    ("pjd", {}),
+    ("pjd-released", {}),
+    ("pjd-residual", {}),
+    ("sjd-sv", {}),
+    ("sjd-pairs", {}),
+    ("sjd-relax", {}),
 ]
 # Clusters of 14 tokens need a larger vocabulary than the audit's: tests/decoding/test_released_presets.py.
 AUDITED_ELSEWHERE = {"gsd-released"}

@@ -20,6 +20,7 @@ SHARE = 47
 SETTINGS = (
     AuditSetting("2x4 of 2, window wider than the image", TokenLayout.plain(2, 4, 2), window=12),
     AuditSetting("2x6 of 2 with row ends, window 3", TokenLayout.with_row_ends(2, 6, 2), Sampling(2.0), window=3),
+    AuditSetting("4x4 of 2, window 4", TokenLayout.plain(4, 4, 2), window=4),
     AuditSetting("8x1 of 3, one-token rows, window 2", TokenLayout.with_row_ends(8, 1, 3), window=2),
     AuditSetting("2x2 of 4, window 1", TokenLayout.plain(2, 2, 4), Sampling(1.0, 0.8, 3), window=1),
 )

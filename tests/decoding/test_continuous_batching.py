@@ -38,6 +38,11 @@ WHOLE_BATCHES = {
     "cool-sd-linear",
     "zipar",
     "zipar-released",
+    "zipar-adaptive",
+    "pjd",
+    "pjd-released",
+    "pjd-residual",
+    "eagle-block",
 }
 
 

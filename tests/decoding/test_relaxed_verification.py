@@ -56,7 +56,9 @@ def outcome(rule, p=P, q=Q, tokens=TOKENS):
     """Acceptance [V], accepted mass, residual distribution and distribution of the emitted token of a rule."""
     a = rule.acceptance(p, q, tokens).clamp(max=1)
     drafted = torch.ones(len(p), 1, dtype=torch.bool)
-    window = DraftTests(p[:, None], q[:, None], tokens[:, :1], drafted, drafted.double(), torch.tensor([1]))
+    window = DraftTests(
+        p[:, None], q[:, None], tokens[:, :1], drafted, drafted.double(), tokens[:, :1], torch.tensor([1])
+    )
     left = rule.residual_weights(window)[:, 0]
     left = left / left.sum(-1, keepdim=True)
     mass = (a * q).sum(-1, keepdim=True)
@@ -360,7 +362,9 @@ def two_siblings(rule) -> torch.Tensor:
 
 def one_test(p, q, x) -> DraftTests:
     draft = torch.tensor([[x]])
-    return DraftTests(p[:, None], q[:, None], draft, q[:, [x]] > 0, torch.zeros(1, 1).double(), torch.tensor([1]))
+    return DraftTests(
+        p[:, None], q[:, None], draft, q[:, [x]] > 0, torch.zeros(1, 1).double(), draft, torch.tensor([1])
+    )
 
 
 def accepted(rule, window) -> float:

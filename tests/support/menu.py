@@ -27,12 +27,20 @@ def lossless_decoders() -> Iterator[DecoderSpec]:
             parts = [CHOICES[kind][value] for kind, value in chosen.items()]
             if not all(part.lossless for part in parts):
                 continue
-            try:
-                yield resolve(start, chosen)
-            except SpecbenchError:
-                continue  # components that require another one
-            for option in (option for part in parts for option in part.options if option.name not in ELSEWHERE):
-                yield from (resolve(start, chosen | {option.name: value}) for value in extremes(option))
+            options = [option for part in parts for option in part.options if option.name not in ELSEWHERE]
+            varied_options = [{option.name: value} for option in options for value in extremes(option)]
+            yield from _allowed(start, chosen, [{}, *varied_options])
+
+
+def _allowed(start: str, chosen: dict, options: list[dict]) -> Iterator[DecoderSpec]:
+    """The lossless ones among the combination's decoders; some components refuse or bias others."""
+    for own in options:
+        try:
+            spec = resolve(start, chosen | own)
+        except SpecbenchError:
+            continue
+        if spec.lossless:
+            yield spec
 
 
 def extremes(option: Option) -> list[object]:
@@ -44,8 +52,9 @@ def extremes(option: Option) -> list[object]:
     elif option.type is bool:
         values = [False, True]
     else:
-        values = [option.minimum, min(option.maximum or EXTREME_NUMBER, EXTREME_NUMBER)]
-    return [value for value in values if value is not None and value != option.default]
+        lowest = -EXTREME_NUMBER if option.minimum is None else option.minimum
+        values = [lowest, min(option.maximum or EXTREME_NUMBER, EXTREME_NUMBER)]
+    return [value for value in values if value != option.default]
 
 
 def described(spec: DecoderSpec) -> str:

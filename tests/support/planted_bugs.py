@@ -146,7 +146,7 @@ BUGS = (
          "if keep_tail else shift", "if True else shift", "sjd-norefine", GRAMMAR),
     # Verification of chains and trees
     _bug("chain", "a rejected draft is replaced from the residual of the window's first column",
-         _CHAIN + "verify_chain", "tests.at(first.clamp(max=drafts.shape[1] - 1))", "tests.at(0 * first)",
+         _CHAIN + "verify_chain", "verdict.failed(tests, first.clamp(max=drafts.shape[1] - 1))", "tests.at(0 * first)",
          "sjd", GRAMMAR),
     _bug("chain", "the bonus is drawn from the column before", _CHAIN + "verify_chain",
          "_row(p, first)", "_row(p, (first - 1).clamp(min=0))", "sjd", GRAMMAR),
@@ -159,6 +159,10 @@ BUGS = (
          "tables.last_rank[stop] == rank", "tables.last_rank[stop] == rank + 1", "sjd-pac", WIDE, siblings=2),
     _bug("tree", "drafts on a branch are tested with the q of the slot before", _JACOBI + "JacobiTree._expand",
          ".device).depth.clamp(", ".device).depth.sub(1).clamp(min=0).clamp(", "sjd-pac", WIDE),
+    # Tilted drafts
+    _bug("q", "tilted drafts are recorded as drawn from p", _JACOBI + "Jacobi.observe",
+         "verification.p if refined_from is None else refined_from", "verification.p", "sjd-tilt", EIGHT,
+         tilt=2.0, clip=8.0),
     # Cache
     _bug("cache", "keys are written into the neighbour's row", _CACHE + "update",
          "self.keys[self._rows,", "self.keys[self._rows.roll(1, 0),", "sjd", TRANSFORMER),

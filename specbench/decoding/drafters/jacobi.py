@@ -31,7 +31,7 @@ class Jacobi:
         self._rows = torch.arange(rows, device=device)[:, None]
         self._drafted_to = torch.zeros(rows, dtype=torch.long, device=device)
         self._p: Tensor | None = None
-        """[B, W, V] target distributions of the previous step, from which its refined drafts were drawn."""
+        """[B, W, V] distributions from which the refined drafts of the previous step were drawn."""
         self._tested: Tensor | None = None
         """[B, W - 1, V] distributions of the drafts that the previous step tested."""
         self._shift = self._drafted_to
@@ -50,7 +50,8 @@ class Jacobi:
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         if self._history is not None:
             self._history[self._rows, positions] = verification.p
-        self._p, self._shift = verification.p, shift
+        refined_from = verification.refined_from
+        self._p, self._shift = verification.p if refined_from is None else refined_from, shift
         kept = torch.full_like(shift, positions.shape[1]) if keep_tail else shift
         self._drafted_to = positions[:, 0] + kept
 

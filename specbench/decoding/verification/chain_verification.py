@@ -8,7 +8,8 @@ With D drafts x_0 .. x_{D-1}, drawn from q_0 .. q_{D-1}, and the target distribu
     n = D:  draw the token of slot n from p_D (bonus token)
     slots after n: refined for the next window
 
-All slots are computed in parallel, without a host sync.
+All slots are computed in parallel, without a host sync. A verifier that looks ahead (`block`, `segments`) decides n
+with the later drafts in view, and accepts the first n drafts; the rest is the same.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 from specbench.decoding.interfaces import Proposal, Verification
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.verification.ratio_tests import DraftTests, Verifier, draw_after_drafts
-from specbench.decoding.verification.refinement import Refinement
+from specbench.decoding.verification.refinement import Refinement, refined_from
 
 
 def verify_chain(
@@ -36,16 +37,17 @@ def verify_chain(
     slot = torch.arange(p.shape[1], device=p.device)
     coin = noise.uniform(positions[:, :-1], Stream.COIN, step)
     # Slot D has no draft and no test; its q is not read.
-    tests = DraftTests.of(p[:, :-1], proposal.q[:, : drafts.shape[1]], drafts, coin, depth=slot[1:])
-    refined = torch.zeros_like(positions)
+    tests = DraftTests.of(p[:, :-1], proposal.q[:, : drafts.shape[1]], drafts, coin, positions[:, :-1], slot[1:])
+    refined, refined_p = torch.zeros_like(positions), None
     if refinement.keeps_tail or verifier.compares:
+        refined_p = refined_from(refinement, p, tests)
         refined = refinement.refine(p, tests, noise, positions, step)
     verdict = verifier.verify(tests, refined[:, :-1])
     accepted = tests.drafted & verdict.accepted
     first = accepted.long().cumprod(1).sum(1, keepdim=True)
     token = draw_after_drafts(
         _row(p, first),
-        tests.at(first.clamp(max=drafts.shape[1] - 1)),
+        verdict.failed(tests, first.clamp(max=drafts.shape[1] - 1)),
         first < drafts.shape[1],
         verifier,
         refined.gather(1, first),
@@ -56,7 +58,8 @@ def verify_chain(
     before = slot[:-1] < first
     tokens = torch.cat([torch.where(before, drafts, refined[:, :-1]), refined[:, -1:]], dim=1).scatter_(1, first, token)
     tested = tests.drafted & (slot[:-1] <= first)
-    return Verification(first.squeeze(1), slot.expand_as(positions), tokens, p, tested, before, verdict.facts)
+    columns = slot.expand_as(positions)
+    return Verification(first.squeeze(1), columns, tokens, p, tested, before, verdict.facts, refined_p)
 
 
 def _sample(p: Tensor, positions: Tensor, noise: Noise) -> Verification:

@@ -28,6 +28,7 @@ class DraftTests(NamedTuple):
         draft: [B, K] draft tokens.
         drafted: [B, K] bool, False where there is no draft to test.
         coin: [B, K] float64 uniforms in (0, 1), fresh in every step.
+        position: [B, K] stream slot of the draft.
         depth: [K] number of drafts of this step on the path to the draft, itself included.
     """
 
@@ -36,11 +37,19 @@ class DraftTests(NamedTuple):
     draft: Tensor
     drafted: Tensor
     coin: Tensor
+    position: Tensor
     depth: Tensor
 
     @classmethod
     def of(
-        cls, p: Tensor, q: Tensor, draft: Tensor, coin: Tensor, depth: Tensor, exists: Tensor | None = None
+        cls,
+        p: Tensor,
+        q: Tensor,
+        draft: Tensor,
+        coin: Tensor,
+        position: Tensor,
+        depth: Tensor,
+        exists: Tensor | None = None,
     ) -> DraftTests:
         """Build the tests of `draft`; `exists` [K] is False for entries without a draft, None if all have one.
 
@@ -50,7 +59,7 @@ class DraftTests(NamedTuple):
         if exists is not None:
             drafted = drafted & exists
             q = torch.where(drafted[..., None], q, 0.0)
-        return cls(p, q, draft, drafted, coin, depth)
+        return cls(p, q, draft, drafted, coin, position, depth)
 
     def pick(self, entries: Tensor | slice) -> DraftTests:
         """Select the tests of entries [K'], the same in all rows."""
@@ -68,10 +77,19 @@ class Verdict(NamedTuple):
     Attributes:
         accepted: [B, K] bool.
         facts: [B, K] numbers to record, by name.
+        scale: [B, K] factor on p in the residual distribution after a rejection of each draft; None for 1.
     """
 
     accepted: Tensor
     facts: dict[str, Tensor]
+    scale: Tensor | None = None
+
+    def failed(self, tests: DraftTests, entry: Tensor) -> DraftTests:
+        """Test [B, 1] of the rejected draft `entry` [B, 1], its p as the residual distribution takes it."""
+        chosen = tests.at(entry)
+        if self.scale is None:
+            return chosen
+        return chosen._replace(p=chosen.p * self.scale.gather(1, entry)[..., None].to(chosen.p.dtype))
 
 
 class Verifier(Protocol):

@@ -1,7 +1,7 @@
 """Refinement: the next draft of each slot of the window, drawn as if every earlier slot were final.
 
-Given the prefix, every rule but `Reuse` fills the slot with a sample of p, so that q of the next step is p whether or
-not the token has changed.
+Given the prefix, every rule but `Reuse` fills the slot with a sample of its `distribution`, so that this is q of the
+next step whether or not the token has changed. For every rule but `Tilt` it is p.
 """
 
 from __future__ import annotations
@@ -33,6 +33,15 @@ class Refinement(Protocol):
         ...
 
 
+def refined_from(refinement: Refinement, p: Tensor, tests: DraftTests) -> Tensor | None:
+    """Distributions [B, T, V] that the refined tokens are drawn from; None where they are p.
+
+    A refinement that draws from another distribution has a method `distribution`, as `Tilt` has.
+    """
+    distribution = getattr(refinement, "distribution", None)
+    return distribution(p, tests) if distribution else None
+
+
 class Resample:
     """Resample every slot from p (SJD)."""
 
@@ -60,9 +69,41 @@ class Reuse(Resample):
         self._tau = tau
 
     def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
-        fresh = super().refine(p, tests, noise, positions, step)
-        confidence = ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)
-        return _keep(tests.draft, tests.drafted & (confidence > self._tau), fresh)
+        return _keep(tests.draft, self._kept(tests), super().refine(p, tests, noise, positions, step))
+
+    def _kept(self, tests: DraftTests) -> Tensor:
+        return tests.drafted & (ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1) > self._tau)
+
+
+class StaleReuse(Reuse):
+    """`Reuse` that records the q that a kept draft had before, as the released code of PJD does."""
+
+    def distribution(self, p: Tensor, tests: DraftTests) -> Tensor:
+        drafts = tests.draft.shape[1]
+        return torch.cat([torch.where(self._kept(tests)[..., None], tests.q, p[:, :drafts]), p[:, drafts:]], dim=1)
+
+
+class Tilt(Resample):
+    """Resample from t = p clip(p/q, 1/c, c)^tilt, normalised: tokens whose probability rose since the draft was drawn
+    are preferred, or avoided where `tilt` is negative.
+
+    Lossless, as t is recorded as the q of the new draft. A slot without a draft is drawn from p. The weight of SJD-VP
+    (arXiv 2603.27115) is not public; this rule is our own.
+    """
+
+    def __init__(self, context: Context, tilt: float, clip: float):
+        super().__init__(context)
+        self._tilt, self._clip = tilt, clip
+
+    def distribution(self, p: Tensor, tests: DraftTests) -> Tensor:
+        drafts = tests.draft.shape[1]
+        p_drafted = p[:, :drafts]
+        rise = torch.where(p_drafted > 0, p_drafted / tests.q, 1.0).clamp_(1 / self._clip, self._clip)
+        tilted = p_drafted * torch.where(tests.drafted[..., None], rise, 1.0).pow_(self._tilt)
+        return torch.cat([tilted / tilted.sum(-1, keepdim=True), p[:, drafts:]], dim=1)
+
+    def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
+        return super().refine(self.distribution(p, tests), tests, noise, positions, step)
 
 
 class Couple:

@@ -15,7 +15,7 @@ from specbench.decoding.interfaces import Proposal, Verification
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import without
 from specbench.decoding.verification.ratio_tests import DraftTests, Verifier, draw_after_drafts, residual_weights
-from specbench.decoding.verification.refinement import Refinement
+from specbench.decoding.verification.refinement import Refinement, refined_from
 
 
 def verify_tree(
@@ -52,8 +52,10 @@ class _TreeVerifier:
     def verify(self, refinement: Refinement) -> Verification:
         tables, proposal = self._tables, self._proposal
         coin = self._coins()
+        refined_p = None
         if refinement.keeps_tail or self._verifier.compares:
             following = self._following(coin)
+            refined_p = refined_from(refinement, self._p, following)
             self._refined = refinement.refine(self._p, following, self._noise, proposal.positions, self._step)
         for level in tables.levels:
             self._test(level, coin)
@@ -69,7 +71,9 @@ class _TreeVerifier:
         reached = alive[:, tables.parent]
         tested, accepted = ((found & reached)[:, 1:] for found in (self._tested, self._accepted))
         facts = {name: value[:, 1:] for name, value in self._facts.items()}
-        return Verification(first, columns, tokens, self._p[self._rows[:, None], columns], tested, accepted, facts)
+        path = self._rows[:, None], columns
+        refined_p = None if refined_p is None else refined_p[path]
+        return Verification(first, columns, tokens, self._p[path], tested, accepted, facts, refined_p)
 
     def _coins(self) -> Tensor:
         """One uniform per column [B, C], for the draft it consumes; drafts of the same slot have separate coins."""
@@ -82,7 +86,8 @@ class _TreeVerifier:
         """Per column, the test of its next draft along the path (candidate for reuse by the refinement)."""
         tables, proposal = self._tables, self._proposal
         next_draft, depth = proposal.tokens[:, tables.next], tables.depth + 1
-        return DraftTests.of(self._p, proposal.q, next_draft, coin[:, tables.next], depth, tables.has_next)
+        slots = proposal.positions
+        return DraftTests.of(self._p, proposal.q, next_draft, coin[:, tables.next], slots, depth, tables.has_next)
 
     def _test(self, level: Level, coin: Tensor) -> None:
         """Test the siblings with one sibling index, in all columns in parallel."""
@@ -93,7 +98,8 @@ class _TreeVerifier:
             p = p / p.sum(-1, keepdim=True)
         else:
             p, q = self._p[:, parents], proposal.q[:, parents]
-        tests = DraftTests.of(p, q, proposal.tokens[:, children], coin[:, children], level.depth)
+        slots = proposal.positions[:, parents]
+        tests = DraftTests.of(p, q, proposal.tokens[:, children], coin[:, children], slots, level.depth)
         verdict = self._verifier.verify(tests, self._refined[:, parents])
         self._tested[:, children] = tests.drafted & ~self._settled[:, parents]
         self._accepted[:, children] = self._tested[:, children] & verdict.accepted

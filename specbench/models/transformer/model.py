@@ -277,8 +277,11 @@ class TransformerSession:
         own = self._scratch + self._index[: position_ids.shape[1]]
         slots = torch.where(aside, own, position_ids)
         place = self._index - self._last
-        known = (place <= 0) | (fed.gather(1, place.clamp(0, fed.shape[1] - 1)) & (place < fed.shape[1]))
-        mask = known[:, None] & (self._index <= position_ids[..., None])
+        fed = fed if fed.dim() == 3 else fed[:, None]
+        end = fed.shape[2]
+        known = fed.gather(2, place.clamp(0, end - 1)[:, None].expand(-1, fed.shape[1], -1))
+        known = (place <= 0)[:, None] | (known & (place < end)[:, None])
+        mask = known & (self._index <= position_ids[..., None])
         mask.scatter_(2, slots[..., None], True)
         return self._step(tokens, positions, slots, mask, len(self._index))
 

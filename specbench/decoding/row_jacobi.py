@@ -1,0 +1,212 @@
+"""Jacobi decoding of several image rows side by side (Parallel Jacobi Decoding, CVPR 2026, arXiv 2606.05703).
+
+Every image row has a window of its own: its last committed token and the drafts after it, as far as the row above is
+committed. Row r starts once row r - 1 has `rows-window` tokens. A column sees the prompt, the committed tokens of the
+rows above and its own row, never the drafts of another row (`specbench.decoding.row_windows`). Per row, drafts are
+tested from the left. The first incomplete row commits its accepted drafts and one more token. A row below it does the
+same with `lower-rows` commit; with draft, as in the paper, it commits the accepted drafts only, and a plain draw from p
+becomes the draft of the next slot.
+
+Lossy: a token is conditioned on a part of the rows above, and with `lower-rows` draft a rejected draft is redrawn from
+p instead of the residual distribution. Where a row starts only after all of the row above, it is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.context import Context
+from specbench.decoding.draft_tree import chain
+from specbench.decoding.drafters.token_init import Init
+from specbench.decoding.interfaces import Proposal
+from specbench.decoding.noise import Noise, Stream
+from specbench.decoding.recorder import StepRecorder
+from specbench.decoding.row_windows import row_roots, row_slots
+from specbench.decoding.sampling import Target, one_hot
+from specbench.decoding.timing import Spans
+from specbench.decoding.verification.chain_verification import verify_chain
+from specbench.models.interface import ScatteredSession
+from specbench.models.transformer.host_sync import to_host
+
+if TYPE_CHECKING:
+    from specbench.decoding.build import Method
+
+
+class RowJacobi:
+    """Settings of `RowJacobiLoop`."""
+
+    def __init__(
+        self, context: Context, init: Init | None, window: int, rows_window: int, lower_rows: str, fresh_q: str
+    ):
+        layout = context.layout
+        self.window = min(window, layout.width)
+        self.columns = layout.height * self.window
+        self.lags = torch.full((layout.height,), min(rows_window, layout.width), device=context.device)
+        self.slots = torch.tensor(row_slots(layout, "row-jacobi"), device=context.device)
+        self.commits_below = lower_rows == "commit"
+        self.v_image = layout.v_image
+        self.one_hot = fresh_q == "onehot"
+
+
+class RowWindows(NamedTuple):
+    """Columns of one forward: the windows of R image rows. B images, W columns per row.
+
+    Attributes:
+        rows: [R] image rows.
+        positions: [B, R, W] stream slot that a column predicts; past the end where there is no column.
+        tokens: [B, R, W] token it consumes.
+        exists: [B, R, W] bool, columns that predict a token.
+        top: [B, R] bool, the first incomplete row.
+        visible: [B, R * W, N + 1] bool, as `ScatteredSession.forward_scattered` takes it.
+        aside: [B, R, W] bool, columns that consume a stand-in token.
+    """
+
+    rows: Tensor
+    positions: Tensor
+    tokens: Tensor
+    exists: Tensor
+    top: Tensor
+    visible: Tensor
+    aside: Tensor
+
+    @property
+    def drafted(self) -> Tensor:
+        """[B, R, W - 1] bool, whether a column has a draft, which the next column consumes."""
+        return self.exists[..., 1:]
+
+
+class RowJacobiLoop:
+    """Decode loop of all rows of each image. B images, H rows of V-ary tokens, N stream slots.
+
+    Attributes:
+        tokens: [B, N + 1] committed tokens and drafts by stream slot.
+        count: [B, H] committed tokens of each image row.
+        recorder: measurements of the batch.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        session: ScatteredSession,
+        target: Target,
+        noise: Noise,
+        rows: int,
+        spans: Spans,
+        call: Callable,
+    ):
+        self._plan: RowJacobi = method.drafter
+        self._verifier, self._refinement = method.verifier, method.refinement
+        self._session, self._target, self._noise, self._spans = session, target, noise, spans
+        device = target.forced.device
+        self._length = len(target.forced) - 1
+        height, self._width = self._plan.slots.shape
+        self.tokens = target.forced.clamp(min=0).expand(rows, -1).clone()
+        self.count = torch.zeros(rows, height, dtype=torch.long, device=device)
+        self._fed = torch.zeros(rows, self._length + 1, dtype=torch.bool, device=device)
+        """Slots whose columns consumed committed tokens."""
+        self._closed = torch.zeros(rows, height, dtype=torch.bool, device=device)
+        self._has_draft = torch.zeros_like(self._fed)
+        self._q = torch.zeros(rows, self._length + 1, target.vocab, device=device)
+        """Distribution of the draft of each slot."""
+        self._images = torch.arange(rows, device=device)[:, None, None]
+        self._column = torch.arange(self._plan.window, device=device)
+        self.recorder = StepRecorder(rows, self._length, 1, target.forced)
+
+    def run(self) -> None:
+        """Decode all images."""
+        step = self.count.new_zeros(len(self.count), 1)
+        while True:
+            with self._spans("draft"):
+                windows = self._windows(step + 1)
+            if windows is None:
+                return
+            step = step + 1
+            with self._spans("target"):
+                columns = (x.flatten(1) for x in (windows.tokens, windows.positions))
+                logits = self._session.forward_scattered(*columns, windows.visible, windows.aside.flatten(1))
+            with self._spans("verify"):
+                self._commit(self._target(logits, windows.positions.flatten(1)), windows, step)
+
+    def _windows(self, step: Tensor) -> RowWindows | None:
+        """Columns of the next forward; None if all images are complete."""
+        plan = self._plan
+        roots = row_roots(self.tokens, self.count, self._closed, plan.slots, plan.lags, self._target)
+        room = torch.where(roots.wanted, roots.above - self.count, 0).clamp(max=plan.window)
+        working = (room > 0) | roots.closing
+        # Host sync: which rows work, and so the width of the forward, depends on drawn tokens.
+        rows = torch.tensor(
+            [row for row, works in enumerate(to_host(working.any(0))) if works], dtype=torch.long, device=room.device
+        )
+        if not len(rows):
+            return None
+        self._closed |= roots.closing
+        room, closing, aside = (x[:, rows, None] for x in (room, roots.closing, roots.aside))
+        exists = self._column < room
+        fed = exists | (closing & (self._column == 0))
+        positions = torch.where(fed, roots.positions[:, rows, None] + self._column, self._length)
+        drafts = self._drafts(torch.where(exists[..., 1:], positions[..., :-1], self._length), step)
+        tokens = torch.cat([roots.tokens[:, rows, None], drafts], 2)
+        aside = aside & fed & (self._column == 0)
+        self._feed(positions, fed & ~aside & (self._column == 0))
+        own = self._fed.new_zeros(*positions.shape[:2], self._length + 1)
+        own.scatter_(2, torch.where(aside, self._length, positions), True)
+        own[..., self._length] = False
+        visible = (self._fed[:, None] | own)[:, :, None].expand(-1, -1, len(self._column), -1).flatten(1, 2)
+        top = (roots.above == self._width)[:, rows]
+        return RowWindows(rows, positions, tokens, exists, top, visible, aside)
+
+    def _drafts(self, slots: Tensor, step: Tensor) -> Tensor:
+        """Drafts [B, R, W - 1] of `slots`, those of the step before or uniformly drawn."""
+        flat = slots.flatten(1)
+        fresh = (~self._has_draft.gather(1, flat) & (flat < self._length)).view_as(slots)
+        drawn = (self._noise.uniform(flat, Stream.FRESH, step) * self._plan.v_image).long().view_as(slots)
+        vocab = self._q.shape[-1]
+        q = one_hot(drawn, vocab)
+        if not self._plan.one_hot:
+            q = torch.zeros_like(q)
+            q[..., : self._plan.v_image] = 1 / self._plan.v_image
+        place = torch.where(fresh, slots, self._length)
+        self._q[self._images, place] = q
+        self.tokens[self._images, place] = drawn
+        return self.tokens[self._images, slots]
+
+    def _feed(self, positions: Tensor, kept: Tensor) -> None:
+        """Let later columns attend to the columns `kept` [B, R, W] at `positions` [B, R, W]."""
+        self._fed.scatter_(1, torch.where(kept, positions, self._length).flatten(1), True)
+        self._fed[:, self._length] = False
+
+    def _commit(self, p: Tensor, windows: RowWindows, step: Tensor) -> None:
+        """Verify every row's drafts, given p [B, R * W, V], commit tokens and keep the others as drafts."""
+        images, rows, width = windows.positions.shape
+        positions = windows.positions.flatten(0, 1)
+        p = p.view(images * rows, width, -1)
+        q = torch.where(windows.drafted[..., None], self._q[self._images, windows.positions[..., :-1]], 0.0)
+        proposal = Proposal(windows.tokens.flatten(0, 1), positions, q.flatten(0, 1), chain(width), width)
+        noise, steps = self._noise.repeated(rows), step.repeat_interleave(rows, 0)
+        verified = verify_chain(p, proposal, self._verifier, self._refinement, noise, steps)
+        first, top = verified.first.view(images, rows), windows.top
+        commits = top | self._plan.commits_below
+        redrawn = noise.run_race(p, positions, Stream.REDRAW, steps)
+        after = self._column == first[..., None]
+        plain = after & ~commits[..., None]
+        tokens = torch.where(plain, redrawn.view_as(plain), verified.tokens.view_as(plain))
+        drawn_from = p if verified.refined_from is None else verified.refined_from
+        drawn_from = torch.where(
+            plain[..., None], p.view(images, rows, width, -1), drawn_from.view(images, rows, width, -1)
+        )
+        place = torch.where(windows.exists, windows.positions, self._length)
+        self.tokens[self._images, place] = tokens
+        self._q[self._images, place] = drawn_from
+        kept = plain | (self._column > first[..., None]) if self._refinement.keeps_tail else plain
+        self._has_draft[self._images, place] = kept
+        self._has_draft[:, self._length] = False
+        self._feed(windows.positions, windows.exists & ~windows.aside & (self._column <= first[..., None]))
+        committed = windows.exists & (self._column < (first + commits)[..., None])
+        slots = torch.where(committed, windows.positions, self._length).flatten(1)
+        self.recorder.slots(p.view(images, rows * width, -1), tokens.flatten(1), slots, step)
+        self.recorder.count_forward((self.count < self._width).any(1))
+        self.count[:, windows.rows] += committed.sum(-1)
