@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import typer
 
+from specbench.cli.completion import command_completed
 from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, unknown_name
 from specbench.specs import plugin_decoders
 from specbench.system import console, plugins
@@ -107,7 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if next(iter(arguments), None) in _BRIEF:
         gc.set_threshold(_COLLECT_AFTER)
     try:
-        code = build_app(next(iter(arguments), None))(arguments, standalone_mode=False, prog_name="specbench")
+        named = next(iter(arguments), None) or command_completed(os.environ)
+        code = build_app(named)(arguments, standalone_mode=False, prog_name="specbench")
     except SpecbenchError as error:
         code = _fail(error, debug)
     except _UsageError as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from specbench.cli import completion
 from specbench.cli.options import flags, print_json
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
 from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
@@ -28,7 +29,9 @@ _HELP = "\n\n".join(
     )
 )
 _SETTINGS = tuple(setting for setting in run_settings() if setting.name in OPEN_IN_TABLES)
-FORMAT = typer.Option("markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}.")
+FORMAT = typer.Option(
+    "markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}.", autocompletion=completion.of(*FORMATS)
+)
 TO = typer.Option(None, "--to", metavar="FILE", help="Write the table to this file; required for parquet.")
 
 
@@ -41,7 +44,9 @@ def add_to(app: typer.Typer) -> None:
 @flags(_SETTINGS, dict.fromkeys(("model", "prompts", "samples", "seed", "batch"), "the table's"))
 def bench(
     flags: dict,
-    name: str = typer.Argument(metavar="NAME", help="A table or figure, see 'specbench list tables'."),
+    name: str = typer.Argument(
+        metavar="NAME", help="A table or figure, see 'specbench list tables'.", autocompletion=completion.tables
+    ),
     dry_run: bool = typer.Option(
         False,
         "--dry-run",

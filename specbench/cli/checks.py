@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from specbench.cli import completion
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import JSON, OUT, QUIET, merge
@@ -29,7 +30,9 @@ def add_to(app: typer.Typer) -> None:
 @flags(_DOCTOR)
 def doctor(
     flags: dict,
-    model: str = typer.Option(None, "--model", metavar="NAME", help="Require this model to be ready."),
+    model: str = typer.Option(
+        None, "--model", metavar="NAME", help="Require this model to be ready.", autocompletion=completion.models
+    ),
     weights: str = typer.Option(
         None, "--weights", metavar="DIR|OWNER/NAME", help="Its checkpoint instead of the official one."
     ),
@@ -45,7 +48,11 @@ def doctor(
         help="Measure memory bandwidth and peak FLOP/s, for the roofline in reports; on an idle machine only.",
     ),
     metric: list[str] = typer.Option(
-        None, "--metric", metavar="NAME", help="Also require this metric to be ready; may be repeated."
+        None,
+        "--metric",
+        metavar="NAME",
+        help="Also require this metric to be ready; may be repeated.",
+        autocompletion=completion.metrics,
     ),
     cross_check: bool = typer.Option(
         False,
@@ -93,7 +100,11 @@ _AUDIT_HELP = "\n\n".join(
 def audit(
     flags: dict,
     decoders: list[str] = typer.Argument(
-        None, metavar="DECODER", help="Decoder names, or plug-ins as package.module:Name.", show_default="all"
+        None,
+        metavar="DECODER",
+        help="Decoder names, or plug-ins as package.module:Name.",
+        show_default="all",
+        autocompletion=completion.decoders,
     ),
     samples: int = typer.Option(AUDIT_SAMPLES, "--samples", metavar="N", help="Images per decoder."),
     seed: int = typer.Option(0, "--seed", metavar="N", help="Random seed of the models and of the decoding noise."),
@@ -101,7 +112,11 @@ def audit(
         False, "--compile", metavar="", help="Also audit compiled steps (a minute or more per decoder)."
     ),
     run: list[str] = typer.Option(
-        None, "--run", metavar="RUN", help="Audit stored runs instead: run ids, prefixes of run ids, or run folders."
+        None,
+        "--run",
+        metavar="RUN",
+        help="Audit stored runs instead: run ids, prefixes of run ids, or run folders.",
+        autocompletion=completion.runs,
     ),
     recompute: bool = typer.Option(
         False, "--recompute", metavar="", help="With --run: recompute p, teacher-forced in float32."
@@ -158,7 +173,9 @@ _CHECK_HELP = "\n\n".join(
 @flags(_CHECK)
 def check(
     flags: dict,
-    decoders: list[str] = typer.Argument(metavar="DECODER", help="Decoder names, or plug-ins as package.module:Name."),
+    decoders: list[str] = typer.Argument(
+        metavar="DECODER", help="Decoder names, or plug-ins as package.module:Name.", autocompletion=completion.decoders
+    ),
     samples: int = typer.Option(AUDIT_SAMPLES, "--samples", metavar="N", min=10_000, help="Images for losslessness."),
 ) -> None:
     values = merge(_CHECK, flags)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from specbench.cli import completion
 from specbench.cli.options import flags, print_json, print_table
 from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console
@@ -22,8 +23,12 @@ def add_to(app: typer.Typer) -> None:
 @flags(_SETTINGS)
 def compare(
     flags: dict,
-    run_a: str = typer.Argument(metavar="RUN_A", help="Baseline run: run id, prefix of a run id, or run folder."),
-    run_b: str = typer.Argument(metavar="RUN_B", help="Run to compare with the baseline."),
+    run_a: str = typer.Argument(
+        metavar="RUN_A", help="Baseline run: run id, prefix of a run id, or run folder.", autocompletion=completion.runs
+    ),
+    run_b: str = typer.Argument(
+        metavar="RUN_B", help="Run to compare with the baseline.", autocompletion=completion.runs
+    ),
     fail_if: list[str] = typer.Option(
         None,
         "--fail-if",

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import typer
 
+from specbench.cli import completion
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import JSON, OUT, merge
@@ -49,11 +50,19 @@ def forecast(
         metavar="RUN|TABLE",
         help="Run ids, prefixes of run ids, run folders, or tables of the papers.",
         show_default="all runs",
+        autocompletion=completion.runs_or_tables,
     ),
     on: str = typer.Option(
         None, "--on", metavar="DEVICE", help="Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s."
     ),
-    model: str = typer.Option(None, "--model", metavar="NAME", help="Model.", show_default="the sources' model"),
+    model: str = typer.Option(
+        None,
+        "--model",
+        metavar="NAME",
+        help="Model.",
+        show_default="the sources' model",
+        autocompletion=completion.models,
+    ),
     batch: int = typer.Option(1, "--batch", metavar="N", help="Images decoded together."),
     dtype: str = typer.Option(None, "--dtype", metavar="TYPE", help="Number format.", show_default="the model's"),
     bandwidth: str = typer.Option(

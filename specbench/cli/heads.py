@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from specbench.cli import completion
 from specbench.cli.options import flags, print_json, print_table
 from specbench.runs.settings import JSON, QUIET, merge
 from specbench.system import console
@@ -35,7 +36,9 @@ _CHECK_HELP = "\n\n".join(
     )
 )
 
-_MODEL = typer.Option("shapes", "--model", metavar="NAME", help="Target model.", show_default="shapes")
+_MODEL = typer.Option(
+    "shapes", "--model", metavar="NAME", help="Target model.", show_default="shapes", autocompletion=completion.models
+)
 _DEVICE = typer.Option("cpu", "--device", metavar="DEVICE", help="Torch device.", show_default="cpu")
 _THREADS = typer.Option(0, "--threads", metavar="N", help="CPU threads; 0 uses all.")
 _DATA = typer.Option(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from specbench.cli import completion
 from specbench.cli.options import flags, print_json, print_table
 from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console
@@ -29,7 +30,11 @@ def add_to(app: typer.Typer) -> None:
 @flags(_SETTINGS)
 def list_things(
     flags: dict,
-    kind: str = typer.Argument(metavar="WHAT", help="One of models, decoders, metrics, prompts, tables, runs."),
+    kind: str = typer.Argument(
+        metavar="WHAT",
+        help="One of models, decoders, metrics, prompts, tables, runs.",
+        autocompletion=completion.of(*_COLUMNS),
+    ),
 ) -> None:
     values = merge(_SETTINGS, flags)
     from specbench.papers.listing import list_items

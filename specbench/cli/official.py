@@ -7,6 +7,7 @@ from pathlib import Path
 
 import typer
 
+from specbench.cli import completion
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import unknown_name
 from specbench.runs.settings import JSON, OUT, merge
@@ -14,8 +15,10 @@ from specbench.system import console
 
 _SETTINGS = (OUT, JSON)
 _BENCHMARKS = ("geneval", "t2i-compbench")
-_BENCHMARK = typer.Argument(metavar="BENCHMARK", help=f"One of {', '.join(_BENCHMARKS)}.")
-_RUN = typer.Argument(metavar="RUN", help="Run id, prefix of a run id, or run folder.")
+_BENCHMARK = typer.Argument(
+    metavar="BENCHMARK", help=f"One of {', '.join(_BENCHMARKS)}.", autocompletion=completion.of(*_BENCHMARKS)
+)
+_RUN = typer.Argument(metavar="RUN", help="Run id, prefix of a run id, or run folder.", autocompletion=completion.runs)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from specbench.cli import completion
 from specbench.runs.settings import Setting
 from specbench.specs.options import Option, plain
 from specbench.specs.presets import PRESETS, options_of
@@ -66,6 +67,7 @@ def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Para
         metavar=setting.metavar,
         rich_help_panel=setting.panel,
         show_default=False,
+        autocompletion=completion.of_setting(setting),
     )
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
 

@@ -6,13 +6,16 @@ from pathlib import Path
 
 import typer
 
+from specbench.cli import completion
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import transfer
 from specbench.runs.settings import JSON, merge
 from specbench.system import console
 
 _SHOW = (JSON,)
-_NAME = typer.Argument(metavar="NAME", help="Prompt set, one of 'specbench list prompts'.")
+_NAME = typer.Argument(
+    metavar="NAME", help="Prompt set, one of 'specbench list prompts'.", autocompletion=completion.prompt_sets
+)
 
 
 def add_to(parent: typer.Typer) -> None:
@@ -53,7 +56,9 @@ def fetch(
 @flags(_SHOW)
 def show(
     flags: dict,
-    name: str = typer.Argument(metavar="NAME|FILE", help="Prompt set, or file with prompts."),
+    name: str = typer.Argument(
+        metavar="NAME|FILE", help="Prompt set, or file with prompts.", autocompletion=completion.prompt_sets
+    ),
     limit: int = typer.Option(
         None, "--limit", metavar="N", help="Print only the first N prompts.", min=1, show_default="all"
     ),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import typer
 
+from specbench.cli import completion
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import ScoreProgress, TransferLines
 from specbench.errors import SpecbenchError, unknown_name
@@ -27,7 +28,11 @@ _REPORT = "\n\n".join(
     )
 )
 _RUNS = typer.Argument(
-    None, metavar="RUN", help="Run ids, prefixes of run ids, or run folders.", show_default="all runs"
+    None,
+    metavar="RUN",
+    help="Run ids, prefixes of run ids, or run folders.",
+    show_default="all runs",
+    autocompletion=completion.runs_or_tables,
 )
 FORMATS = ("markdown", "csv", "json", "latex", "html", "parquet")
 _TO_FILES = ("html", "parquet")
@@ -48,10 +53,18 @@ def score(
     flags: dict,
     runs: list[str] = _RUNS,
     metric: list[str] = typer.Option(
-        None, "--metric", metavar="NAME", help="Compute only this metric; may be repeated."
+        None,
+        "--metric",
+        metavar="NAME",
+        help="Compute only this metric; may be repeated.",
+        autocompletion=completion.metrics,
     ),
     protocol: str = typer.Option(
-        None, "--protocol", metavar="NAME", help="Metrics and settings of a paper: sjd or cool-sd."
+        None,
+        "--protocol",
+        metavar="NAME",
+        help="Metrics and settings of a paper: sjd or cool-sd.",
+        autocompletion=completion.of("sjd", "cool-sd"),
     ),
     device: str = typer.Option(
         None, "--device", metavar="DEVICE", help="Torch device of the metrics' networks.", show_default="the best here"
@@ -75,9 +88,15 @@ def score(
         metavar="DIR",
         help="Score external images named <prompt id>.png or <prompt id>-<sample>.png.",
     ),
-    prompts: str = typer.Option(None, "--prompts", metavar="SET|FILE", help="Prompts of --images."),
+    prompts: str = typer.Option(
+        None, "--prompts", metavar="SET|FILE", help="Prompts of --images.", autocompletion=completion.prompt_sets
+    ),
     against: str = typer.Option(
-        None, "--against", metavar="RUN", help="Print paired score differences from this run instead."
+        None,
+        "--against",
+        metavar="RUN",
+        help="Print paired score differences from this run instead.",
+        autocompletion=completion.runs,
     ),
     cross_check: bool = typer.Option(
         False, "--cross-check", metavar="", help="Compare the scores with the metrics' authors' packages instead."
@@ -176,8 +195,7 @@ def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str
     from specbench.metrics.protocols import find_protocol
 
     for name in metrics:
-        if name not in metric_catalog.metric_names():
-            raise unknown_name("metric", name, metric_catalog.metric_names())
+        metric_catalog.require_metric(name)
     return list(dict.fromkeys([*metrics, *(find_protocol(protocol) if protocol else ())]))
 
 
@@ -185,7 +203,13 @@ def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str
 def report(
     flags: dict,
     runs: list[str] = _RUNS,
-    fmt: str = typer.Option("markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}."),
+    fmt: str = typer.Option(
+        "markdown",
+        "--format",
+        metavar="NAME",
+        help=f"One of {', '.join(FORMATS)}.",
+        autocompletion=completion.of(*FORMATS),
+    ),
     html: Path = typer.Option(
         None, "--html", metavar="FILE", help="Write an HTML page with tables, plots and images to this file instead."
     ),
@@ -198,6 +222,7 @@ def report(
         "--model",
         metavar="NAME",
         help="Model to report instead of the table's model.",
+        autocompletion=completion.models,
         show_default="the table's",
     ),
     prompts: str = typer.Option(
@@ -205,6 +230,7 @@ def report(
         "--prompts",
         metavar="SET|FILE",
         help="Prompts to report instead of the table's prompts.",
+        autocompletion=completion.prompt_sets,
         show_default="the table's",
     ),
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 from rich.console import Console, RenderableType
 
+from specbench.cli import completion
 from specbench.cli.options import flags, print_json
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import JSON, OUT, merge
@@ -23,9 +24,15 @@ def add_to(app: typer.Typer) -> None:
 @flags(_SETTINGS)
 def show(
     flags: dict,
-    run: str = typer.Argument(metavar="RUN", help="Run id, prefix of a run id, or run folder."),
+    run: str = typer.Argument(
+        metavar="RUN", help="Run id, prefix of a run id, or run folder.", autocompletion=completion.runs
+    ),
     prompt: str = typer.Argument(
-        None, metavar="PROMPT", help="Prompt id, prefix of an id, or words of the prompt.", show_default="the run"
+        None,
+        metavar="PROMPT",
+        help="Prompt id, prefix of an id, or words of the prompt.",
+        show_default="the run",
+        autocompletion=completion.prompt_ids,
     ),
     sample: int = typer.Option(0, "--sample", metavar="N", min=0, help="Sample index of the image."),
 ) -> None:

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from specbench.errors import unknown_name
-from specbench.system.plugins import load_object, plugins
+from specbench.errors import SpecbenchError, unknown_name
+from specbench.system.plugins import is_reference, load_object, load_user_object, plugins
 
 
 class MetricEntry(NamedTuple):
@@ -144,8 +144,17 @@ def metric_names() -> list[str]:
     return sorted({*METRICS, *plugins("metrics")})
 
 
+def require_metric(name: str) -> None:
+    """Raise the SpecbenchError of an unknown metric, without importing a known one."""
+    if name not in metric_names() and not is_reference(name):
+        raise unknown_name("metric", name, metric_names())
+
+
 def metric(name: str) -> Callable[..., Any]:
     """Load the factory of a metric, to be called with `specbench.metrics.base.Settings`.
+
+    Args:
+        name: of the catalogue or of a plug-in, or "package.module:NAME".
 
     Raises:
         SpecbenchError: unknown name, or its code cannot be imported.
@@ -156,6 +165,11 @@ def metric(name: str) -> Callable[..., Any]:
         return functools.partial(found, entry.variant) if entry.variant else found
     if name in plugins("metrics"):
         return load_object(plugins("metrics")[name].value, f"metric {name}")
+    if is_reference(name):
+        found = load_user_object(name, "metric")
+        if not all(hasattr(found, part) for part in ("features", "scores", "identity")):
+            raise SpecbenchError(f"metric '{name}' is no specbench metric", "subclass specbench.metrics.base.Metric")
+        return found
     raise unknown_name("metric", name, metric_names())
 
 

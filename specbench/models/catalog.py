@@ -205,10 +205,24 @@ def models() -> dict[str, ModelFacts]:
 
 
 def find_model(name: str) -> ModelFacts:
-    """Find a model by name; the SpecbenchError for an unknown one suggests the nearest name."""
+    """Find a model by name, or import it as "package.module:NAME"; the SpecbenchError for an unknown name suggests the
+    nearest one.
+    """
+    if plugins.is_reference(name):
+        return _own_model(name)
     if name not in models():
         raise unknown_name("model", name, models())
     return models()[name]
+
+
+def _own_model(reference: str) -> ModelFacts:
+    """A model of the user, known by its own name from then on."""
+    found = plugins.load_user_object(reference, "model")
+    if not isinstance(found, ModelInfo | HubModel):
+        raise SpecbenchError(f"model '{reference}' is a {type(found).__name__}, not a specbench ModelInfo")
+    if models().setdefault(found.name, found) is not found:
+        raise SpecbenchError(f"model '{reference}' is called '{found.name}', a name already taken")
+    return found
 
 
 def recorded_model(name: str, weights: str | None = None, revision: str | None = None) -> ModelFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from specbench.errors import SpecbenchError, unknown_name
@@ -60,7 +61,7 @@ def fetch_prompts(
 
 
 def load_prompts(name_or_path: str | Path) -> PromptSet:
-    """Load a prompt set by name, or from a file in the format of its suffix.
+    """Load a prompt set by name, from a file in the format of its suffix, or as "package.module:NAME", a path of one.
 
     Raises:
         SpecbenchError: no such set or file; empty, binary, not UTF-8, malformed, an over-long prompt,
@@ -75,10 +76,12 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
         return build(name, public.read(name))
     path = Path(name)
     if not _exists(path):
+        if plugins.is_reference(name):
+            return build(name, read_file(_path_of(plugins.load_user_object(name, "prompt set"), name)))
         if any(character.isspace() for character in name.strip()) and not path.suffix:
             raise SpecbenchError(
-                f"'{name}' is neither a prompt set nor a file",
-                "for one caption of your own, write it into a text file, one caption per line: --prompts mine.txt",
+                f"'{name}' is neither a prompt set nor a file; is it a caption?",
+                "write captions of your own into a text file, one per line: --prompts mine.txt",
             )
         if path.suffix or len(path.parts) > 1:
             raise SpecbenchError(f"prompt file '{name}' does not exist", f"or name a set: {', '.join(names())}")
@@ -91,8 +94,15 @@ def _shipped() -> dict[str, Path]:
 
 
 def _plugin_path(name: str) -> Path:
-    found = plugins.load_object(plugins.plugins("prompts")[name].value, f"prompt set {name}")
-    return Path(found() if callable(found) else found)
+    return _path_of(plugins.load_object(plugins.plugins("prompts")[name].value, f"prompt set {name}"), name)
+
+
+def _path_of(found: object, name: str) -> Path:
+    """The file that a plug-in names, or that its function returns."""
+    place = found() if callable(found) else found
+    if not isinstance(place, str | os.PathLike):
+        raise SpecbenchError(f"prompt set '{name}' is a {type(place).__name__}, not the path of a file")
+    return Path(place)
 
 
 def _exists(path: Path) -> bool:

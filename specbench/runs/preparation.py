@@ -24,6 +24,7 @@ from specbench.specs import plugin_decoders
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec
 from specbench.store.find import find_runs_like, without_options
+from specbench.system import plugins
 
 
 @contextmanager
@@ -74,6 +75,7 @@ def _load_in_worker(
 ) -> ImageModel:
     """Load the model in a process that may not have imported the plan's own decoders yet."""
     plugin_decoders.add_plugin_decoders()
+    plugins.search_current_folder()
     for reference in references:
         plugin_decoders.decoder_name(reference)
     return load_for_run(model, device, dtype, threads, compiled)

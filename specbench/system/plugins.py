@@ -3,7 +3,8 @@
 A plug-in is any installed package with an entry point in `specbench.decoders`, `specbench.models`,
 `specbench.metrics` or `specbench.prompts`. A decoder entry point is a `Preset`, a model's a `ModelInfo`, a
 metric's its class (a `specbench.metrics.base.Metric`), and a prompt set's the path of its file or a function returning
-it. A broken plug-in is skipped with a warning.
+it. A broken plug-in is skipped with a warning. The same objects can be named as "package.module:NAME" without being
+installed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from specbench.errors import SpecbenchError
 
+_REFERENCE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 KINDS = ("decoders", "models", "metrics", "prompts")
 
 
@@ -72,6 +75,16 @@ def load_plugin(kind: str, name: str, check: Callable[[object], bool], wanted: s
 
 def load_user_object(reference: str, kind: str) -> object:
     """Import a reference typed by a user; unlike `load_object`, modules in the current folder are found too."""
+    search_current_folder()
+    return load_object(reference, kind)
+
+
+def search_current_folder() -> None:
+    """Let imports find modules in the current folder."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    return load_object(reference, kind)
+
+
+def is_reference(name: str) -> bool:
+    """Whether a name is written as a reference, "package.module:NAME"."""
+    return _REFERENCE.fullmatch(name) is not None
