@@ -12,7 +12,7 @@ FIT_TORCHVISION := $(BIN)/python -c "import torchvision" 2>/dev/null || \
 # environment of their own, with a torchvision that fits its torch.
 HPSV2_VENV ?= .venv-hpsv2
 
-.PHONY: help demo install test test-hpsv2 audit-menu check docs docs-site page-library train-shapes train-head speed drills clean
+.PHONY: help demo install test test-hpsv2 audit-menu check docs docs-site page-library train-shapes train-head speed gpu drills clean
 
 help: ## List these targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -80,6 +80,11 @@ train-head: $(VENV)/.run ## Train the embedded model's draft head again and meas
 speed: $(VENV)/.run ## Measure specbench itself; raw numbers go to results/speed
 	$(BIN)/python dev/speed/bench.py
 	$(BIN)/python dev/speed/plot.py
+
+gpu: $(VENV)/.run ## Prove on a CUDA machine what a CPU cannot show, in 20 minutes; writes results/gpu
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[gpu]'
+	$(BIN)/python dev/gpu/prove.py --device cuda
+	@echo "Then: make docs, and commit results/gpu"
 
 drills: $(VENV)/.dev ## Kill runs 200 times and more, and feed 10,000 hostile inputs; figures go to results/drills
 	$(BIN)/python dev/drills/kills.py driver --kills 70 --seconds 3600

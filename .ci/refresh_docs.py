@@ -6,6 +6,7 @@ runs this, and a test fails while a block is stale.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -234,6 +235,20 @@ def printed_latencies(page: Path, argument: str) -> str:
     return _table(header, (row(one) for one in rows() if one["over_floor"] is not None))
 
 
+def gpu(page: Path, argument: str) -> str:
+    """What `make gpu` found on each device, or that it has not been run."""
+    found = [json.loads(path.read_text()) for path in sorted((ROOT / "results" / "gpu").glob("*/raw.json"))]
+    if not found:
+        return "Nothing has been measured on a GPU yet; `make gpu` does, in 20 minutes."
+    rows = [
+        [device["device"], part["part"], *(_escape(str(one[name])) for name in ("what", "value", "goal", "verdict"))]
+        for device in found
+        for part in device["parts"]
+        for one in part["claims"]
+    ]
+    return _table(["device", "part", "what", "value", "goal", "verdict"], rows)
+
+
 def results(page: Path, argument: str) -> str:
     """The headline table of the runs committed under results/readme, and the picture made of them."""
     from specbench.api import report
@@ -297,6 +312,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "components": components,
     "decoders": decoders,
     "file": file,
+    "gpu": gpu,
     "metrics": metrics,
     "models": models,
     "options": options,

@@ -40,7 +40,10 @@ def causal_lm(backbone: nn.Module, head: nn.Linear, compiled: bool) -> LlamaForC
     theirs.model, theirs.lm_head = backbone, head
     if compiled:
         torch._dynamo.config.recompile_limit = FORMS
-        theirs.forward = torch.compile(theirs.forward, options={"cpp_wrapper": True})
+        graphs = backbone.device.type == "cuda"
+        theirs.forward = torch.compile(
+            theirs.forward, options={"triton.cudagraphs": True} if graphs else {"cpp_wrapper": True}
+        )
     return theirs.eval()
 
 
@@ -50,7 +53,7 @@ def timed_generate(
 ) -> dict:
     """Call `generate()` for `length` tokens after `prompt` ids, with guidance as one batch of 2 unless it is 1."""
     torch.manual_seed(sample)
-    ids = torch.arange(prompt)[None]
+    ids = torch.arange(prompt, device=theirs.device)[None]
     options = {"do_sample": True, "top_k": sampling.top_k}
     if sampling.guidance != 1.0:
         ids = ids.repeat(2, 1)

@@ -66,6 +66,9 @@ class RandomLlama(TransformerModel):
     def head(self, hidden: Tensor) -> Tensor:
         return self.output(hidden)
 
+    def render(self, image_tokens: Tensor) -> Tensor:
+        return image_tokens.new_zeros(len(image_tokens), 3, 1, 1, dtype=torch.uint8)
+
 
 @contextmanager
 def _default_dtype(dtype: torch.dtype) -> Iterator[None]:

@@ -51,9 +51,14 @@ class EnumerableTransformer(TransformerModel):
         self.matrix = 0.4 * torch.randn(WIDTH, layout.v_image, generator=draw)
         self.weights_sha256 = hashlib.sha256(self.matrix.numpy().tobytes()).hexdigest()
 
+    def move(self, device: str) -> None:
+        """Move the weights to a device; `joint` is computed on a CPU only."""
+        self.backbone.to(device)
+        self.codebook, self.matrix = self.codebook.to(device), self.matrix.to(device)
+
     def encode(self, prompts: Sequence[str]) -> Prefix:
-        rows = [self._prompt(self.prompts.index(text)) for text in prompts]
-        rows += [torch.tensor([self.layout.vocab])] * len(prompts)
+        rows = [self._prompt(self.prompts.index(text)).to(self.device) for text in prompts]
+        rows += [torch.tensor([self.layout.vocab], device=self.device)] * len(prompts)
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         return Prefix([self.backbone.embed_tokens(row) for row in rows], ids=ids)
 

@@ -65,21 +65,21 @@ class Routes:
         self.has_children = torch.tensor([bool(own) for own in children], device=device)
         self.last_rank = torch.tensor([len(own) - 1 for own in children], device=device)
         self.parent = torch.tensor([0, *tree.parents[1:]], device=device)
-        self.rank = torch.zeros_like(self.depth)
-        self.place = torch.zeros_like(self.depth)
+        ranks, places = [0] * len(children), [0] * len(children)
         self.levels: list[Level] = []
         before: list[int] = []
         for rank in range(max(map(len, children))):
             parents = [column for column, own in enumerate(children) if len(own) > rank]
             own = [children[parent][rank] for parent in parents]
             within = [before.index(parent) if rank else 0 for parent in parents]
-            self.rank[own] = rank
-            self.place[parents] = torch.arange(len(parents), device=device)
-            places = torch.tensor(within, device=device)
-            self.levels.append(Level(_index(parents, device), _index(own, device), self.depth[own], places))
+            for place, (parent, child) in enumerate(zip(parents, own, strict=True)):
+                ranks[child], places[parent] = rank, place
+            deep = torch.tensor([tree.depth[child] for child in own], device=device)
+            columns = _index(parents, device), _index(own, device)
+            self.levels.append(Level(*columns, deep, torch.tensor(within, device=device)))
             before = parents
-        ranks = torch.arange(len(self.levels), device=device)
-        self.by_rank = (self.rank[1:, None] == ranks).float()
+        self.rank, self.place = (torch.tensor(numbers, device=device) for numbers in (ranks, places))
+        self.by_rank = (self.rank[1:, None] == torch.arange(len(self.levels), device=device)).float()
         route = [_route(column, tree, children) for column in range(len(children))]
         self.route = torch.tensor(route, device=device)
         after = [min(depth + 1, len(route[0]) - 1) for depth in tree.depth]

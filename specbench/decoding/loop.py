@@ -176,7 +176,7 @@ class Loop:
 
     def restart(self, rows: Tensor, keys: Sequence[int]) -> None:
         """Start other images, of these noise keys, in `rows` [K], whose prompts are in the session already."""
-        self._noise.rekey(rows.tolist(), keys)
+        self._noise.rekey(rows, keys)
         for state in (self.tokens, self.committed, self.steps):
             state[rows] = 0
         self.recorder.restart(rows)

@@ -64,9 +64,9 @@ class Noise:
         self._counter = torch.arange(2, vocab + 2, device=self._device) * _GOLDEN
         self._keys = self._column(keys)
 
-    def rekey(self, rows: Sequence[int], keys: Sequence[int]) -> None:
-        """Give rows to other images."""
-        self._keys[list(rows)] = self._column(keys)
+    def rekey(self, rows: Tensor, keys: Sequence[int]) -> None:
+        """Give `rows` [K] to other images."""
+        self._keys[rows] = self._column(keys)
 
     def repeated(self, times: int) -> Noise:
         """The noise of the same images, each in `times` consecutive rows."""

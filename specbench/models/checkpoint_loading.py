@@ -146,8 +146,13 @@ def fill(
 
 
 def randomise(network: nn.Module, device: str, dtype: torch.dtype, seed: int = 0) -> nn.Module:
-    """Draw every parameter of a built network: norms are 1, biases 0, matrices keep the variance of their input."""
+    """Draw every parameter of a built network: norms are 1, biases 0, matrices keep the variance of their input.
+
+    On the device "meta" the network has shapes and no values.
+    """
     network.to(dtype).to_empty(device=device)
+    if device == "meta":
+        return network.requires_grad_(False).eval()
     generator = torch.Generator(device).manual_seed(seed)
     with torch.no_grad():
         for name, parameter in network.named_parameters():

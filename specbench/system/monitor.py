@@ -51,6 +51,19 @@ class MachineMonitor:
         return found
 
 
+def joules(device: object) -> float | None:
+    """Energy that a GPU has used since its driver was loaded; None where the driver does not tell."""
+    handle = _gpu(str(device))
+    if handle is None:
+        return None
+    import pynvml as nvml
+
+    try:
+        return nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+    except nvml.NVMLError:
+        return None
+
+
 def timing_warnings(ms_per_step: Sequence[float], machines: Sequence[dict]) -> list[str]:
     """List problems of latencies measured in these machine states, one sentence each.
 

@@ -1,69 +1,14 @@
-"""Host syncs: none within a step, and a small, counted number per image."""
+"""Host syncs: a small, counted number per image; `tests/decoding/test_one_device.py` has none within a step."""
 
-import pytest
-import torch
-from tiny_llama import Tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.decoding import draft_tree, progress_bounds
-from specbench.decoding.build import build
-from specbench.decoding.drafters import eagle
-from specbench.decoding.loop import Loop, decode
-from specbench.decoding.noise import Noise
-from specbench.decoding.sampling import Target
-from specbench.decoding.timing import Spans
-from specbench.decoding.verification import lantern
+from specbench.decoding import progress_bounds
+from specbench.decoding.loop import decode
 from specbench.models.catalog import load_model
 from specbench.models.transformer import host_sync
-from specbench.models.transformer import model as transformer
 from specbench.prompts import Request
-from specbench.specs.presets import PRESETS, resolve
+from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
-
-SAMPLING = Sampling(guidance=2.0, top_k=5, top_p=0.9)
-TABLES = (draft_tree.routes, transformer._tree_tables, eagle._tree_levels)
-"""What is made once per device and then kept; it must not outlive a device that is not there."""
-
-
-@pytest.fixture
-def no_numbers(monkeypatch):
-    """A device whose tensors have shapes but no numbers: whoever reads one fails."""
-    for table in TABLES:
-        table.cache_clear()
-    # What a run may wait for once per batch, before its first step.
-    monkeypatch.setattr(eagle, "to_host", lambda numbers: [0] * len(numbers))
-    monkeypatch.setattr(host_sync.AsyncHostCopy, "latest", lambda self, numbers, when: ([4] * len(numbers), when))
-    monkeypatch.setattr(eagle, "head_for", lambda model, path: model.own_head())
-    monkeypatch.setattr(lantern, "neighbour_table", lambda codebook, raw: torch.zeros(len(codebook), 8, device="meta"))
-    with torch.device("meta"), torch.inference_mode():
-        yield
-    for table in TABLES:
-        table.cache_clear()
-
-
-@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith(("zipar", "pjd"))])
-def test_a_step_reads_no_number_and_sends_none(name, no_numbers, monkeypatch):
-    model = Tiny()
-    assert model.device.type == "meta"
-    method = build(resolve(name), model)
-    session = model.begin(model.encode(["four", "five!"]), SAMPLING.guidance, method.drafter.columns)
-    target = Target(model.layout, SAMPLING, model.device)
-    loop = Loop(method, session, target, Noise([1, 2], model.layout.vocab, model.device), 2, Spans(torch.device("cpu")))
-    for _ in range(2):
-        loop.step(0)
-
-    def refuse(*args, **kwargs):
-        raise AssertionError("a step makes a tensor from numbers of the host, for which a GPU waits")
-
-    monkeypatch.setattr(torch, "tensor", refuse)
-    monkeypatch.setattr(torch, "as_tensor", lambda x, *a, **k: x if isinstance(x, torch.Tensor) else refuse())
-    for _ in range(2):
-        loop.step(0)
-
-
-def test_the_device_without_numbers_would_tell(no_numbers):
-    with pytest.raises(Exception, match="meta"):
-        int(torch.zeros(3).max())
 
 
 def test_host_syncs_per_image_are_few(monkeypatch):

@@ -183,7 +183,7 @@ BUGS = (
     _bug("continuous batching", "the first slot of a refilled row counts as drafted", _JACOBI + "Jacobi.restart",
          "self._drafted_to[rows] = 0", "self._drafted_to[rows] = 1", "sjd", REFILL),
     _bug("continuous batching", "a refilled row goes on with the noise of the image before",
-         _DECODING + "noise:Noise.rekey", "= self._column(keys)", "= self._keys[list(rows)]", "sjd", REFILL),
+         _DECODING + "noise:Noise.rekey", "= self._column(keys)", "= self._keys[rows]", "sjd", REFILL),
     # Grammar and sampling
     _bug("grammar", "forced tokens are expected one slot early", _DECODING + "sampling:Target.__call__",
          "self.forced_at(positions)", "self.forced_at(positions + 1)", "sjd", GRAMMAR),

@@ -71,7 +71,7 @@ class LoadRequest:
 def load(info: HubModel, device: str, dtype: str, found: tuple[CheckpointFiles, ...]) -> FamilyModel:
     """The model of these facts, from its files or, without any, with random weights.
 
-    On the device "meta" everything is checked and no weight is read.
+    On the device "meta" everything is checked and no weight is read or drawn.
     """
     weights_sha256 = "" if device == "meta" else digest(found) if found else info.weights_sha256()
     request = LoadRequest(info, found, weights_sha256, device, getattr(torch, dtype))

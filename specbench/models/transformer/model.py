@@ -175,6 +175,7 @@ class TransformerSession:
         self._compiled = model.compiled_step(guidance)
         self._prefix = prefix if guidance != 1.0 else prefix.conditional()
         lengths = [len(embeds) for embeds in self._prefix.embeds]
+        self._longest = max(lengths)
         self._last = torch.tensor(lengths, device=model.device)[:, None] - 1
         shift = self._prefix.shift
         self._shift = torch.zeros_like(self._last) if shift is None else shift.to(model.device)[:, None]
@@ -302,8 +303,7 @@ class TransformerSession:
         fresh = TransformerSession(self._model, prefix, self._guidance, columns=0, length=0)
         conditional = len(self._last) // 2 if len(fresh._last) > len(rows) else 0
         rows = torch.cat([rows, rows + conditional]) if conditional else rows
-        longest = int(fresh._last.max()) + 1
-        self._scratch = max(self._scratch, self._room(longest) + self._model.layout.length + self._columns)
+        self._scratch = max(self._scratch, self._room(fresh._longest) + self._model.layout.length + self._columns)
         if (more := self._capacity() - len(self._index)) > 0:
             self._cache.grow(more)
             self._index = torch.arange(len(self._index) + more, device=rows.device)

@@ -1,0 +1,130 @@
+"""Prove on a CUDA machine what a CPU cannot show: `make gpu`, at most 20 minutes.
+
+Every part runs in a process of its own with a time limit, so that one that fails, hangs or breaks the CUDA context
+leaves the others alone. A failed part is a row that says so; the exit code is then 1. Writes `raw.json` (every
+measurement, versions, hardware) and `report.md` to results/gpu/<device>/; `make docs` brings the table into the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "dev" / "speed"))
+
+from parts import PARTS, SCALES  # noqa: E402  needs the path above
+
+from specbench.system import environment  # noqa: E402
+from specbench.system.device_peaks import device_name  # noqa: E402
+from specbench.system.files import write_atomically  # noqa: E402
+
+FAILED = "failed"
+MINUTES = 20
+
+
+def run_part(name: str, device: str, scale: str) -> dict[str, object]:
+    """Claims and raw rows of one part, or the claim that it failed."""
+    start = time.perf_counter()
+    try:
+        claims, rows = PARTS[name][0](device, SCALES[scale])
+    except Exception as error:  # another part may still work
+        claims, rows = [failure(f"{type(error).__name__}: {error}")], []
+    return {"part": name, "seconds": time.perf_counter() - start, "claims": claims, "rows": rows}
+
+
+def run_apart(name: str, device: str, scale: str, seconds: float) -> dict[str, object]:
+    """`run_part` in a process of its own."""
+    command = [sys.executable, __file__, "--part", name, "--device", device, "--scale", scale]
+    start, said = time.perf_counter(), ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1))
+        lines = done.stdout.strip().splitlines()
+        if done.returncode == 0 and lines:
+            return json.loads(lines[-1])
+        said = f"ended with {done.returncode}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
+    except subprocess.TimeoutExpired:
+        said = f"not done after {seconds:.0f} s"
+    return {"part": name, "seconds": time.perf_counter() - start, "claims": [failure(said)], "rows": []}
+
+
+def failure(said: str) -> dict[str, object]:
+    """The claim of a part that failed."""
+    return {"what": "the part runs to its end", "value": " ".join(said.split())[:300], "goal": "-", "verdict": FAILED}
+
+
+def report(facts: dict[str, object], found: Sequence[dict]) -> str:
+    """The markdown report."""
+    lines = [
+        f"# {facts['device']}",
+        "",
+        f"Measured {facts['date']} by `{facts['command']}`, scale {facts['scale']}.",
+        "",
+    ]
+    lines += ["| part | what | value | goal | verdict |", "| --- | --- | --- | --- | --- |"]
+    for part in found:
+        for one in part["claims"]:
+            cells = [part["part"], one["what"], one["value"], one["goal"], one["verdict"]]
+            lines.append(f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |")
+    times = ", ".join(f"{part['part']} {part['seconds']:.0f} s" for part in found)
+    return "\n".join([*lines, "", f"Times: {times}. Every measurement is in `raw.json`.", ""])
+
+
+def prove(device: str, scale: str, out: Path, names: Sequence[str], apart: bool = True) -> tuple[Path, list[dict]]:
+    """Run the parts and write the results; returns the folder and what was found."""
+    end, found = time.perf_counter() + 60 * MINUTES, []
+    for name in names:
+        print(f"{name} ...", file=sys.stderr)
+        limit = min(PARTS[name][1], end - time.perf_counter())
+        found.append(run_apart(name, device, scale, limit) if apart else run_part(name, device, scale))
+        for one in found[-1]["claims"]:
+            print(f"  {one['verdict']}: {one['what']}: {one['value']}", file=sys.stderr)
+    named = device_name(device)
+    facts = {"device": named, "date": environment.now()[:10], "command": "make gpu", "scale": scale}
+    if device == "cpu" or scale != "full":
+        facts["command"] = f"python dev/gpu/prove.py --device {device} --scale {scale}"
+    folder = out / re.sub(r"[^a-z0-9]+", "-", named.lower()).strip("-")
+    folder.mkdir(parents=True, exist_ok=True)
+    raw = {**facts, **environment.environment_facts(), "parts": found}
+    write_atomically(folder / "raw.json", (json.dumps(raw, indent=1) + "\n").encode())
+    write_atomically(folder / "report.md", report(facts, found).encode())
+    return folder, found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="parts to run; all by default")
+    parser.add_argument("--device", default="cuda", help="torch device")
+    parser.add_argument("--scale", choices=SCALES, help="full, or tiny for a trial; tiny on a CPU by default")
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu", help="folder of the results")
+    parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    scale = options.scale or ("tiny" if options.device == "cpu" else "full")
+    if options.part:
+        print(json.dumps(run_part(options.part, options.device, scale)))
+        return 0
+    if problem := missing(options.device):
+        print(f"error: --device {options.device}: {problem}", file=sys.stderr)
+        return 5
+    folder, found = prove(options.device, scale, options.out, options.parts or list(PARTS))
+    print(folder)
+    return int(any(one["verdict"] == FAILED for part in found for one in part["claims"]))
+
+
+def missing(device: str) -> str | None:
+    """Why the device cannot be used; None if it can."""
+    import torch
+
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        return f"torch {torch.__version__} finds none; for a trial on a CPU: --device cpu"
+    return None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

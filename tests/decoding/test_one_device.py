@@ -1,0 +1,150 @@
+"""Steps on a device without numbers: no tensor is made or mixed on another device, and none is read.
+
+A meta tensor has a shape and no numbers. Models and decoders take the branches of a GPU for it, as they do for every
+device but a CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from one_device import OneDevice, OtherDevice, give_host_reads, refuse_host_numbers, step
+from tiny_llama import Tiny
+
+from specbench.decoding.drafters import eagle
+from specbench.decoding.loop import begin, noise_keys
+from specbench.decoding.sampling import Target
+from specbench.decoding.timing import Spans
+from specbench.decoding.verification import lantern
+from specbench.models.catalog import find_model, models
+from specbench.models.families.base import load
+from specbench.models.hub_model import HubModel
+from specbench.prompts import Request
+from specbench.specs.presets import PRESETS, resolve
+from specbench.specs.run_spec import Sampling
+
+META = "meta"
+SAMPLING = Sampling(guidance=2.0, temperature=0.9, top_k=5, top_p=0.9)
+REQUESTS = [Request("four", "a"), Request("five!", "b")]
+FAMILIES = list({model.target: name for name, model in models().items() if isinstance(model, HubModel)}.values())
+OF_EACH_KIND = ("sjd", "gsd", "sjd-pac", "zipar")
+
+
+class Dealt(Tiny):
+    """Its prompts are encoded on the device of its weights."""
+
+    def encode(self, prompts):
+        with torch.device(self.device):
+            return super().encode(prompts)
+
+
+@pytest.fixture(autouse=True)
+def no_numbers(monkeypatch):
+    monkeypatch.setattr(eagle, "head_for", lambda model, path: model.own_head())
+    monkeypatch.setattr(lantern, "neighbour_table", lambda codebook, raw: torch.zeros(len(codebook), 8))
+    give_host_reads(monkeypatch)
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    with torch.device(META):
+        model = Dealt()
+        head = model.own_head()
+    model.own_head = lambda: head
+    return model
+
+
+def started(model, name, trace=False):
+    """A loop of two images after two steps, which make what is kept."""
+    loop = begin(model, REQUESTS, resolve(name), SAMPLING, 0, Spans(torch.device("cpu")), trace, False)
+    for _ in range(2):
+        step(loop)
+    return loop
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_step_stays_on_its_device_reads_nothing_and_sends_nothing(name, tiny, monkeypatch):
+    loop = started(tiny, name)
+    if not name.startswith("zipar"):  # which asks once a step for the rows at work, and sends them
+        refuse_host_numbers(monkeypatch)
+    with OneDevice(META):
+        for _ in range(2):
+            step(loop)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_decodes_on_one_device(family):
+    model = load(find_model(family).configured(random=True, tiny=True), META, "bfloat16", ())
+    for name in OF_EACH_KIND:
+        loop = started(model, name)
+        with OneDevice(META):
+            step(loop)
+    tokens = torch.zeros(1, model.layout.length, dtype=torch.long, device=META)
+    assert model.render(model.layout.image_tokens(tokens)).device.type == META
+
+
+@pytest.mark.parametrize("name", ["ar", "sjd", "scd-gs", "sjd-pac"])
+def test_a_row_is_refilled_on_one_device(name, tiny):
+    loop = started(tiny, name)
+    rows, prefix = torch.tensor([1], device=META), tiny.encode(["a longer prompt than the others"])
+    with OneDevice(META):
+        loop.session.refill(rows, prefix)
+        loop.restart(rows, noise_keys([Request("a longer prompt than the others", "c")], 0))
+        loop.step(0)
+
+
+@pytest.mark.parametrize("name", ["sjd", "eagle"])
+def test_a_trace_stays_on_its_device(name, tiny):
+    loop = started(tiny, name, trace=True)
+    with OneDevice(META):
+        loop.step(0)
+
+
+def planted_on_cpu(self, logits, positions):
+    return original(self, logits + torch.zeros(logits.shape[-1]), positions)
+
+
+def planted_send(self, logits, positions):
+    return original(self, logits + torch.tensor([1.0], device=logits.device), positions)
+
+
+def planted_read(self, logits, positions):
+    return original(self, logits + logits.max().item(), positions)
+
+
+original = Target.__call__
+
+
+@pytest.mark.parametrize(
+    ("planted", "error"),
+    [(planted_on_cpu, OtherDevice), (planted_read, RuntimeError), (planted_send, AssertionError)],
+    ids=["cpu tensor", "host read", "numbers sent"],
+)
+def test_a_planted_bug_is_caught(planted, error, tiny, monkeypatch):
+    loop = started(tiny, "sjd")
+    monkeypatch.setattr(Target, "__call__", planted)
+    refuse_host_numbers(monkeypatch)
+    with OneDevice(META), pytest.raises(error):
+        loop.step(0)
+
+
+@pytest.mark.skipif(
+    torch.version.cuda is not None or not shutil.which("g++"), reason="needs a torch without CUDA, and g++"
+)
+def test_steps_keep_to_a_fake_cuda_device(tmp_path):
+    """Fake tensors say `cuda` and refuse to be mixed with a CPU's as true ones do; in a process of their own."""
+    program = Path(__file__).parents[1] / "support" / "fake_cuda.py"
+    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    outcomes = json.loads(done.stdout)
+    planted = outcomes.pop("planted cpu tensor"), outcomes.pop("planted host read")
+    assert planted == ("FakeTensorDeviceMismatchError", "DataDependentOutputException")
+    assert len(outcomes) == 10 and set(outcomes.values()) == {"ok"}, outcomes

@@ -1,0 +1,66 @@
+"""`make gpu` at a tiny scale on a CPU: every part gives claims, and one that fails leaves the others alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+PROGRAM = Path(__file__).parents[2] / "dev" / "gpu" / "prove.py"
+
+
+@pytest.fixture
+def program(monkeypatch):
+    monkeypatch.syspath_prepend(PROGRAM.parent)
+    import prove
+
+    return prove
+
+
+def broken(device, scale):
+    raise RuntimeError("planted")
+
+
+def test_parts_give_claims_and_a_broken_one_is_a_row(program, tmp_path, monkeypatch):
+    parts = ["exactness", "families", "generate", "steps", "memory", "energy"]
+    monkeypatch.setitem(program.PARTS, "families", (broken, 9))
+    folder, found = program.prove("cpu", "tiny", tmp_path, parts, apart=False)
+    raw = json.loads((folder / "raw.json").read_text())
+    assert raw["parts"] == json.loads(json.dumps(found)) and raw["versions"]["torch"]
+    claims = {part["part"]: part["claims"] for part in found}
+    assert [one["verdict"] for one in claims.pop("families")] == ["failed"]
+    assert all(one["verdict"] != "failed" for of_part in claims.values() for one in of_part), claims
+    assert claims["exactness"][0]["verdict"] == "met" and claims["memory"][0]["verdict"] == "met"
+    shown = (folder / "report.md").read_text()
+    assert "| families | the part runs to its end | RuntimeError: planted | - | failed |" in shown
+    assert all(f"| {name} |" in shown for name in parts)
+
+
+def test_a_part_that_dies_or_hangs_is_a_failed_row_and_the_exit_code_says_so(program, tmp_path, monkeypatch):
+    died = program.run_apart("no-such-part", "cpu", "tiny", 300)
+    assert died["claims"][0]["verdict"] == "failed" and "ended with 2" in died["claims"][0]["value"]
+    hung = program.run_apart("families", "cpu", "tiny", 1)
+    assert hung["claims"][0]["value"] == "not done after 1 s"
+    monkeypatch.setattr(sys, "argv", ["prove.py", "energy", "--device", "cpu", "--out", str(tmp_path)])
+    monkeypatch.setattr(program, "run_apart", lambda *asked: died)
+    assert program.main() == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_without_the_device_it_says_so_in_one_line(program, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["prove.py", "--device", "cuda"])
+    assert program.main() == 5
+    streams = capsys.readouterr()
+    assert not streams.out and streams.err.count("\n") == 1 and "for a trial on a CPU: --device cpu" in streams.err
+
+
+@pytest.mark.slow
+def test_the_whole_program_runs_on_a_cpu(tmp_path):
+    command = [sys.executable, PROGRAM, "--device", "cpu", "--out", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1300)
+    assert done.returncode == 0, done.stderr
+    assert "failed" not in next(tmp_path.rglob("report.md")).read_text()

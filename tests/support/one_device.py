@@ -1,0 +1,58 @@
+"""Devices whose tensors have no numbers: whoever reads one fails, and so does whoever makes or mixes in another's."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from specbench.decoding import progress_bounds, zipar
+from specbench.decoding.drafters import eagle
+from specbench.models.transformer import host_sync
+
+
+class OtherDevice(AssertionError):
+    """A tensor on another device than the model's."""
+
+
+class OneDevice(TorchDispatchMode):
+    """Refuses operations that take or make a tensor on another device than `device`."""
+
+    def __init__(self, device: str):
+        super().__init__()
+        self._kind = torch.device(device).type
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for value in tree_leaves((args, kwargs, result)):
+            if isinstance(value, torch.Tensor) and value.device.type != self._kind:
+                raise OtherDevice(f"{function} has a tensor of shape {list(value.shape)} on {value.device}")
+        return result
+
+
+def step(loop) -> None:
+    """One step of either decode loop."""
+    if hasattr(loop, "step"):
+        loop.step(0)
+        return
+    lanes, number = loop._lanes(), loop.count.new_zeros(len(loop.count), 1)
+    logits = loop._session.forward_scattered(lanes.tokens, lanes.positions, loop._fed, lanes.aside)
+    loop._commit(loop._target(logits, lanes.positions), lanes, number)
+
+
+def give_host_reads(monkeypatch) -> None:
+    """Answer what a run may ask a device once per batch or image, which is all that `host_sync` reads."""
+    monkeypatch.setattr(eagle, "to_host", lambda numbers: [4] * len(numbers))
+    monkeypatch.setattr(zipar, "to_host", lambda numbers: [True] * len(numbers))
+    monkeypatch.setattr(progress_bounds, "to_host", lambda numbers: [0] * len(numbers))
+    monkeypatch.setattr(host_sync.AsyncHostCopy, "latest", lambda self, numbers, when: ([4] * len(numbers), when))
+
+
+def refuse_host_numbers(monkeypatch) -> None:
+    """Fail where a tensor is made from numbers of the host, for which a GPU waits."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("a step makes a tensor from numbers of the host, for which a GPU waits")
+
+    monkeypatch.setattr(torch, "tensor", refuse)
+    monkeypatch.setattr(torch, "as_tensor", lambda x, *a, **k: x if isinstance(x, torch.Tensor) else refuse())
