@@ -33,7 +33,7 @@ META = "meta"
 SAMPLING = Sampling(guidance=2.0, temperature=0.9, top_k=5, top_p=0.9)
 REQUESTS = [Request("four", "a"), Request("five!", "b")]
 FAMILIES = list({model.target: name for name, model in models().items() if isinstance(model, HubModel)}.values())
-OF_EACH_KIND = ("sjd", "gsd", "sjd-pac", "zipar")
+OF_EACH_KIND = ("sjd", "gsd", "zipar")
 
 
 class Dealt(Tiny):
@@ -73,7 +73,7 @@ def started(model, name, trace=False):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_step_stays_on_its_device_reads_nothing_and_sends_nothing(name, tiny, monkeypatch):
     loop = started(tiny, name)
-    if not name.startswith("zipar"):  # which asks once a step for the rows at work, and sends them
+    if hasattr(loop, "step"):  # the others ask once a step for the rows at work, and send them
         refuse_host_numbers(monkeypatch)
     with OneDevice(META):
         for _ in range(2):
@@ -147,4 +147,4 @@ def test_steps_keep_to_a_fake_cuda_device(tmp_path):
     outcomes = json.loads(done.stdout)
     planted = outcomes.pop("planted cpu tensor"), outcomes.pop("planted host read")
     assert planted == ("FakeTensorDeviceMismatchError", "DataDependentOutputException")
-    assert len(outcomes) == 10 and set(outcomes.values()) == {"ok"}, outcomes
+    assert len(outcomes) == 11 and set(outcomes.values()) == {"ok"}, outcomes

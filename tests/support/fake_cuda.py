@@ -30,7 +30,7 @@ from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
 CUDA = "cuda:0"
-DECODERS = ("ar", "sjd", "sjd++", "gsd", "scd-mc", "scd-gs", "sjd-pac", "eagle", "lantern", "zipar")
+DECODERS = ("ar", "sjd", "sjd++", "gsd", "scd-mc", "scd-gs", "sjd-pac", "eagle", "lantern", "zipar", "pjd")
 _GUARD = """#include <c10/core/impl/DeviceGuardImplInterface.h>
 C10_REGISTER_GUARD_IMPL(CUDA, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>)
 """

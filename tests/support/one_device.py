@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from specbench.decoding import progress_bounds, zipar
+from specbench.decoding import row_jacobi, zipar
 from specbench.decoding.drafters import eagle
 from specbench.models.transformer import host_sync
 
@@ -30,21 +30,34 @@ class OneDevice(TorchDispatchMode):
         return result
 
 
+class RowsAtWork:
+    """What loops over image rows ask a device once a step: whether rows are at work; all of them, so many times."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def __call__(self, numbers: torch.Tensor) -> list[bool]:
+        self.left -= 1
+        return [self.left >= 0] * len(numbers)
+
+
+_ROWS_AT_WORK = RowsAtWork()
+
+
 def step(loop) -> None:
-    """One step of either decode loop."""
+    """One step of any decode loop."""
     if hasattr(loop, "step"):
         loop.step(0)
-        return
-    lanes, number = loop._lanes(), loop.count.new_zeros(len(loop.count), 1)
-    logits = loop._session.forward_scattered(lanes.tokens, lanes.positions, loop._fed, lanes.aside)
-    loop._commit(loop._target(logits, lanes.positions), lanes, number)
+    else:
+        _ROWS_AT_WORK.left = 1
+        loop.run()
 
 
 def give_host_reads(monkeypatch) -> None:
-    """Answer what a run may ask a device once per batch or image, which is all that `host_sync` reads."""
+    """Answer what a run may ask a device once per batch or image, and loops over image rows once a step."""
     monkeypatch.setattr(eagle, "to_host", lambda numbers: [4] * len(numbers))
-    monkeypatch.setattr(zipar, "to_host", lambda numbers: [True] * len(numbers))
-    monkeypatch.setattr(progress_bounds, "to_host", lambda numbers: [0] * len(numbers))
+    monkeypatch.setattr(zipar, "to_host", _ROWS_AT_WORK)
+    monkeypatch.setattr(row_jacobi, "to_host", _ROWS_AT_WORK)
     monkeypatch.setattr(host_sync.AsyncHostCopy, "latest", lambda self, numbers, when: ([4] * len(numbers), when))
 
 
