@@ -18,7 +18,9 @@ import types
 from pathlib import Path
 
 OWN = {"pytorch-fid": ("pytorch-fid",), "clean-fid": ("clean-fid", "pytorch-fid")}
-OWN |= {"torchmetrics": ("torchmetrics", "torch-fidelity"), "hpsv2": ("hpsv2",), "image-reward": ("image-reward",)}
+OWN |= {"torchmetrics": ("torchmetrics", "torch-fidelity"), "hpsv2": ("hpsv2", "clint")}
+OWN |= {"image-reward": ("image-reward", "transformers", "timm", "fairscale")}
+"""By package: the distributions that must be there, of which it names some and does not ask for others."""
 
 
 def pytorch_fid(request: dict) -> dict:
@@ -118,11 +120,12 @@ def image_reward(request: dict) -> dict:
 
     if sizes := request.get("sizes"):  # of a network smaller than the published one
         vision = {"img_size": sizes["image"], "patch_size": 16, "embed_dim": sizes["width"], "depth": sizes["depth"]}
+        vision["mlp_ratio"] = sizes["inner"] / sizes["width"]
         made = lambda *_: (blip.VisionTransformer(num_heads=sizes["heads"], **vision), sizes["width"])  # noqa: E731
         blip_pretrain.create_vit = made
         program._transform = lambda size, plain=program._transform: plain(sizes["image"])
         program.MLP = lambda width: _head(torch, sizes["head"])
-    model = program.ImageReward("cpu", request["text_config"])
+    model = program.ImageReward(request["text_config"], device="cpu")
     weights = torch.load(request["weights"], map_location="cpu", weights_only=True)
     left = model.load_state_dict(weights, strict=False).missing_keys
     problem = [name for name in left if not name.endswith("position_ids") and "_proj" not in name]

@@ -1,16 +1,17 @@
-"""Comparison with the metrics' authors' packages: the exchange with a stand-in program, and the packages themselves
-where AUTHORS_PYTHON names the Python of an environment that has them (`specbench doctor --cross-check` says how)."""
+"""Comparison with the metrics' authors' packages: the exchange with a stand-in program, and the packages themselves,
+with random weights in the published formats, where an environment has them: those that `specbench doctor --cross-check`
+tells how to make, or the Pythons in AUTHORS_PYTHON, separated as in PATH."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import authors_formats as formats
 import calibrated
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -18,16 +19,37 @@ from PIL import Image
 
 from specbench.checks import cross_check
 from specbench.errors import SpecbenchError
+from specbench.metrics.base import Settings
 from specbench.metrics.catalog import METRICS
-from specbench.metrics.frechet import Gaussian, frechet_distance
-from specbench.metrics.inception import load_inception
-from specbench.metrics.inception_preprocessing import CROPS, FRONT_ENDS
+from specbench.metrics.catalog import metric as make_metric
+from specbench.metrics.hpsv2 import load_hpsv2
 from specbench.metrics.per_image import PerImageMetric
 from specbench.metrics.scoring import Images, run_images, score_with
 from specbench.system.images import read_picture
 
-AUTHORS_PYTHON = os.environ.get("AUTHORS_PYTHON")
-needs_packages = pytest.mark.skipif(not AUTHORS_PYTHON, reason="AUTHORS_PYTHON names no environment with the packages")
+PYTHONS = [Path(path) for path in os.environ.get("AUTHORS_PYTHON", "").split(os.pathsep) if path]
+PYTHONS += sorted({cross_check.python_of(package) for package in cross_check.PACKAGES})
+
+
+@functools.cache
+def python_with(package: str) -> Path:
+    """The Python of an environment that has a package; the test is skipped where none has."""
+    for python in PYTHONS:
+        if "versions" in cross_check._ask(python, {"package": package, "versions_only": True}):
+            return python
+    pytest.skip(f"no environment has {package}: specbench doctor --cross-check says how to make one")
+
+
+def saved_rows(folder: Path, pictures: list, captions: list[str]) -> pd.DataFrame:
+    """Rows of `Images` for pictures, which are saved in a folder."""
+    folder.mkdir(exist_ok=True)
+    rows = []
+    for number, (pixels, caption) in enumerate(zip(pictures, captions, strict=True)):
+        path = folder / f"p{number}-0.png"
+        Image.fromarray(pixels).save(path)
+        rows.append({"prompt_id": f"p{number}", "sample": 0, "prompt": caption, "category": None, "meta": "{}",
+                     "started_at": "now", "path": path})  # fmt: skip
+    return pd.DataFrame(rows)
 
 
 class Brightness(PerImageMetric):
@@ -58,13 +80,8 @@ json.dump({{"versions": {{"hpsv2": "9"}}, "values": values}}, sys.stdout)
 @pytest.fixture
 def scored(tmp_path, monkeypatch):
     """Images scored by the stand-in metric."""
-    rows = []
-    for number, pixels in enumerate(calibrated.images(3)):
-        path = tmp_path / f"p{number}-0.png"
-        Image.fromarray(pixels).save(path)
-        rows.append({"prompt_id": f"p{number}", "sample": 0, "prompt": "a cat", "category": None, "meta": "{}",
-                     "started_at": "now", "path": path})  # fmt: skip
-    images = Images("mine", tmp_path / "run", pd.DataFrame(rows), lambda row: read_picture(row.path))
+    rows = saved_rows(tmp_path, calibrated.images(3), ["a cat"] * 3)
+    images = Images("mine", tmp_path / "run", rows, lambda row: read_picture(row.path))
     score_with(images, Brightness())
     monkeypatch.setattr(cross_check, "_request", lambda package, *_: {"package": package})
     return images
@@ -125,25 +142,57 @@ def test_every_metric_of_an_authors_package_names_it():
     assert found["fid[clean+center256]"] == "clean-fid" and found["fid[pytorch-fid+center256]"] is None
 
 
-@needs_packages
-@pytest.mark.parametrize("metric", ["fid[pytorch-fid]", "fid[tm-aa]", "fid[tf1]", "fid[clean]", "fid[clean+center256]"])
-def test_the_packages_compute_the_same_features_and_fid(tmp_path, metric):
+CAPTIONS = ["a red cat", "blue dogs " * 40, "a photo"]
+
+
+def checked(monkeypatch, images: Images, metric, **extra: object) -> dict:
+    """The verdict on a metric by its package; `extra` tells the package that the network is a small one."""
     torch.set_num_threads(1)
-    weights = calibrated.save_inception(tmp_path / "inception.pth")
-    pictures = {"images": calibrated.images(3, 60, 93, seed=1), "reference": calibrated.images(4, 97, 50, seed=2)}
-    request = {"package": cross_check.package_of(metric), "weights": str(weights), "features": str(tmp_path / "f.npy")}
-    request |= {"crop": "center256" if "center" in metric else "none", "antialias": "aa" in metric}
-    for name, shown in pictures.items():
-        request[name] = [str(tmp_path / f"{name}{number}.png") for number in range(len(shown))]
-        for path, pixels in zip(request[name], shown, strict=True):
-            Image.fromarray(pixels).save(path)
-    done = subprocess.run([AUTHORS_PYTHON, "-I", cross_check.PROGRAM], input=json.dumps(request), capture_output=True)
-    answer = json.loads(done.stdout)
-    assert "value" in answer, answer
-    prepare, crop = FRONT_ENDS[metric[4:-1].partition("+")[0]], CROPS[request["crop"]]
-    network = load_inception(weights)
-    with torch.no_grad():
-        ours, real = (network(torch.stack([prepare(crop(x)) for x in shown])).numpy() for shown in pictures.values())
-    theirs = np.load(tmp_path / "f.npy")
-    assert np.abs(ours - theirs).max() < 1e-4 < np.abs(ours - theirs[::-1]).max()
-    assert answer["value"] == pytest.approx(frechet_distance(Gaussian(ours), Gaussian(real)), rel=1e-3)
+    python = python_with(cross_check.package_of(metric.name))
+    score_with(images, metric)
+    plain = cross_check._request
+    monkeypatch.setattr(cross_check, "_request", lambda *given: plain(*given) | extra)
+    return cross_check.cross_check(images, metric, python)
+
+
+@pytest.fixture
+def images(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    shapes = ((60, 93), (101, 60), (224, 224))
+    pictures = [calibrated.images(1, *shape, seed=number)[0] for number, shape in enumerate(shapes)]
+    rows = saved_rows(tmp_path / "images", pictures, CAPTIONS)
+    return Images("mine", tmp_path / "run", rows, lambda row: read_picture(row.path))
+
+
+@pytest.mark.parametrize("metric", ["fid[pytorch-fid]", "fid[tm-aa]", "fid[tf1]", "fid[clean]", "fid[clean+center256]"])
+def test_the_packages_compute_the_same_features_and_fid(tmp_path, monkeypatch, images, metric):
+    formats.stand_in(monkeypatch, "inception", calibrated.save_inception(tmp_path / "inception.pth"))
+    saved_rows(tmp_path / "reference", calibrated.images(4, 97, 50, seed=9), ["a cat"] * 4)
+    settings = Settings(reference=tmp_path / "reference", offline=True)
+    row = checked(monkeypatch, images, make_metric(metric)(settings))
+    assert row["verdict"] == "agrees" and row["n"] == 3
+    assert row["theirs"] == pytest.approx(row["ours"], rel=1e-3) and row["ours"] > 1
+    assert row["largest_difference"] < 1e-4
+
+
+def test_hpsv2_scores_the_same(tmp_path, monkeypatch, images):
+    weights = formats.save_hpsv2(tmp_path)
+    entry = formats.stand_in(monkeypatch, "hpsv2-v2.1", weights)
+    metric = make_metric("hpsv2[v2.1]")(Settings(offline=True))
+    metric.network = load_hpsv2(entry.path, "cpu", "tiny-hps")
+    small = {"architecture": "tiny-hps", "architecture_file": str(weights.with_name("tiny-hps.json"))}
+    row = checked(monkeypatch, images, metric, **small)
+    assert row["verdict"] == "agrees" and row["n"] == 3 and abs(row["ours"]) > 1e-3
+    assert row["largest_difference"] < 1e-5
+
+
+def test_image_reward_scores_the_same(tmp_path, monkeypatch, images):
+    formats.stand_in(monkeypatch, "imagereward", formats.save_imagereward(tmp_path / "ImageReward.pt"))
+    formats.stand_in(monkeypatch, "bert-vocabulary", formats.save_vocabulary(tmp_path / "vocab.txt"))
+    text = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 1, "num_hidden_layers": 2}
+    (tmp_path / "text.json").write_text(json.dumps(cross_check.TEXT_CONFIG | text | {"encoder_width": 128}))
+    sizes = {"image": 32, "width": 128, "inner": 256, "depth": 2, "heads": 2, "head": [64, 20, 12, 8, 4, 1]}
+    metric = make_metric("imagereward")(Settings(offline=True))
+    row = checked(monkeypatch, images, metric, text_config=str(tmp_path / "text.json"), sizes=sizes)
+    assert row["verdict"] == "agrees" and row["n"] == 3 and abs(row["ours"]) > 1e-3
+    assert row["largest_difference"] < 1e-4

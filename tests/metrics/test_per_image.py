@@ -317,25 +317,9 @@ def test_hps_goes_in_as_the_authors_transform(shape):
     assert torch.allclose(hpsv2.hps_input(pixels), T.normalize(x, CLIP_MEAN, CLIP_STD), atol=1e-5)
 
 
-TINY = {
-    "embed_dim": 32,
-    "vision_cfg": {"image_size": 224, "layers": 2, "width": 80, "head_width": 80, "patch_size": 32},
-    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 2},
-}
-
-
 @pytest.fixture(scope="session")
 def hps_file(tmp_path_factory):
-    """A network of the HPSv2 architecture, but small, in the authors' file format."""
-    import json
-
-    folder = tmp_path_factory.mktemp("hps")
-    (folder / "tiny-hps.json").write_text(json.dumps(TINY))
-    open_clip.add_model_config(folder / "tiny-hps.json")
-    torch.manual_seed(4)
-    model = open_clip.create_model("tiny-hps", pretrained=None, output_dict=True)
-    torch.save({"state_dict": {name: value.half() for name, value in model.state_dict().items()}}, folder / "HPS.pt")
-    return folder / "HPS.pt"
+    return formats.save_hpsv2(tmp_path_factory.mktemp("hps"))
 
 
 @pytest.fixture

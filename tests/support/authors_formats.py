@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import torch
@@ -74,6 +75,26 @@ def save_openai_clip(path: Path, image: int = 64, patch: int = 32) -> Path:
     return path
 
 
+TINY_HPS = {
+    "embed_dim": 32,
+    "vision_cfg": {"image_size": 224, "layers": 2, "width": 80, "head_width": 80, "patch_size": 32},
+    "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 1, "layers": 2},
+}
+
+
+def save_hpsv2(folder: Path) -> Path:
+    """HPSv2 as its authors publish it, but small: its architecture, which open_clip then knows, is `tiny-hps.json`
+    beside the returned file."""
+    from specbench.metrics.openclip import import_open_clip
+
+    (folder / "tiny-hps.json").write_text(json.dumps(TINY_HPS))
+    import_open_clip().add_model_config(folder / "tiny-hps.json")
+    torch.manual_seed(4)
+    model = import_open_clip().create_model("tiny-hps", pretrained=None, output_dict=True)
+    torch.save({"state_dict": {name: value.half() for name, value in model.state_dict().items()}}, folder / "HPS.pt")
+    return folder / "HPS.pt"
+
+
 def vision_weights(image: int, patch: int, hidden: int, layers: int, prefix: str) -> dict[str, Tensor]:
     """An image encoder in BLIP's naming."""
     shapes: dict[str, tuple[int, ...]] = {
@@ -133,8 +154,8 @@ def save_imagereward(path: Path, image: int = 32) -> Path:
     for number, (into, out) in zip((0, 2, 4, 6, 7), ((64, 20), (20, 12), (12, 8), (8, 4), (4, 1)), strict=True):
         weights[f"mlp.layers.{number}.weight"] = torch.randn(out, into) / into**0.5
         weights[f"mlp.layers.{number}.bias"] = torch.randn(out)
-    weights["blip.vision_proj.weight"] = torch.zeros(2, 128)
-    weights["blip.text_proj.weight"] = torch.zeros(2, 64)
+    weights["blip.vision_proj.weight"] = torch.zeros(256, 128)
+    weights["blip.text_proj.weight"] = torch.zeros(256, 64)
     torch.save(weights, path)
     return path
 
