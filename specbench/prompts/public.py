@@ -1,25 +1,34 @@
 """Public prompt sets: manifest (`prompts/manifest.toml`), download and reading.
 
 Files are stored as published in `<cache>/prompts/<set>`; digests are verified after the download and before each read.
+Of an archive only the wanted files are downloaded, where the server sends parts of it.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import io
 import os
 import re
 import tomllib
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import IO
+from urllib.parse import quote
 
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.prompts.prompt_set import Prompt
-from specbench.system.downloads import Progress, Remote, adopt, cache_folder, digest_of, fetch, matches
+from specbench.system.downloads import Progress, Remote, adopt, cache_folder, digest_of, fetch, matches, offline
 from specbench.system.package_data import data_folder
+from specbench.system.remote_file import BLOCK, NoRanges, RemoteFile
+
+MIRROR = "SPECBENCH_PROMPTS_MIRROR"
+"""Environment variable with the address of a copy of the public sets, one folder per set."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +73,7 @@ class PublicSet:
     @property
     def download_size(self) -> int | None:
         """Bytes to download; None if the publisher states no sizes."""
-        sizes = [self.archive.size] if self.archive else [remote.size for remote in self.files.values()]
+        sizes = [remote.size for remote in self.files.values()]
         return None if None in sizes else sum(sizes)
 
 
@@ -147,14 +156,35 @@ def fetch_set(found: PublicSet, progress: Progress | None = None, forbidden: boo
     Raises:
         SpecbenchError: see `specbench.system.downloads.fetch`.
     """
-    if found.archive is None:
+    if found.archive is None or os.environ.get(MIRROR):
         for name, remote in found.files.items():
-            fetch(remote, found.folder / name, progress, forbidden)
+            fetch(_mirrored(found, remote, name), found.folder / name, progress, forbidden)
     elif any(not _is_right(found, name) for name in found.files):
-        archive = fetch(found.archive, found.folder / "archive.zip", progress, forbidden)
-        _unpack(found, archive)
-        archive.unlink()
+        _fetch_from_archive(found, found.archive, progress, forbidden)
     return found.folder
+
+
+def _fetch_from_archive(found: PublicSet, archive: Remote, progress: Progress | None, forbidden: bool) -> None:
+    if forbidden or offline() or not _unpack_remote(found, archive, progress):
+        local = fetch(archive, found.folder / "archive.zip", progress, forbidden)
+        _unpack(found, local, local)
+        local.unlink()
+
+
+def _mirrored(found: PublicSet, remote: Remote, name: str) -> Remote:
+    """Where a file is downloaded from: its publisher, or `<mirror>/<set>/<name>`."""
+    mirror = os.environ.get(MIRROR)
+    return replace(remote, url=f"{mirror.rstrip('/')}/{found.name}/{quote(name)}") if mirror else remote
+
+
+def _unpack_remote(found: PublicSet, archive: Remote, progress: Progress | None) -> bool:
+    """Download only the wanted files of an archive; False where its server sends no parts, or not of this archive."""
+    try:
+        with io.BufferedReader(RemoteFile(archive, progress), BLOCK) as file:
+            _unpack(found, file, archive.url)
+    except (NoRanges, zipfile.BadZipFile, zlib.error, EOFError, KeyError):
+        return False
+    return True
 
 
 def adopt_set(found: PublicSet, source: Path) -> Path:
@@ -166,7 +196,7 @@ def adopt_set(found: PublicSet, source: Path) -> Path:
     candidates = [path for path in sorted(source.rglob("*")) if path.is_file()] if source.is_dir() else [source]
     if found.archive is not None and len(candidates) == 1 and zipfile.is_zipfile(candidates[0]):
         _require_right(found.archive, candidates[0])
-        _unpack(found, candidates[0])
+        _unpack(found, candidates[0], candidates[0])
         return found.folder
     by_name = {path.name: path for path in reversed(candidates)}
     for name, remote in found.files.items():
@@ -204,7 +234,9 @@ def fetch_images(
         _require_right(found.images.archive, source)
         _unpack_images(source, folder)
     else:
-        archive = fetch(found.images.archive, found.folder / "images.zip", progress, forbidden)
+        published = found.images.archive
+        remote = _mirrored(found, published, published.url.rpartition("/")[2])
+        archive = fetch(remote, found.folder / "images.zip", progress, forbidden)
         _unpack_images(archive, folder)
     if _count(folder) != found.images.count:
         raise SpecbenchError(f"{folder} contains {_count(folder)} images instead of {found.images.count}",
@@ -236,14 +268,16 @@ def _writing(folder: Path) -> Iterator[None]:
         raise SpecbenchError(f"cannot write to {folder}: {error.strerror or error}", "", FAILURE) from error
 
 
-def _unpack(found: PublicSet, archive: Path) -> None:
+def _unpack(found: PublicSet, archive: Path | IO[bytes], name_of_archive: object) -> None:
+    """Extract the files of a set; zipfile checks their CRC, and the manifest their digest."""
     with _writing(found.folder), zipfile.ZipFile(archive) as content:
         for name, remote in found.files.items():
             part = found.folder / f"{name}.part"
-            part.write_bytes(content.read(remote.url))
+            as_long = remote.size in (None, content.getinfo(remote.url).file_size)
+            part.write_bytes(content.read(remote.url) if as_long else b"")
             if not matches(part, remote):
                 part.unlink()
-                raise SpecbenchError(f"{archive}: {remote.url} in it is not the expected file")
+                raise SpecbenchError(f"{name_of_archive}: {remote.url} in it is not the expected file")
             os.replace(part, found.folder / name)
 
 

@@ -158,13 +158,8 @@ def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
         try:
             _stream(remote, part, progress)
             return
-        except urllib.error.HTTPError as error:
-            if error.code < 500 and error.code not in (408, 429):
-                raise SpecbenchError(f"{remote.url}: the server answers {error.code} {error.reason}",
-                                     "pass a local copy with --from", FAILURE) from None  # fmt: skip
-            reason = f"the server answers {error.code} {error.reason}"
-        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
-            reason = str(getattr(error, "reason", "") or error) or type(error).__name__
+        except TRANSIENT as error:
+            reason = transient_reason(remote.url, error)
         except _TooLarge:
             part.unlink()
             raise SpecbenchError(f"{remote.url} is larger than the expected {remote.size or MAX_BYTES:,} bytes",
@@ -175,6 +170,24 @@ def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
         if idle == ATTEMPTS:
             raise SpecbenchError(f"{remote.url}: {reason}", "run the same command again to resume", FAILURE)
         time.sleep(PAUSE_S * max(1, idle))
+
+
+TRANSIENT = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
+"""Errors of a try that the next one may not meet."""
+
+
+def transient_reason(url: str, error: Exception) -> str:
+    """Why a try failed, in words.
+
+    Raises:
+        SpecbenchError: the next try would fail in the same way.
+    """
+    if not isinstance(error, urllib.error.HTTPError):
+        return str(getattr(error, "reason", "") or error) or type(error).__name__
+    reason = f"the server answers {error.code} {error.reason}"
+    if error.code < 500 and error.code not in (408, 429):
+        raise SpecbenchError(f"{url}: {reason}", "pass a local copy with --from", FAILURE) from None
+    return reason
 
 
 class _TooLarge(Exception):
@@ -197,15 +210,20 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 _OPENER = urllib.request.build_opener(_Redirects)
 
 
+def open_url(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+    """Send one request, over TLS unless the server is on this machine; an error of urllib where it is refused."""
+    _require_tls(url)
+    request = urllib.request.Request(url, headers={"User-Agent": f"specbench/{__version__}", **headers})
+    return _OPENER.open(request, timeout=TIMEOUT_S)
+
+
 def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
     """Send one request for the bytes after the end of `part`, and append them."""
     start = part.stat().st_size if part.exists() else 0
     if remote.size is not None and start >= remote.size:
         return
-    _require_tls(remote.url)
-    headers = {"User-Agent": f"specbench/{__version__}"} | ({"Range": f"bytes={start}-"} if start else {})
     try:
-        response = _OPENER.open(urllib.request.Request(remote.url, headers=headers), timeout=TIMEOUT_S)
+        response = open_url(remote.url, {"Range": f"bytes={start}-"} if start else {})
     except urllib.error.HTTPError as error:
         if error.code == 416 and start:  # the file is complete; its digest is verified by the caller
             return

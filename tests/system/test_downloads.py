@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import random
 import threading
 import time
 import zipfile
@@ -34,6 +35,8 @@ class Server:
     stall_s: float = 0.0
     moved_to: str = "/file"
     asked: list[str | None] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    sent: int = 0
 
 
 def _handler(server: Server):
@@ -46,14 +49,22 @@ def _handler(server: Server):
                 return
             wanted = self.headers.get("Range")
             server.asked.append(wanted)
+            server.paths.append(self.path)
             time.sleep(server.stall_s)
             if status := (server.statuses.pop(0) if server.statuses else 0):
                 self.send_error(status)
                 return
-            start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and server.ranges else 0
-            body = server.content[start:]
-            self.send_response(206 if start else 200)
+            partial = wanted and server.ranges
+            start, _, last = (wanted or "").removeprefix("bytes=").partition("-") if partial else ("0", "", "")
+            if partial and int(start) >= len(server.content):
+                self.send_error(416)
+                return
+            body = server.content[int(start) : int(last) + 1 if last else None]
+            self.send_response(206 if partial else 200)
             self.send_header("Content-Length", str(len(body)))
+            if partial:
+                self.send_header("Content-Range", f"bytes {start}-{int(start) + len(body) - 1}/{len(server.content)}")
+            server.sent += len(body)
             self.end_headers()
             self.wfile.write(body[: server.cuts.pop(0)] if server.cuts else body)
 
@@ -188,26 +199,83 @@ def test_two_downloads_of_one_file_do_not_mix(server, remote, tmp_path):
     assert (tmp_path / "file").read_bytes() == CONTENT
 
 
-def _archive(members: dict[str, bytes]) -> bytes:
+def _archive(members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
     sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w") as archive:
+    with zipfile.ZipFile(sink, "w", compression) as archive:
         for name, content in members.items():
             archive.writestr(name, content)
     return sink.getvalue()
 
 
-def test_a_set_comes_out_of_its_archive_over_http(server, tmp_path, monkeypatch):
+@pytest.fixture
+def captions(server, tmp_path, monkeypatch):
+    """A set whose file of captions is a small part of a large published archive."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    json_file = published.files("coco")["captions_val2017.json"]
-    server.content = _archive({"annotations/captions_val2017.json": json_file, "annotations/other.json": b"{}"})
+    monkeypatch.setattr(public, "BLOCK", 1 << 16)
+    content = published.files("coco")["captions_val2017.json"]
+    others = {f"annotations/{name}.json": random.Random(name).randbytes(500_000) for name in ("a", "b")}
+    server.content = _archive({**others, "annotations/captions_val2017.json": content, "z.json": others.popitem()[1]})
     archive = Remote(f"{server.url}/a.zip", published.digest(server.content), len(server.content))
-    files = {"captions_val2017.json": Remote("annotations/captions_val2017.json", published.digest(json_file))}
-    found = replace(published.public_set("coco"), archive=archive, files=files)
-    public.fetch_set(found)
-    assert len(public.read_set(found)) == 2 and [path.name for path in found.folder.glob("*.zip")] == []
+    member = Remote("annotations/captions_val2017.json", published.digest(content), len(content))
+    return replace(published.public_set("coco"), archive=archive, files={"captions_val2017.json": member})
+
+
+def test_only_the_wanted_file_of_an_archive_is_downloaded(server, captions):
+    seen = []
+    public.fetch_set(captions, lambda done, total: seen.append(done))
+    assert len(public.read_set(captions)) == 2 and [path.name for path in captions.folder.glob("[!.]*.zip*")] == []
+    assert 0 < server.sent < 300_000 < len(server.content) and seen[-1] == server.sent
     server.asked.clear()
-    public.fetch_set(found)
+    public.fetch_set(captions)
     assert server.asked == []
+
+
+def test_a_server_that_sends_no_parts_sends_the_whole_archive(server, captions):
+    server.ranges = False
+    public.fetch_set(captions)
+    assert len(public.read_set(captions)) == 2 and [path.name for path in captions.folder.glob("[!.]*.zip*")] == []
+
+
+def test_parts_are_asked_for_again_where_the_connection_is_cut(server, captions):
+    server.cuts, server.statuses = [0, 100, 30_000], [503, 0, 429]
+    public.fetch_set(captions)
+    assert len(public.read_set(captions)) == 2
+    server.statuses = [404]
+    (captions.folder / "captions_val2017.json").unlink()
+    with pytest.raises(SpecbenchError, match="404"):
+        public.fetch_set(captions)
+
+
+@pytest.mark.parametrize("other", ["shorter", "longer", "of no archive"])
+def test_another_archive_under_the_address_is_refused_as_a_whole(server, captions, other):
+    size = len(server.content)
+    server.content = {"shorter": server.content[:-9], "longer": server.content + b"x", "of no archive": b"y" * size}[
+        other
+    ]
+    with pytest.raises(SpecbenchError, match=r"not the expected file|larger than the expected"):
+        public.fetch_set(captions)
+    assert not (captions.folder / "captions_val2017.json").exists()
+
+
+def test_a_changed_file_in_the_archive_is_refused(server, captions):
+    wrong = replace(captions.files["captions_val2017.json"], digest=published.digest(b"other"))
+    with pytest.raises(SpecbenchError, match="not the expected file"):
+        public.fetch_set(replace(captions, files={"captions_val2017.json": wrong}))
+    assert not (captions.folder / "captions_val2017.json").exists()
+
+
+def test_a_mirror_takes_the_place_of_the_publishers(server, captions, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_PROMPTS_MIRROR", f"{server.url}/mirror/")
+    server.content = published.files("coco")["captions_val2017.json"]
+    public.fetch_set(captions)
+    assert server.paths == ["/mirror/coco/captions_val2017.json"] and len(public.read_set(captions)) == 2
+    server.content = _archive({"val2017/1.jpg": b"one"})
+    remote = Remote("https://example.org/zips/val2017.zip", published.digest(server.content), len(server.content))
+    public.fetch_images(replace(captions, images=Images(remote, 1, "Flickr")))
+    assert server.paths[1:] == ["/mirror/coco/val2017.zip"]
+    monkeypatch.setenv("SPECBENCH_PROMPTS_MIRROR", "http://example.org")
+    with pytest.raises(SpecbenchError, match="not an https address"):
+        public.fetch_set(published.public_set("parti"))
 
 
 def test_reference_images_are_all_there_or_an_error(server, tmp_path, monkeypatch):
