@@ -214,14 +214,12 @@ def _scores(
     from specbench.metrics.score_store import read_scores
     from specbench.metrics.scoring import score_images
 
-    rows: Rows = []
-    for found in images:
-        if metrics or not protocol:
-            score_images(found, metrics or None, settings, reporter)
-        if protocol:
-            score_images(found, find_protocol(protocol), settings, reporter, where_they_fit=True)
-        rows += [{"run_id": found.name, **row} for row in read_scores(found.folder)]
-    return rows
+    shown = list(images)
+    if metrics or not protocol:
+        score_images(shown, metrics or None, settings, reporter)
+    if protocol:
+        score_images(shown, find_protocol(protocol), settings, reporter, where_they_fit=True)
+    return [{"run_id": found.name, **row} for found in shown for row in read_scores(found.folder)]
 
 
 def differences(
@@ -635,20 +633,33 @@ def available(kind: str, out: str | Path = "results") -> Rows:
     return list_items(kind, Path(out))
 
 
-def show_prompts(prompts: str | Path, limit: int | None = None) -> Rows:
+def show_prompts(
+    prompts: str | Path,
+    limit: int | None = None,
+    offset: int = 0,
+    sample: int | None = None,
+    per_category: int | None = None,
+    categories: Sequence[str] = (),
+    ids: Sequence[str] = (),
+) -> Rows:
     """The prompts of a set or file (`specbench prompts show`).
 
     Args:
         prompts: a name of `specbench list prompts`, or a file.
         limit: number of prompts, from the first; all if None.
+        offset, sample, per_category, categories, ids: as `specbench run` takes them, and in the same order.
 
     Returns:
         One dict per prompt: `id, text, category, meta`.
 
     Raises:
-        SpecbenchError: no such set or file, a malformed one, or a public set that was not fetched.
+        SpecbenchError: no such set or file, a malformed one, a public set that was not fetched, an unknown id or
+            category, or nothing to show.
     """
-    return [dict(vars(prompt)) for prompt in prompt_sets.select(prompt_sets.load_prompts(prompts), limit)]
+    from specbench.prompts.drawing import Drawing
+
+    drawing = Drawing(tuple(ids), tuple(categories), offset, per_category, sample, limit)
+    return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts))]
 
 
 def fetch_prompts(

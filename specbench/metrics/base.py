@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -73,6 +74,7 @@ class Sample:
         category: what the prompt tests, where its set says so.
         meta: whatever else the prompt set knows.
         pixels: uint8 [H, W, 3].
+        preprocessed: what the metric's `preprocess` made of the pixels; None where it has not been called.
     """
 
     prompt_id: str
@@ -81,6 +83,7 @@ class Sample:
     category: str | None
     meta: Mapping[str, object]
     pixels: np.ndarray
+    preprocessed: Any = None
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,16 @@ class Metric:
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         """Whether images of a prompt can be scored."""
         return True
+
+    def preprocess(self, pixels: np.ndarray) -> Any:
+        """Make the network's input from an image uint8 [H, W, 3]. Scoring calls this in threads, beside the network."""
+        return None
+
+    def preprocessed(self, samples: Sequence[Sample]) -> list[Any]:
+        """The networks' inputs of samples, made here where scoring has not made them."""
+        return [
+            self.preprocess(sample.pixels) if sample.preprocessed is None else sample.preprocessed for sample in samples
+        ]
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         """Compute the values of `columns` per image; None where undefined."""

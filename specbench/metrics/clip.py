@@ -90,12 +90,11 @@ class Clip(PerImageMetric):
         path = checkpoints.require(self.variant.checkpoint, self.settings.offline)
         return load_openai(path, self.settings.device)
 
+    def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
+        return normalised(short_side_centre(self.variant.prepare(pixels), self.network.visual.image_size[0]))
+
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        size = self.network.visual.image_size[0]
-        prepared = [self.variant.prepare(sample.pixels) for sample in samples]
-        images = image_embeddings(
-            self.network, [normalised(short_side_centre(pixels, size)) for pixels in prepared], self.settings.device
-        )
+        images = image_embeddings(self.network, self.preprocessed(samples), self.settings.device)
         captions = [self.variant.prefix + sample.prompt for sample in samples]
         texts = text_embeddings(self.network, captions, self.settings.device)
         return [{"value": value} for value in (images * texts).sum(1).tolist()]

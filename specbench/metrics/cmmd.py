@@ -73,9 +73,10 @@ class Cmmd(ReferenceMetric):
     def network(self) -> torch.nn.Module:
         return load_openai(checkpoints.require(self.checkpoints[0], self.settings.offline), self.settings.device)
 
-    def extract(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        size = self.network.visual.image_size[0]
-        inputs = [normalised(self.prepare_image(pixels, size)) for pixels in images]
+    def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
+        return normalised(self.prepare_image(pixels, self.network.visual.image_size[0]))
+
+    def embed(self, inputs: Sequence[torch.Tensor]) -> np.ndarray:
         return image_embeddings(self.network, inputs, self.settings.device).numpy()
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:

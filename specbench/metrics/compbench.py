@@ -153,10 +153,12 @@ class BlipVqa(CategoryMetric):
     def phrases(self) -> Callable[[str], list[str]]:
         return noun_phrases.Grammar().noun_phrases
 
+    def preprocess(self, pixels: np.ndarray) -> Tensor:
+        return normalised(_squashed(pixels, self.network.vision.config.image_size))
+
     @torch.inference_mode()
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        size = self.network.vision.config.image_size
-        images = torch.stack([normalised(_squashed(sample.pixels, size)) for sample in samples])
+        images = torch.stack(self.preprocessed(samples))
         seen = self.network.see(images.to(self.settings.device))
         asked = [
             (number, self._ids(question))

@@ -59,11 +59,12 @@ class Fid(ReferenceMetric):
         path = checkpoints.require("inception", self.settings.offline)
         return load_inception(path, self.settings.device)
 
+    def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
+        return FRONT_ENDS[self.front_end](CROPS[self.crop](pixels))
+
     @torch.inference_mode()
-    def extract(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        prepare, crop = FRONT_ENDS[self.front_end], CROPS[self.crop]
-        x_BCHW = torch.stack([prepare(crop(pixels)) for pixels in images])
-        return self.network(x_BCHW.to(self.settings.device)).cpu().numpy()
+    def embed(self, inputs: Sequence[torch.Tensor]) -> np.ndarray:
+        return self.network(torch.stack(list(inputs)).to(self.settings.device)).cpu().numpy()
 
     @cached_property
     def _reference(self) -> Gaussian:

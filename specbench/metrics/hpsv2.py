@@ -70,8 +70,11 @@ class Hpsv2(PerImageMetric):
     def network(self) -> torch.nn.Module:
         return load_hpsv2(published_weights.require(self.checkpoints[0], self.settings.offline), self.settings.device)
 
+    def preprocess(self, pixels: np.ndarray) -> Tensor:
+        return hps_input(pixels)
+
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         device = self.settings.device
-        images = image_embeddings(self.network, [hps_input(sample.pixels) for sample in samples], device)
+        images = image_embeddings(self.network, self.preprocessed(samples), device)
         texts = text_embeddings(self.network, [sample.prompt for sample in samples], device)
         return [{"value": value} for value in (images * texts).sum(1).tolist()]

@@ -7,6 +7,7 @@ from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -71,10 +72,12 @@ class ImageReward(PerImageMetric):
     def tokenizer(self) -> Tokenizer:
         return Tokenizer(checkpoints.require("bert-vocabulary", self.settings.offline))
 
+    def preprocess(self, pixels: np.ndarray) -> Tensor:
+        return normalised(short_side_centre(pixels, self.network.vision.config.image_size))
+
     @torch.inference_mode()
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        size = self.network.vision.config.image_size
-        images = torch.stack([normalised(short_side_centre(sample.pixels, size)) for sample in samples])
+        images = torch.stack(self.preprocessed(samples))
         ids, mask = self.tokenizer.padded([sample.prompt for sample in samples])
         device = self.settings.device
         rewards = self.network(images.to(device), ids.to(device), mask.to(device))

@@ -8,20 +8,24 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.base import Metric, Sample, Settings, paired_features
+from specbench.metrics.read_ahead import read_ahead
 from specbench.prompts import public
 from specbench.stats import Difference, Estimate, mean_difference, mean_interval
 from specbench.system.downloads import cache_folder, digest_of
 from specbench.system.files import write_atomically
 from specbench.system.images import pictures_in, read_picture
 
-Extract = Callable[[Sequence[np.ndarray]], np.ndarray]
-"""Images uint8 [H, W, 3] of any sizes to features [n, d]."""
+Preprocess = Callable[[np.ndarray], Any]
+"""An image uint8 [H, W, 3] to the network's input."""
+Embed = Callable[[Sequence[Any]], np.ndarray]
+"""Inputs of n images to features [n, d]."""
 
 
 class ReferenceImages:
@@ -56,28 +60,28 @@ class ReferenceImages:
             self._identity = {"reference": digest[:16], "reference_n": str(len(lines))}
         return self._identity
 
-    def features(self, extract: Extract, identity: Mapping[str, str], batch: int) -> np.ndarray:
+    def features(self, preprocess: Preprocess, embed: Embed, identity: Mapping[str, str], batch: int) -> np.ndarray:
         """Features of all images, [n, d]; `identity` is what makes them."""
-        paths = pictures_in(self.folder)
-        chunks = (paths[start : start + batch] for start in range(0, len(paths), batch))
-        return kept_features(
-            [dict(identity), self.identity()],
-            lambda: np.concatenate([extract([read_picture(path) for path in chunk]) for chunk in chunks]),
-        )
+
+        def compute() -> np.ndarray:
+            inputs = read_ahead(lambda path: preprocess(read_picture(path)), pictures_in(self.folder), batch)
+            return np.concatenate([embed(chunk) for chunk in inputs])
+
+        return kept_features([dict(identity), self.identity()], compute)
 
 
 class ReferenceMetric(Metric):
     """A distance between the features of a run's images and those of the reference images.
 
-    Subclasses give `feature_identity`, `extract` and the scores.
+    Subclasses give `feature_identity`, `preprocess`, `embed` and the scores.
     """
 
     def __init__(self, settings: Settings | None = None):
         super().__init__(settings)
         self.reference = ReferenceImages(self.settings)
 
-    def extract(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Images uint8 [H, W, 3] of any sizes to features float32 [n, d]."""
+    def embed(self, inputs: Sequence[Any]) -> np.ndarray:
+        """Inputs that `preprocess` made to features float32 [n, d]."""
         raise NotImplementedError
 
     def identity(self) -> Mapping[str, str]:
@@ -94,12 +98,12 @@ class ReferenceMetric(Metric):
         return self.reference.fits(meta)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        return [{"feature": row} for row in self.extract([sample.pixels for sample in samples])]
+        return [{"feature": row} for row in self.embed(self.preprocessed(samples))]
 
     @cached_property
     def reference_features(self) -> np.ndarray:
         """[n, d] of the reference images."""
-        return self.reference.features(self.extract, self.feature_identity(), self.batch)
+        return self.reference.features(self.preprocess, self.embed, self.feature_identity(), self.batch)
 
 
 def distance_difference(

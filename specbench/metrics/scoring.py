@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,6 +18,7 @@ import pandas as pd
 from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Metric, Sample, Settings
+from specbench.metrics.read_ahead import read_ahead
 from specbench.metrics.score_store import feature_parts, scores_are_current, write_run_scores, writing
 from specbench.models.hub_model import RANDOM
 from specbench.store.run_images import read_image
@@ -86,32 +89,36 @@ def score(
         SpecbenchError: unknown metric, one that lacks something or cannot score a run it was named for, or a missing
             or damaged image.
     """
-    return [
-        outcome
-        for folder in folders
-        for outcome in score_images(run_images(folder), metrics, settings, reporter, where_they_fit)
-    ]
+    return score_images([run_images(folder) for folder in folders], metrics, settings, reporter, where_they_fit)
 
 
 def score_images(
-    images: Images,
+    shown: Sequence[Images],
     metrics: Sequence[str] | None = None,
     settings: Settings | None = None,
     reporter: Reporter | None = None,
     where_they_fit: bool = False,
 ) -> list[Scored]:
-    """As `score`, for pictures from anywhere."""
-    if metrics is None:
-        made = [metric_catalog.metric(name)(settings) for name in metric_catalog.bundled_metrics()]
-        return [_score_if_ready(images, metric, reporter) for metric in made]
-    outcomes = [score_with(images, metric_catalog.metric(name)(settings), reporter) for name in metrics]
-    for outcome in outcomes:
-        if outcome.skipped and not where_they_fit:
-            raise SpecbenchError(
-                f"metric '{outcome.metric}' cannot score {outcome.run_id}: {outcome.skipped}",
-                "leave it away to score with what fits", BAD_INPUT,
-            )  # fmt: skip
-    return outcomes
+    """As `score`, for pictures from anywhere: all of them by one metric before the next one, whose network is loaded
+    once."""
+    names = metric_catalog.bundled_metrics() if metrics is None else metrics
+    by_metric = []
+    for make in [metric_catalog.metric(name) for name in names]:
+        metric = make(settings)
+        one = _score_if_ready if metrics is None else score_with if where_they_fit else _score_or_refuse
+        by_metric.append([one(images, metric, reporter) for images in shown])
+    return [outcome for of_images in zip(*by_metric, strict=True) for outcome in of_images]
+
+
+def _score_or_refuse(images: Images, metric: Metric, reporter: Reporter | None) -> Scored:
+    """As `score_with`; a SpecbenchError where the metric cannot score these images."""
+    outcome = score_with(images, metric, reporter)
+    if outcome.skipped:
+        raise SpecbenchError(
+            f"metric '{outcome.metric}' cannot score {outcome.run_id}: {outcome.skipped}",
+            "leave it away to score with what fits", BAD_INPUT,
+        )  # fmt: skip
+    return outcome
 
 
 def _score_if_ready(images: Images, metric: Metric, reporter: Reporter | None) -> Scored:
@@ -161,10 +168,9 @@ def score_with(images: Images, metric: Metric, reporter: Reporter | None = None)
         missing = wanted[[(row.prompt_id, row.sample, row.started_at) not in known for row in wanted.itertuples()]]
         reporter.start(images.name, metric.name, len(wanted), len(wanted) - len(missing))
         try:
-            for start in range(0, len(missing), metric.batch):
-                chunk = missing.iloc[start : start + metric.batch]
-                parts.append(_feature_rows(metric, chunk, images.read))
-                for _ in range(len(chunk)):
+            for samples in read_ahead(partial(_read, metric, images.read), list(missing.itertuples()), metric.batch):
+                parts.append(_feature_rows(metric, samples))
+                for _ in samples:
                     reporter.image(images.name, metric.name)
         finally:
             reporter.finish(images.name, metric.name)
@@ -174,18 +180,27 @@ def score_with(images: Images, metric: Metric, reporter: Reporter | None = None)
     return Scored(images.name, metric.name, len(missing), len(wanted) - len(missing))
 
 
-def _feature_rows(metric: Metric, rows: pd.DataFrame, read: Callable) -> Iterator[dict[str, object]]:
-    samples = [
-        Sample(row.prompt_id, int(row.sample), row.prompt, _text(row.category), read_meta(row.meta),
-               read(row))
-        for row in rows.itertuples()
-    ]  # fmt: skip
-    for row, kept in zip(rows.itertuples(), metric.features(samples), strict=True):
+class _Image(NamedTuple):
+    """An image that was read, and its row."""
+
+    row: Any
+    sample: Sample
+
+
+def _read(metric: Metric, read: Callable, row: Any) -> _Image:
+    pixels = read(row)
+    meta, made = read_meta(row.meta), metric.preprocess(pixels)
+    sample = Sample(row.prompt_id, int(row.sample), row.prompt, _text(row.category), meta, pixels, made)
+    return _Image(row, sample)
+
+
+def _feature_rows(metric: Metric, images: Sequence[_Image]) -> Iterator[dict[str, object]]:
+    for (row, sample), kept in zip(images, metric.features([one.sample for one in images]), strict=True):
         yield {
             "prompt_id": row.prompt_id,
             "sample": row.sample,
             "started_at": row.started_at,
-            "category": _text(row.category),
+            "category": sample.category,
             **kept,
         }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from specbench.metrics.base import Sample
@@ -57,9 +58,11 @@ class ShapesClip(PerImageMetric):
     def tokenize(self) -> Tokenize:
         return folder_tokenizer(FOLDER)
 
+    def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
+        return normalised(short_side_centre(pixels, self.network.visual.image_size))
+
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        device, size = self.settings.device, self.network.visual.image_size
-        inputs = [normalised(short_side_centre(sample.pixels, size)) for sample in samples]
-        images = image_embeddings(self.network, inputs, device)
+        device = self.settings.device
+        images = image_embeddings(self.network, self.preprocessed(samples), device)
         texts = text_embeddings(self.network, [sample.prompt for sample in samples], device, self.tokenize)
         return [{"value": value} for value in (images * texts).sum(1).tolist()]

@@ -22,6 +22,7 @@ import torch
 from specbench.metrics.base import Metric, Sample, Score
 from specbench.metrics.fid import few, fid_difference, fid_estimate
 from specbench.metrics.frechet import Gaussian
+from specbench.metrics.inception_preprocessing import whole
 from specbench.metrics.reference import ReferenceImages, damaged_features, feature_matrix, kept_features
 from specbench.metrics.shapes_requests import read_request
 from specbench.models.shapes import features, render, scene
@@ -73,7 +74,7 @@ class ShapesFrechet(Metric):
         """Of renders of the captions that were scored, or of the user's folder."""
         if self.settings.reference:
             own = ReferenceImages(self.settings)
-            return Gaussian(own.features(self.extract, self.feature_identity(), self.batch))
+            return Gaussian(own.features(whole, self.extract, self.feature_identity(), self.batch))
         scenes = sorted({str(text) for text in statistics["scene"]})
         for text in scenes:
             _require_scene(text)

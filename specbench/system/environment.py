@@ -14,6 +14,11 @@ from pathlib import Path
 PACKAGES = ("specbench", "torch", "transformers", "numpy", "pandas", "pyarrow", "safetensors")
 
 
+def available_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def now() -> str:
     """Current time as UTC ISO 8601 with milliseconds."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -50,7 +55,7 @@ def hardware() -> dict[str, object]:
     return {
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": available_cores(),
         "memory_gib": _memory_gib(),
         "gpus": _gpus(),
     }

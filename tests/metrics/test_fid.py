@@ -317,7 +317,7 @@ def test_metric_from_images_to_scores_with_a_reference_folder(published, tmp_pat
     assert "too large" in fid.note and "no interval" in fid.note
     mine, real = np.stack(frame["feature"].to_list()), metric.reference_features
     assert fid.estimate.value == pytest.approx(frechet_distance(Gaussian(mine), Gaussian(real)))
-    monkeypatch.setattr("specbench.metrics.fid.Fid.extract", lambda *_: pytest.fail("extracted twice"))
+    monkeypatch.setattr("specbench.metrics.fid.Fid.embed", lambda *_: pytest.fail("extracted twice"))
     again = Fid("tm-aa+center256", Settings(reference=folder))
     assert np.array_equal(again.reference_features, real)
 
@@ -364,6 +364,6 @@ def test_weights_with_another_digest_are_never_opened(published, monkeypatch):
     from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 
     with pytest.raises(SpecbenchError) as caught:
-        Fid("clean", Settings(offline=True)).extract(calibrated.images(1))
+        Fid("clean", Settings(offline=True)).embed([torch.zeros(3, 299, 299)])
     assert caught.value.exit_code == MISSING_PREREQUISITE and "sha256" in caught.value.try_this
     assert "is not the published file" in Fid("clean").missing()[0][0]

@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -260,3 +263,41 @@ def test_stored_values_that_are_no_numbers_are_no_difference(tmp_path):
     words = pa.array([["a", "b"]] * len(table))
     pq.write_table(table.set_column(table.schema.get_field_index("correct"), "correct", words), part)
     assert stored_difference(folder, folder, "shapes-detector", digest) is None
+
+
+class Means(Metric):
+    """Keeps what `preprocess` made, and counts the networks that were loaded."""
+
+    name, summary, columns, batch = "means", "", {"value": pa.float32()}, 4
+    loaded: ClassVar[list[int]] = []
+
+    def identity(self):
+        return {"variant": "means"}
+
+    @cached_property
+    def network(self):
+        self.loaded.append(1)
+        return np.mean
+
+    def preprocess(self, pixels):
+        return self.network(pixels), threading.get_ident()
+
+    def features(self, samples):
+        assert all(sample.preprocessed is not None for sample in samples), "scoring left the work to the main thread"
+        return [{"value": mean} for mean, _ in self.preprocessed(samples)]
+
+    def scores(self, statistics):
+        return [Score(self.name, mean_interval(statistics["value"], statistics["prompt_id"]), len(statistics))]
+
+
+def test_pictures_are_preprocessed_while_read_and_a_network_is_loaded_once_for_all_runs(tmp_path, monkeypatch):
+    monkeypatch.setitem(metric_catalog.METRICS, "means", metric_catalog.MetricEntry(f"{__name__}:Means", ""))
+    folders = [drawn_run(tmp_path / name, n=n) for name, n in (("a", 9), ("b", 3))]
+    outcomes = scoring.score(folders, ["means", "shapes-detector"])
+    assert [(one.metric, one.computed) for one in outcomes] == [
+        ("means", 9), ("shapes-detector", 9), ("means", 3), ("shapes-detector", 3)]  # fmt: skip
+    assert Means.loaded == [1]
+    for folder in folders:
+        kept = feature_parts(folder, Means()).read().to_pandas().set_index("prompt_id")["value"]
+        for row in RunStore(folder).samples().itertuples():
+            assert kept[row.prompt_id] == pytest.approx(np.asarray(Image.open(folder / row.image)).mean(), rel=1e-6)
