@@ -9,10 +9,10 @@ import typer
 from specbench.cli import completion
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import transfer
-from specbench.runs.settings import JSON, merge
+from specbench.runs.settings import DRAWN, JSON, merge
 from specbench.system import console
 
-_SHOW = (JSON,)
+_SHOW = (*DRAWN, JSON)
 _NAME = typer.Argument(
     metavar="NAME", help="Prompt set, one of 'specbench list prompts'.", autocompletion=completion.prompt_sets
 )
@@ -25,7 +25,9 @@ def add_to(parent: typer.Typer) -> None:
         name="fetch",
         help="Download a public prompt set and verify its digests; resumes a partial download.",
     )(fetch)
-    app.command(name="show", help="Print the prompts of a set or file.")(show)
+    app.command(
+        name="show", help="Print the prompts of a set or file, or those that a run with the same options decodes."
+    )(show)
     parent.add_typer(app, name="prompts")
 
 
@@ -59,14 +61,15 @@ def show(
     name: str = typer.Argument(
         metavar="NAME|FILE", help="Prompt set, or file with prompts.", autocompletion=completion.prompt_sets
     ),
-    limit: int = typer.Option(
-        None, "--limit", metavar="N", help="Print only the first N prompts.", min=1, show_default="all"
-    ),
 ) -> None:
     from specbench import api
 
     values = merge(_SHOW, flags)
-    rows = api.show_prompts(name, limit)
+    chosen = {setting.name: values[setting.name].value for setting in DRAWN}
+    rows = api.show_prompts(
+        name, chosen["limit"], chosen["offset"], chosen["sample"], chosen["per-category"], chosen["category"],
+        chosen["ids"],
+    )  # fmt: skip
     if values["json"].value:
         print_json(rows)
     else:

@@ -23,7 +23,10 @@ from specbench.system import compiler
 PREFIX = "SPECBENCH_"
 MAX_SEED = 2**63 - 1
 # Read at start-up by other modules, so also allowed in the environment.
-OTHER_VARIABLES = ("SPECBENCH_DEBUG", "SPECBENCH_CONFIG", "SPECBENCH_CACHE", "SPECBENCH_OFFLINE", "SPECBENCH_TRUST")
+OTHER_VARIABLES = (
+    *("SPECBENCH_DEBUG", "SPECBENCH_CONFIG", "SPECBENCH_CACHE", "SPECBENCH_OFFLINE", "SPECBENCH_TRUST"),
+    "SPECBENCH_PROMPTS_MIRROR",
+)
 
 
 @dataclass(frozen=True)
@@ -110,14 +113,7 @@ _DTYPES = ("float32", "bfloat16", "float16")
 MODES = ("latency", "throughput")
 _RUN, _WORKER_PANEL, _MODEL_PANEL = "What to run", "Where to run", "Model"
 
-_WORK = (
-    Setting(
-        Option("decoder", "sjd", "decoders, each with optional inline options, for example ar,gsd:G=50,window=16"),
-        _RUN,
-        "NAME[:OPTION=VALUE,...]",
-        many=True,
-    ),
-    Setting(Option("prompts", "shapes", "name of a prompt set, or a file with prompts"), _RUN, "SET|FILE"),
+DRAWN = (
     Setting(Option("limit", 1, "use only the first N prompts", minimum=1), _RUN, "N", unset="all prompts"),
     Setting(Option("offset", 0, "leave out the first N prompts", minimum=0), _RUN, "N"),
     Setting(
@@ -134,6 +130,18 @@ _WORK = (
     ),
     Setting(Option("category", "", "use only the prompts of these categories"), _RUN, "NAME,...", many=True),
     Setting(Option("ids", "", "use only the prompts with these ids"), _RUN, "ID,...", many=True),
+)
+"""Which prompts of a set are used, see `specbench.prompts.drawing`."""
+
+_WORK = (
+    Setting(
+        Option("decoder", "sjd", "decoders, each with optional inline options, for example ar,gsd:G=50,window=16"),
+        _RUN,
+        "NAME[:OPTION=VALUE,...]",
+        many=True,
+    ),
+    Setting(Option("prompts", "shapes", "name of a prompt set, or a file with prompts"), _RUN, "SET|FILE"),
+    *DRAWN,
     Setting(Option("samples", 1, "images per prompt", minimum=1, maximum=10**6), _RUN, "N"),
     Setting(Option("seed", 0, "random seed", minimum=0, maximum=MAX_SEED), _RUN, "N"),
     Setting(

@@ -98,6 +98,19 @@ def test_fetch_from_a_copy_then_show(name, small, tmp_path, cli):
     assert [row["id"] for row in json.loads(shown.out)] == [load_prompts(name).prompts[0].id]
 
 
+def test_show_prints_what_a_run_with_the_same_options_decodes(small, tmp_path, cli):
+    public.adopt_set(small["t2i-compbench"], published.write("t2i-compbench", tmp_path / "copy"))
+
+    def shown(*options: str) -> list[str]:
+        return [row["category"] for row in json.loads(cli("prompts", "show", "t2i-compbench", *options, "--json").out)]
+
+    assert len(shown()) == 16 and shown("--offset", "14") == ["complex"] * 2 and len(shown("--sample", "5")) == 5
+    assert shown("--per-category", "1", "--limit", "3") == ["color", "shape", "texture"]
+    assert shown("--category", "color,shape") == ["color", "color", "shape", "shape"]
+    refused = cli("prompts", "show", "t2i-compbench", "--category", "colour")
+    assert refused.code == 2 and "unknown category" in refused.err
+
+
 def test_a_copy_with_one_byte_changed_is_refused(small, tmp_path, cli):
     folder = published.write("geneval", tmp_path / "copy")
     path = folder / "evaluation_metadata.jsonl"
