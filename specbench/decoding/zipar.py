@@ -4,7 +4,8 @@ Row r starts once row r - 1 has a window of tokens; from then on every incomplet
 column attending to the prompt and to all generated tokens earlier in raster order. No training, no verification, lossy:
 a token is conditioned on a part of the rows above only. A window as wide as the row is AR.
 
-`specbench.decoding.row_windows` says what the first token of a row is predicted from.
+`specbench.decoding.row_windows` says what the first token of a row is predicted from. A token that stands in there is
+seen by one column only; in the released code it is kept, and seen by later columns until the true token replaces it.
 
 The adaptive window draws the first token x of a row from p and, each time the row above has grown, keeps it with
 probability min(1, p'(x)/p(x)) under the new p', else redraws it from [p' - p]+ and tests it once more. The paper's
@@ -42,7 +43,7 @@ class Lanes(NamedTuple):
         tokens, positions: [B, C] as `ScatteredSession.forward_scattered` takes them; an idle column has the position
             past the end.
         fed: [B, C] bool, columns whose keys and values stay in the cache.
-        aside: [B, C] bool, columns that consume a stand-in token.
+        aside: [B, C] bool, columns that consume a stand-in token that nobody else may see.
         wanted: [B, C] bool, columns whose prediction is needed.
     """
 
@@ -59,10 +60,17 @@ class ZipAR:
 
     Attributes:
         lags: [H] tokens that the row above must have before a row starts.
+        keeps_stand_ins: whether stand-ins stay in the cache until the true token replaces them.
     """
 
     def __init__(
-        self, context: Context, init: Init | None, rows_window: int, adaptive: bool, rows_count: str = "tokens"
+        self,
+        context: Context,
+        init: Init | None,
+        rows_window: int,
+        adaptive: bool,
+        rows_count: str = "tokens",
+        stand_ins: str = "dropped",
     ):
         layout = context.layout
         self.window = 1
@@ -74,6 +82,7 @@ class ZipAR:
             lags[1:2] = [layout.width] * len(lags[1:2])
         self.lags = torch.tensor(lags, device=context.device)
         self.adaptive = adaptive
+        self.keeps_stand_ins = stand_ins == "kept"
         self.slots = torch.tensor(row_slots(layout, "zipar"), device=context.device)
 
 
@@ -129,6 +138,8 @@ class ZipARLoop:
         """Columns of the next forward; None if all images are complete."""
         roots = row_roots(self.tokens, self.count, self._done_feeding, self._slots, self._plan.lags, self._target)
         wanted, closing, positions, aside = roots.wanted, roots.closing, roots.positions, roots.aside
+        if self._plan.keeps_stand_ins:
+            aside = torch.zeros_like(aside)
         # Host sync: with an adaptive window, the active rows, and so the width of the forward, depend on drawn tokens.
         working = [row for row, works in enumerate(to_host((wanted | closing).any(0))) if works]
         if not working:

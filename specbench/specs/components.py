@@ -176,6 +176,13 @@ DRAFTERS = {
                 choices=("tokens", "released"),
             ),
             Option(
+                "stand-ins",
+                "dropped",
+                "token that stands in for a row's missing predecessor in models without row ends: dropped = seen by "
+                "one column; kept = seen by all later ones until the true token replaces it, as in the released code",
+                choices=("dropped", "kept"),
+            ),
+            Option(
                 "adaptive",
                 False,
                 "start a row only after its first token is re-verified with one more token of the row above",

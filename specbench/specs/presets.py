@@ -265,7 +265,7 @@ _PRESETS = (
         "zipar-released",
         "ZipAR with its released code's count of the window, first row alone for models without row ends",
         ZIPAR_CODE,
-        "left out: empty cache slots that are attended to, stand-ins that stay visible",
+        "left out: empty cache slots that are attended to; by option: stand-ins that stay visible (stand-ins=kept)",
         _jacobi(drafter="zipar"),
         {"rows-count": "released", "rows-window": 16},
     ),

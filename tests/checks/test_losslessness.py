@@ -18,7 +18,7 @@ from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
 
 IMAGES = 40_000
-SPATIAL = ("left-repeat", "left-sample", "above-repeat", "above-sample")
+SPATIAL = ("left-repeat", "left-sample", "above-repeat", "above-sample", "left-top1")
 
 LOSSLESS = [
     ("ar", {}),

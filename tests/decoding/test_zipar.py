@@ -12,7 +12,7 @@ from specbench.checks.losslessness import observe
 from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
-from specbench.models.transformer.model import Prefix
+from specbench.models.transformer.model import Prefix, TransformerSession
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
@@ -92,6 +92,39 @@ def test_a_grammar_it_cannot_read_is_refused():
     layout = TokenLayout(2, 2, 3, (-1, -1, 3, 3, -1, -1))
     with pytest.raises(SpecbenchError, match="grammar"):
         decode(EnumerableModel(layout), [Request("", "p")], resolve("zipar"), Sampling(1.0), 0)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kept", [False, True])
+def test_released_stand_ins_stay_in_the_cache_until_the_true_token_comes(monkeypatch, kept):
+    """In an image of 3 x 3 with window 1, slot 3 (6) is predicted in forward 2 (3) from a stand-in for token 2 (5)."""
+    calls, plain = [], TransformerSession.forward_scattered
+
+    def forward(session, tokens, positions, fed, aside):
+        calls.append([x.clone() for x in (tokens, positions, fed, aside)])
+        return plain(session, tokens, positions, fed, aside)
+
+    monkeypatch.setattr(TransformerSession, "forward_scattered", forward)
+    model = TinyModel()
+    model.layout = TokenLayout.plain(3, 3, model.layout.v_image)
+    draw = torch.Generator().manual_seed(0)
+    prefix = Prefix([torch.randn(n, 16, generator=draw) for n in (4, 2)], (torch.randn(2, 16, generator=draw),))
+    model.encode = lambda texts: prefix
+    options = {"rows-window": 1, "stand-ins": "kept" if kept else "dropped"}
+    (row,) = decode(model, [Request("a", "a")], resolve("zipar", options), Sampling(1.0), 3, render=False)
+    image = row.tokens.tolist()
+    seen = [
+        (step, place, token, bool(fed[0, place]), bool(alone))
+        for step, (tokens, positions, fed, aside) in enumerate(calls)
+        for token, place, alone in zip(tokens[0].tolist(), positions[0].tolist(), aside[0].tolist(), strict=True)
+        if place in (3, 6)
+    ]
+    assert seen == [
+        (1, 3, image[0], kept, not kept),
+        (2, 6, image[1], kept, not kept),
+        (3, 3, image[2], True, False),
+        (4, 6, image[5], True, False),
+    ]
 
 
 @torch.inference_mode()
