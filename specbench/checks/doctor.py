@@ -132,7 +132,7 @@ def _memory(info: ModelFacts) -> list[dict[str, str]]:
         return []
     where, size = available
     detail = f"about {needed / 2**30:.1f} GiB in {info.dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
-    detail += f"; {_per_image(info)}"
+    detail += f"; {_per_image(info)}" + (f"; {info.size_note}" if info.size_note else "")
     if needed > size:
         return [_row("memory", WARNING, detail, "use another device, or a smaller model")]
     return [_row("memory", OK, detail)]

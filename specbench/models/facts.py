@@ -84,6 +84,11 @@ class ModelFacts(Protocol):
         """
         ...
 
+    @property
+    def size_note(self) -> str | None:
+        """Why this model's size may not be that of its weights, in words; None where it is."""
+        return None
+
     def as_stored(self, download: bool = False) -> ModelFacts:
         """This model with the size of the checkpoint on this disk, if that is not the official one."""
         return self

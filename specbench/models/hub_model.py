@@ -60,6 +60,7 @@ class HubModel(ModelFacts):
         random: the true architecture with random weights.
         guidance_rows: "official", or "released" for the unconditional prompt of SJD's and GSD's released code.
         prompt_form: "official", or "released" for the words that SJD's released script writes before the prompt.
+        size_known: False for another checkpoint none of whose files here tells its size, which `network` then is not.
         tiny: a grid of 4 x 4 tokens, checkpoints of any vocabulary, and with `random` a network to match.
     """
 
@@ -84,6 +85,7 @@ class HubModel(ModelFacts):
     tiny: bool = False
     guidance_rows: str = "official"
     prompt_form: str = "official"
+    size_known: bool = True
 
     def configured(
         self,
@@ -120,11 +122,15 @@ class HubModel(ModelFacts):
         return replace(self, name=name, grid=TINY_GRID if tiny else self.grid, **changes).as_stored(download)
 
     def as_stored(self, download: bool = False) -> HubModel:
-        """Copy with the size of the checkpoint on this disk, if that is not the official one."""
-        folder = None if self.tiny else self._other_folder(download)
-        if folder is None:
+        """Copy with the size of the checkpoint on this disk, if that is not the official one.
+
+        LlamaGen has no configuration, so that the size of another hub repository is unknown before its download.
+        """
+        if self.tiny or self.random or self._is_official:
             return self
-        return replace(self, network=stored_size(self.family, self.network, folder, self.weights))
+        folder = self._other_folder(download)
+        size = folder and stored_size(self.family, self.network, folder, self.weights)
+        return replace(self, network=size or self.network, size_known=size is not None)
 
     head = None
     """No family includes a draft head."""
@@ -209,6 +215,13 @@ class HubModel(ModelFacts):
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Weights, image decoder and text encoder in memory."""
         return self.parameters * BYTES[dtype or self.dtype] + self.other_bytes
+
+    @property
+    def size_note(self) -> str | None:
+        if self.size_known or self._is_folder:
+            return None
+        repo = f"{self.weights or self.source.repo}" + (f" at {self.revision}" if self.revision else "")
+        return f"the size of {repo} is unknown before its download; memory and windows are planned for {self.summary}"
 
     @property
     def source_facts(self) -> dict[str, object] | None:

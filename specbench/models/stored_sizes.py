@@ -43,8 +43,8 @@ _DOES_NOT_TELL = (OSError, LookupError, ValueError, TypeError, AttributeError, A
 """What reading sizes off files of others may raise."""
 
 
-def stored_size(family: str, official: NetworkSize, folder: Path, weights: str | None = None) -> NetworkSize:
-    """The size of the checkpoint in `folder`, `official` where its files do not tell: whoever loads it says why.
+def stored_size(family: str, official: NetworkSize, folder: Path, weights: str | None = None) -> NetworkSize | None:
+    """The size of the checkpoint in `folder`; None where its files do not tell: whoever loads it says why.
 
     Args:
         weights: what the user calls it, if not `folder`.
@@ -55,7 +55,7 @@ def stored_size(family: str, official: NetworkSize, folder: Path, weights: str |
     try:
         size = _llamagen(folder) if family == "llamagen" else _configured(family, folder)
     except _DOES_NOT_TELL:
-        return official
+        return None
     if size != official:
         for name, published in OFFICIAL[family].items():
             if size == published:

@@ -1,7 +1,8 @@
 """Report rows: one flat dict per run with all values that tables show. Missing values are None.
 
 Keys: `run_id, folder, model, source` (of a checkpoint that is not the official one: see
-`specbench.store.run_info.RunInfo.source_text`), `decoder, label, lossless, options` (with their defaults), `setting`
+`specbench.store.run_info.RunInfo.source_text`), `processors` (logits processors of the checkpoint's
+`generation_config.json`, in words), `decoder, label, lossless, options` (with their defaults), `setting`
 (dtype, device, threads, batch, seed, prompts, weights and sampling), `n, failed`, the numbers named after functions of
 `specbench.stats` (`nfe, step_compression, latency_ms, latency_median_ms, latency_e2e_ms, step_ms, throughput,
 images_per_hour, over_floor` (None where it would be below 1), `roofline_note` (why), `acceptance, acceptance_by_offset,
@@ -138,6 +139,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "folder": str(run.folder),
         "model": spec.model,
         "source": info.source_text,
+        "processors": info.processors_text,
         "decoder": spec.decoder.name,
         "label": label(spec.decoder),
         "lossless": spec.decoder.lossless,

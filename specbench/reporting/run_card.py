@@ -17,11 +17,11 @@ from specbench.store.schema import read_facts
 def card(folder: Path) -> dict:
     """Collect the facts of one run as nested plain values.
 
-    Keys: `run_id, folder, model, source` (of a checkpoint that is not the official one), `decoder` (components
-    and options), `method` (the paper or released program that its preset follows), `setting, origins` (source of each
-    setting), `window_curve` (of `--window auto`), `invocations` (each with `started_at, finished_at, environment`),
-    `images, failed` (counts), `errors` (count by message), `facts` (means of the decoder's per-image statistics) and
-    `numbers` (the report row).
+    Keys: `run_id, folder, model, source` (of a checkpoint that is not the official one), `processors` (logits
+    processors of its `generation_config.json`), `decoder` (components and options), `method` (the paper or released
+    program that its preset follows), `setting, origins` (source of each setting), `window_curve` (of `--window auto`),
+    `invocations` (each with `started_at, finished_at, environment`), `images, failed` (counts), `errors` (count by
+    message), `facts` (means of the decoder's per-image statistics) and `numbers` (the report row).
     """
     store = RunStore(folder)
     info = store.info()
@@ -33,6 +33,7 @@ def card(folder: Path) -> dict:
         "folder": str(folder),
         "model": info.spec.model,
         "source": info.source_text,
+        "processors": info.processors_text,
         "decoder": decoder_json(info.spec.decoder),
         "method": _method(info.spec.decoder.name),
         "setting": numbers["setting"],

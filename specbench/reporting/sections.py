@@ -109,6 +109,7 @@ def _heading(runs: Sequence[Mapping]) -> str:
     parts += [f"top-k {sampling['top_k']}" if sampling["top_k"] else "no top-k"]
     threads = f"{setting['threads']} thread{'s' if setting['threads'] != 1 else ''}"
     parts += [f"top-p {sampling['top_p']:g}"] if sampling["top_p"] < 1 else []
+    parts += [row["processors"]] if row.get("processors") else []
     parts += [
         setting["dtype"],
         setting["device"],

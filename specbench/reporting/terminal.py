@@ -121,6 +121,8 @@ def _setting(card: Mapping) -> Iterator[tuple[str, str]]:
     yield "model", card["model"]
     if card["source"]:
         yield "source", card["source"]
+    if card["processors"]:
+        yield "processors", card["processors"]
     for name, value in card["setting"].items():
         items = value.items() if isinstance(value, Mapping) else [(name, value)]
         for key, item in items:

@@ -27,6 +27,7 @@ from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.find import find_runs_like, read_infos
 from specbench.system import compiler
+from specbench.system.environment import available_cores
 
 RUN_ORIGINS = (
     "model",
@@ -202,7 +203,7 @@ def make_plan(values: Mapping[str, Value], obstacles: list[SpecbenchError] | Non
         out=out,
         trace=value["trace"],
         settings=values,
-        notes=(refusal,) if refusal else (),
+        notes=tuple(note for note in (refusal, model.size_note) if note),
         workers=workers,
         mode=_mode(value["mode"], value["batch"], workers, value["device"]),
         shard=shard,
@@ -371,9 +372,22 @@ def _device(name: str) -> str:
     return name
 
 
+def plan_drawing(values: Mapping[str, Value]) -> Drawing:
+    """The choice of prompts from the settings `DRAWN`."""
+    value = {name: held.value for name, held in values.items()}
+    return Drawing(
+        tuple(value["ids"]),
+        tuple(value["category"]),
+        value["offset"],
+        value["per-category"],
+        value["sample"],
+        value["limit"],
+    )
+
+
 def available_threads() -> int:
     """CPU cores of this process, limited by OMP_NUM_THREADS."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return min(cores, int(asked)) if asked.isdigit() and int(asked) else cores
 

@@ -12,6 +12,7 @@ import torch
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model
 from specbench.models.facts import ModelFacts
+from specbench.models.families.generation_config import FILE, logits_processors
 from specbench.models.interface import CompilableModel, ImageModel
 from specbench.runs.decoder_args import PlannedDecoder, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor
@@ -94,7 +95,10 @@ def specs_to_run(
     # The files that loading downloaded may tell sizes and a revision that were unknown while planning.
     for plan in (replace(plan, model=plan.model.as_stored()) for plan in plans):
         source = plan.model.source_facts and plan.model.source_facts | {"sha256": weights_sha256}
-        memory = plan.memory and dict(plan.memory)
+        memory, processors = plan.memory and dict(plan.memory), logits_processors(plan.model)
+        for name, value in processors.items():
+            said = f"{name.replace('_', ' ')} {value:g} from {FILE} is part of the target distribution"
+            reporter.note(f"{plan.model.name}: {said}")
         for planned in plan.decoders:
             decoder, curve = planned.spec, None
             plan.head(decoder, download=True)
@@ -103,8 +107,7 @@ def specs_to_run(
             spec = plan.spec(decoder, weights_sha256)
             specs.append(spec)
             found = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory, "source": source}
-            found["commits"] = plan.model.commits
-            found["drawn"] = plan.drawn
+            found |= {"commits": plan.model.commits, "processors": processors, "drawn": plan.drawn}
             facts[spec.run_id] = {name: value for name, value in found.items() if value} | _roofline(plan)
     return specs, facts
 

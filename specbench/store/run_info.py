@@ -14,6 +14,7 @@ from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.models.transformer.size import Size
+from specbench.specs.options import plain
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.system.environment import describe
@@ -106,6 +107,8 @@ class RunInfo:
         source: weights, revision, layout and sha256 of a checkpoint that is not the official one; None for the official
             one.
         commits: commit of every hub repository that the model's files were read from; None where there is none.
+        processors: logits processors of the checkpoint's `generation_config.json` that are part of the target
+            distribution, for example {"repetition_penalty": 1.1}; None without any.
         schema: version of the files in the folder.
         stored: the object as read from the file, with keys of other versions.
     """
@@ -119,6 +122,7 @@ class RunInfo:
     memory: Mapping[str, object] | None = None
     source: Mapping[str, object] | None = None
     commits: Mapping[str, str] | None = None
+    processors: Mapping[str, object] | None = None
     schema: int = SCHEMA_VERSION
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
 
@@ -141,6 +145,7 @@ class RunInfo:
             memory=content.get("memory"),
             source=content.get("source"),
             commits=content.get("commits"),
+            processors=content.get("processors"),
             schema=content["schema"],
             stored=content,
         )
@@ -163,6 +168,14 @@ class RunInfo:
         return f"{self.source.get('weights')}" + (f" ({details})" if details else "")
 
     @property
+    def processors_text(self) -> str | None:
+        """Logits processors of the checkpoint, as one line."""
+        return (
+            ", ".join(f"{name.replace('_', ' ')} {plain(value)}" for name, value in (self.processors or {}).items())
+            or None
+        )
+
+    @property
     def machines(self) -> tuple[str, ...]:
         """The distinct machines of the invocations, sorted."""
         return tuple(sorted({call.machine for call in self.invocations}))
@@ -181,6 +194,7 @@ _ORDER = (
     "memory",
     "source",
     "commits",
+    "processors",
 )
 
 
@@ -269,7 +283,7 @@ def _number(value: object) -> object:
 
 def _check_optional(content: Mapping[str, object]) -> None:
     """Raise a TypeError, LookupError or ValueError for a malformed optional key."""
-    for name in ("origins", "memory", "floor", "source", "commits"):
+    for name in ("origins", "memory", "floor", "source", "commits", "processors"):
         if not isinstance(content.get(name), dict | None):
             raise TypeError(name)
     if not isinstance(content.get("window_curve"), list | None):

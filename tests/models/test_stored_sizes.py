@@ -86,6 +86,19 @@ def test_a_hub_repository_is_planned_and_recorded_as_what_it_holds(in_cache):
     assert INFO["janus"].configured(revision=40 * "d").layers == 2
 
 
+def test_a_hub_repository_that_tells_no_size_is_said_to_be_of_unknown_size(in_cache, monkeypatch):
+    monkeypatch.setattr("specbench.models.hub_model.find_marks", lambda *_: None)
+    info = INFO["llamagen"].configured(weights="me/llamagen-3b", download=True)
+    assert info.network == INFO["llamagen"].network and "size of me/llamagen-3b is unknown" in info.size_note
+    folder = in_cache("me/llamagen-3b")
+    monkeypatch.setattr("specbench.models.hub_model.find_marks", lambda *_: folder)
+    assert "unknown" in info.as_stored().size_note, "an empty snapshot tells nothing"
+    WRITERS["llamagen"](folder)
+    stored = info.as_stored()
+    assert stored.size_note is None and stored.layers == 2 != info.layers
+    assert INFO["llamagen"].size_note is INFO["llamagen"].configured(random=True).size_note is None
+
+
 def test_a_published_size_under_another_name_says_which_model_it_is(tmp_path):
     (tmp_path / "config.json").write_text(
         json.dumps({"language_config": {"num_hidden_layers": 30, "vocab_size": 102_400}})

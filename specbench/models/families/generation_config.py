@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, read_json
+from specbench.models.facts import ModelFacts
+from specbench.models.hub_model import HubModel
 
 FILE = "generation_config.json"
 _WITHOUT_EFFECT = {
@@ -28,6 +30,16 @@ _WITHOUT_EFFECT = {
     "watermarking_config": (None,),
 }
 """Entries that change which tokens are sampled, and the values with which they do not."""
+
+
+def logits_processors(info: ModelFacts) -> dict[str, float]:
+    """Logits processors that are part of a model's target distribution, by their names in its file; its files are on
+    this disk.
+    """
+    if not isinstance(info, HubModel) or info.random or FILE not in info.source.optional:
+        return {}
+    penalty = read_repetition_penalty(info.find()[0])
+    return {} if penalty == 1.0 else {"repetition_penalty": penalty}
 
 
 def read_repetition_penalty(files: CheckpointFiles) -> float:

@@ -13,12 +13,11 @@ from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import build, fill, randomise, read_config, read_tensors, read_tokenizer
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
-from specbench.models.families.generation_config import FILE, read_repetition_penalty
+from specbench.models.families.generation_config import read_repetition_penalty
 from specbench.models.torch_script import load_script
 from specbench.models.transformer.attention import use_grouped_attention
 from specbench.models.transformer.model import Prefix, TransformerSession
 from specbench.models.transformer.repetition_penalty import PenalisedSession
-from specbench.system.console import say
 
 BEGIN, BEGIN_IMAGE = "<|t2i|>", "<|soi|>"
 NEGATIVE = (
@@ -76,8 +75,6 @@ def load(request: LoadRequest) -> SimpleAR:
     decoder = _cosmos(decoder_files, request.device)
     model = _model(request, tokenizer, network, tokenizer.get_vocab_size(with_added_tokens=True), decoder)
     model.repetition_penalty = penalty
-    if penalty != 1.0:
-        say(f"repetition penalty {penalty:g} from {files.named(FILE)} is part of the target distribution")
     return model
 
 
