@@ -95,7 +95,8 @@ def frechet_influence(images: Gaussian, reference: Gaussian) -> np.ndarray | Non
 
 
 def kid_influence(images: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Influence of each image on KID, the squared MMD under the kernel (x.y / d + 1)^3; [n] with mean 0."""
+    """Influence of each image on KID, the squared MMD under the kernel (x.y / d + 1)^3; [n] with mean 0. torchmetrics
+    gives KID's value alone, without what an interval over prompts needs."""
     d = images.shape[1]
     return _mmd2(images, reference, lambda x, y: (x @ y.T / d + 1) ** 3).influence
 

@@ -2,7 +2,7 @@
 checkpoints.
 
 The authors' way in is kept: resized as a float tensor with antialiasing, so that the longer side is 224, and padded
-with black before normalising.
+with black before normalising. (The authors' package is made of torchvision's transforms, which may not fit this torch.)
 """
 
 from __future__ import annotations

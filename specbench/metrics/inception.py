@@ -2,6 +2,9 @@
 
 It differs from the ImageNet Inception of today in pooling: averages leave padding out, and the last block takes a
 maximum. Layers are named as in the published file, which all FID tools for torch share.
+
+torchmetrics has no network of its own: it takes torch-fidelity's, which is no dependency of either and resizes what it
+is given; torchvision's is another network.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""CLIP networks through open_clip: import, published files and preprocessing."""
+"""CLIP networks through open_clip: import, published files and preprocessing.
+
+The preprocessing is written here, because open_clip's is made of torchvision's transforms, and there may be no
+torchvision that fits this torch.
+"""
 
 from __future__ import annotations
 
