@@ -123,8 +123,8 @@ def score(
         raise SpecbenchError("--cross-check compares by metric", "name the metrics with --metric or --protocol")
     if python and not cross_check:
         raise SpecbenchError("--python names the Python of --cross-check", "add --cross-check")
-    for named in [] if images is not None else [runs or (), [against] if against else ()]:
-        find_runs(str(values["out"].value), named)  # before torch is loaded
+    if images is None and (runs or against):
+        find_runs(str(values["out"].value), [*(runs or ()), *([against] if against else [])])  # before torch is loaded
     from specbench import api
     from specbench.metrics.base import Settings, best_device
 

@@ -95,16 +95,23 @@ def _any(*patterns: str) -> Callable[[Path], bool]:
     return lambda folder: any(next(folder.glob(pattern), None) for pattern in patterns)
 
 
+def _any_of(*tests: Callable[[Path], bool]) -> Callable[[Path], bool]:
+    return lambda folder: any(test(folder) for test in tests)
+
+
 LAYOUTS = {
     "janus": Mark("janus", "janus or janus-7b", "Janus-Pro converted for transformers", _model_type("janus")),
     "janus-deepseek": Mark(
         "janus", "janus or janus-7b", "Janus-Pro as deepseek-ai publishes it", _model_type("multi_modality")
     ),
     "emu3": Mark("emu3", "emu3", "Emu3 converted for transformers", _model_type("emu3")),
-    "emu3-baai": Mark("emu3", "emu3", "Emu3 as BAAI publishes it", _model_type("Emu3")),
+    "emu3-baai": Mark("emu3", "emu3", "Emu3 as BAAI publishes it", _any_of(_model_type("Emu3"), _any("emu3.tiktoken"))),
     "anole": Mark("anole", "anole", "Anole converted for transformers", _chameleon(decodes=True)),
     "anole-meta": Mark(
-        "anole", "anole", "a Chameleon model in Meta's layout", _any("models/7b/params.json", "params.json")
+        "anole",
+        "anole",
+        "a Chameleon model in Meta's layout",
+        _any("models/7b/params.json", "params.json", "models/7b/consolidated*.pth", "consolidated*.pth"),
     ),
     "lumina": Mark("lumina", "lumina, lumina-512, lumina-1024 or lumina-34b", "Lumina-mGPT", _chameleon(decodes=False)),
     "llamagen": Mark(

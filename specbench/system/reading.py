@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -32,7 +33,7 @@ def refusal(path: Path, error: BaseException) -> str | None:
 
     Libraries drop error numbers, so an error without one is settled by reading the file's first byte.
     """
-    if isinstance(error, OSError) and error.errno:
+    if isinstance(error, OSError) and error.errno and error.errno != errno.EINVAL:  # torch seeks before a cut file
         return os.strerror(error.errno)
     if isinstance(error, MemoryError) or "allocate memory" in str(error):
         return "not enough memory"
