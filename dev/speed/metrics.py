@@ -37,6 +37,7 @@ from specbench.metrics.mask2former import Mask2Former
 from specbench.metrics.openclip import import_open_clip
 from specbench.system import environment
 from specbench.system.files import write_atomically
+from specbench.system.images import read_picture
 
 CAPTION = "a red cat and a blue dog"
 META = {"include": [{"class": "cat", "count": 1}], "line": 0}
@@ -185,7 +186,7 @@ def pictures(folder: Path, n: int, size: int) -> scoring.Images:
         Image.fromarray(coarse).resize((size, size), Image.Resampling.BICUBIC).save(path)
         rows.append({"prompt_id": f"p{number}", "sample": 0, "prompt": CAPTION, "category": "color",
                      "meta": json.dumps(META), "path": path, "started_at": ""})  # fmt: skip
-    return scoring.Images("speed", folder, pd.DataFrame(rows))
+    return scoring.Images("speed", folder, pd.DataFrame(rows), lambda row: read_picture(row.path))
 
 
 @torch.inference_mode()

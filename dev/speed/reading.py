@@ -3,8 +3,9 @@
     python dev/speed/reading.py [--images 48] [--size 512] [--rounds 5] [--out results/speed]
 
 The network is a stub that returns at once; reading, digest check, decoding, resize and storing of the scores are real.
-Both ways take turns over the same PNG files. `serial_cpu_s` is the CPU time of the thread that runs the network: with
-enough cores the images per second approach images / serial_cpu_s, whatever else runs on the machine.
+Both ways take turns over the same PNG files, with torch's default number of threads and with one. `serial_cpu_s` is the
+CPU time of the thread that runs the network: with enough cores the images per second approach images / serial_cpu_s,
+whatever else runs on the machine.
 """
 
 from __future__ import annotations
@@ -125,11 +126,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     given = parser.parse_args()
     facts, rows = environment.environment_facts(), []
-    for name in CASES:
-        for row in measure(name, given.images, given.size, given.rounds):
-            print(json.dumps(row), flush=True)
-            rows.append(row)
-    content = {"command": ["python", *sys.argv], "environment": facts, "threads": torch.get_num_threads(), "rows": rows}
+    for threads in dict.fromkeys((torch.get_num_threads(), 1)):
+        torch.set_num_threads(threads)
+        for name in CASES:
+            for row in measure(name, given.images, given.size, given.rounds):
+                rows.append(row | {"threads": threads})
+                print(json.dumps(rows[-1]), flush=True)
+    content = {"command": ["python", *sys.argv], "environment": facts, "rows": rows}
     write_atomically(given.out / "reading.json", (json.dumps(content, indent=1) + "\n").encode())
 
 

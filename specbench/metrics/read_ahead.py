@@ -14,6 +14,8 @@ from specbench.system.environment import available_cores
 
 T, R = TypeVar("T"), TypeVar("R")
 BATCHES_AHEAD = 2
+MOST_AHEAD = 256
+"""Items, for batches that are large themselves: an image of 1024 x 1024 with its network's input takes 4 MB."""
 MOST_THREADS = 32
 
 
@@ -26,11 +28,11 @@ def read_ahead(load: Callable[[T], R], items: Sequence[T], batch: int) -> Iterat
     """
     if not items:
         return
-    threads, rest = torch.get_num_threads(), iter(items[1:])
+    threads, rest, ahead = torch.get_num_threads(), iter(items[1:]), min(BATCHES_AHEAD * batch, MOST_AHEAD)
     loaded = [load(items[0])]
     # One thread of torch each: the images are what is spread over the cores.
     with ThreadPoolExecutor(min(MOST_THREADS, available_cores()), "read", torch.set_num_threads, (1,)) as pool:
-        waiting: deque[Future[R]] = deque(pool.submit(load, item) for item in islice(rest, BATCHES_AHEAD * batch))
+        waiting: deque[Future[R]] = deque(pool.submit(load, item) for item in islice(rest, ahead))
         try:
             while waiting:
                 if len(loaded) == batch:
