@@ -372,19 +372,6 @@ def _device(name: str) -> str:
     return name
 
 
-def plan_drawing(values: Mapping[str, Value]) -> Drawing:
-    """The choice of prompts from the settings `DRAWN`."""
-    value = {name: held.value for name, held in values.items()}
-    return Drawing(
-        tuple(value["ids"]),
-        tuple(value["category"]),
-        value["offset"],
-        value["per-category"],
-        value["sample"],
-        value["limit"],
-    )
-
-
 def available_threads() -> int:
     """CPU cores of this process, limited by OMP_NUM_THREADS."""
     cores = available_cores()
