@@ -98,3 +98,8 @@ def test_any_value_is_taken_as_its_type_or_refused_in_words(name, value):
     else:
         kinds = list if setting.many else (setting.option.type, str)
         assert parsed is value if setting.others else isinstance(parsed, kinds)
+
+
+def test_no_option_of_a_decoder_has_the_name_of_another_setting():
+    names = [setting.name for setting in run_settings()]
+    assert sorted(set(names)) == sorted(names)
