@@ -560,23 +560,31 @@ def audit(
     return list(audit_named(_several(decoders), count, seed, compiled=compiled))
 
 
-def check(decoders: Sequence[str] | str, samples: int | None = None) -> Rows:
-    """Run the conformance tests on decoders.
+def check(
+    decoders: Sequence[str] | str = (),
+    samples: int | None = None,
+    model: str | None = None,
+    metric: str | None = None,
+    prompts: str | None = None,
+) -> Rows:
+    """Run the conformance tests on decoders, a model, a metric or a prompt set.
 
     Args:
         decoders: as for `audit`.
         samples: images for the losslessness test; None takes the default of `specbench check`.
+        model, metric, prompts: names, or your own as "package.module:NAME".
 
     Returns:
-        One dict per decoder and test: `decoder, check, status, detail`.
+        One dict per name and test: `name, kind, check, status, detail`, and `decoder` of a decoder.
 
     Raises:
-        SpecbenchError: an unknown decoder or option.
+        SpecbenchError: an unknown name or option.
     """
-    from specbench.checks.decoder_contract import check_named  # brings torch
-    from specbench.checks.losslessness import SAMPLES
+    from specbench.checks.losslessness import SAMPLES  # brings torch
+    from specbench.checks.plugin_contracts import check_all
 
-    return list(check_named(_several(decoders), SAMPLES if samples is None else samples))
+    count = SAMPLES if samples is None else samples
+    return list(check_all(_several(decoders), model, metric, prompts, count))
 
 
 def doctor(

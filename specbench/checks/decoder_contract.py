@@ -6,38 +6,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from specbench.checks.audit_settings import with_window
 from specbench.checks.enumerable_model import EnumerableModel, processed
+from specbench.checks.findings import FAILED, OK, SKIPPED, SLOW, Finding, finding, run_tests
 from specbench.checks.losslessness import SAMPLES, Auditable, Decode, audit_one, load_decoder
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode
-from specbench.errors import SpecbenchError, place
+from specbench.errors import SpecbenchError
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.prompts import Request
 from specbench.runs.decoder_args import labelled_decoders
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 
-OK, FAILED, SKIPPED, SLOW = "ok", "failed", "skipped", "slow"
 SLOW_RULE = 3.0
 """Time per step outside the target forwards, over that of exact SJD with the same window, that is called slow."""
 _SAMPLING = Sampling(guidance=2.0, temperature=0.9)
 _LAYOUT = TokenLayout.with_row_ends(2, 3, 3)
 _TEXTS = ("one", "two")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Result of one test: its name, `ok`, `failed`, `skipped` or `slow`, and what was measured, in words."""
-
-    check: str
-    status: str
-    detail: str
 
 
 def check(decoder: Auditable, samples: int = SAMPLES, seed: int = 0) -> list[Finding]:
@@ -52,15 +42,7 @@ def check(decoder: Auditable, samples: int = SAMPLES, seed: int = 0) -> list[Fin
     """
     name, found = load_decoder(decoder)
     tests = ContractChecks(name, found, seed)
-    findings = []
-    for title, test in tests.all(samples):
-        try:
-            findings.append(test())
-        except SpecbenchError as error:
-            findings.append(Finding(title, FAILED, f"it stopped with: {error.what}"))
-        except Exception as error:  # user code may raise anything, and that is the finding
-            findings.append(Finding(title, FAILED, f"it raised {type(error).__name__}{place(error)}: {error}"))
-    return findings
+    return run_tests(tests.all(samples))
 
 
 def check_named(
@@ -133,7 +115,7 @@ class ContractChecks:
                 )
                 if broken
             ]  # fmt: skip
-        return _finding("counters", wrong, "steps, drafts and acceptances add up")
+        return finding("counters", wrong, "steps, drafts and acceptances add up")
 
     def log_probabilities(self) -> Finding:
         """`logp` and `entropy` are the target's given the final prefix."""
@@ -161,7 +143,7 @@ class ContractChecks:
                          "drawn in order, and nothing may be kept between calls")  # fmt: skip
         if np.array_equal(first, other):
             wrong.append("prompts with another id give the same images: the noise ignores the id")
-        return _finding("resume", wrong, "an interrupted run continues with the same images")
+        return finding("resume", wrong, "an interrupted run continues with the same images")
 
     def batch(self) -> Finding:
         """An image decoded alone equals the image decoded in a batch."""
@@ -169,7 +151,7 @@ class ContractChecks:
         alone = np.concatenate([self._tokens([request]) for request in self._requests])
         differing = int((together != alone).any(1).sum())
         wrong = [f"{differing} of {len(alone)} images change when decoded in a batch of {len(alone)}"] * bool(differing)
-        return _finding("batch", wrong, "alone or in a batch, the same images")
+        return finding("batch", wrong, "alone or in a batch, the same images")
 
     def continuous_batching(self) -> Finding:
         """An image decoded in a refilled row equals the image decoded alone."""
@@ -182,7 +164,7 @@ class ContractChecks:
         refilled = self._tokens(self._requests, [decoded[request] for request in self._requests])
         differing = int((together != refilled).any(1).sum())
         wrong = [f"{differing} of {len(together)} images change when rows are refilled"] * bool(differing)
-        return _finding("continuous batching", wrong, "in refilled rows, the same images")
+        return finding("continuous batching", wrong, "in refilled rows, the same images")
 
     def trace(self) -> Finding:
         """Recording traces changes no token."""
@@ -191,7 +173,7 @@ class ContractChecks:
         traced = decode(self._model, self._requests, self._spec, _SAMPLING, self._seed, render=False, trace=True)
         differing = int((self._tokens(self._requests) != self._tokens(self._requests, traced)).any(1).sum())
         wrong = [f"{differing} of {len(traced)} images change when traces are recorded"] * bool(differing)
-        return _finding("trace", wrong, "with and without traces, the same images")
+        return finding("trace", wrong, "with and without traces, the same images")
 
     def forced_slots(self) -> Finding:
         """Forced tokens stand where the grammar demands them, image tokens elsewhere."""
@@ -201,7 +183,7 @@ class ContractChecks:
             wrong.append("a slot the grammar forces holds another token")
         if ((tokens < 0) | (tokens >= _LAYOUT.v_image))[:, forced < 0].any():
             wrong.append("a free slot holds a token that is no image token")
-        return _finding("forced slots", wrong, "row ends stand where they must, image tokens elsewhere")
+        return finding("forced slots", wrong, "row ends stand where they must, image tokens elsewhere")
 
     def speed(self) -> Finding:
         """Time of a step besides its target forward, on the embedded model, relative to exact SJD."""
@@ -276,7 +258,3 @@ def _rule_ms(model: ImageModel, spec: DecoderSpec) -> float:
 
 def _distance(truth: float, stored: float) -> float:
     return 0.0 if truth == stored else abs(truth - float(stored))
-
-
-def _finding(name: str, wrong: Sequence[str], fine: str) -> Finding:
-    return Finding(name, FAILED, "; ".join(dict.fromkeys(wrong))) if wrong else Finding(name, OK, fine)

@@ -160,12 +160,15 @@ def audit(
 
 _CHECK_HELP = "\n\n".join(
     (
-        "Run the conformance tests on a decoder.",
+        "Run the conformance tests on a decoder, a model, a metric or a prompt set.",
         "The tests cover: losslessness as declared (on the settings of audit); counters; log-probabilities; forced "
         "grammar tokens; that an image depends only on seed, prompt and sample, not on interruptions, batches, "
         "continuous batching or traces; and the time per step outside the target forwards. A decoder is a name "
         "with optional inline options (gsd:G=50), or a plug-in as package.module:NAME. The exit code is 4 "
         "if a test fails.",
+        "--model tests that logits do not depend on how forwards are cut up: windows, rejected drafts, batches, "
+        "refilled rows. --metric tests that features depend on their image alone, --prompts that no caption stands "
+        "twice. All of them take names or package.module:NAME.",
     )
 )
 
@@ -174,18 +177,39 @@ _CHECK_HELP = "\n\n".join(
 def check(
     flags: dict,
     decoders: list[str] = typer.Argument(
-        metavar="DECODER", help="Decoder names, or plug-ins as package.module:Name.", autocompletion=completion.decoders
+        None,
+        metavar="DECODER",
+        help="Decoder names, or plug-ins as package.module:Name.",
+        show_default="none",
+        autocompletion=completion.decoders,
+    ),
+    model: str = typer.Option(
+        None, "--model", metavar="NAME", help="Test this model.", autocompletion=completion.models
+    ),
+    metric: str = typer.Option(
+        None, "--metric", metavar="NAME", help="Test this metric.", autocompletion=completion.metrics
+    ),
+    prompts: str = typer.Option(
+        None,
+        "--prompts",
+        metavar="SET|FILE",
+        help="Test this prompt set, and use its prompts for the model and the metric.",
+        autocompletion=completion.prompt_sets,
     ),
     samples: int = typer.Option(AUDIT_SAMPLES, "--samples", metavar="N", min=10_000, help="Images for losslessness."),
 ) -> None:
     values = merge(_CHECK, flags)
-    from specbench.checks.decoder_contract import FAILED, check_named
+    if not (decoders or model or metric or prompts):
+        raise SpecbenchError("nothing to check", "name decoders, or --model, --metric or --prompts")
+    from specbench.checks.findings import FAILED
+    from specbench.checks.plugin_contracts import check_all
 
     quiet = values["quiet"].value
-    rows = list(check_named(decoders, samples, lambda name: None if quiet else console.say(f"checking {name}")))
-    several = len({row["decoder"] for row in rows}) > 1
-    columns = ("decoder", "check", "status", "detail") if several else ("check", "status", "detail")
+    announce = None if quiet else lambda name: console.say(f"checking {name}")
+    rows = list(check_all(decoders or (), model, metric, prompts, samples, announce))
+    several = len({row["name"] for row in rows}) > 1
+    columns = ("name", "check", "status", "detail") if several else ("check", "status", "detail")
     print_json(rows) if values["json"].value else print_table(rows, columns)
-    failed = [f"{row['check']} of {row['decoder']}" for row in rows if row["status"] == FAILED]
+    failed = [f"{row['check']} of {row['name']}" for row in rows if row["status"] == FAILED]
     if failed:
         raise SpecbenchError(f"failed: {', '.join(failed)}", "the table has the details", GATE)

@@ -1,0 +1,37 @@
+"""Results of conformance tests, for decoders, models, metrics and prompt sets alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from specbench.errors import SpecbenchError, place
+
+OK, FAILED, SKIPPED, SLOW = "ok", "failed", "skipped", "slow"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of one test: its name, `ok`, `failed`, `skipped` or `slow`, and what was measured, in words."""
+
+    check: str
+    status: str
+    detail: str
+
+
+def finding(name: str, wrong: Sequence[str], fine: str) -> Finding:
+    """The result of a test that found these things wrong, each said once."""
+    return Finding(name, FAILED, "; ".join(dict.fromkeys(wrong))) if wrong else Finding(name, OK, fine)
+
+
+def run_tests(tests: Iterable[tuple[str, Callable[[], Finding]]]) -> list[Finding]:
+    """Run named tests; one that stops or raises has failed."""
+    findings = []
+    for title, test in tests:
+        try:
+            findings.append(test())
+        except SpecbenchError as error:
+            findings.append(Finding(title, FAILED, f"it stopped with: {error.what}"))
+        except Exception as error:  # user code may raise anything, and that is the finding
+            findings.append(Finding(title, FAILED, f"it raised {type(error).__name__}{place(error)}: {error}"))
+    return findings
