@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.papers.join import PaperTable, join
-from specbench.papers.measured import find_measured, with_bundled_scores
+from specbench.papers.measured import find_measured, one_row_per_run, with_bundled_scores
 from specbench.papers.reproduce import Warn, plan_table, run_table, score_table
 from specbench.papers.table import Table
 
@@ -45,6 +45,7 @@ def bench_table(
     substituted = flags.get("model") is not None
     score_table(table, done, scoring, substituted, score_reporter, warn)
     if substituted:
+        table = one_row_per_run(table, planned, str(flags["model"]))
         table = with_bundled_scores(table, done.folders.values())
     elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
     found = {cell: folder for cell, folder in elsewhere.items() if isinstance(folder, Path)}

@@ -25,7 +25,7 @@ _STALLING = ("latency_ms", "latency_e2e_ms", "step_ms", "speedup", "speedup_e2e"
 TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "speedup_e2e", "window_cost", "overhead")
 """Hardware-dependent numbers."""
 NOT_SCORED = "not scored"
-_BIASED = "Of fewer images than the paper's the distance is too large, so no difference from it is given."
+_BIASED = "Of other images than the paper's the distance is not comparable, so no difference from it is given."
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,11 @@ class Measured:
     expected: int | None = None
 
     @property
+    def prompts(self) -> int:
+        """Number of prompts of the run, the independent units of its intervals."""
+        return int(self.run.rows["prompt_id"].nunique())
+
+    @property
     def partial(self) -> bool:
         """Whether the run has another number of images than the table asks for."""
         return self.expected is not None and self.row["n"] != self.expected
@@ -62,7 +67,7 @@ class Cell:
         value, low, high: measured value, with a 95 % interval if available.
         n: number of images.
         difference: measured minus printed.
-        too_few: whether tables leave the interval out, because it is of too few images.
+        too_few: whether tables leave the interval out, because it is of too few prompts.
         outside: whether the printed value, including its rounding error, lies outside the measured interval.
         why: reason for a missing value.
         printed_notes, notes: notes on the printed and on the measured value.
@@ -100,8 +105,9 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     if estimate is None:
         return replace(printed, why=why, notes=notes)
     value, low, high = (_scaled(x, column.scale) for x in (estimate.value, estimate.low, estimate.high))
-    too_few = low is not None and n is not None and n < FEW_UNITS
-    biased = measured.partial and not measured.unlike and column.score is not None and lower_is_better(column.score)
+    too_few = low is not None and n is not None and min(n, measured.prompts) < FEW_UNITS
+    incomplete = measured.partial or measured.expected is None
+    biased = incomplete and not measured.unlike and column.score is not None and lower_is_better(column.score)
     if biased and printed.paper is not None:
         notes += (_BIASED,)
     difference = None if printed.paper is None or measured.unlike or biased else value - printed.paper
@@ -109,7 +115,7 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     if elsewhere and printed.paper is not None:
         notes += (_machines(row, measured),)
     outside = False
-    if difference is not None and low is not None and not elsewhere:
+    if difference is not None and low is not None and not elsewhere and not too_few:
         half_a_digit = 0.5 * 10.0**-column.precision
         outside = not low - half_a_digit <= printed.paper <= high + half_a_digit
     return replace(

@@ -23,17 +23,22 @@ from specbench.reporting.text_formats import escape, inert
 from specbench.system.json_values import nonfinite_as_null
 
 PAPER, HERE, INTERVAL, DIFFERENCE = "paper", "here", "95 %", "diff."
+BOLD = (
+    "Bold: the best printed value of its group and column, and the measured values whose intervals reach that of the "
+    "best one (none where nothing is shown to be worse)."
+)
 LEGEND = "A difference with * is one: the paper's value lies outside the measured 95 % interval."
 _ARROWS = {"higher": "\u00a0↑", "lower": "\u00a0↓", "none": ""}
 _NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")
 
 
 class TextLine(NamedTuple):
-    """One output line: row label (first line only), kind of value, and a text per column."""
+    """One output line: row label (first line only), kind of value, and per column a text and whether it is bold."""
 
     label: str
     kind: str
     texts: tuple[str, ...]
+    best: tuple[bool, ...] = ()
 
 
 def markdown(joined: PaperTable) -> str:
@@ -43,9 +48,10 @@ def markdown(joined: PaperTable) -> str:
     for group, members in by_group(joined.lines):
         if group:
             lines.append(_markdown_line([f"**{escape(group)}**", *[""] * (len(head) - 1)], escaped=True))
-        lines += [
-            _markdown_line([text.label, text.kind, *text.texts]) for one in members for text in texts(joined, one)
-        ]
+        for one in members:
+            for text in texts(joined, one):
+                cells = [f"**{escape(cell)}**" if best else escape(cell) for cell, best in _with_best(text)]
+                lines.append(_markdown_line([escape(text.label), text.kind, *cells], escaped=True))
     notes = "\n".join(f"- {escape(text)}" for text in below(joined))
     return f"### {escape(joined.heading)}\n\n" + "\n".join(lines) + f"\n\n{notes}\n"
 
@@ -60,7 +66,8 @@ def latex(joined: PaperTable) -> str:
             rows.append(rf"\multicolumn{{{len(columns) + 2}}}{{l}}{{\textit{{{tex(group)}}}}} \\")
         for one in members:
             for text in texts(joined, one):
-                rows.append(" & ".join(map(tex, (text.label, text.kind, *text.texts))) + r" \\")
+                cells = [rf"\textbf{{{tex(cell)}}}" if best else tex(cell) for cell, best in _with_best(text)]
+                rows.append(" & ".join((tex(text.label), tex(text.kind), *cells)) + r" \\")
     body = "\n".join(rows)
     notes = "\n\n".join(tex(text) for text in below(joined))
     return (
@@ -157,14 +164,54 @@ def texts(joined: PaperTable, line: Line, intervals_apart: bool = False) -> list
     label = line.label + _marks(line.notes, notes)
     some = "" if line.expected is None else f"{line.images:,} of {line.expected:,} images"
     labels = {HERE: some} | {next(iter(shown)): label}
-    return [TextLine(labels.get(kind, ""), kind, tuple(found)) for kind, found in shown.items()]
+    best = {
+        PAPER: tuple(line in _best_printed(joined, line.group, column) for column in columns),
+        HERE: tuple(line in _best_measured(joined, line.group, column) for column in columns),
+    }
+    return [TextLine(labels.get(kind, ""), kind, tuple(found), best.get(kind, ())) for kind, found in shown.items()]
+
+
+def _with_best(text: TextLine) -> Iterator[tuple[str, bool]]:
+    return zip(text.texts, text.best or [False] * len(text.texts), strict=True)
+
+
+def _best_printed(joined: PaperTable, group: str | None, column: Column) -> list[Line]:
+    """The rows of a group with its best printed value; none where all are equal, or only one has a value."""
+    known = [
+        (line, line.cells[column.name].paper)
+        for line in joined.lines
+        if line.group == group and line.cells[column.name].paper is not None
+    ]
+    values = {value for _, value in known}
+    if column.better == "none" or len(values) < 2:
+        return []
+    top = max(values) if column.better == "higher" else min(values)
+    return [line for line, value in known if value == top]
+
+
+def _best_measured(joined: PaperTable, group: str | None, column: Column) -> list[Line]:
+    """The rows of a group that are not shown to be worse than its best measured value; none without intervals, and none
+    where nothing is shown to be worse."""
+    known = [(line, line.cells[column.name]) for line in joined.lines if line.group == group]
+    known = [(line, cell) for line, cell in known if cell.value is not None]
+    certain = all(cell.low is not None and not cell.too_few for _, cell in known)
+    if column.better == "none" or len(known) < 2 or not certain:
+        return []
+    if column.better == "higher":
+        bound = max((cell for _, cell in known), key=lambda cell: cell.value).low
+        best = [line for line, cell in known if cell.high >= bound]
+    else:
+        bound = min((cell for _, cell in known), key=lambda cell: cell.value).high
+        best = [line for line, cell in known if cell.low <= bound]
+    return best if len(best) < len(known) else []
 
 
 def below(joined: PaperTable) -> list[str]:
     """Footnotes, definitions and notes below the table, one line each."""
     notes = [f"{_superscript(place)} {text}" for place, text in enumerate(joined.footnotes, 1)]
     marked = any(cell.outside for line in joined.lines for cell in line.cells.values())
-    return [*notes, *([LEGEND] if marked else []), *joined.definitions, *joined.remarks]
+    bold = any(any(text.best) for line in joined.lines for text in texts(joined, line))
+    return [*notes, *([LEGEND] if marked else []), *([BOLD] if bold else []), *joined.definitions, *joined.remarks]
 
 
 def heading(column: Column) -> str:

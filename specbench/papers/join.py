@@ -184,6 +184,7 @@ def _line(
     there = [one for one in measured.values() if one is not None]
     notes = [f"Not run: {why}." for why in missing if why != NOT_RUN]
     notes += [row.notes["row"]] if "row" in row.notes else []
+    notes += _mixed(there)
     notes += [f"{FAILED_AUDIT}: its images are no exact samples of the model."] if any(map(_failed, there)) else []
     shared = table.shared_choices()
     notes += [text for text in row.chosen if text not in shared]
@@ -194,6 +195,15 @@ def _line(
         next((one.expected for one in there if one.partial and not one.unlike), None),
         tuple(dict.fromkeys(one.run.folder for one in there)),
     )  # fmt: skip
+
+
+def _mixed(there: Sequence[Measured]) -> list[str]:
+    """A note where the cells of a row are not of the same images."""
+    sets = {(one.row["n"], tuple(one.row.get("drawn", ()))) for one in there}
+    if len(sets) < 2:
+        return []
+    images = sorted(n for n, _ in sets)
+    return [f"Its cells are not of the same images: of {images[0]:,} to {images[-1]:,} of them, from several runs."]
 
 
 def _failed(one: Measured) -> bool:

@@ -62,6 +62,8 @@ def _panel(
         for line in lines:
             if line.kind != PAPER and not any(line.texts[place] for place in chosen):
                 continue
-            style = "bold" if line.kind == HERE else None
-            table.add_row(Text(line.label), line.kind, *(Text(line.texts[place]) for place in chosen), style=style)
+            cells = (
+                Text(line.texts[place], style="bold" if line.best and line.best[place] else "") for place in chosen
+            )
+            table.add_row(Text(line.label), line.kind, *cells, style="cyan" if line.kind == HERE else None)
     return Padding(table, (0, 0, 1, 0))

@@ -12,8 +12,8 @@ from specbench.store.schema import KEY
 
 
 def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
-    """Mean over images at each grid position, [height, width], from 0 to 1, NaN where no image has one; None where the run
-    has not kept it.
+    """Mean over images at each grid position, [height, width], from 0 to 1, NaN where no image has one; None where the
+    run has not kept it.
 
     Args:
         quantity: "accepted" (whether the token is an accepted draft), "top1" (largest probability of the target), or of

@@ -16,9 +16,16 @@ from specbench.papers.table import SCORE, Column, Row
 FID = Column("fid", f"{SCORE}fid[pytorch-fid]", "FID", "fid[pytorch-fid]", 2, "lower", 1.0, {})
 
 
-def score(n: int, expected: int, metric: str = "fid[pytorch-fid]") -> Measured:
+def score(n: int, expected: int | None, metric: str = "fid[pytorch-fid]") -> Measured:
     found = {"metric": metric, "fingerprint": "f", "value": 243.7, "low": 200.0, "high": 290.0, "n": n}
-    return Measured(SimpleNamespace(rows=pd.DataFrame()), {"n": n, "scores": [found]}, None, (), None, expected)
+    return Measured(
+        SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(n)})),
+        {"n": n, "scores": [found]},
+        None,
+        (),
+        None,
+        expected,
+    )
 
 
 @pytest.fixture
@@ -30,14 +37,18 @@ def printed() -> Row:
 def test_a_distance_of_fewer_images_has_no_difference(printed):
     assert make_cell(printed, FID, score(5000, 5000), None, "f").difference == pytest.approx(212.92)
     cell = make_cell(printed, FID, score(40, 5000), None, "f")
-    assert cell.difference is None and any("fewer images" in note for note in cell.notes)
+    assert cell.difference is None and any("other images" in note for note in cell.notes)
     clip = replace(FID, name="clip", key=f"{SCORE}clip", score="clip", better="higher")
     assert make_cell(printed, clip, score(40, 5000, "clip"), None, "f").difference == pytest.approx(-6.3)
+    assert make_cell(printed, FID, score(5000, None), None, "f").difference is None, "who knows what the paper's set is"
 
 
 def test_an_interval_of_few_images_is_not_printed(printed):
     cell = make_cell(printed, FID, score(3, 5000), None, "f")
     assert _value(FID, cell, True) == "243.70 [too few]" and cell.low == 200.0
+    one_prompt = score(10, 5000)
+    one_prompt.run.rows["prompt_id"] = "p"
+    assert make_cell(printed, FID, one_prompt, None, "f").too_few, "prompts are the independent units"
     assert "too few" not in _value(FID, Cell(None, None, value=1.0, low=0.5, high=1.5, n=8), True)
 
 

@@ -9,6 +9,8 @@ import json
 import math
 import os
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +35,7 @@ from specbench.reporting.report_rows import Run, report_row
 from specbench.store.run_audits import write_audit
 from specbench.store.run_info import RunInfo, read_info
 
+PDFLATEX = shutil.which("pdflatex")
 GOLDEN = Path(__file__).parents[1] / "golden"
 TABLE = read_table(GOLDEN / "toy-1.toml")
 PLAIN, SPECULATIVE, GROUPED, SMALL_GROUPS = TABLE.all_settings()
@@ -108,9 +111,29 @@ def test_what_was_measured_is_in_the_printed_unit_with_its_interval_and_differen
     latency, nfe, speedup = (cell(joined, "B SJD", name) for name in ("latency_s", "nfe", "speedup"))
     assert latency.value == pytest.approx(0.122 / 3) and latency.low < latency.value < latency.high
     assert nfe.value == pytest.approx(7 / 3) and nfe.difference == pytest.approx(7 / 3 - 6)
-    assert nfe.outside, "6 forwards are far outside the interval around 2.3"
+    assert nfe.too_few and not nfe.outside, "an interval that is not shown decides nothing"
     assert speedup.value == pytest.approx(3 * 45 / 122) and speedup.difference == pytest.approx(3 * 45 / 122 - 2.15)
     assert cell(joined, "A Plain", "nfe").difference == 0 and not cell(joined, "A Plain", "nfe").outside
+
+
+def many(tmp_path: Path, **counts: int) -> PaperTable:
+    """AR and SJD measured over this many images each."""
+    return join(
+        TABLE, {PLAIN: folder(tmp_path, AR, ar(counts["ar"])), SPECULATIVE: folder(tmp_path, SJD, sjd(counts["sjd"]))}
+    )
+
+
+def test_the_best_values_are_bold_and_measured_ones_only_where_something_is_worse(tmp_path):
+    done = many(tmp_path, ar=9, sjd=9)
+    nfe = cell(done, "B SJD", "nfe")
+    assert nfe.outside and not nfe.too_few, "6 forwards are far outside the interval around 2.3"
+    text = render([done])
+    printed, here, _ = re.search(r"\| B SJD.*\n.*\n.*", text)[0].splitlines()
+    assert "| **52.340** |" in printed and "| 6.0 (0.2) |" in printed, "AR's 4 steps are the best printed ones"
+    assert re.search(r"\*\*2\.3 \[", here) and not re.search(r"\*\*7\.4", here), "the perplexities are the same"
+    assert r"\textbf{52.340}" in render([done], "latex") and "<b>52.340</b>" in render([done], "html")
+    few = render([many(tmp_path / "few", ar=3, sjd=3)])
+    assert "*" not in re.search(r"\| B SJD.*\n(.*)\n", few)[1]
 
 
 def test_other_hardware_is_named_and_no_time_is_called_different(joined):
@@ -194,7 +217,8 @@ def test_a_score_computed_otherwise_than_its_column_is_refused(joined):
     refused = cell(joined, "C GSD", "fid")
     assert refused.value is None and refused.why == "other fingerprint"
     assert "bbbbbbbb" in refused.notes[0] and "aaaaaaaa" in refused.notes[0]
-    assert cell(joined, "B SJD", "fid").notes == ("Scored over 2 of 3 images.",)
+    scored_in_part, unknown = cell(joined, "B SJD", "fid").notes
+    assert scored_in_part == "Scored over 2 of 3 images." and "no difference" in unknown
 
 
 def test_a_run_scored_in_two_ways_shows_the_one_of_its_column(tmp_path):
@@ -250,7 +274,7 @@ def test_every_column_is_defined_and_every_mark_explained(joined):
 
 def test_text_cannot_break_out_of_any_format(joined):
     assert "<b>" not in render([joined], "markdown") and "| <" not in render([joined], "markdown")
-    assert "<b>" not in render([joined], "html")
+    assert "<b>cats" not in render([joined], "html")
     assert r"D Ours\_2 \& more" in render([joined], "latex")
     json.loads(render([joined], "json"), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     rows = list(csv.DictReader(io.StringIO(render([joined], "csv"))))
@@ -287,7 +311,7 @@ def test_html_closes_what_it_opens(joined):
 def test_a_terminal_of_any_width_shows_every_column_whole(joined, width):
     text = on_terminal(joined, width)
     assert max(map(len, text.splitlines())) <= width
-    for value in ("112.290", "too few", "dtype differs", "other fingerprint", "-3.7*"):
+    for value in ("112.290", "too few", "dtype differs", "other fingerprint", "-3.7"):
         assert value in text
 
 
@@ -319,3 +343,12 @@ def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):
     assert text.count("data-chart=") == 1 and sum("the paper's" in one for one in told) == 2 == len(told) - 2
     assert "default-src 'none'" in text and text.count("sha256-") == text.count("<script>") == 2
     assert "data-chart" not in render([join(TABLE, {})], "html"), "a table has no plot"
+
+
+@pytest.mark.skipif(PDFLATEX is None, reason="needs pdfLaTeX, for example `apt-get install texlive-latex-recommended`")
+def test_latex_compiles_and_fits_the_page(joined, tmp_path):
+    head = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}"
+    (tmp_path / "table.tex").write_text(f"{head}\n{render([joined], 'latex')}\n\\end{{document}}\n")
+    command = [PDFLATEX, "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "table.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "Overfull" not in done.stdout, done.stdout[-2000:]

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import synthetic
 
@@ -18,9 +20,10 @@ from specbench.decoding.generation import SPANS
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.papers import reproduce
 from specbench.papers.estimate import estimate, total
-from specbench.papers.measured import find_measured
+from specbench.papers.measured import find_measured, measured_table, wanted_fields
 from specbench.papers.table_files import load_table, table_names
 from specbench.reporting.comparability import mismatched_fields
+from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.run_progress import SilentReporter
 from specbench.store.run_info import read_info
 
@@ -225,6 +228,42 @@ def test_prompts_of_released_code_reach_the_run_unless_the_model_is_replaced(tmp
     assert settings({}) == {("lumina", "released", "official"), ("anole", "released", "released")}
     assert settings({"model": "shapes"}) == {("shapes", "official", "official")}
     assert settings({"model": "lumina"}) == {("lumina", "released", "official"), ("lumina", "official", "official")}
+
+
+def at_every_k(tmp_path: Path, prompts: int = 2) -> Path:
+    """Runs of every row of sjd-6 at every K in the place of Lumina-mGPT, each with a score of its own."""
+    cells = reproduce.resolve_cells(load_table("sjd-6"), {"model": "shapes", "out": str(tmp_path)}, env={})
+    for place, cell in enumerate(cells):
+        wanted = wanted_fields(cell.values)
+        (planned,) = plan_decoders(cell.values["decoder"].value, cell.values)
+        fields = {name: wanted[name] for name in ("model", "prompts", "seed", "batch", "sampling")}
+        spec = replace(synthetic.SJD, decoder=planned.spec, **fields)
+        run = synthetic.folder(tmp_path, spec, synthetic.sjd(prompts))
+        score = {"metric": "shapes-clip", "value": place / 10, "low": None, "high": None, "n": 2, "images": 2}
+        (run / "scores").mkdir()
+        score |= {"fingerprint": "aaaaaaaa", "identity": "{}"}
+        pq.write_table(pa.Table.from_pylist([score]), run / "scores" / "shapes-clip-aaaaaaaa.parquet")
+    return tmp_path
+
+
+def test_scores_of_a_swept_row_stand_beside_each_of_its_columns(tmp_path):
+    done = measured_table(load_table("sjd-6"), model="shapes", out=at_every_k(tmp_path))
+    headers = [column.header for column in done.table.columns]
+    assert headers[3:] == ["shapes clip, K = 10", "shapes clip, K = 100", "shapes clip, K = 2000"]
+    found = [line.cells[column.name] for line in done.lines for column in done.table.columns]
+    assert all(cell.why is None and cell.value is not None for cell in found)
+
+
+def test_a_substituted_model_stands_once_and_under_its_own_name(tmp_path):
+    table = load_table("sjdpp-1")
+    done = measured_table(table, model="shapes", out=tmp_path)
+    (group,) = {line.group for line in done.lines}
+    assert group == "shapes" and len(done.lines) < len(table.rows)
+    assert len({line.label for line in done.lines}) == len(done.lines)
+    assert done.lines[0].label == "ar" and all(cell.paper is None for cell in done.lines[0].cells.values())
+    assert any("rows of the paper are" in note for note in done.table.notes)
+    own = measured_table(table, out=tmp_path)
+    assert len(own.lines) == len(table.rows)
 
 
 def test_a_draft_head_goes_to_the_rows_that_take_one(tmp_path):
