@@ -82,10 +82,14 @@ def _fastest(exact: Sequence[Mapping]) -> str:
 
 def _with_loss(row: Mapping, beside_lossless: bool) -> str:
     why = f"declared lossless, {FAILED_AUDIT}" if failed_audit(row) else "not lossless"
-    other = "Above it stands" if beside_lossless else "The fastest decoder is"
-    unsure = ", not shown to be faster than AR" if (row["speedup_low"] or 0) <= 1 else ""
     speed = f"{number(row['speedup'])} times the speed of AR {_interval(row)}".rstrip()
-    return f"{other} {_name(row)}, {why}: {speed}{unsure}."
+    unsure = (row["speedup_low"] or 0) <= 1
+    if unsure and not beside_lossless:
+        slower = row["speedup_high"] is not None and row["speedup_high"] < 1
+        first = "No decoder is faster than AR" if slower else "No decoder is shown to be faster than AR"
+        return f"{first}: the best, {_name(row)}, {why}, runs at {speed}."
+    other = "Above it stands" if beside_lossless else "The fastest decoder is"
+    return f"{other} {_name(row)}, {why}: {speed}{', not shown to be faster than AR' if unsure else ''}."
 
 
 def _free_window(row: Mapping) -> str | None:
@@ -111,7 +115,16 @@ def _quality(chosen: Sequence[Mapping], rows: Sequence[Mapping]) -> list[str]:
     ]
     found = corrected(found)
     real = [row for row in found if row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT]
-    return [*map(_cost, real), *_untold([row for row in found if row not in real])]
+    same = [row for row in found if row["value"] == row["low"] == row["high"] == 0]
+    return [*map(_cost, real), *_equal(same), *_untold([row for row in found if row not in real and row not in same])]
+
+
+def _equal(rows: Sequence[Mapping]) -> list[str]:
+    """Scores that agree with AR's image by image, by decoder."""
+    by_decoder: dict[str, list[str]] = {}
+    for row in rows:
+        by_decoder.setdefault(row["who"], []).append(row["name"])
+    return [f"{who} has AR's own scores, image by image, in {', '.join(names)}." for who, names in by_decoder.items()]
 
 
 def _cost(row: Mapping) -> str:

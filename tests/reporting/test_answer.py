@@ -41,6 +41,25 @@ def test_a_lossy_decoder_is_named_as_such_and_only_above_the_lossless_one():
     assert not any("gsd" in text for text in answer([AR, sjd, row("gsd", 1.2, 1.1, 1.3, lossless=False)]))
 
 
+def test_a_lossy_decoder_that_is_no_faster_is_not_called_the_fastest():
+    assert answer([AR, row("gsd", 0.7, 0.6, 0.8, lossless=False)])[0].startswith(
+        "No decoder is faster than AR: the best"
+    )
+    found = answer([AR, row("gsd", 1.1, 0.9, 1.3, lossless=False)])
+    assert found[0].startswith("No decoder is shown to be faster than AR: the best, gsd (window 16), not lossless")
+
+
+def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
+    def rows(*_, **__):
+        same = {"name": "clip", "value": 0.0, "low": 0.0, "high": 0.0, "p": 1.0, "n": 9, "prompts_needed": None}
+        return [same, same | {"name": "aesthetic", "value": 0.1, "low": -0.1, "high": 0.3, "p": 0.4}]
+
+    monkeypatch.setattr("specbench.reporting.answer.quality_rows", rows)
+    found = answer([AR, row("predictive", 1.3, 1.2, 1.4)])
+    assert "predictive (window 16) has AR's own scores, image by image, in clip." in found
+    assert any("aesthetic [" in text and "clip" not in text for text in found)
+
+
 def test_a_failed_audit_takes_the_title():
     cheat = row("cheat", 2.0, 1.9, 2.1, audit={"failed": True})
     found = answer([AR, row("sjd", 1.3, 1.2, 1.4), cheat])
