@@ -125,7 +125,8 @@ def _tests(p: np.ndarray, q: np.ndarray, x: int) -> DraftTests:
 @pytest.mark.parametrize("name", RELEASED)
 def test_what_a_released_preset_declares_and_takes(name):
     spec = resolve(name)
-    assert re.fullmatch(r"released code of .+, commit [0-9a-f]{7}(, .+)?", PRESETS[name].paper) and PRESETS[name].equation
+    assert re.fullmatch(r"released code of .+, commit [0-9a-f]{7}(, .+)?", PRESETS[name].paper)
+    assert PRESETS[name].equation
     assert spec.lossless == (name == "sjd-released")
     assert resolve(name.removesuffix("-released")).drafter == spec.drafter
 
