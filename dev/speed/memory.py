@@ -88,14 +88,16 @@ def peak(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, batch: int
     return live.most
 
 
-def predicted(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, batch: int) -> dict[str, int]:
+def predicted(
+    model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, batch: int, dtype: str = "float32"
+) -> dict[str, int]:
     """Estimate the bytes, with the true prompt length instead of the assumed maximum."""
     assumed, memory_estimate.ASSUMED_PROMPT_TOKENS = memory_estimate.ASSUMED_PROMPT_TOKENS, PROMPT
     try:
-        need = memory_estimate.footprint(model, decoder, sampling, "float32")
+        need = memory_estimate.footprint(model, decoder, sampling, dtype)
     finally:
         memory_estimate.ASSUMED_PROMPT_TOKENS = assumed
-    return {**asdict(need), "besides": need.total(batch) - model.fixed_bytes("float32")}
+    return {**asdict(need), "besides": need.total(batch) - model.fixed_bytes(dtype)}
 
 
 def bench_memory(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:

@@ -24,17 +24,7 @@ _HELP = "\n\n".join(
     )
 )
 _COLUMNS = ("source", "decoder", "window", "tokens_per_step", "ms_per_step", "s_per_image", "speed_up", "window_cost")
-_PRINTED = (
-    "table",
-    "row",
-    "device",
-    "ms_per_step",
-    "weight_read_ms",
-    "over_weight_read",
-    "floor_ms",
-    "over_floor",
-    "note",
-)
+_PRINTED = ("row", "gpu", "ms_per_step", "weights_ms", "over_weights", "floor_ms", "over_floor")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -132,7 +122,10 @@ def _print_printed(names: Sequence[str], as_json: bool) -> None:
         raise SpecbenchError(f"no latency is printed in {', '.join(names)}", "specbench forecast --printed")
     if as_json:
         return print_json(rows)
-    print("Printed latencies beside computed floors; the floors are no measurements.\n")
+    _say(
+        "Printed latencies beside computed floors; the floors are no measurements. A GPU named without its variant is "
+        "taken as the fastest one.\n"
+    )
     print_table([_beside(row) for row in rows], _PRINTED)
     print()
     for line in dict.fromkeys(filter(None, map(printed_sentence, rows))):
@@ -140,15 +133,17 @@ def _print_printed(names: Sequence[str], as_json: bool) -> None:
 
 
 def _beside(row: Mapping) -> dict[str, object]:
+    """One row for the table; where there is no floor, the place of the GPU says why."""
     numbers = {
         "ms_per_step": "printed_step_ms",
-        "weight_read_ms": "weights_ms",
-        "over_weight_read": "over_weights",
+        "weights_ms": "weights_ms",
+        "over_weights": "over_weights",
         "floor_ms": "floor_step_ms",
         "over_floor": "over_floor",
     }
     shown = {name: None if row[key] is None else float(f"{row[key]:.3g}") for name, key in numbers.items()}
-    return {**shown, **{name: row[name] or None for name in ("table", "row", "device", "note")}}
+    device = row["device"].removeprefix("NVIDIA ").removeprefix("GeForce ") if row["device"] else row["note"]
+    return {**shown, "row": f"{row['table']}, {row['row']}", "gpu": device}
 
 
 def _say(line: str) -> None:

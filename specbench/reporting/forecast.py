@@ -236,7 +236,7 @@ def assumptions(setting: Setting, accepted: Sequence[Accepted]) -> list[str]:
         f"A forecast of a model: nothing was measured on {peak.name}.",
         f"Device: {peak.bandwidth(2**40) / 1e9:,.0f} GB/s and {peak.flops / 1e12:,.4g} TFLOP/s in {setting.dtype} "
         f"({peak.source}); of these {_percent(setting.bandwidth)} and {_percent(setting.flops)} are reached, stated.",
-        f"Model: {model.name} in {setting.dtype}; a forward reads {size.weights / 1e9:.3g} billion weights once and "
+        f"Model: {model.name} in {setting.dtype}; a forward reads {_counted(size.weights)} weights once and "
         f"each row's KV cache, {size.kv * BYTES[setting.dtype] / 1024:,.0f} KiB a token; {rows} per image, batch "
         f"{setting.batch}.",
         f"An image has {model.stream:,} stream slots after a prompt of {PROMPT_TOKENS}; every step is taken at the "
@@ -261,3 +261,7 @@ def _span(low: float, high: float) -> str:
 
 def _percent(shares: Range) -> str:
     return f"{_span(*(100 * share for share in shares))} %"
+
+
+def _counted(number: int) -> str:
+    return f"{number / 1e9:.3g} billion" if number >= 1e9 else f"{number / 1e6:.3g} million"
