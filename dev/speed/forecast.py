@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -22,7 +23,7 @@ SIZES = {
 NARROW = {"width": 64, "inner": 64, "heads": 1, "vocabulary": 64}
 """A model of the same depth whose forward is calls alone: the overhead."""
 GOAL = 0.15
-_SECONDS = 0.3
+_SECONDS = 0.2
 """Time for each measurement."""
 
 
@@ -52,6 +53,7 @@ def bench_forecast(sampling: Sampling, rounds: int) -> tuple[list[dict], list[st
             keys = ("predicted_ms", "measured_ms", "ratio", "ratio_apart")
             predicted, measured, ratio, apart = (statistics.median(row[key] for row in found) for key in keys)
             lines.append(f"{name}, {window}: {predicted:.2f}, {measured:.2f}, {ratio:.3f}; {apart:.3f}")
+            print(lines[-1], file=sys.stderr)
     for key, told in (("ratio", "calibrated together"), ("ratio_apart", "calibrated apart")):
         ratios = _ratios(rows, key)
         within = sum(abs(ratio - 1) <= GOAL for ratio in ratios.values())
