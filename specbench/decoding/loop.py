@@ -22,6 +22,7 @@ from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import Batch, DecodeLoop, Proposal, Verification
 from specbench.decoding.noise import Noise, row_key
 from specbench.decoding.progress_bounds import CommittedBounds
+from specbench.decoding.recorded_step import RecordedStep
 from specbench.decoding.recorder import StepRecorder
 from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
@@ -150,7 +151,7 @@ class Loop:
         self.tokens = torch.zeros(rows, self._length + window, dtype=torch.long, device=device)
         self.committed = torch.zeros(rows, dtype=torch.long, device=device)
         self.steps = torch.zeros(rows, 1, dtype=torch.long, device=device)
-        self.recorder = StepRecorder(rows, self._length, window, target.forced, noise)
+        self.recorder = StepRecorder(rows, self._length, window, target.forced, noise, call is not call_eager)
         self._was_full = False
         self._drafter.begin(Batch(session, target, noise, self.tokens, call))
 
@@ -213,6 +214,5 @@ class Loop:
         verified = verify_chain(p, proposal, *parts) if tables is None else verify_tree(p, proposal, tables, *parts)
         positions = committed[:, None] + torch.arange(verified.tokens.shape[1], device=p.device)
         self.tokens.scatter_(1, positions, verified.tokens)
-        self.recorder.slots(verified.p, verified.tokens, positions, step)
-        self.recorder.verification(verified, proposal, tables, by_depth, positions)
+        self.recorder.step(RecordedStep(verified, proposal, tables, by_depth, positions, step))
         return verified, positions, (verified.first + 1).minimum(self._length - committed)

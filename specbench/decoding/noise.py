@@ -81,20 +81,23 @@ class Noise:
         """Convert integers to the type that this device hashes fastest."""
         return numbers.numpy() if self._device.type == "cpu" else numbers
 
-    def _counted(self, numbers: Tensor | int) -> Bits | int:
+    def _counted(self, numbers: Bits | int) -> Bits | int:
         """(numbers + 1) * golden; a single number is wrapped on the host, to avoid a sync."""
         if isinstance(numbers, int):
             return ((numbers + 1) * _GOLDEN + 2**63) % 2**64 - 2**63
-        return (self._bits(numbers) + 1) * _GOLDEN
+        return (numbers + 1) * _GOLDEN
 
     def _base(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Bits:
         """[B, T] hash state of each address."""
-        state = _mix(self._bits(self._keys) + self._counted(positions))
+        state = _mix(self._bits(self._keys) + self._counted(self._bits(positions)))
+        stream, draw = (self._bits(x) if isinstance(x, Tensor) else int(x) for x in (stream, draw))
         return _mix(state + self._counted(draw * len(Stream) + stream))
 
     def uniform(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
         """[B, T] float64 uniforms in (0, 1) for stream slots `positions` [B, T]; `draw` numbers repeated draws."""
         bits = _mix(self._base(positions, stream, draw) + _GOLDEN)
+        if isinstance(bits, np.ndarray):
+            return torch.from_numpy((_top_bits(bits) + 0.5) * 2.0**-53)
         return _top_bits(bits).double().add_(0.5).mul_(2.0**-53)
 
     def tie_break(self, positions: Tensor) -> Tensor:
@@ -121,13 +124,14 @@ class Noise:
     def _exponentials(self, positions: Tensor, counter: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Tensor:
         """[B, T, K] exponentials of tokens with counters `counter` [K] or [B, T, K]."""
         bits = _mix(self._base(positions, stream, draw)[..., None] + self._bits(counter))
-        uniform = _top_bits(bits).float().mul_(2.0**-53)
+        top = _top_bits(bits)
+        uniform = (torch.from_numpy(top) if isinstance(top, np.ndarray) else top).float().mul_(2.0**-53)
         # log1p keeps the small values, which win races, at full relative precision; the clamp keeps both ends finite.
         return uniform.clamp_(2.0**-54, 1 - 2.0**-24).neg_().log1p_().neg_()
 
 
-def _top_bits(bits: Bits) -> Tensor:
+def _top_bits(bits: Bits) -> Bits:
     """The upper 53 bits of hash states, as int64; uses up `bits`."""
     bits >>= 11
     bits &= 0x1FFFFFFFFFFFFF
-    return torch.from_numpy(bits) if isinstance(bits, np.ndarray) else bits
+    return bits

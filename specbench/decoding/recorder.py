@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.decoding.draft_tree import DEPTHS, Routes
+from specbench.decoding.draft_tree import DEPTHS
 from specbench.decoding.generation import Generation
-from specbench.decoding.interfaces import Proposal, Verification
+from specbench.decoding.interfaces import Verification
 from specbench.decoding.noise import Noise
+from specbench.decoding.recorded_step import Committed, RecordedStep, join
 from specbench.decoding.sampling import at, entropy, kept
 from specbench.decoding.timing import Spans
 from specbench.decoding.uniforms import UniformsRecorder
+
+WAITING = 2 * 2**20
+"""Bytes of distributions that may wait to be recorded."""
 
 
 class StepRecorder:
     """Measurements per slot, per window offset and per image of one batch. B rows, N stream slots, window W."""
 
-    def __init__(self, rows: int, length: int, window: int, forced: Tensor, noise: Noise | None = None):
-        """`forced` [N + 1]: forced id per stream slot, -1 where free. `noise`: records the u_i if given."""
+    def __init__(
+        self, rows: int, length: int, window: int, forced: Tensor, noise: Noise | None = None, compiled: bool = False
+    ):
+        """`forced` [N + 1]: forced id per stream slot, -1 where free. `noise`: records the u_i if given. `compiled`:
+        steps may run as compiled code, which must find every buffer of an eager step in place."""
         device = forced.device
+        self._collects = device.type == "cpu" and not compiled
+        self._own = torch.arange(rows, device=device)
+        self._waiting: list[RecordedStep] = []
+        self._bytes = 0
         self._length = length
         self._free = torch.cat([forced[:-1] < 0, torch.zeros(window, dtype=torch.bool, device=device)])
         self._slots = torch.zeros(rows, 4, length + window, device=device)
@@ -32,7 +44,7 @@ class StepRecorder:
         self._nfe, self._rounds = torch.zeros(2, rows, dtype=torch.long, device=device)
         self._sums: dict[tuple[str, ...], Tensor] = {}
         """Per group of verifier facts, [1 + facts, B]: number of drafts tested, and the sum of each fact."""
-        self._by_depth = torch.zeros(2, rows, DEPTHS, device=device)
+        self._by_depth = torch.zeros(2, rows, DEPTHS, dtype=torch.double, device=device)
         """Number of first drafts tested by depth, and the sum of their total variations."""
         self._siblings: Tensor | None = None
         """[2, B, ranks] tested and accepted drafts by sibling index, for trees with siblings."""
@@ -44,31 +56,43 @@ class StepRecorder:
         self._spans = spans
         self._draft_tv, self._draft_top1 = (torch.full_like(self._slots[:, 0], torch.nan) for _ in range(2))
 
+    def step(self, step: RecordedStep) -> None:
+        """Record one step. Eager steps on a CPU are collected and computed together, because their many small
+        operations would cost more than the arithmetic. The time of traces is measured inside verification, so a traced
+        step is recorded at once."""
+        if self._spans or not self._collects:
+            self._record(step)
+            return
+        self._waiting.append(step)
+        self._bytes += step.bytes
+        if self._bytes > WAITING:
+            self._flush()
+
     def slots(self, p: Tensor, tokens: Tensor, positions: Tensor, step: Tensor) -> None:
         """Record p [B, T, V] and the new tokens [B, T] of the `step`-th [B, 1] forward. Slots that are not committed
         are overwritten by a later step."""
-        mass = kept(p).mass
-        values = torch.stack(
-            [at(p, tokens).log(), entropy(mass), mass.amax(-1), step.float().expand_as(mass[..., 0])], 1
-        )
-        self._slots.scatter_(2, positions[:, None].expand_as(values), values)
+        self._note_slots(Committed(self._own[:, None], positions, tokens, p, step))
 
     def count_forward(self, running: Tensor) -> None:
         """Count one target forward for the rows [B] that were not complete before it."""
         self._nfe += running
 
-    def verification(
-        self, verified: Verification, proposal: Proposal, tables: Routes | None, by_depth: Tensor, positions: Tensor
-    ) -> None:
-        """Record one step: accepted drafts among slots `positions` [B, T], and every draft tested.
+    def _flush(self) -> None:
+        """Record the steps collected."""
+        for _, steps in groupby(self._waiting, key=lambda step: step.kind):
+            self._record(join(list(steps)))
+        self._waiting, self._bytes = [], 0
 
-        `tables` of the tree, None for a chain; `by_depth` is its `first_drafts_by_depth`.
-        """
-        running = positions[:, 0] < self._length
+    def _record(self, step: RecordedStep) -> None:
+        """Record the committed slots, the accepted drafts by window offset, and every draft tested, of joined steps."""
+        verified, proposal, tables, positions = step.verified, step.proposal, step.tables, step.positions
+        running = self._by_row(positions[:, 0] < self._length)
         self.count_forward(running)
+        seen = step.committed(len(self._own))
+        self._note_slots(seen)
         if self._uniforms:
-            self._uniforms.note(verified, proposal, tables, positions)
-        if proposal.tokens.shape[1] == 1:
+            self._uniforms.note(seen)
+        if seen.q is None:
             return
         self._rounds += running
         if tables is None:
@@ -77,41 +101,52 @@ class StepRecorder:
             drafted = tables.has_children[verified.columns] & self._free[positions]
             free = self._free[proposal.positions[:, 1:] - 1]
         slot, first = torch.arange(drafted.shape[1], device=positions.device), verified.first[:, None]
-        tested = drafted & (slot <= first)
-        self._offsets[:, :, : len(slot)] += torch.stack([drafted, tested, drafted & (slot < first)])
-        self._drafts(verified, verified.tested & free, by_depth)
+        offsets = torch.stack([drafted, drafted & (slot <= first), drafted & (slot < first)])
+        self._offsets[:, :, : len(slot)] += self._by_row(offsets, 1)
+        self._drafts(verified, verified.tested & free, step.by_depth)
         if tables is not None and len(tables.levels) > 1:
             self._count_siblings(verified.tested & free, verified.accepted & free, tables.by_rank)
         if self._spans:
             with self._spans("trace"):
-                q = proposal.q[:, : len(slot)]
-                if tables is not None:
-                    q = proposal.q.gather(1, verified.columns[..., None].expand_as(verified.p))
-                self._trace(verified.p[:, : len(slot)], q, positions[:, : len(slot)], tested)
+                self._trace(seen)
 
-    def _trace(self, p: Tensor, q: Tensor, positions: Tensor, tested: Tensor) -> None:
-        """Record the distance between p and q [B, T, V] of the first draft in each tested slot of `positions` [B, T];
-        a slot is tested only in the step that commits it."""
-        for traced, value in ((self._draft_tv, (p - q).abs().sum(-1) / 2), (self._draft_top1, q.amax(-1))):
-            traced.scatter_(1, positions, torch.where(tested, value, torch.nan))
+    def _by_row(self, values: Tensor, dim: int = 0) -> Tensor:
+        """Sum values over the joined steps: the size of `dim` from K B to B."""
+        return values.unflatten(dim, (-1, len(self._own))).sum(dim)
+
+    def _note_slots(self, seen: Committed) -> None:
+        mass = kept(seen.p).mass
+        steps = seen.steps.float().expand(seen.tokens.shape)
+        values = torch.stack([at(seen.p, seen.tokens).log(), entropy(mass), mass.amax(-1), steps], -1)
+        self._slots[seen.rows, :, seen.positions] = values
+
+    def _trace(self, seen: Committed) -> None:
+        """Record the distance between p and q of the first draft in each tested slot."""
+        tested = seen.tested & self._free[seen.positions]
+        for traced, value in (
+            (self._draft_tv, (seen.p - seen.q).abs().sum(-1) / 2),
+            (self._draft_top1, seen.q.amax(-1)),
+        ):
+            traced[seen.rows, seen.positions] = torch.where(tested, value, torch.nan)
 
     def _drafts(self, verified: Verification, tested: Tensor, by_depth: Tensor) -> None:
-        """Add the facts of the drafts `tested` [B, C - 1], without those for forced slots."""
+        """Add the facts of the drafts `tested` [R, C - 1], without those for forced slots."""
         facts, names = verified.facts, tuple(verified.facts)
         if not names:
             return
         # The facts of drafts that were not tested may be NaN.
-        values = torch.where(tested, torch.stack([torch.ones_like(facts[names[0]]), *facts.values()]), 0.0)
+        values = torch.where(tested, torch.stack([torch.ones_like(facts[names[0]]), *facts.values()]), 0.0).double()
         if names not in self._sums:
-            self._sums[names] = torch.zeros(values.shape[:2], device=values.device)
+            self._sums[names] = values.new_zeros(len(values), len(self._own))
         sums = self._sums[names]
-        sums += values.sum(-1)
+        sums += self._by_row(values.sum(-1), 1)
         if "distance" in names:
-            self._by_depth += torch.stack([values[0], values[1 + names.index("distance")]]) @ by_depth
+            distances = torch.stack([values[0], values[1 + names.index("distance")]])
+            self._by_depth += self._by_row(distances @ by_depth.double(), 1)
 
     def _count_siblings(self, tested: Tensor, accepted: Tensor, by_rank: Tensor) -> None:
-        """Count drafts [B, C - 1] by sibling index, `by_rank` [C - 1, ranks] float32."""
-        counts = torch.stack([tested, accepted]).float() @ by_rank
+        """Count drafts [R, C - 1] by sibling index, `by_rank` [C - 1, ranks] float32."""
+        counts = self._by_row(torch.stack([tested, accepted]).float() @ by_rank, 1)
         if self._siblings is None or self._siblings.shape[2] < counts.shape[2]:
             wider = torch.zeros_like(counts)
             if self._siblings is not None:
@@ -121,6 +156,7 @@ class StepRecorder:
 
     def restart(self, rows: Tensor) -> None:
         """Reset the counts of `rows` [K], which start another image."""
+        self._flush()
         self._nfe[rows] = self._rounds[rows] = 0
         sums = (
             self._offsets,
@@ -137,6 +173,7 @@ class StepRecorder:
         self, rows: Tensor, tokens: Tensor, forced: np.ndarray, spans_ms: Sequence[Mapping[str, float]]
     ) -> list[Generation]:
         """One `Generation` for each of the complete `rows` [K], with its time spans; `tokens` [B, L] of all rows."""
+        self._flush()
         slots = self._slots[rows, :, : self._length].cpu().numpy()
         tokens_of, batch = tokens[rows, : self._length].int().cpu().numpy(), len(tokens)
         traced = None

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specbench.checks.enumerable_model import EnumerableModel, processed
-from specbench.decoding import loop, uniforms
+from specbench.decoding import loop, recorder, uniforms
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.drafters.jacobi import Jacobi
 from specbench.decoding.loop import decode
@@ -104,7 +104,7 @@ def test_values_do_not_depend_on_the_batch_or_on_refilled_rows():
 def test_steps_computed_together_have_the_values_of_single_ones(monkeypatch, name, orders):
     options = windowed(name, 4)
     together = images(name, 5, **options)
-    monkeypatch.setattr(uniforms, "WAITING", 0)
+    monkeypatch.setattr(recorder, "WAITING", 0)
     for image, single in zip(together, images(name, 5, **options), strict=True):
         assert len(image.uniforms) == orders
         for order, u in single.uniforms.items():
@@ -182,9 +182,9 @@ def test_recording_in_an_order_that_knows_the_outcome_is_flagged(monkeypatch):
     """Ranks by p over the empirical distribution of the draft itself: such an order is no function of the past."""
     plain = uniforms.UniformsRecorder.note
 
-    def note(self, verified, proposal, tables, positions):
-        own = torch.nn.functional.one_hot(verified.tokens, verified.p.shape[-1]).float()
-        plain(self, verified, proposal._replace(q=own), tables, positions)
+    def note(self, seen):
+        own = torch.nn.functional.one_hot(seen.tokens, seen.p.shape[-1]).float()
+        plain(self, seen._replace(q=own))
 
     monkeypatch.setattr(uniforms.UniformsRecorder, "note", note)
     assert audited(images("sjd", 2000, window=4)).deviates
