@@ -113,7 +113,8 @@ def join(steps: Sequence[RecordedStep]) -> RecordedStep:
         earlier = Earlier(*map(torch.cat, zip(*(own.earlier for own in proposals), strict=True)))
     tokens, positions, q = (torch.cat(fields) for fields in zip(*(own[:3] for own in proposals), strict=True))
     return steps[0]._replace(
-        verified=Verification(*map(torch.cat, zip(*(own[:-1] for own in verified), strict=True)), facts),
+        # No recorder reads `refined_from`.
+        verified=Verification(*map(torch.cat, zip(*(own[:6] for own in verified), strict=True)), facts),
         proposal=proposals[0]._replace(tokens=tokens, positions=positions, q=q, earlier=earlier),
         positions=torch.cat([step.positions for step in steps]),
         steps=torch.cat([step.steps for step in steps]),
