@@ -156,7 +156,7 @@ def _block(title: str, lines) -> RenderableType:
 def _pictures(tile: Tile, console: Console) -> Iterator[RenderableType]:
     if tile.problem or tile.pixels is None:
         return
-    if console.color_system is None:
+    if console.color_system is None or console.no_color:
         yield from _letters(tile)
         return
     width = min(_MOST_COLUMNS, console.width // 2 - 2)

@@ -243,3 +243,7 @@ def test_half_blocks_are_the_picture(runs):
     with console.capture() as shown:
         console.print(image_view(*image_card(runs[1], "p0"), console))
     assert "\x1b[38;2;102;102;102" in shown.get() and "▀" in shown.get()
+    plain = Console(force_terminal=True, color_system="truecolor", no_color=True, width=60)
+    with plain.capture() as shown:
+        plain.print(image_view(*image_card(runs[1], "p0"), plain))
+    assert "▀" not in shown.get(), "half blocks without their colours show nothing"
