@@ -12,7 +12,7 @@ FIT_TORCHVISION := $(BIN)/python -c "import torchvision" 2>/dev/null || \
 # environment of their own, with a torchvision that fits its torch.
 HPSV2_VENV ?= .venv-hpsv2
 
-.PHONY: help demo install test test-hpsv2 audit-menu check docs docs-site page-library train-shapes train-head speed gpu drills clean
+.PHONY: help demo install test test-hpsv2 audit-menu check docs docs-site pictures page-library train-shapes train-head speed gpu drills clean
 
 help: ## List these targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -64,6 +64,9 @@ docs: $(VENV)/.dev ## Refresh the generated parts of README and docs
 docs-site: $(VENV)/.dev ## Build the documentation with its API reference into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html"
+
+pictures: $(VENV)/.run ## Draw the pictures of README and docs anew (needs Chromium)
+	$(BIN)/python dev/pictures/draw.py
 
 page-library: ## Build the plotting library that HTML reports carry (needs npm)
 	cd dev/page-library && npm ci --no-audit --no-fund && npm run build
