@@ -64,3 +64,20 @@ def test_the_images_that_a_table_asks_for():
     assert _expected(asked) == 100
     asked.prompts = None
     assert _expected(asked) is None
+
+
+def test_a_stalled_image_is_named_at_the_latency():
+    latency = Column("latency", "latency_ms", "Latency (s)", None, 2, "lower", 0.001, {})
+    row = SimpleNamespace(notes={}, paper={}, spread={}, hardware=None)
+    times = [300.0] * 8 + [8000.0]
+    run = SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(9), "ar_ms": times}))
+    found = {
+        "n": 9, "scores": [], "latency_ms": 1155.6, "latency_median_ms": 300.0, "speedup": None, "step_ratio": None,
+        "speedup_note": None, "stalled": {"images": 1, "slowest_ms": 8000.0},
+    }  # fmt: skip
+    cell = make_cell(row, latency, Measured(run, found, None, (), None, 9), None, None)
+    assert any(
+        "1 of 9 images stalled, the slowest took 8.00 s where the median is 0.30 s" in note for note in cell.notes
+    )
+    calm = Measured(run, found | {"stalled": None}, None, (), None, 9)
+    assert not any("stalled" in note for note in make_cell(row, latency, calm, None, None).notes)
