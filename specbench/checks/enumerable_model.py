@@ -235,12 +235,17 @@ def enumerate_images(
 
 def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
     """Target distributions [.., V] in float64: temperature, then top-k with ties kept, then top-p."""
-    scaled = logits / sampling.temperature
+    scaled = logits if sampling.entropy_scale else logits / sampling.temperature
     if sampling.top_k:
         kth = np.sort(scaled)[..., -min(sampling.top_k, scaled.shape[-1])]
         scaled = np.where(scaled >= kth[..., None], scaled, -np.inf)
     p = np.exp(scaled - scaled.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
+    if sampling.entropy_scale:
+        entropy = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(-1, keepdims=True)
+        scaled = scaled / (sampling.temperature * (2.5 * np.exp(-entropy / sampling.entropy_scale) + 0.6))
+        p = np.exp(scaled - scaled.max(-1, keepdims=True))
+        p /= p.sum(-1, keepdims=True)
     if sampling.top_p < 1:
         order = np.argsort(-p, axis=-1, kind="stable")
         ranked = np.take_along_axis(p, order, -1)

@@ -94,6 +94,7 @@ def _show_config(plan, values: Mapping[str, Value], as_json: bool) -> None:
         "temperature": sampling["temperature"],
         "top-k": sampling["top_k"],
         "top-p": sampling["top_p"],
+        "entropy-scale": sampling["entropy_scale"] or 0.0,
         "dtype": plan.dtype,
         "threads": plan.threads,
         "mode": plan.mode,

@@ -15,22 +15,34 @@ from specbench.specs.run_spec import Sampling
 
 
 def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Temperature, then top-k (ties with the k-th logit are kept), then top-p; dropped entries become -inf.
+    """Temperature, then top-k (ties with the k-th logit are kept), then top-p; dropped entries become -inf. A
+    temperature by entropy is applied after top-k.
 
     Args:
         logits: [..., V] float32, guided.
     """
-    if sampling.temperature != 1.0:
+    if sampling.temperature != 1.0 and sampling.entropy_scale is None:
         logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
         # On a CPU a third faster than masked_fill.
         logits = torch.where(logits < kth_largest(logits, sampling.top_k), -torch.inf, logits)
+    if sampling.entropy_scale is not None:
+        logits = logits / (sampling.temperature * entropy_factor(logits, sampling.entropy_scale))
     if sampling.top_p < 1.0:
         ranked, order = logits.softmax(-1).sort(dim=-1, descending=True)
         # A token stays while the mass strictly before it is below top_p, so the first always stays.
         dropped = ranked.cumsum(-1) - ranked >= sampling.top_p
         logits = logits.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
     return logits
+
+
+def entropy_factor(logits: Tensor, scale: float) -> Tensor:
+    """Factor [..., 1] on the temperature by the entropy H of `logits` [..., V]: 2.5 exp(-H/scale) + 0.6.
+
+    The sampler of ARsample (NeurIPS 2025, arXiv 2510.09012), whose released code has scale 3. It is 3.1
+    where the model is certain, 1 at H = 5.5 for scale 3, and 0.6 for large H.
+    """
+    return (2.5 * (-entropy(logits.softmax(-1)) / scale).exp() + 0.6)[..., None]
 
 
 def kth_largest(values: Tensor, k: int) -> Tensor:

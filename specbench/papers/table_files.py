@@ -20,7 +20,7 @@ from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system.package_data import data_folder
 
-_SAMPLING = {"guidance": float, "temperature": float, "top_k": int, "top_p": float}
+_SAMPLING = {"guidance": float, "temperature": float, "top_k": int, "top_p": float, "entropy_scale": float}
 _CASE = {"model": str, "decoder": str, "options": dict, "prompts": str, "dtype": str, "sampling": dict}
 _CASE |= dict.fromkeys(("limit", "samples", "seed", "batch"), int)
 _CASE |= dict.fromkeys(("guidance_rows", "prompt_form"), str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specbench.store.run_info import RunInfo
 
-SAMPLING = ("guidance", "temperature", "top_k", "top_p")
+SAMPLING = ("guidance", "temperature", "top_k", "top_p", "entropy_scale")
 _WORK = ("model", "weights_sha256", "prompts_sha256", "seed", "batch", "device")
 _CONFIGURATION = ("dtype", "threads", "compiled")
 

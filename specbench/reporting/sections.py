@@ -110,6 +110,7 @@ def _heading(runs: Sequence[Mapping]) -> str:
     threads = f"{setting['threads']} thread{'s' if setting['threads'] != 1 else ''}"
     parts += [f"top-p {sampling['top_p']:g}"] if sampling["top_p"] < 1 else []
     parts += [row["processors"]] if row.get("processors") else []
+    parts += [f"entropy scale {sampling['entropy_scale']:g}"] if sampling.get("entropy_scale") else []
     parts += [
         setting["dtype"],
         setting["device"],

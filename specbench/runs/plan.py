@@ -48,8 +48,15 @@ RUN_ORIGINS = (
     "temperature",
     "top-k",
     "top-p",
+    "entropy-scale",
 )
-SAMPLING_SETTINGS = {"guidance": "cfg", "temperature": "temperature", "top_k": "top-k", "top_p": "top-p"}
+SAMPLING_SETTINGS = {
+    "guidance": "cfg",
+    "temperature": "temperature",
+    "top_k": "top-k",
+    "top_p": "top-p",
+    "entropy_scale": "entropy-scale",
+}
 MAX_IMAGES = 1_000_000
 _DEVICE = re.compile(r"(cpu|mps|cuda(:\d{1,3})?)")
 
@@ -359,6 +366,7 @@ def plan_sampling(model: ModelFacts, values: Mapping[str, Value]) -> Sampling:
     """Model's sampling with the settings applied; rejects a top-k above the image vocabulary."""
     given = {field: values[name].value for field, name in SAMPLING_SETTINGS.items()}
     sampling = replace(model.sampling(), **{name: held for name, held in given.items() if held is not None})
+    sampling = replace(sampling, entropy_scale=sampling.entropy_scale or None)
     if sampling.top_k > model.v_image:
         raise SpecbenchError(
             f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens", "0 keeps all of them"

@@ -284,6 +284,16 @@ _SAMPLING = tuple(
                 maximum=1.0,
             ),
         ),
+        (
+            "X",
+            Option(
+                "entropy-scale",
+                0.0,
+                "multiply the temperature by 2.5 exp(-H/X) + 0.6, H the entropy after top-k; 0 disables it",
+                minimum=0.0,
+                maximum=1e4,
+            ),
+        ),
     )
 )
 OUT = Setting(Option("out", "results", "results folder"), "Output", "DIR")
@@ -302,7 +312,7 @@ OPEN_IN_TABLES = {
     *("model", "weights", "revision", "random-weights", "scale", "prompts", "limit", "ids", "samples", "seed"),
     *("offset", "sample", "per-category", "category"),
     *("batch", "dtype", "device", "threads", "compile", "cfg", "temperature", "top-k", "top-p"),
-    *("head", "out", "quiet", "json"),
+    *("entropy-scale", "head", "out", "quiet", "json"),
 }
 """Settings of `specbench run` that a paper's table does not fix, or whose values may override the table's."""
 

@@ -19,12 +19,15 @@ class Sampling:
         temperature: divides the guided logits; above 0.
         top_k: keep the k largest logits, ties included; 0 keeps all.
         top_p: keep the smallest set of tokens holding this mass; 1 keeps all.
+        entropy_scale: multiplies the temperature by 2.5 exp(-H/entropy_scale) + 0.6, H being the entropy in nats after
+            top-k at temperature 1; None for no such factor.
     """
 
     guidance: float = 3.0
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    entropy_scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,10 @@ class RunSpec:
 
     def content(self) -> dict[str, object]:
         """Nested dicts of the spec, without unset fields."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        content = {name: value for name, value in asdict(self).items() if value is not None}
+        return content | {
+            "sampling": {name: value for name, value in asdict(self.sampling).items() if value is not None}
+        }
 
     def canonical(self) -> str:
         """Canonical JSON of `content` with sorted keys; input of the hash."""

@@ -300,7 +300,7 @@ def _check_optional(content: Mapping[str, object]) -> None:
             raise ValueError("floor")
 
 
-_PLAIN = {"str": str, "int": int, "float": int | float, "bool": bool}
+_PLAIN = {"str": str, "int": int, "float": int | float, "float | None": int | float, "bool": bool}
 
 
 def _build(kind: type, content: Mapping):

@@ -103,7 +103,7 @@ def test_the_options_of_run_are_frozen():
         ),
         *("model", "weights", "revision", "guidance-rows", "prompt-form", "random-weights", "scale", "dtype", "device"),
         *("threads", "compile"),
-        *("cfg", "temperature", "top-k", "top-p"),
+        *("cfg", "temperature", "top-k", "top-p", "entropy-scale"),
         *("out", "trace", "quiet", "json"),
     ]
 
