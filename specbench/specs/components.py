@@ -279,7 +279,7 @@ VERIFIERS = {
         "accept with min(1, w p/q), w larger where the entropy of p is low",
         (
             Option("delta", 1.0, "w - 1 where p is certain", minimum=0.0),
-            Option("entropy-scale", 2.0, "entropy in nats over which w - 1 falls by a factor of e", above=0.0),
+            Option("relax-scale", 2.0, "entropy in nats over which w - 1 falls by a factor of e", above=0.0),
         ),
         False,
     ),

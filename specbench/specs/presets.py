@@ -251,7 +251,7 @@ _PRESETS = (
         "sjd-relax",
         "SJD that accepts more where the target is certain",
         OWN.format("CSD (arXiv 2606.27829)"),
-        "the weight of CSD is not public; here, 1 + delta exp(-H/entropy-scale)",
+        "the weight of CSD is not public; here, 1 + delta exp(-H/relax-scale)",
         _jacobi(verifier="relax", residual="optimal"),
     ),
     Preset(

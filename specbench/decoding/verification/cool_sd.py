@@ -56,15 +56,15 @@ class DepthWeighted(RatioTest):
 
 
 class EntropyWeighted(RatioTest):
-    """min(1, w p/q) with w = 1 + delta exp(-H/entropy_scale), H the entropy of p in nats: relaxed most where p is
+    """min(1, w p/q) with w = 1 + delta exp(-H/relax_scale), H the entropy of p in nats: relaxed most where p is
     certain.
 
     CSD (arXiv 2606.27829) relaxes by entropy too, but its formula is not public; this weight is our own.
     """
 
-    def __init__(self, context: Context, delta: float, entropy_scale: float):
+    def __init__(self, context: Context, delta: float, relax_scale: float):
         super().__init__(context)
-        self._delta, self._scale = delta, entropy_scale
+        self._delta, self._scale = delta, relax_scale
 
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
         weight = 1 + self._delta * (-entropy(p) / self._scale).exp()
