@@ -150,9 +150,10 @@ def _compare_features(images: Images, metric: Metric, kept: pd.DataFrame, answer
     ours = {row["metric"]: row["value"] for row in read_scores(images.folder) if row["fingerprint"] == digest}
     features = np.stack(kept["feature"].to_list())
     gap = float(np.abs(features - np.load(request["features"], allow_pickle=False)).max())
-    gaps = [abs(ours[metric.name] - answer["value"]) / max(1.0, abs(answer["value"]))]
+    pairs = [(ours[metric.name], answer["value"])]
     if "kid" in answer:
-        gaps.append(abs(ours[metric.name.replace("fid", "kid", 1)] - answer["kid"]))
+        pairs.append((ours[metric.name.replace("fid", "kid", 1)], answer["kid"]))
+    gaps = [abs(mine - theirs) / max(1.0, abs(theirs)) for mine, theirs in pairs]
     value = ours[metric.name]
     return {"ours": value, "theirs": answer["value"], "largest_difference": gap, "verdict": _verdict(max(gaps))}
 
