@@ -86,7 +86,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name == "SpecbenchError":
-        from specbench.errors import SpecbenchError
+        from specbench.errors import SpecbenchError  # the first use pays for it
 
         return SpecbenchError
     if name in __all__:

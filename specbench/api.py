@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from specbench.store.merge_shards import Merged
     from specbench.system.downloads import Progress
 
+# Imports inside functions: a program waits only for what it calls.
+
 T = TypeVar("T")
 Rows = list[dict[str, object]]
 

@@ -17,6 +17,8 @@ import tempfile
 import types
 from pathlib import Path
 
+# Imports inside functions: each program has an environment of its own, which holds nothing else.
+
 OWN = {"pytorch-fid": ("pytorch-fid",), "clean-fid": ("clean-fid", "pytorch-fid")}
 OWN |= {"torchmetrics": ("torchmetrics", "torch-fidelity"), "hpsv2": ("hpsv2", "clint")}
 OWN |= {"image-reward": ("image-reward", "transformers", "timm", "fairscale")}

@@ -189,7 +189,7 @@ class ContractChecks:
         """Time of a step besides its target forward, on the embedded model, relative to exact SJD."""
         if not isinstance(self._decoder, DecoderSpec):
             return Finding("speed", SKIPPED, "only a Preset or DecoderSpec is timed, not a function")
-        from specbench.models.catalog import load_model
+        from specbench.models.catalog import load_model  # brings the networks, which only this needs
 
         model, window = load_model("shapes"), dict(self._decoder.options).get("window")
         mine = _rule_ms(model, self._decoder)

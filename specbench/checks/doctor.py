@@ -24,6 +24,8 @@ from specbench.system import plugins
 if TYPE_CHECKING:
     from specbench.system.device_peaks import Peak
 
+# Imports inside functions: what is missing or broken is a finding, and torch takes seconds.
+
 OK, WARNING, MISSING = "ok", "warning", "missing"
 LOW_DISK_GIB = 1.0
 

@@ -24,6 +24,8 @@ from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
 
+# Imports inside functions: torch takes seconds, and only numbers that are computed anew need it.
+
 ORDERS = {
     "u_id": "token id",
     "u_p": "p descending",

@@ -9,6 +9,7 @@ import gc
 import importlib
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 
@@ -19,6 +20,8 @@ from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, pl
 from specbench.specs import plugin_decoders
 from specbench.system import console, plugins
 from specbench.system.version import __version__
+
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _UsageError = typer.BadParameter.__mro__[1]
 _DEBUG, _NO_COLOR, _NO_PROGRESS = "--debug", "--no-color", "--no-progress"
@@ -138,8 +141,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _fail(error: SpecbenchError, debug: bool) -> int:
     if debug and sys.exc_info()[1] is not None:
-        import traceback
-
         traceback.print_exc()
     console.show_error(error)
     return error.exit_code

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+from rich.console import Console
 
 from specbench.cli import completion
 from specbench.cli.options import flags, print_json
@@ -18,6 +19,8 @@ from specbench.system import console
 if TYPE_CHECKING:
     from specbench.papers.join import PaperTable
     from specbench.papers.table import Table
+
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 _HELP = "\n\n".join(
@@ -113,8 +116,6 @@ def print_tables(joined: Sequence[PaperTable], fmt: str, to: Path | None) -> Non
     from specbench.papers.render import render
 
     if to is None and fmt == "markdown" and sys.stdout.isatty():
-        from rich.console import Console
-
         from specbench.papers.terminal import terminal
 
         screen = Console(highlight=False)

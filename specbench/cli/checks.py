@@ -13,6 +13,8 @@ from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import JSON, OUT, QUIET, merge
 from specbench.system import console
 
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
+
 _DOCTOR = (OUT, JSON)
 _AUDIT = (OUT, QUIET, JSON)
 _CHECK = (QUIET, JSON)

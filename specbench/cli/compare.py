@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from specbench.cli import completion
 from specbench.cli.options import flags, print_json, print_table
 from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console
 from specbench.system.terminal_tables import fitted
+
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _SETTINGS = (OUT, JSON)
 _HELP = "Compare two runs on their common images: speed-up, score differences, and their significance."
@@ -67,8 +70,6 @@ def _print_comparison(rows: list[dict], a: str, b: str) -> None:
     if not console.is_terminal():
         print("\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows))) + "\n")
         return print_table([{name: _rounded(value) for name, value in row.items()} for row in rows], FIELDS)
-    from rich.text import Text
-
     screen = console.stdout()
     lines = directions(a, b)
     screen.print(*(Text(line) for line in lines[:-1]), Text(verdict(rows), style="bold"), Text(), sep="\n")

@@ -11,6 +11,8 @@ from specbench.runs.settings import JSON, QUIET, Setting, merge
 from specbench.specs.options import Option
 from specbench.system import console
 
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
+
 _LIMIT = Setting(Option("limit", 8, "number of prompts", minimum=1), "What to run", "N")
 _OUT = Setting(Option("out", "results/demo", "folder of the runs, the table and the image grid"), "Output", "DIR")
 _SETTINGS = (_LIMIT, _OUT, QUIET, JSON)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import typer
+from rich.text import Text
 
 from specbench.cli import completion
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console
+
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _SETTINGS = (OUT, JSON)
 _HELP = "\n\n".join(
@@ -151,6 +154,4 @@ def _say(line: str) -> None:
     if not console.is_terminal():
         print(line)
         return
-    from rich.text import Text
-
     console.stdout().print(Text(line))

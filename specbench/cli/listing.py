@@ -11,6 +11,8 @@ from specbench.cli.options import flags, print_json, print_table
 from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console
 
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
+
 _SETTINGS = (OUT, JSON)
 _COLUMNS = {
     "models": ("name", "height", "width", "tokens", "parameters_b", "memory_gib", "on_disk", "hub_id", "licence"),

@@ -11,6 +11,8 @@ from specbench.runs.settings import JSON, OUT, QUIET
 from specbench.runs.settings import merge as merge_settings
 from specbench.system import console
 
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
+
 _SETTINGS = (OUT, QUIET, JSON)
 _HELP = "\n\n".join(
     (

@@ -13,6 +13,8 @@ from specbench.errors import unknown_name
 from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console
 
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
+
 _SETTINGS = (OUT, JSON)
 _BENCHMARKS = ("geneval", "t2i-compbench")
 _BENCHMARK = typer.Argument(

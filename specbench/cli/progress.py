@@ -12,6 +12,8 @@ from specbench.system import console
 if TYPE_CHECKING:
     from specbench.system.downloads import Progress
 
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
+
 
 @contextmanager
 def transfer(what: str) -> Iterator[Progress]:

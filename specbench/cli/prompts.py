@@ -12,6 +12,8 @@ from specbench.cli.progress import transfer
 from specbench.runs.settings import DRAWN, JSON, merge
 from specbench.system import console
 
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
+
 _SHOW = (*DRAWN, JSON)
 _NAME = typer.Argument(
     metavar="NAME", help="Prompt set, one of 'specbench list prompts'.", autocompletion=completion.prompt_sets

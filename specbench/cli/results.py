@@ -18,6 +18,8 @@ from specbench.runs.settings import JSON, OUT, QUIET, merge
 from specbench.store.run_folders import find_runs
 from specbench.system import console
 
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
+
 _SCORE = (OUT, QUIET, JSON)
 _READ = (OUT, JSON)
 _REPORT = "\n\n".join(

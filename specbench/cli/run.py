@@ -8,11 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import Value, check_environment, merge, read_config, run_settings
 from specbench.system import console
+
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _SETTINGS = run_settings()
 _HELP = "\n\n".join(
@@ -141,8 +144,6 @@ def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[objec
 
 def _show_table(folders: Sequence[Path]) -> None:
     """The short table of `specbench report` of these runs, for whoever waits in front of a terminal."""
-    from rich.text import Text
-
     from specbench.reporting.answer import disturbances
     from specbench.reporting.report_rows import report_rows
     from specbench.reporting.report_view import summary_table

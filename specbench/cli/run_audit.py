@@ -9,6 +9,8 @@ from specbench.errors import GATE, SpecbenchError
 from specbench.reporting.columns import number, with_interval
 from specbench.system import console
 
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
+
 
 def audit_runs(
     runs: Sequence[str],

@@ -9,6 +9,8 @@ import typer
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import MAX_SEED
 
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
+
 
 def add_to(parent: typer.Typer) -> None:
     app = typer.Typer(help="Render captions of the embedded model `shapes`.", no_args_is_help=True)

@@ -13,6 +13,8 @@ from specbench.cli.options import flags, print_json
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import JSON, OUT, merge
 
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
+
 _SETTINGS = (OUT, JSON)
 _PLAIN_WIDTH = 120
 

@@ -24,6 +24,8 @@ from specbench.stats import Difference, Estimate
 from specbench.stats import mean_difference as paired_mean
 from specbench.system.downloads import Progress
 
+# Imports inside functions: torch and downloads, not for `list metrics`.
+
 
 @dataclass(frozen=True)
 class Settings:

@@ -30,7 +30,7 @@ class Depth:
     """A depth estimator from a transformers checkpoint folder."""
 
     def __init__(self, folder: Path, device: str):
-        from transformers import DepthAnythingForDepthEstimation
+        from transformers import DepthAnythingForDepthEstimation  # takes seconds
 
         model = DepthAnythingForDepthEstimation.from_pretrained(folder, local_files_only=True, use_safetensors=True)
         self.network = model.float().eval().requires_grad_(False).to(device)

@@ -99,7 +99,7 @@ class GenEval(JudgedMetric):
 
     @cached_property
     def detector(self) -> Callable[[Sequence[np.ndarray]], list[list[Instance]]]:
-        from transformers import AutoConfig
+        from transformers import AutoConfig  # takes seconds
 
         folder = hub_folder(REPOSITORY, self.settings.offline)
         labels = AutoConfig.from_pretrained(folder, local_files_only=True).id2label

@@ -19,7 +19,7 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
     Raises:
         SpecbenchError: not there and offline, no revision of it is known, or the download failed.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import snapshot_download  # slow to import: not for `list metrics`
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     revision = revision_of(repository)

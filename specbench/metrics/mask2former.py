@@ -92,7 +92,7 @@ class Mask2Former:
     """A detector of the 80 COCO classes from a transformers checkpoint folder."""
 
     def __init__(self, folder: Path, device: str, labels: Mapping[int, str]):
-        from transformers import Mask2FormerForUniversalSegmentation
+        from transformers import Mask2FormerForUniversalSegmentation  # takes seconds
 
         model = Mask2FormerForUniversalSegmentation.from_pretrained(folder, local_files_only=True, use_safetensors=True)
         self.network = model.float().eval().requires_grad_(False).to(device)

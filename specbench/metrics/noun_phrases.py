@@ -21,7 +21,7 @@ class Grammar:
 
     @cached_property
     def _parse(self):
-        import spacy
+        import spacy  # an extra
 
         return spacy.load(MODEL)
 

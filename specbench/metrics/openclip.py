@@ -30,7 +30,7 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 def import_open_clip() -> ModuleType:
     """The library, which a metric that needs it names among its packages."""
     with torchvision_if_it_loads():
-        import open_clip
+        import open_clip  # an extra
     return open_clip
 
 

@@ -35,7 +35,7 @@ class Owl:
     """A detector from a transformers checkpoint folder."""
 
     def __init__(self, folder: Path, device: str):
-        from transformers import Owlv2ForObjectDetection
+        from transformers import Owlv2ForObjectDetection  # takes seconds
 
         model = Owlv2ForObjectDetection.from_pretrained(folder, local_files_only=True, use_safetensors=True)
         self.network = model.float().eval().requires_grad_(False).to(device)

@@ -111,7 +111,7 @@ class ModelInfo(ModelFacts):
 
     def load(self, device: str, dtype: str | None = None) -> ImageModel:
         """The model, ready to decode."""
-        import torch
+        import torch  # not for `list models`
 
         make = plugins.load_object(self.target, f"model {self.name}")
         return make(device=device, dtype=getattr(torch, dtype or self.dtype))

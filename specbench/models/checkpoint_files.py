@@ -298,12 +298,12 @@ def _snapshot(
     repo: str, source: Source, revision: str | None, download: bool = False, patterns: Sequence[str] = ()
 ) -> Path | None:
     """Folder of the repository in the hub cache, None if it is not there and must not be fetched."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants  # slow to import: not for `list models`
 
     # The rest of huggingface_hub is slow to import, which `list models` would do for nothing.
     if not download and not Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}").is_dir():
         return None
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import errors, snapshot_download  # slow to import: not for `list models`
 
     files = list(patterns) or source.patterns(other=repo != source.repo or revision is not None)
     revision = revision or revision_of(repo)

@@ -40,7 +40,7 @@ def no_own_head(model: str) -> SpecbenchError:
 
 def require_head(given: str, model: str, own: Path | None) -> None:
     """Raise the error of `find_head` unless the head can be downloaded."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants  # slow to import: not for heads in a folder
 
     try:
         find_head(given, model, own)

@@ -90,9 +90,9 @@ def _meta(held: Mapping) -> NetworkSize:
 
 def _llamagen(folder: Path) -> NetworkSize:
     """LlamaGen has no configuration: the shapes of its tensors tell, which are mapped into memory rather than read."""
-    import argparse
+    import argparse  # only for LlamaGen's pickled files
 
-    import torch
+    import torch  # only for LlamaGen's pickled files
 
     paths = sorted(folder.glob("t2i_*.pt"))
     if not paths:

@@ -111,7 +111,7 @@ def score_table(
     Args:
         trial: the paper's model was substituted: nothing is downloaded, and the bundled metrics are added.
     """
-    from specbench.metrics import scoring
+    from specbench.metrics import scoring  # brings pandas and the metrics
 
     for name in dict.fromkeys([*table.metrics(), *(metric_catalog.bundled_metrics() if trial else ())]):
         problem = _unready(name, settings, trial or settings.offline)

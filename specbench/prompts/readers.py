@@ -143,7 +143,7 @@ def _known(heading: str) -> str:
 
 
 def _read_parquet(path: Path) -> Iterator[Prompt]:
-    import pyarrow
+    import pyarrow  # only for parquet files
     import pyarrow.parquet
 
     try:

@@ -42,7 +42,7 @@ def markdown(rows: Sequence[Mapping]) -> str:
 
 def to_parquet(rows: Sequence[Mapping]) -> bytes:
     """Format as parquet with the columns of csv; numbers stay numbers."""
-    import pyarrow as pa
+    import pyarrow as pa  # only for parquet tables
     import pyarrow.parquet as pq
 
     flat = [_flat(row) for row in rows]

@@ -151,7 +151,7 @@ def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
 def free_memory(device: str) -> int | None:
     """Free bytes on the device; None if unknown."""
     if device.startswith("cuda"):
-        import torch
+        import torch  # takes seconds
 
         return torch.cuda.mem_get_info(device)[0] if torch.cuda.is_available() else None
     try:

@@ -116,7 +116,7 @@ class ProgressReporter:
 
 
 def _bar(console: Console) -> Progress:
-    from rich import progress
+    from rich import progress  # only for progress bars
 
     columns = (
         progress.TextColumn("{task.description}"),

@@ -17,6 +17,8 @@ from specbench.system.environment import hardware, now
 from specbench.system.files import write_atomically
 from specbench.system.monitor import MachineMonitor, others_at_work
 
+# Imports inside functions: torch takes seconds, and tables of peaks are read without it.
+
 _AMPERE = "NVIDIA A100 Tensor Core GPU data sheet"
 _HOPPER = "NVIDIA H100 Tensor Core GPU data sheet"
 _RTX = "NVIDIA Ada GPU architecture whitepaper, appendix A"

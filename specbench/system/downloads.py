@@ -94,7 +94,7 @@ def fetch(remote: Remote, target: Path, progress: Progress | None = None, forbid
             f"download {remote.url} elsewhere and pass it with --from, or go online",
             MISSING_PREREQUISITE,
         )
-    from specbench.system.files import take_lock
+    from specbench.system.files import take_lock  # brings rich: only where something is downloaded
 
     part = target.with_name(target.name + ".part")
     try:

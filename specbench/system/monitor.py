@@ -137,7 +137,7 @@ def _gpu(device: str):
     if not device.startswith("cuda"):
         return None
     try:
-        import pynvml
+        import pynvml  # an extra
         import torch
 
         pynvml.nvmlInit()
@@ -154,7 +154,7 @@ _SLOWED = {
 
 
 def _gpu_facts(handle) -> dict[str, object]:
-    import pynvml as nvml
+    import pynvml as nvml  # an extra
 
     def ask(call, *arguments):
         try:

@@ -55,7 +55,7 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
                 f"pass a run folder with --data, made by: specbench run --model {model.name} --decoder ar",
             )
         return Corpus(*images)
-    from specbench.store.run_store import RunStore
+    from specbench.store.run_store import RunStore  # brings pyarrow: not for heads that exist
 
     store = RunStore(folder)
     rows = store.samples(["prompt", "tokens", "status"])

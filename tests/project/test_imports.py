@@ -5,6 +5,7 @@ Imports inside functions and those for type checkers alone count like all others
 
 from __future__ import annotations
 
+import ast
 import os
 import shutil
 import subprocess
@@ -90,3 +91,40 @@ def test_no_package_and_its_own_modules_import_each_other():
                 queue.append(found)
         reached[start] = seen
     assert not [module for module, seen in reached.items() if module in seen]
+
+
+MODULE_REASON = "# Imports inside functions: "
+
+
+def unexplained(source: str) -> list[int]:
+    """Lines of imports inside functions without a reason: a comment on a line of the block of imports, one right above
+    it, or one for the whole module that starts with `MODULE_REASON`."""
+    lines = source.splitlines()
+    if any(line.startswith(MODULE_REASON) for line in lines):
+        return []
+    functions = (one for one in ast.walk(ast.parse(source)) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+    imports = {node for one in functions for node in ast.walk(one) if isinstance(node, ast.Import | ast.ImportFrom)}
+    blocks: list[list[int]] = []
+    for first, last in sorted((node.lineno, node.end_lineno) for node in imports):
+        if blocks and blocks[-1][1] + 1 == first:
+            blocks[-1][1] = last
+        else:
+            blocks.append([first, last])
+    return [
+        first
+        for first, last in blocks
+        if not any("#" in line for line in lines[first - 1 : last]) and not lines[first - 2].strip().startswith("#")
+    ]
+
+
+def test_every_import_inside_a_function_has_its_reason():
+    found = {path: unexplained(path.read_text()) for path in sorted((ROOT / "specbench").rglob("*.py"))}
+    assert not {str(path): lines for path, lines in found.items() if lines}
+
+
+def test_an_import_inside_a_function_without_a_reason_is_found():
+    bare = "def f():\n    import torch\n    import numpy\n"
+    assert unexplained(bare) == [2]
+    assert not unexplained(bare.replace("numpy", "numpy  # slow"))
+    assert not unexplained(bare.replace("    import torch", "    # Slow.\n    import torch"))
+    assert not unexplained(f"{MODULE_REASON}torch is slow.\n{bare}")

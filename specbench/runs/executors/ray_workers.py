@@ -164,7 +164,7 @@ def import_ray():
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
-        import ray
+        import ray  # an extra
         import ray.cloudpickle
         import ray.exceptions
     except ImportError:
