@@ -81,5 +81,7 @@ def _sampled(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
     def place(prompt: Prompt) -> bytes:
         return hashlib.sha256(f"{SEED}\n{prompt.id}".encode()).digest()
 
+    if count is None:
+        return list(prompts)
     kept = {prompt.id for prompt in sorted(prompts, key=place)[:count]}
     return [prompt for prompt in prompts if prompt.id in kept]

@@ -198,7 +198,7 @@ def _prompt(path: Path, where: str, row: dict) -> Prompt:
     meta = {key: value for key, value in row.items() if value is not None and value != ""}
     if isinstance(extra, dict):
         meta |= extra
-    meta = json.loads(json.dumps(meta, default=str))  # parquet has types without a JSON equivalent
+    meta = meta and json.loads(json.dumps(meta, default=str))  # parquet has types without a JSON equivalent
     return Prompt(text_id(text) if name in (None, "") else str(name).strip(), text, category and str(category), meta)
 
 

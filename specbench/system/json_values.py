@@ -17,7 +17,7 @@ def parse_json(text: str | bytes) -> object:
         ValueError: not JSON, a key repeated within an object, or nesting above `MAX_DEPTH`.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_without_repeats)
+        value = _decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass"))
     except RecursionError:
         raise ValueError(f"nested more than {MAX_DEPTH} deep") from None
     level = [value] if isinstance(value, dict | list) else []
@@ -40,6 +40,10 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
         names = [name for name, _ in pairs]
         raise ValueError(f"key '{next(name for name in names if names.count(name) > 1)[:40]}' is repeated")
     return found
+
+
+_decode = json.JSONDecoder(object_pairs_hook=_without_repeats).decode
+"""Made once: `json.loads` makes a decoder for every text, which takes longer than a line of a prompt file."""
 
 
 def nonfinite_as_null(value: object) -> object:
