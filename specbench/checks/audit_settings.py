@@ -58,6 +58,15 @@ def _mid_row_grammar(height: int, width: int, v_image: int) -> TokenLayout:
     return TokenLayout(height, width, v_image, row * height)
 
 
+_TRANSFORMER = AuditSetting(
+    "2x4 of 2 with row ends, transformer, guided, window 2, continuous batching",
+    TokenLayout.with_row_ends(2, 4, 2),
+    Sampling(guidance=2.0),
+    window=2,
+    tables=2,
+    model="transformer",
+    rows=512,
+)
 AUDIT_SETTINGS = (
     AuditSetting("1x3 of 6, window wider than the image", TokenLayout.plain(1, 3, 6), window=8),
     AuditSetting("2x4 of 2, window wider than the image", TokenLayout.plain(2, 4, 2), window=12),
@@ -91,35 +100,20 @@ AUDIT_SETTINGS = (
     ),
     AuditSetting("1x5 of 4, window 3", TokenLayout.plain(1, 5, 4), window=3),
     AuditSetting("8x1 of 3, one-token rows, window 2", TokenLayout.with_row_ends(8, 1, 3), window=2),
-    AuditSetting(
-        "2x4 of 2 with row ends, transformer, guided, window 2, continuous batching",
-        TokenLayout.with_row_ends(2, 4, 2),
-        Sampling(guidance=2.0),
-        window=2,
-        tables=2,
-        model="transformer",
-        rows=512,
-    ),
-    AuditSetting(
-        "2x4 of 2 with a row end, transformer, guided, window 4, continuous batching",
-        TokenLayout(2, 4, 2, (-1,) * 4 + (2,) + (-1,) * 4),
-        Sampling(guidance=2.0),
+    _TRANSFORMER,
+    replace(
+        _TRANSFORMER,
+        name="2x4 of 2 with a row end, transformer, guided, window 4, continuous batching",
+        layout=TokenLayout(2, 4, 2, (-1,) * 4 + (2,) + (-1,) * 4),
         window=4,
-        tables=2,
-        model="transformer",
-        rows=512,
     ),
 )
 
 COMPILED_SETTINGS = (
-    AuditSetting(
-        "2x4 of 2 with row ends, transformer, guided, window 3, continuous batching, compiled",
-        TokenLayout.with_row_ends(2, 4, 2),
-        Sampling(guidance=2.0),
+    replace(
+        _TRANSFORMER,
+        name="2x4 of 2 with row ends, transformer, guided, window 3, continuous batching, compiled",
         window=3,
-        tables=2,
-        model="transformer",
-        rows=512,
         compiled=True,
     ),
 )

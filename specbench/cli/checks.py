@@ -108,8 +108,10 @@ def audit(
         show_default="all",
         autocompletion=completion.decoders,
     ),
-    samples: int = typer.Option(AUDIT_SAMPLES, "--samples", metavar="N", help="Images per decoder."),
-    seed: int = typer.Option(0, "--seed", metavar="N", help="Random seed of the models and of the decoding noise."),
+    samples: int = typer.Option(AUDIT_SAMPLES, "--samples", metavar="N", min=1000, help="Images per decoder."),
+    seed: int = typer.Option(
+        0, "--seed", metavar="N", min=0, help="Random seed of the models and of the decoding noise."
+    ),
     compiled: bool = typer.Option(
         False, "--compile", metavar="", help="Also audit compiled steps (a minute or more per decoder)."
     ),

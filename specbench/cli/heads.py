@@ -116,10 +116,10 @@ def check_head(
         "", "--head", metavar="FOLDER", help="Folder of the head; without it, the head that comes with the model."
     ),
     data: Path = _DATA,
-    images: int = typer.Option(32, "--images", metavar="N", help="Images to evaluate."),
-    depths: int = typer.Option(5, "--depths", metavar="N", help="Number of draft depths."),
+    images: int = typer.Option(32, "--images", metavar="N", min=1, help="Images to evaluate."),
+    depths: int = typer.Option(5, "--depths", metavar="N", min=1, help="Number of draft depths."),
     seed: int = typer.Option(
-        10**6, "--seed", metavar="N", help="Seed of the image selection; the default differs from training."
+        10**6, "--seed", metavar="N", min=0, help="Seed of the image selection; the default differs from training."
     ),
     device: str = _DEVICE,
     threads: int = _THREADS,

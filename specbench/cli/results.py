@@ -113,18 +113,7 @@ def score(
 ) -> None:
     values = merge(_SCORE, flags)
     names = _metrics_asked_for(metric or (), protocol)
-    if (images is None) != (prompts is None):
-        raise SpecbenchError(
-            "--images and --prompts must be given together", "--prompts names the prompts of the images"
-        )
-    if images is not None and runs:
-        raise SpecbenchError("--images and RUN exclude each other", "--images scores a folder of external images")
-    if against and (images is not None or not names):
-        raise SpecbenchError("--against compares runs by metric", "name the metrics with --metric or --protocol")
-    if cross_check and (against or not names):
-        raise SpecbenchError("--cross-check compares by metric", "name the metrics with --metric or --protocol")
-    if python and not cross_check:
-        raise SpecbenchError("--python names the Python of --cross-check", "add --cross-check")
+    _check_score(images, prompts, bool(runs), bool(names), against, cross_check, python)
     if images is None and (runs or against):
         find_runs(str(values["out"].value), [*(runs or ()), *([against] if against else [])])  # before torch is loaded
     from specbench import api
@@ -147,6 +136,30 @@ def score(
     if against:
         rows = api.differences(against, runs or (), names, out, settings)
     _print_scores(rows, bool(against), values["json"].value)
+
+
+def _check_score(
+    images: Path | None,
+    prompts: str | None,
+    runs: bool,
+    metrics: bool,
+    against: str | None,
+    cross_check: bool,
+    python: Path | None,
+) -> None:
+    """Refuse flags of `score` that contradict or need each other; `runs`, `metrics`: whether any is named."""
+    if (images is None) != (prompts is None):
+        raise SpecbenchError(
+            "--images and --prompts must be given together", "--prompts names the prompts of the images"
+        )
+    if images is not None and runs:
+        raise SpecbenchError("--images and RUN exclude each other", "--images scores a folder of external images")
+    if against and (images is not None or not metrics):
+        raise SpecbenchError("--against compares runs by metric", "name the metrics with --metric or --protocol")
+    if cross_check and (against or not metrics):
+        raise SpecbenchError("--cross-check compares by metric", "name the metrics with --metric or --protocol")
+    if python and not cross_check:
+        raise SpecbenchError("--python names the Python of --cross-check", "add --cross-check")
 
 
 def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> None:

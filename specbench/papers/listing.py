@@ -82,10 +82,18 @@ def model_rows() -> Rows:
 
 
 def metric_rows() -> Rows:
-    plugged = {name: (point.value, "a plug-in") for name, point in plugins.plugins("metrics").items()}
+    points = plugins.plugins("metrics")
+    plugged = {name: (point.value, _plugin_summary(name)) for name, point in points.items()}
     known = plugged | metric_catalog.METRICS
-    rows = [{"name": name, "summary": known[name][1], "target": known[name][0]} for name in sorted(known)]
-    return rows
+    return [{"name": name, "summary": known[name][1], "target": known[name][0]} for name in sorted(known)]
+
+
+def _plugin_summary(name: str) -> str:
+    """What a plug-in metric says of itself."""
+    try:
+        return metric_catalog.metric_summary(name)
+    except SpecbenchError as error:
+        return f"cannot be loaded: {error.what}"
 
 
 def prompt_rows() -> Rows:
