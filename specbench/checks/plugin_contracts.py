@@ -40,7 +40,7 @@ def check_all(
         announce(metric)
         yield from ({"name": metric, "kind": "metric", **vars(one)} for one in metric_findings(metric, prompts))
     if prompts:
-        from specbench.checks.prompt_contract import prompt_findings
+        from specbench.checks.prompt_contract import prompt_findings  # only for prompt sets
 
         announce(prompts)
         yield from ({"name": prompts, "kind": "prompts", **vars(one)} for one in prompt_findings(prompts, model))

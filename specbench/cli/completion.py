@@ -17,6 +17,8 @@ from specbench.errors import SpecbenchError
 if TYPE_CHECKING:
     from specbench.runs.settings import Setting
 
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
+
 Complete = Callable[[Any, str], list[str]]
 """Called with the context of the command line and the text typed so far."""
 _VARIABLE = "_SPECBENCH_COMPLETE"

@@ -56,7 +56,7 @@ def joules(device: object) -> float | None:
     handle = _gpu(str(device))
     if handle is None:
         return None
-    import pynvml as nvml
+    import pynvml as nvml  # an extra
 
     try:
         return nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
