@@ -149,7 +149,7 @@ def by_group(lines: Sequence[Line]) -> Iterator[tuple[str | None, list[Line]]]:
 
 
 def texts(joined: PaperTable, line: Line, intervals_apart: bool = False) -> list[TextLine]:
-    """Output lines of a row; lines without values are omitted."""
+    """Output lines of a row; lines without values are omitted, of a row without any the printed one is kept."""
     notes, columns = joined.footnotes, joined.table.columns
     cells = [(column, line.cells[column.name]) for column in columns]
     kinds = {
@@ -161,9 +161,13 @@ def texts(joined: PaperTable, line: Line, intervals_apart: bool = False) -> list
     if line.images is None:
         kinds = {PAPER: kinds[PAPER]}
     shown = {kind: found for kind, found in kinds.items() if kind in (PAPER, HERE) or any(found)}
+    if HERE in shown and all(text == MISSING for text in kinds[PAPER]):
+        del shown[PAPER]  # the paper prints none of them, as of most figures
     label = line.label + _marks(line.notes, notes)
     some = "" if line.expected is None else f"{line.images:,} of {line.expected:,} images"
     labels = {HERE: some} | {next(iter(shown)): label}
+    if some and PAPER not in shown:
+        labels[HERE] = f"{label}, {some}"
     best = {
         PAPER: tuple(line in _best_printed(joined, line.group, column) for column in columns),
         HERE: tuple(line in _best_measured(joined, line.group, column) for column in columns),

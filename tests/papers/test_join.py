@@ -337,6 +337,9 @@ def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):
     printed, measured = figure_curves(done, figure.axes[0])
     assert [(x.value, y.value) for x, y in printed.points] == [(3, 3), (300, 300)] and not printed.measured
     assert all(y.value == pytest.approx(7 / 3) and y.low < y.value < y.high for _, y in measured.points)
+    silent = replace(figure, rows=tuple(replace(row, paper={}, spread={}, notes={}) for row in rows))
+    alone = render([join(silent, dict.fromkeys(silent.all_settings(), run))])
+    assert "| W = 3" in alone and "| paper |" not in alone, "no line of dashes for a figure without printed numbers"
     text = render([done], "html")
     (chart,) = json.loads(re.search('id="charts">(.*?)</script>', text)[1])
     told = [point["told"] for layer in chart["layers"] for point in layer["points"] if layer["mark"] == "dot"]
