@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -29,6 +30,8 @@ from specbench.reporting.html import write_page
 from specbench.store import parquet_log
 from specbench.store.merge_shards import merge
 
+_SVG_ID = re.compile(rb"\bf[0-9a-f]{8}-|\b[mp][0-9a-f]{10}\b")
+"""Ids in the figures of a page, random so that two figures share none."""
 Act = Callable[[Path], None]
 Read = Callable[[Path], dict]
 
@@ -67,7 +70,7 @@ def files(box: Path) -> dict:
     """Everything that is neither input nor a lock, by path."""
     written = (box / name for name in ("page.html", "official"))
     paths = (path for one in written for path in ([one] if one.is_file() else one.rglob("*")))
-    return {str(path.relative_to(box)): [path.read_bytes()] for path in paths if path.is_file()}
+    return {str(path.relative_to(box)): [_SVG_ID.sub(b"", path.read_bytes())] for path in paths if path.is_file()}
 
 
 KINDS: dict[str, tuple[Act, Read, Callable[[], Path]]] = {
