@@ -50,6 +50,8 @@ class Plan:
         noise_weight: loss weight of other tokens next to an emitted token of noisy background.
         aux: weight of the auxiliary losses; falls with the learning rate, to a tenth.
         relation_weight: how much likelier a wording with a relation is drawn than one without, of the same scene.
+        pair_weight: how much likelier a scene of two different objects is drawn than another one; unless it is 1, some
+            scenes are drawn twice and some never.
         average: decay of the averaged weights, per step.
         evaluate_every, prompts: samples between detector scores, and captions per score.
     """
@@ -65,6 +67,7 @@ class Plan:
     noise_weight: float = 0.5
     aux: float = 0.3
     relation_weight: float = 3.0
+    pair_weight: float = 1.0
     average: float = 0.998
     evaluate_every: int = 16_384
     prompts: int = 96
@@ -173,6 +176,23 @@ def losses(
     return (nll * weights.flatten()).mean(), auxiliary(middle, targets), nll.detach().mean()
 
 
+def scene_order(shard: Shard, pair_weight: float, generator: torch.Generator) -> Tensor:
+    """Rows of a shard in the order of training, int [N]: each once, or drawn with `pair_weight` if that is not 1."""
+    if pair_weight == 1:
+        return torch.randperm(len(shard.tokens), generator=generator)
+    two = shard.owner.amax(1) == 2
+    alike = (shard.shape[:, 0] == shard.shape[:, 1]) & (shard.color[:, 0] == shard.color[:, 1])
+    weights = torch.where(two & ~alike, pair_weight, 1.0)
+    return torch.multinomial(weights, len(weights), replacement=True, generator=generator)
+
+
+def saved_sizes(out: Path, resume_from: Path | None) -> dict | None:
+    """Sizes of the network in a run's checkpoint, or else in an exported state; None where neither tells."""
+    if (out / "ar.pt").exists():
+        return torch.load(out / "ar.pt", map_location="cpu", weights_only=True).get("sizes")
+    return json.loads((resume_from / "state.json").read_text()).get("sizes") if resume_from else None
+
+
 class Trainer:
     """A run in a folder: shards, checkpoint, `ar.jsonl` log. Building it takes up the checkpoint if there is one.
 
@@ -193,7 +213,8 @@ class Trainer:
     ):
         self.out, self.tokenizer, self.plan, self.device = out, tokenizer, plan, device
         torch.manual_seed(plan.seed)
-        self.network = ShapesNetwork(codes=tokenizer.codebook.shape[0]).to(device)
+        sizes = saved_sizes(out, resume_from) or {"codes": tokenizer.codebook.shape[0]}
+        self.network = ShapesNetwork(**sizes).to(device)
         self.auxiliary = Auxiliary(self.network.config["width"]).to(device)
         self.averaged = ShapesNetwork(**self.network.config).to(device).eval().requires_grad_(False)
         self.averaged.load_state_dict(self.network.state_dict())
@@ -226,6 +247,7 @@ class Trainer:
     def checkpoint(self) -> None:
         state = {name: getattr(self, name).state_dict() for name in ("network", "auxiliary", "averaged")}
         state["optimizers"] = [o.state_dict() for o in self.optimizers]
+        state["sizes"] = self.network.config
         state |= {"rng": self.rng.get_state(), "samples": self.samples, "cpu_s": self.cpu_s, "started": self.started}
         torch.save(state, self.out / "ar.pt.part")
         (self.out / "ar.pt.part").rename(self.out / "ar.pt")
@@ -237,7 +259,7 @@ class Trainer:
         for name, dtype in (("network", torch.bfloat16), ("averaged", torch.float16), ("auxiliary", torch.float16)):
             state = {key: value.to(dtype).contiguous() for key, value in getattr(self, name).state_dict().items()}
             save_file(state, folder / f"{name}.safetensors", metadata={"format": "pt"})
-        place = {"samples": self.samples, "cpu_s": round(self.cpu_s)}
+        place = {"samples": self.samples, "cpu_s": round(self.cpu_s), "sizes": self.network.config}
         (folder / "state.json").write_text(json.dumps(place) + "\n")
 
     def import_state(self, folder: Path) -> None:
@@ -259,7 +281,7 @@ class Trainer:
         if lap != self.shard_index:
             self.shard_index, self.shard = lap, self.load_shard(lap)
             order = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + lap)
-            self.order = torch.randperm(SHARD, generator=order)
+            self.order = scene_order(self.shard, self.plan.pair_weight, order)
         rows = self.order[within : within + self.plan.batch]
         related = torch.isin(self.shard.ids[rows], RELATION_IDS).any(-1)
         preference = torch.where(related, self.plan.relation_weight, 1.0)
