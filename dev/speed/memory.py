@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from specbench.decoding.draft_tree import routes
 from specbench.decoding.loop import Loop, decode
+from specbench.decoding.recorder import StepRecorder
 from specbench.models.catalog import find_model, load_model
 from specbench.models.facts import ModelFacts
 from specbench.models.interface import ImageModel
@@ -69,7 +70,8 @@ class Live(TorchDispatchMode):
 
 
 def peak(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, batch: int) -> int:
-    """Measure the peak bytes of live tensors from encoding to rendering, without the weights."""
+    """Measure the peak bytes of live tensors from encoding to rendering, without the weights; steps are recorded one by
+    one, as on a GPU."""
     length, run = model.layout.length, Loop.run
     routes.cache_clear()
 
@@ -79,12 +81,12 @@ def peak(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, batch: int
             loop.committed.fill_(behind)
             loop.step(behind)
 
-    Loop.run = ends
+    Loop.run, StepRecorder.collects = ends, False
     try:
         with Live() as live:
             decode(model, [Request(CAPTION, "bench", sample) for sample in range(batch)], decoder, sampling, 0)
     finally:
-        Loop.run = run
+        Loop.run, StepRecorder.collects = run, True
     return live.most
 
 

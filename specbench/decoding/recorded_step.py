@@ -71,12 +71,12 @@ class RecordedStep(NamedTuple):
         widths = self.positions.shape[1], self.proposal.q.shape[1], earlier and earlier.q.shape[1]
         return self.proposal.tree, tuple(self.verified.facts), widths
 
-    def committed(self, rows: int) -> Committed:
-        """The slots to record of a batch of `rows` rows B."""
+    def committed(self, rows: int, select: bool) -> Committed:
+        """The slots to record of a batch of `rows` rows B; `select` the committed ones, for which the host waits."""
         verified, proposal = self.verified, self.proposal
         device, (joined, width) = self.positions.device, self.positions.shape
         own, slot = torch.arange(joined, device=device)[:, None], torch.arange(width, device=device)
-        if _may_wait(device):
+        if select:
             own, slot = (slot <= verified.first[:, None]).nonzero(as_tuple=True)
             fields = (field[own, slot] for field in (self.positions, verified.tokens, verified.p))
             steps, first = self.steps[own, 0], verified.first[own]
@@ -119,8 +119,3 @@ def join(steps: Sequence[RecordedStep]) -> RecordedStep:
         positions=torch.cat([step.positions for step in steps]),
         steps=torch.cat([step.steps for step in steps]),
     )
-
-
-def _may_wait(device: torch.device) -> bool:
-    """Whether a result may be read by the host: on a CPU nothing is in flight; compiled code has static sizes."""
-    return device.type == "cpu" and not torch.compiler.is_compiling()

@@ -23,7 +23,13 @@ WAITING = 2 * 2**20
 
 
 class StepRecorder:
-    """Measurements per slot, per window offset and per image of one batch. B rows, N stream slots, window W."""
+    """Measurements per slot, per window offset and per image of one batch. B rows, N stream slots, window W.
+
+    Attributes:
+        collects: whether eager steps on a CPU are collected; the memory of a GPU is measured without.
+    """
+
+    collects = True
 
     def __init__(
         self, rows: int, length: int, window: int, forced: Tensor, noise: Noise | None = None, compiled: bool = False
@@ -31,7 +37,7 @@ class StepRecorder:
         """`forced` [N + 1]: forced id per stream slot, -1 where free. `noise`: records the u_i if given. `compiled`:
         steps may run as compiled code, which must find every buffer of an eager step in place."""
         device = forced.device
-        self._collects = device.type == "cpu" and not compiled
+        self._collects = self.collects and device.type == "cpu" and not compiled
         self._own = torch.arange(rows, device=device)
         self._waiting: list[RecordedStep] = []
         self._bytes = 0
@@ -88,7 +94,7 @@ class StepRecorder:
         verified, proposal, tables, positions = step.verified, step.proposal, step.tables, step.positions
         running = self._by_row(positions[:, 0] < self._length)
         self.count_forward(running)
-        seen = step.committed(len(self._own))
+        seen = step.committed(len(self._own), self._collects)
         self._note_slots(seen)
         if self._uniforms:
             self._uniforms.note(seen)

@@ -123,13 +123,15 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
     Alive throughout: the last p, q and the guided logits, and with Jacobi drafts the q of the previous step. In
     addition, the maximum of: truncated logits and p; p padded for the forced slots, their one-hots and the combined
     p; temporaries of top-p (scaled, sorted and summed logits), of coupling (q, the residual p - q before and after
-    a check), of a race (one hash per token), of grouping (integer keys that rank p). On a CPU, eager, with wide
+    a check), of a race (one hash per token), of grouping (integer keys that rank p), of the record of Jacobi drafts (q
+    of this and the last step by slot, their ratio before and after division, and the mass above a token). On a CPU, eager, with wide
     vocabularies, the temporaries hold only the tokens kept by top-k, and the last two are numpy arrays.
     """
     alone = decoder.drafter in ("none", "zipar")
     return (4 if decoder.drafter.startswith("jacobi") else 3) + max(
         3 if forced else 2,
         5 + (sampling.temperature != 1) if sampling.top_p < 1 else 0,  # [scaled,] ranked, order (2), sum, sum before
+        5 if decoder.drafter.startswith("jacobi") else 0,
         5 if decoder.refine == "couple" and not alone else 0,  # p, q, p - q, checked, joined with the last p
         7 if decoder.refine == "gumbel" or alone else 0,  # p, bits (2), shifted (2), masked (2)
         9 if decoder.verifier == "grouped" and not alone else 0,  # p, bits (2), keys (2), sorted (2), order (2)

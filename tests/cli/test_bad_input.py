@@ -83,7 +83,7 @@ BAD = [
     ("report --format exel", "unknown format 'exel'", "markdown"),
     ("show absent", "absent", ""),
     ("audit nothing", "unknown decoder 'nothing'", "valid"),
-    ("audit ar --samples 5", "--samples 5", ""),
+    ("audit ar --samples 5", "'--samples'", "1000"),
     ("audit no.such.module:Thing", "no.such.module:Thing", ""),
     ("doctor --model shaps", "unknown model 'shaps'", "did you mean 'shapes'"),
     ("shapes render cats", "cats", ""),

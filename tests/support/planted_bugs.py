@@ -100,7 +100,8 @@ BUGS = (
         Edit(_JACOBI + "Jacobi._expand", "return trunk",
              "self._old = [torch.nn.functional.pad(trunk.tokens[:, 1:], (0, 1), value=-1)]\n"
              "    self._old.append(torch.nn.functional.pad(trunk.q, (0, 0, 0, 1)))\n    return trunk"),
-        Edit(_JACOBI + "Jacobi.observe", "self._p, self._shift = verification.p, shift",
+        Edit(_JACOBI + "Jacobi.observe",
+             "self._p, self._shift = verification.p if refined_from is None else refined_from, shift",
              "self._p = torch.where((self._old[0] == verification.tokens)[..., None], self._old[1], verification.p)\n"
              "    self._shift = shift"),
     ), "scd-mc", EIGHT),
