@@ -55,7 +55,8 @@ class Outlook:
         row: `run_id, model, decoder, options, lossless, guidance, temperature, top_k, top_p, entropy_scale, prompts,
             samples, seed, batch, dtype, device, images, done, seconds` (for the missing images, from stored rows of the
             same run, else of the same model, decoder and device), `megabytes` (on disk, at most), `memory_gib`
-            (estimate), `weights` and `head` ("on disk", or what brings them) and `obstacles` (a line each). What cannot be known yet is None.
+            (estimate), `weights` and `head` ("on disk", or what brings them) and `obstacles` (a line each). What cannot
+            be known yet is None.
         obstacles: what must be installed, downloaded or changed before it can run.
     """
 

@@ -123,9 +123,10 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
     Alive throughout: the last p, q and the guided logits, and with Jacobi drafts the q of the previous step. In
     addition, the maximum of: truncated logits and p; p padded for the forced slots, their one-hots and the combined
     p; temporaries of top-p (scaled, sorted and summed logits), of coupling (q, the residual p - q before and after
-    a check), of a race (one hash per token), of grouping (integer keys that rank p), of the record of Jacobi drafts (q
-    of this and the last step by slot, their ratio before and after division, and the mass above a token). On a CPU, eager, with wide
-    vocabularies, the temporaries hold only the tokens kept by top-k, and the last two are numpy arrays.
+    a check), of a race (one hash per token), of grouping (integer keys that rank p), of the record of Jacobi drafts
+    (q of this and the last step by slot, their ratio before and after division, and the mass above a token). On a
+    CPU, eager, with wide vocabularies, the temporaries hold only the tokens kept by top-k, and those of races and
+    grouping are numpy arrays.
     """
     alone = decoder.drafter in ("none", "zipar")
     return (4 if decoder.drafter.startswith("jacobi") else 3) + max(
