@@ -159,9 +159,10 @@ class ContinuousBatch:
         rows = list(self._in_work)
         spent = self._share(rows, "draft", "target", "verify", "trace")
         busy = spent["draft"] + spent["target"] + spent["verify"]
+        host = max(0.0, self._steps_ms - busy) * self._scale(rows)
         for row in rows:
             share = self._in_work[row].share_ms
-            share["host"] += max(0.0, self._steps_ms - busy) * self._scale(rows)
+            share["host"] += host
             share["verify"] -= share.pop("trace", 0.0)
         self._steps_ms = 0.0
 
@@ -170,9 +171,12 @@ class ContinuousBatch:
         totals = self._spans.totals_ms()
         spent = {name: totals.get(name, 0.0) - self._known_ms.get(name, 0.0) for name in names}
         self._known_ms |= {name: totals.get(name, 0.0) for name in names}
+        scale = self._scale(rows)
+        shares = {name: ms * scale for name, ms in spent.items()}
         for row in rows:
-            for name, ms in spent.items():
-                self._in_work[row].share_ms[name] += ms * self._scale(rows)
+            share = self._in_work[row].share_ms
+            for name, ms in shares.items():
+                share[name] += ms
         return spent
 
     def _scale(self, rows: Sequence[int]) -> float:
