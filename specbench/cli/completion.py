@@ -71,7 +71,7 @@ def _from_list(names: Callable[[Any], Iterable[str]]) -> Complete:
 
 
 def _typed(name: str) -> str:
-    """A name as it is typed: bash inserts it as it is, the other shells quote it themselves."""
+    """A name as it is typed: bash inserts it unquoted, the other shells quote it themselves."""
     in_bash = os.environ.get(_VARIABLE, "").endswith("bash")
     return re.sub(r"([^\w@%+=:,./~\[\]-])", r"\\\1", name) if in_bash else name
 

@@ -116,7 +116,7 @@ def one_row_per_run(table: Table, cells: Sequence[PlannedCell], model: str) -> T
 
 
 def _in_place(rows: Sequence[Row], model: str, label: str) -> Row:
-    """A row for the rows of the paper that run the same here; one that cannot be run stays as it is."""
+    """A row for the rows of the paper that run the same here; one that cannot be run is unchanged."""
     first = rows[0]
     if first.not_runnable_reason is not None:
         return first

@@ -161,7 +161,7 @@ def parts_chart(rows: Mapping[str, Mapping]) -> Chart:
     return _chart(
         "The parts of the speed-up",
         "From AR's speed (1): the steps saved multiply it, the cost of a wider forward and the overhead divide it; the "
-        "last bar is what is left, with its 95 % interval. Logarithmic axis.",
+        "last bar is the speed-up that remains, with its 95 % interval. Logarithmic axis.",
         {
             "x": {"label": "times as fast as AR", "type": "log", "grid": True, "ticks": 6, "tickFormat": "~g"},
             "y": {"label": None, "domain": list(_PARTS), "axis": None},

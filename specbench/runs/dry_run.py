@@ -24,23 +24,20 @@ from specbench.store.run_store import RunStore
 
 ON_DISK = "on disk"
 ROW = (
-    *("run_id", "model", "decoder", "options", "lossless", "guidance", "temperature", "top_k", "top_p"),
     *(
+        "run_id",
+        "model",
+        "decoder",
+        "options",
+        "lossless",
+        "guidance",
+        "temperature",
+        "top_k",
+        "top_p",
         "entropy_scale",
-        "prompts",
-        "samples",
-        "seed",
-        "batch",
-        "dtype",
-        "device",
-        "images",
-        "done",
-        "seconds",
-        "megabytes",
-        "memory_gib",
-        "weights",
     ),
-    *("head", "obstacles"),
+    *("prompts", "samples", "seed", "batch", "dtype", "device", "images", "done", "seconds", "megabytes"),
+    *("memory_gib", "weights", "head", "obstacles"),
 )
 """Keys of `Outlook.row`."""
 _BYTES_PER_PIXEL, _BYTES_PER_TOKEN, _BYTES_PER_ROW = 3, 32, 4096

@@ -87,19 +87,19 @@ class SlowRows:
             if slot not in self.drafts:
                 token = int(self.uniform(slot, Stream.FRESH) * V)
                 self.drafts[slot] = (token, np.eye(self.layout.vocab)[token])
-        laws, context = [], self.context(row, before, fixed, slots[0])
+        targets, context = [], self.context(row, before, fixed, slots[0])
         for place, slot in enumerate(slots):
             # Only the first column sees a stand-in.
             seen = {at: token for at, token in context.items() if place == 0 or at >= slots[0] or at in fixed}
-            laws.append(self.p(slot, seen))
+            targets.append(self.p(slot, seen))
             context = context | {slot: self.drafts[slot][0]} if place < room - 1 else context
         accepted = 0
-        for slot, p in zip(slots[:-1], laws, strict=False):
+        for slot, p in zip(slots[:-1], targets, strict=False):
             token, q = self.drafts[slot]
             if not self.uniform(slot, Stream.COIN) < p[token] / q[token]:
                 break
             accepted += 1
-        slot, p, rejected = slots[accepted], laws[accepted], accepted < room - 1
+        slot, p, rejected = slots[accepted], targets[accepted], accepted < room - 1
         for k in range(accepted):
             self.committed[slots[k]] = self.drafts.pop(slots[k])[0]
         self.count[row] += accepted + top
@@ -111,7 +111,7 @@ class SlowRows:
             self.drafts.pop(slot, None)
         else:
             self.drafts[slot] = (self.race(p, slot, Stream.REDRAW, self.steps), p)
-        for slot, p in list(zip(slots, laws, strict=True))[accepted + 1 :]:
+        for slot, p in list(zip(slots, targets, strict=True))[accepted + 1 :]:
             old = self.drafts.get(slot) if slot != slots[-1] else None  # only drafts that were fed are kept
             if self.tau is not None and old is not None and p[old[0]] / old[1][old[0]] > self.tau:
                 continue
