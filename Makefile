@@ -48,7 +48,8 @@ $(HPSV2_VENV)/.run: pyproject.toml constraints.txt
 test-hpsv2: $(HPSV2_VENV)/.run ## Compare HPSv2 with its authors' package, installed into .venv-hpsv2
 	$(HPSV2_VENV)/bin/python -m pytest -rs tests/metrics/test_per_image.py
 
-audit-menu: $(VENV)/.dev ## Audit every decoder and every combination of components (long)
+audit-menu: $(VENV)/.dev ## Audit every combination of components (hours; continues where it stopped)
+	$(BIN)/python dev/audit/menu.py --workers $$(nproc)
 	$(BIN)/python -m pytest $(TEST_ARGS) -m slow tests/checks
 
 check: $(VENV)/.dev ## Lint, formatting, import contract, types, freshness of the documentation

@@ -57,10 +57,13 @@ class EnumerableTransformer(TransformerModel):
         self.codebook, self.matrix = self.codebook.to(device), self.matrix.to(device)
 
     def encode(self, prompts: Sequence[str]) -> Prefix:
-        rows = [self._prompt(self.prompts.index(text)).to(self.device) for text in prompts]
-        rows += [torch.tensor([self.layout.vocab], device=self.device)] * len(prompts)
-        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        return Prefix([self.backbone.embed_tokens(row) for row in rows], ids=ids)
+        known = [self._prompt(number).to(self.device) for number in range(len(self.prompts))]
+        known.append(torch.tensor([self.layout.vocab], device=self.device))
+        embedded = [self.backbone.embed_tokens(ids) for ids in known]
+        rows = [self.prompts.index(text) for text in prompts] + [-1] * len(prompts)
+        embeds = [embedded[row] for row in rows]
+        ids = torch.nn.utils.rnn.pad_sequence(known, batch_first=True)[rows, : max(map(len, embeds))]
+        return Prefix(embeds, ids=ids)
 
     def _prompt(self, number: int) -> Tensor:
         first = self.layout.vocab + _PROMPT_IDS * number

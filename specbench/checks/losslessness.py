@@ -17,9 +17,9 @@ from specbench.checks.audit_settings import AUDIT_SETTINGS, COMPILED_SETTINGS, A
 from specbench.checks.divergence import LEVEL, Counts, detectable_tv, p_value, total_variation
 from specbench.checks.enumerable_model import image_index
 from specbench.decoding.build import build
-from specbench.decoding.continuous_batching import decode_each
+from specbench.decoding.continuous_batching import decode_tokens_each
 from specbench.decoding.generation import Generation
-from specbench.decoding.loop import decode
+from specbench.decoding.loop import decode_tokens
 from specbench.errors import SpecbenchError
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.prompts import Request
@@ -201,26 +201,18 @@ def stream_tokens(
         SpecbenchError: the decoder refuses the model, or an image failed.
     """
     if not isinstance(decoder, DecoderSpec):
-        decoded = _own_tokens(decoder, model, requests, setting.sampling, seed)
-    else:
-        spec = with_window(decoder, setting.window)
-        if setting.rows:
-            found = dict(decode_each(model, requests, setting.rows, spec, setting.sampling, seed, setting.trace))
-            decoded = [found[request] for request in requests]
-        else:
-            decoded = decode(model, requests, spec, setting.sampling, seed, render=False, trace=setting.trace)
-    for row in decoded:
-        if isinstance(row, SpecbenchError):
-            raise row
-    if len(decoded) and isinstance(decoded[0], Generation):
-        decoded = np.stack([generation.tokens for generation in decoded])
-    return np.asarray(decoded)
+        return _own_tokens(decoder, model, requests, setting.sampling, seed)
+    spec = with_window(decoder, setting.window)
+    if not setting.rows:
+        return decode_tokens(model, requests, spec, setting.sampling, seed, setting.trace).numpy()
+    found = dict(decode_tokens_each(model, requests, setting.rows, spec, setting.sampling, seed, setting.trace))
+    return np.stack([found[request] for request in requests])
 
 
 def _own_tokens(
     decoder: Decode, model: ImageModel, requests: Sequence[Request], sampling: Sampling, seed: int
-) -> Sequence[Generation] | np.ndarray:
-    """Result of a user's function; a SpecbenchError if it fails or returns something else than promised."""
+) -> np.ndarray:
+    """Tokens [B, N] of a user's function; a SpecbenchError if it fails or returns something else than promised."""
     name = getattr(decoder, "__name__", type(decoder).__name__)
     try:
         decoded = decoder(model, requests, sampling, seed)
@@ -237,7 +229,9 @@ def _own_tokens(
             f"decoder '{name}' returned {type(decoded).__name__} of shape {shape}",
             f"return one Generation per request, or tokens [{len(requests)}, {model.layout.length}]",
         )
-    return decoded
+    if len(requests) and isinstance(decoded[0], Generation):
+        return np.stack([generation.tokens for generation in decoded])
+    return np.asarray(decoded)
 
 
 def _cells(tokens: np.ndarray, layout: TokenLayout) -> np.ndarray:

@@ -17,7 +17,8 @@ import torch
 from specbench.decoding.build import Method, build
 from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import RestartableDrafter
-from specbench.decoding.loop import begin, checked, decode, noise_keys
+from specbench.decoding.loop import begin, checked, decode, decode_tokens, noise_keys
+from specbench.decoding.recorder import NoRecorder
 from specbench.decoding.timing import Spans
 from specbench.errors import SpecbenchError
 from specbench.models.interface import ImageModel
@@ -58,6 +59,25 @@ def decode_each(
     while batch := list(islice(waiting, rows)):
         rare = len(batch) < rows
         yield from zip(batch, decode(model, batch, decoder, sampling, seed, trace=trace, rare=rare), strict=True)
+
+
+def decode_tokens_each(
+    model: ImageModel,
+    requests: Iterable[Request],
+    rows: int,
+    decoder: DecoderSpec,
+    sampling: Sampling,
+    seed: int,
+    trace: bool = False,
+) -> Iterator[tuple[Request, np.ndarray]]:
+    """The stream tokens [N] of what `decode_each` yields, by the same steps and without measurements."""
+    waiting = iter(requests)
+    if refills(build(decoder, model)):
+        yield from TokenBatch(model, waiting, rows, decoder, sampling, seed, trace).run()
+        return
+    while batch := list(islice(waiting, rows)):
+        rare = len(batch) < rows
+        yield from zip(batch, decode_tokens(model, batch, decoder, sampling, seed, trace, rare).numpy(), strict=True)
 
 
 @dataclass
@@ -182,3 +202,20 @@ class ContinuousBatch:
     def _scale(self, rows: Sequence[int]) -> float:
         """Factor for the time of a span; the share of each of `rows` is the result divided by `batch`."""
         return len(self._loop.committed) / len(rows)
+
+
+class TokenBatch(ContinuousBatch):
+    """Continuous batch that yields the stream tokens [N] of each image and measures nothing."""
+
+    def _begin(self) -> bool:
+        begun = super()._begin()
+        if begun and not self._trace:
+            self._loop.recorder = NoRecorder()
+        return begun
+
+    def _finish(self, done: Sequence[int]) -> list[tuple[Request, np.ndarray]]:
+        tokens = self._loop.tokens[done, : self._model.layout.length].numpy()
+        return [(self._in_work.pop(row).request, own) for row, own in zip(done, tokens, strict=True)]
+
+    def _share(self, rows: Sequence[int], *names: str) -> dict[str, float]:
+        return dict.fromkeys(names, 0.0)

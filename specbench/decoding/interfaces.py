@@ -134,7 +134,7 @@ class DecodeLoop(Protocol):
 
     Attributes:
         tokens: [B, L] stream tokens; the first N are the image's when `run` returns.
-        recorder: a `StepRecorder`.
+        recorder: a `StepRecorder`, or a `NoRecorder`.
     """
 
     tokens: Tensor

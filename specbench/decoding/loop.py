@@ -23,7 +23,7 @@ from specbench.decoding.interfaces import Batch, DecodeLoop, Proposal, Verificat
 from specbench.decoding.noise import Noise, row_key
 from specbench.decoding.progress_bounds import CommittedBounds
 from specbench.decoding.recorded_step import RecordedStep
-from specbench.decoding.recorder import StepRecorder
+from specbench.decoding.recorder import NoRecorder, StepRecorder
 from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
 from specbench.decoding.verification.chain_verification import verify_chain
@@ -77,6 +77,27 @@ def decode(
     for row, image in zip(rows, pixels if render else [None] * len(rows), strict=True):
         row.image = image
     return [checked(row, request) for row, request in zip(rows, requests, strict=True)]
+
+
+@torch.inference_mode()
+def decode_tokens(
+    model: ImageModel,
+    requests: Sequence[Request],
+    decoder: DecoderSpec,
+    sampling: Sampling,
+    seed: int,
+    trace: bool = False,
+    rare: bool = False,
+) -> Tensor:
+    """Stream tokens [B, N] of `requests`, decoded as one batch by the steps of `decode`, without measurements.
+
+    With `trace`, the steps are recorded and traced all the same.
+    """
+    loop = begin(model, requests, decoder, sampling, seed, Spans(model.device), trace, rare)
+    if not trace:
+        loop.recorder = NoRecorder()
+    loop.run()
+    return loop.tokens[:, : model.layout.length]
 
 
 def begin(

@@ -22,6 +22,22 @@ WAITING = 2 * 2**20
 """Bytes of distributions that may wait to be recorded."""
 
 
+class NoRecorder:
+    """Takes the place of a `StepRecorder` where nothing but the tokens is wanted."""
+
+    def step(self, step: RecordedStep) -> None:
+        pass
+
+    def slots(self, p: Tensor, tokens: Tensor, positions: Tensor, step: Tensor) -> None:
+        pass
+
+    def count_forward(self, running: Tensor) -> None:
+        pass
+
+    def restart(self, rows: Tensor) -> None:
+        pass
+
+
 class StepRecorder:
     """Measurements per slot, per window offset and per image of one batch. B rows, N stream slots, window W.
 

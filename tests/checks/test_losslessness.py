@@ -1,13 +1,16 @@
 """Decoders that claim to keep the joint distribution of the image keep it; the others are shown to differ."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from specbench.checks.audit_settings import AUDIT_SETTINGS, with_window
+from specbench.checks.audit_settings import AUDIT_SETTINGS, setting_model, with_window
 from specbench.checks.divergence import LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel
-from specbench.checks.losslessness import audit, audit_one, observe
+from specbench.checks.losslessness import audit, audit_one, observe, stream_tokens
+from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.drafters import jacobi
 from specbench.decoding.loop import decode
 from specbench.decoding.sampling import draw
@@ -129,6 +132,25 @@ def test_rows_of_a_batch_commit_at_their_own_pace():
 def test_ragged_batches_of_four_keep_the_joint(name):
     tables = [counts for setting in AUDIT_SETTINGS for counts in observe(setting, resolve(name), 240, seed=3, batch=4)]
     assert p_value(tables) > LEVEL
+
+
+@pytest.mark.parametrize("setting", AUDIT_SETTINGS, ids=lambda setting: setting.name)
+@pytest.mark.parametrize("name", ["ar", "sjd", "scd-gs", "sjd-pac", "eagle", "zipar", "pjd"])
+def test_the_audit_counts_the_tokens_of_measured_decodes(name, setting):
+    spec = with_window(resolve(name), setting.window)
+    model, _ = setting_model(setting, 0)
+    requests = [Request(text, text, sample) for sample in range(7) for text in model.prompts]
+    few = replace(setting, rows=min(setting.rows, 5))
+    decoder = spec, few.sampling, 3
+    try:
+        if few.rows:
+            measured = dict(decode_each(model, requests, few.rows, *decoder))
+        else:
+            measured = dict(zip(requests, decode(model, requests, *decoder), strict=True))
+    except SpecbenchError:
+        pytest.skip("the decoder refuses this model")
+    tokens = stream_tokens(model, requests, spec, few, 3)
+    assert (tokens == np.stack([measured[request].tokens for request in requests])).all()
 
 
 def test_siblings_drawn_from_the_residual_are_caught(monkeypatch):

@@ -3,46 +3,62 @@
 `make audit-menu` audits all of them; the default suite takes every SHARE-th.
 """
 
+import json
+import runpy
+import sys
+from pathlib import Path
+
 import pytest
 from menu import described, extremes, lossless_decoders
+from menu_audit import IMAGES, audit_combination, component_values, value_pairs, widest_first
 
-from specbench.checks.audit_settings import COMPILED_SETTINGS, AuditSetting
+from specbench.checks.audit_settings import COMPILED_SETTINGS
 from specbench.checks.losslessness import audit_one
 from specbench.decoding.drafters.jacobi import Jacobi
-from specbench.models.interface import TokenLayout
 from specbench.specs.components import CHOICES, DRAFTERS
 from specbench.specs.options import Option
 from specbench.specs.presets import PRESETS, resolve
-from specbench.specs.run_spec import Sampling
 
-IMAGES = 20_000
+MENU_SCRIPT = Path(__file__).parents[2] / "dev" / "audit" / "menu.py"
 SHARE = 47
-SETTINGS = (
-    AuditSetting("2x4 of 2, window wider than the image", TokenLayout.plain(2, 4, 2), window=12),
-    AuditSetting("2x6 of 2 with row ends, window 3", TokenLayout.with_row_ends(2, 6, 2), Sampling(2.0), window=3),
-    AuditSetting("4x4 of 2, window 4", TokenLayout.plain(4, 4, 2), window=4),
-    AuditSetting("8x1 of 3, one-token rows, window 2", TokenLayout.with_row_ends(8, 1, 3), window=2),
-    AuditSetting("2x2 of 4, window 1", TokenLayout.plain(2, 2, 4), Sampling(1.0, 0.8, 3), window=1),
-)
 DECODERS = list(lossless_decoders())
-SAMPLE = DECODERS[::SHARE]
 
 
-def check(spec) -> None:
-    row = audit_one(described(spec), spec, IMAGES, seed=1, settings=SETTINGS)
+@pytest.mark.parametrize("spec", DECODERS[::SHARE], ids=described)
+def test_a_sample_of_the_combinations_is_lossless(spec):
+    row = audit_combination(spec)
     assert row["verdict"] == row["declared"] == "lossless", row
     assert row["samples"] >= IMAGES
 
 
-@pytest.mark.parametrize("spec", SAMPLE, ids=described)
-def test_a_sample_of_the_combinations_is_lossless(spec):
-    check(spec)
+def test_the_first_combinations_show_every_pair_of_values():
+    ordered = widest_first(DECODERS)
+    assert sorted(map(described, ordered)) == sorted(map(described, DECODERS))
+    first = ordered[:200]
+    assert set().union(*map(component_values, first)) == set().union(*map(component_values, DECODERS))
+    assert set().union(*map(value_pairs, first)) == set().union(*map(value_pairs, DECODERS))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", [spec for spec in DECODERS if spec not in SAMPLE], ids=described)
-def test_every_combination_is_lossless(spec):
-    check(spec)
+def test_an_audit_of_the_menu_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
+    menu = runpy.run_path(str(MENU_SCRIPT))
+    verdicts = iter(["lossless", "lossless", "lossy"])
+    found = {"declared": "lossless", "p_value": 0.5, "worst_setting": "-"}
+    monkeypatch.setitem(
+        menu["menu_row"].__globals__,
+        "audit_combination",
+        lambda spec: (
+            dict.fromkeys([*menu["KEPT"], "refused"]) | found | {"decoder": described(spec), "verdict": next(verdicts)}
+        ),
+    )
+    out = tmp_path / "menu.jsonl"
+    codes = []
+    for _ in range(3):
+        monkeypatch.setattr(sys, "argv", ["menu.py", "--out", str(out), "--limit", "1"])
+        codes.append(menu["main"]())
+    audited = [json.loads(line)["decoder"] for line in out.read_text().splitlines()]
+    assert audited == [described(spec) for spec in widest_first(DECODERS)[:3]]
+    assert codes == [0, 0, 4]
+    assert f"not lossless: {audited[-1]}" in capsys.readouterr().out
 
 
 @pytest.mark.slow

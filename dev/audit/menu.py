@@ -1,0 +1,75 @@
+"""Audit every lossless combination of components; continues where it stopped.
+
+One line per combination goes to results/audit/menu.jsonl as soon as it is known. Combinations that have a line are left
+out, so that the audit can run on several evenings; delete the file to audit all of them anew. The first ones together
+show every component, every option value and every pair of these. `--limit N` stops after N more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from menu import described, lossless_decoders  # noqa: E402 - found through the line above
+from menu_audit import audit_combination, widest_first  # noqa: E402 - likewise
+
+from specbench.specs.presets import DecoderSpec  # noqa: E402 - likewise
+from specbench.system.version import __version__  # noqa: E402 - likewise
+
+KEPT = ("decoder", "verdict", "declared", "samples", "p_value", "tv", "tv_low", "tv_high", "detectable_tv")
+
+
+def menu_row(spec: DecoderSpec) -> dict[str, object]:
+    """What is kept of one audit."""
+    start = time.process_time()
+    row = audit_combination(spec)
+    kept = {name: row[name] for name in (*KEPT, "worst_setting", "refused")}
+    return {**kept, "cpu_s": round(time.process_time() - start, 2), "version": __version__}
+
+
+def menu_rows(decoders: list[DecoderSpec], workers: int) -> Iterator[dict[str, object]]:
+    """The audits of `decoders`, each as soon as it is known."""
+    if workers == 1:
+        yield from map(menu_row, decoders)
+        return
+    with ProcessPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        for job in as_completed([pool.submit(menu_row, spec) for spec in decoders]):
+            yield job.result()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "results" / "audit" / "menu.jsonl")
+    parser.add_argument("--limit", type=int, help="stop after so many combinations")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    decoders = list(lossless_decoders())
+    lines = options.out.read_text().splitlines() if options.out.exists() else []
+    found = {row["decoder"]: row for row in map(json.loads, lines)}
+    waiting = [spec for spec in widest_first(decoders) if described(spec) not in found]
+    with options.out.open("a") as out:
+        for number, row in enumerate(menu_rows(waiting[: options.limit], options.workers), start=1):
+            found[str(row["decoder"])] = row
+            out.write(json.dumps(row) + "\n")
+            out.flush()
+            print(f"{number}/{len(waiting[: options.limit])} {row['verdict']} {row['decoder']}", file=sys.stderr)
+    lossy = [name for name, row in found.items() if row["verdict"] != "lossless"]
+    print(f"{len(found)} of {len(decoders)} combinations audited, {len(lossy)} of them not lossless")
+    for name in lossy:
+        print(f"not lossless: {name}, p {found[name]['p_value']:.2g}, {found[name]['worst_setting']}")
+    return 4 if lossy else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
