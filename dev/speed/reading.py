@@ -1,11 +1,13 @@
-"""Images per second of scoring where the network takes no time: images read ahead by threads, or one after another.
+"""Images per second of scoring where the network takes no time: images read ahead by threads and decoded once for all
+metrics, or one after another for each metric.
 
-    python dev/speed/reading.py [--images 48] [--size 512] [--rounds 5] [--out results/speed]
+    python dev/speed/reading.py [--images 48] [--size 512] [--rounds 5] [--threads N ...] [--out results/speed]
 
-The network is a stub that returns at once; reading, digest check, decoding, resize and storing of the scores are real.
-Both ways take turns over the same PNG files, with torch's default number of threads and with one. `serial_cpu_s` is the
-CPU time of the thread that runs the network: with enough cores the images per second approach images / serial_cpu_s,
-whatever else runs on the machine.
+The networks are stubs that return at once; reading, digest check, decoding, resize and storing of the scores are real.
+Both ways take turns over the same PNG files. `decode_cpu_s` is the CPU time of reading and decoding each image once,
+which no way can avoid: on C free cores the images per second stay below C x images / decode_cpu_s. `serial_cpu_s` is
+the CPU time of the thread that runs the networks: with enough cores the images per second approach images /
+serial_cpu_s, whatever else runs on the machine.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from specbench.metrics.clip import Clip
 from specbench.metrics.fid import Fid
 from specbench.metrics.hpsv2 import Hpsv2
 from specbench.metrics.inception import FEATURES
+from specbench.metrics.protocols import find_protocol
 from specbench.store.run_images import read_image
 from specbench.system import environment
 from specbench.system.files import write_atomically
@@ -41,7 +44,22 @@ def one_after_another(load: Callable, items: Sequence, batch: int) -> Iterator[l
         yield [load(item) for item in items[start : start + batch]]
 
 
-WAYS = {"one after another": one_after_another, "ahead": scoring.read_ahead}
+READ_AHEAD = scoring.read_ahead
+
+
+def score_before(images: scoring.Images, metrics: Sequence[Metric]) -> None:
+    """As version 0.1.0: every metric reads all images itself, in the thread of its network."""
+    scoring.read_ahead = one_after_another
+    for metric in metrics:
+        scoring.score_with(images, metric)
+
+
+def score_now(images: scoring.Images, metrics: Sequence[Metric]) -> None:
+    scoring.read_ahead = READ_AHEAD
+    scoring.score_together(images, metrics)
+
+
+WAYS = {"before": score_before, "now": score_now}
 
 
 class StubVision:
@@ -71,12 +89,13 @@ def stubbed(metric: Metric) -> Metric:
     return metric
 
 
-CASES = {
+METRICS = {
     "fid[pytorch-fid]": lambda settings: Fid("pytorch-fid", settings),
     "fid[clean+center256]": lambda settings: Fid("clean+center256", settings),
     "clip[b16+299]": lambda settings: Clip("b16+299", settings),
     "hpsv2[v2.1]": lambda settings: Hpsv2("v2.1", settings),
 }
+CASES = {**{name: (name,) for name in METRICS}, "--protocol sjd": find_protocol("sjd")}
 
 
 def pictures(folder: Path, n: int, size: int) -> scoring.Images:
@@ -99,23 +118,26 @@ def clocks() -> tuple[float, float, float]:
     return time.perf_counter(), time.process_time(), time.thread_time()
 
 
-def measure(name: str, n: int, size: int, rounds: int) -> Iterator[dict]:
+def measure(case: str, n: int, size: int, rounds: int) -> Iterator[dict]:
     """Measure one row per way and round, after a round to warm up."""
     with tempfile.TemporaryDirectory() as folder:
         images = pictures(Path(folder), n, size)
         for turn in range(rounds + 1):
-            for way, read in WAYS.items():
-                scoring.read_ahead = read
+            start = clocks()
+            for row in images.rows.itertuples():
+                images.read(row)
+            decode_cpu = time.thread_time() - start[2]
+            for way, score in WAYS.items():
                 with tempfile.TemporaryDirectory() as out:
                     begun = scoring.Images(images.name, Path(out), images.rows, images.read)
-                    metric = stubbed(CASES[name](Settings()))
+                    metrics = [stubbed(METRICS[name](Settings())) for name in CASES[case]]
                     start = clocks()
-                    scoring.score_with(begun, metric)
+                    score(begun, metrics)
                     wall, cpu, serial = (now - then for now, then in zip(clocks(), start, strict=True))
                 if turn:
-                    yield {"metric": name, "way": way, "round": turn, "images": n, "size": size, "wall_s": wall,
-                           "cpu_s": cpu, "serial_cpu_s": serial, "images_per_s": n / wall}  # fmt: skip
-        scoring.read_ahead = WAYS["ahead"]
+                    yield {"case": case, "way": way, "round": turn, "images": n, "size": size, "wall_s": wall,
+                           "cpu_s": cpu, "serial_cpu_s": serial, "decode_cpu_s": decode_cpu,
+                           "images_per_s": n / wall}  # fmt: skip
 
 
 def main() -> None:
@@ -124,13 +146,14 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
+    parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads(), 1], help="of torch")
     given = parser.parse_args()
     facts, rows = environment.environment_facts(), []
-    for threads in dict.fromkeys((torch.get_num_threads(), 1)):
+    for threads in dict.fromkeys(given.threads):
         torch.set_num_threads(threads)
         for name in CASES:
             for row in measure(name, given.images, given.size, given.rounds):
-                rows.append(row | {"threads": threads})
+                rows.append(row | {"threads": threads, "cores": environment.available_cores()})
                 print(json.dumps(rows[-1]), flush=True)
     content = {"command": ["python", *sys.argv], "environment": facts, "rows": rows}
     write_atomically(given.out / "reading.json", (json.dumps(content, indent=1) + "\n").encode())

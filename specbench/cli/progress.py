@@ -43,20 +43,35 @@ class TransferLines:
 
 
 class ScoreProgress:
-    """Progress of scoring (`specbench.metrics.scoring.Reporter`) by run and metric."""
+    """Progress of scoring (`specbench.metrics.scoring.Reporter`) by run.
+
+    The metrics go through the images together, so the one with the most images left tells how far they all are.
+    """
 
     def __init__(self) -> None:
         self._printed: set[str] = set()
+        self._left: dict[str, int] = {}
+        self._reporter: console.ProgressReporter | None = None
 
     def start(self, name: str, metric: str, total: int, done: int) -> None:
-        self._reporter = console.ProgressReporter(f"images of {name} by {metric}")
-        self._reporter.start(total, done)
+        if done:
+            console.say(f"{done} of {total} images of {name} by {metric} already done")
+        self._left[metric] = total - done
 
     def image(self, name: str, metric: str) -> None:
-        self._reporter.row(f"{name}-", {})
+        if self._reporter is None:
+            self._slowest = max(self._left, key=self._left.__getitem__)
+            busy = ", ".join(one for one, left in self._left.items() if left)
+            self._reporter = console.ProgressReporter(f"images of {name} by {busy}")
+            self._reporter.start(self._left[self._slowest], 0)
+        if metric == self._slowest:
+            self._reporter.row(f"{name}-", {})
 
     def finish(self, name: str, metric: str) -> None:
-        self._reporter.finish()
+        self._left.pop(metric, None)
+        if self._reporter is not None and not self._left:
+            self._reporter.finish()
+            self._reporter = None
 
     def left_out(self, name: str, metric: str, why: str) -> None:
         if why not in self._printed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -167,15 +167,17 @@ def feature_parts(folder: Path, metric: Metric) -> ParquetLog:
 
 
 @contextmanager
-def writing(folder: Path, parts: ParquetLog) -> Iterator[None]:
-    """Lock the scores of a run against concurrent scorers."""
+def writing(folder: Path, logs: Sequence[ParquetLog]) -> Iterator[None]:
+    """Lock the scores of a run against concurrent scorers, and make the features' logs ready to be written."""
     try:
-        parts.folder.mkdir(parents=True, exist_ok=True)
+        for log in logs:
+            log.folder.mkdir(parents=True, exist_ok=True)
         handle = take_lock(folder / "scores" / ".lock", f"{folder} is being scored by another process")
     except OSError as error:
         raise SpecbenchError(f"cannot write scores to {folder}: {error.strerror}") from error
     try:
-        parts.clean()
+        for log in logs:
+            log.clean()
         yield
     finally:
         os.close(handle)

@@ -6,9 +6,9 @@ and nothing else is. A run may still be writing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,9 +21,10 @@ from specbench.metrics.base import Metric, Sample, Settings
 from specbench.metrics.read_ahead import read_ahead
 from specbench.metrics.score_store import feature_parts, scores_are_current, write_run_scores, writing
 from specbench.models.hub_model import RANDOM
+from specbench.store.parquet_log import ParquetLog
 from specbench.store.run_images import read_image
 from specbench.store.run_store import RunStore
-from specbench.store.schema import read_meta
+from specbench.store.schema import KEY, read_meta
 
 
 @dataclass(frozen=True)
@@ -99,34 +100,37 @@ def score_images(
     reporter: Reporter | None = None,
     where_they_fit: bool = False,
 ) -> list[Scored]:
-    """As `score`, for pictures from anywhere: all of them by one metric before the next one, whose network is loaded
-    once."""
+    """As `score`, for images from anywhere. The networks of all metrics stay loaded until the last image is scored."""
+    reporter = reporter or Reporter()
     names = metric_catalog.bundled_metrics() if metrics is None else metrics
-    by_metric = []
-    for make in [metric_catalog.metric(name) for name in names]:
-        metric = make(settings)
-        one = _score_if_ready if metrics is None else score_with if where_they_fit else _score_or_refuse
-        by_metric.append([one(images, metric, reporter) for images in shown])
-    return [outcome for of_images in zip(*by_metric, strict=True) for outcome in of_images]
+    made = {metric.name: metric for metric in (metric_catalog.metric(name)(settings) for name in names)}
+    absent = {name: metric.missing_packages() for name, metric in made.items()} if metrics is None else {}
+    if metrics is not None and not where_they_fit:
+        for images in shown:
+            _refuse_unfit(images, made.values())
+    outcomes = []
+    for images in shown:
+        scored = score_together(images, [metric for name, metric in made.items() if not absent.get(name)], reporter)
+        by_metric = {outcome.metric: outcome for outcome in scored}
+        outcomes += [by_metric.get(name) or _left_out(images, name, absent[name][0], reporter) for name in made]
+    return outcomes
 
 
-def _score_or_refuse(images: Images, metric: Metric, reporter: Reporter | None) -> Scored:
-    """As `score_with`; a SpecbenchError where the metric cannot score these images."""
-    outcome = score_with(images, metric, reporter)
-    if outcome.skipped:
-        raise SpecbenchError(
-            f"metric '{outcome.metric}' cannot score {outcome.run_id}: {outcome.skipped}",
-            "leave it away to score with what fits", BAD_INPUT,
-        )  # fmt: skip
-    return outcome
+def _left_out(images: Images, metric: str, problem: tuple[str, str], reporter: Reporter) -> Scored:
+    """The outcome of a metric whose package is not installed, which is reported."""
+    why, hint = problem
+    reporter.left_out(images.name, metric, f"{why} ({hint})")
+    return Scored(images.name, metric, 0, 0, why)
 
 
-def _score_if_ready(images: Images, metric: Metric, reporter: Reporter | None) -> Scored:
-    """As `score_with`, but a package that is not installed leaves the metric out."""
-    for why, hint in metric.missing_packages():
-        (reporter or Reporter()).left_out(images.name, metric.name, f"{why} ({hint})")
-        return Scored(images.name, metric.name, 0, 0, why)
-    return score_with(images, metric, reporter)
+def _refuse_unfit(images: Images, metrics: Iterable[Metric]) -> None:
+    """Raise a SpecbenchError if a metric cannot score these images."""
+    for metric in metrics:
+        if not any(_accepted(images.rows, metric)):
+            raise SpecbenchError(
+                f"metric '{metric.name}' cannot score {images.name}: {_unfit(images)}",
+                "leave it away to score with what fits", BAD_INPUT,
+            )  # fmt: skip
 
 
 def run_images(folder: Path) -> Images:
@@ -150,52 +154,107 @@ def run_images(folder: Path) -> Images:
 
 
 def score_with(images: Images, metric: Metric, reporter: Reporter | None = None) -> Scored:
-    """Score pictures with one metric, only what is missing.
+    """As `score_together` with one metric."""
+    return score_together(images, [metric], reporter)[0]
+
+
+def score_together(images: Images, metrics: Sequence[Metric], reporter: Reporter | None = None) -> list[Scored]:
+    """Score images with several metrics, only what is missing. Each image is read and decoded once for all of them.
+
+    Returns:
+        One outcome per metric; a metric that accepts none of the images is skipped.
 
     Raises:
-        SpecbenchError: the metric lacks something, or a picture is missing or damaged.
+        SpecbenchError: a metric lacks something, or an image is missing or damaged.
     """
-    rows, reporter = images.rows, reporter or Reporter()
-    wanted = rows[[metric.accepts(_text(row.category), read_meta(row.meta)) for row in rows.itertuples()]]
-    if wanted.empty:
-        why = "its prompts lack what the metric needs" if len(rows) else "it has no images"
-        return Scored(images.name, metric.name, 0, 0, why)
-    metric.prepare()
-    parts = feature_parts(images.folder, metric)
-    with writing(images.folder, parts):
-        there = parts.read(["started_at"]).to_pandas()
-        known = set(there.itertuples(index=False, name=None))
-        missing = wanted[[(row.prompt_id, row.sample, row.started_at) not in known for row in wanted.itertuples()]]
-        reporter.start(images.name, metric.name, len(wanted), len(wanted) - len(missing))
+    reporter = reporter or Reporter()
+    rows = images.rows.reset_index(drop=True)
+    wanted = {metric.name: rows.loc[list(_accepted(rows, metric)), [*KEY, "started_at"]] for metric in metrics}
+    fitting = [metric for metric in metrics if len(wanted[metric.name])]
+    for metric in fitting:
+        metric.prepare()
+    logs = [feature_parts(images.folder, metric) for metric in fitting]
+    with writing(images.folder, logs) if logs else nullcontext():
+        tasks = [_task(metric, wanted[metric.name], log) for metric, log in zip(fitting, logs, strict=True)]
+        for task in tasks:
+            reporter.start(images.name, task.metric.name, len(task.wanted), len(task.wanted) - len(task.missing))
         try:
-            for samples in read_ahead(partial(_read, metric, images.read), list(missing.itertuples()), metric.batch):
-                parts.append(_feature_rows(metric, samples))
-                for _ in samples:
-                    reporter.image(images.name, metric.name)
+            _add_features(images, rows, tasks, reporter)
         finally:
-            reporter.finish(images.name, metric.name)
-        parts.compact()
-        if len(missing) or len(known) != len(wanted) or not scores_are_current(images.folder, metric, wanted):
-            write_run_scores(images.folder, metric, wanted)
-    return Scored(images.name, metric.name, len(missing), len(wanted) - len(missing))
+            for task in tasks:
+                reporter.finish(images.name, task.metric.name)
+        for task in tasks:
+            _write_scores(images.folder, task)
+    outcomes = {task.metric.name: task.outcome(images.name) for task in tasks}
+    skipped = {name: Scored(images.name, name, 0, 0, _unfit(images)) for name in wanted}
+    return list((skipped | outcomes).values())
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What one metric has to do with a set of images.
+
+    Attributes:
+        wanted: key and `started_at` of the images that it accepts.
+        missing: row numbers of those without features.
+        known: number of images whose features are kept, with those of images that are no longer wanted.
+        log: of its features.
+    """
+
+    metric: Metric
+    wanted: pd.DataFrame
+    missing: frozenset[int]
+    known: int
+    log: ParquetLog
+
+    def outcome(self, name: str) -> Scored:
+        return Scored(name, self.metric.name, len(self.missing), len(self.wanted) - len(self.missing))
+
+
+def _task(metric: Metric, wanted: pd.DataFrame, log: ParquetLog) -> _Task:
+    known = set(log.read(["started_at"]).to_pandas().itertuples(index=False, name=None))
+    missing = (row.Index for row in wanted.itertuples() if (row.prompt_id, row.sample, row.started_at) not in known)
+    return _Task(metric, wanted, frozenset(missing), len(known), log)
 
 
 class _Image(NamedTuple):
-    """An image that was read, and its row."""
+    """An image that was read: its row, and by metric the sample with the input of the metric's network."""
 
     row: Any
-    sample: Sample
+    samples: Mapping[str, Sample]
 
 
-def _read(metric: Metric, read: Callable, row: Any) -> _Image:
-    pixels = read(row)
-    meta, made = read_meta(row.meta), metric.preprocess(pixels)
-    sample = Sample(row.prompt_id, int(row.sample), row.prompt, _text(row.category), meta, pixels, made)
-    return _Image(row, sample)
+def _add_features(images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], reporter: Reporter) -> None:
+    """Compute and keep the features that are missing."""
+    missing = frozenset().union(*(task.missing for task in tasks))
+    busy = [task for task in tasks if task.missing]
+    todo = [row for row in rows.itertuples() if row.Index in missing]
+
+    def load(row: Any) -> _Image:
+        # The first image is prepared for every metric: `read_ahead` loads it alone, so that each makes once what it
+        # makes only once, for example its network.
+        needing = [task.metric for task in busy if row.Index in task.missing or row is todo[0]]
+        return _Image(row, _samples(images.read(row), row, needing))
+
+    batches: Iterator[list[_Image]] = read_ahead(load, todo, max((task.metric.batch for task in busy), default=1))
+    for loaded in batches:
+        for task in busy:
+            own = [image for image in loaded if image.row.Index in task.missing]
+            for start in range(0, len(own), task.metric.batch):
+                chunk = own[start : start + task.metric.batch]
+                task.log.append(_feature_rows(task.metric, chunk))
+                for _ in chunk:
+                    reporter.image(images.name, task.metric.name)
+
+
+def _samples(pixels: np.ndarray, row: Any, metrics: Sequence[Metric]) -> dict[str, Sample]:
+    about = (row.prompt_id, int(row.sample), row.prompt, _text(row.category), read_meta(row.meta), pixels)
+    return {metric.name: Sample(*about, metric.preprocess(pixels)) for metric in metrics}
 
 
 def _feature_rows(metric: Metric, images: Sequence[_Image]) -> Iterator[dict[str, object]]:
-    for (row, sample), kept in zip(images, metric.features([one.sample for one in images]), strict=True):
+    samples = [image.samples[metric.name] for image in images]
+    for (row, _), sample, kept in zip(images, samples, metric.features(samples), strict=True):
         yield {
             "prompt_id": row.prompt_id,
             "sample": row.sample,
@@ -203,6 +262,24 @@ def _feature_rows(metric: Metric, images: Sequence[_Image]) -> Iterator[dict[str
             "category": sample.category,
             **kept,
         }
+
+
+def _write_scores(folder: Path, task: _Task) -> None:
+    """Write the run's scores by one metric, unless they are there."""
+    metric, wanted = task.metric, task.wanted
+    task.log.compact()
+    if task.missing or task.known != len(wanted) or not scores_are_current(folder, metric, wanted):
+        write_run_scores(folder, metric, wanted)
+
+
+def _accepted(rows: pd.DataFrame, metric: Metric) -> Iterator[bool]:
+    """Whether a metric can score each of the images."""
+    return (metric.accepts(_text(row.category), read_meta(row.meta)) for row in rows.itertuples())
+
+
+def _unfit(images: Images) -> str:
+    """Why a metric scores none of the images."""
+    return "its prompts lack what the metric needs" if len(images.rows) else "it has no images"
 
 
 def _text(value: object) -> str | None:

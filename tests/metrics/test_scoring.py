@@ -80,6 +80,83 @@ def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
     assert len(pd.read_parquet(folder / "scores" / f"shapes-detector-{fingerprint(ShapesDetector())}")) == 5
 
 
+class PreparedMean(Metric):
+    """Mean of the pixels, through `preprocess`; accepts all images, or those of one category."""
+
+    columns: ClassVar = {"value": pa.float32()}
+
+    def __init__(self, name: str, batch: int, category: str | None = None):
+        self.name, self.batch, self.category = name, batch, category
+        self.batches: list[int] = []
+
+    def prepare(self) -> None:
+        pass
+
+    def accepts(self, category, meta):
+        return self.category in (None, category)
+
+    def identity(self):
+        return {"of": self.name}
+
+    def preprocess(self, pixels):
+        return float(pixels.mean())
+
+    def features(self, samples):
+        self.batches.append(len(samples))
+        return [{"value": sample.preprocessed} for sample in samples]
+
+    def scores(self, statistics):
+        return [Score(self.name, mean_interval(statistics["value"], statistics["prompt_id"]), len(statistics))]
+
+
+def test_an_image_is_decoded_once_for_all_metrics(tmp_path, monkeypatch):
+    folder = drawn_run(tmp_path, n=9)
+    looked = []
+    honest = scoring.read_image
+    monkeypatch.setattr(scoring, "read_image", lambda *row: looked.append(Path(row[1]).name) or honest(*row))
+    scoring.score_with(scoring.run_images(folder), PreparedMean("early", 4))
+    drawn_run(tmp_path, n=12)
+    looked.clear()
+    metrics = [PreparedMean("early", 4), PreparedMean("late", 5), PreparedMean("counts", 2, "counting")]
+    found = scoring.score_together(scoring.run_images(folder), [*metrics, PreparedMean("none", 2, "no such category")])
+    assert sorted(looked) == sorted(f"s{number}-0.png" for number in range(12)), "each once"
+    assert [(one.metric, one.computed, one.reused, bool(one.skipped)) for one in found] == [
+        ("early", 3, 9, False), ("late", 12, 0, False), ("counts", 6, 0, False), ("none", 0, 0, True)
+    ]  # fmt: skip
+    assert all(max(metric.batches) <= metric.batch for metric in metrics)
+    read = {str(row.image): honest(folder, row.image, None) for row in RunStore(folder).samples().itertuples()}
+    for metric, n in zip(metrics, (12, 12, 6), strict=True):
+        kept = feature_parts(folder, metric).read().to_pylist()
+        wanted = {row["prompt_id"]: read[f"images/{row['prompt_id']}-0.png"].mean() for row in kept}
+        assert {row["prompt_id"]: row["value"] for row in kept} == pytest.approx(wanted) and len(kept) == n
+    assert values(folder)["early"] == pytest.approx(values(folder)["late"])
+
+
+def test_what_a_metric_makes_once_is_made_by_one_thread(tmp_path):
+    """Also for a metric that lacks only images in the middle."""
+    folder = drawn_run(tmp_path, n=12)
+    made = []
+
+    class Lazy(PreparedMean):
+        @cached_property
+        def network(self):
+            made.append(threading.get_ident())
+            return lambda pixels: float(pixels.mean())
+
+        def preprocess(self, pixels):
+            return self.network(pixels)
+
+    scoring.score_together(scoring.run_images(folder), [PreparedMean("all", 4), Lazy("some", 4, "counting")])
+    assert made == [threading.get_ident()]
+
+
+def test_a_metric_that_does_not_fit_is_refused_before_another_computes(tmp_path):
+    folder = drawn_run(tmp_path, n=3)
+    with pytest.raises(SpecbenchError, match="'imagereward'|geneval"):
+        scoring.score([folder], ["shapes-detector", "geneval[hf-m2f]"])
+    assert not (folder / "scores").exists()
+
+
 def test_a_redone_image_is_scored_again(tmp_path):
     folder = drawn_run(tmp_path, n=2)
     scoring.score([folder], DETECTOR)
@@ -116,7 +193,7 @@ def test_a_scorer_killed_half_way_goes_on_where_it_was(tmp_path):
 def test_two_scorers_do_not_mix(tmp_path):
     folder = drawn_run(tmp_path, n=2)
     metric = ShapesDetector()
-    with writing(folder, feature_parts(folder, metric)), pytest.raises(SpecbenchError, match="being scored"):
+    with writing(folder, [feature_parts(folder, metric)]), pytest.raises(SpecbenchError, match="being scored"):
         scoring.score([folder], DETECTOR)
 
 
@@ -220,7 +297,7 @@ def test_a_gallery_has_a_row_per_prompt_and_a_column_per_run(tmp_path):
 
 def test_reading_while_a_scorer_works_needs_no_lock(tmp_path):
     folder = drawn_run(tmp_path, n=2)
-    with writing(folder, feature_parts(folder, ShapesDetector())):
+    with writing(folder, [feature_parts(folder, ShapesDetector())]):
         assert report_rows([folder])[0]["scores"] == []
     assert os.path.exists(folder / "scores")
 
