@@ -152,7 +152,7 @@ def test_what_a_metric_makes_once_is_made_by_one_thread(tmp_path):
 
 def test_a_metric_that_does_not_fit_is_refused_before_another_computes(tmp_path):
     folder = drawn_run(tmp_path, n=3)
-    with pytest.raises(SpecbenchError, match="'imagereward'|geneval"):
+    with pytest.raises(SpecbenchError, match=r"'geneval\[hf-m2f\]' cannot score"):
         scoring.score([folder], ["shapes-detector", "geneval[hf-m2f]"])
     assert not (folder / "scores").exists()
 
