@@ -142,7 +142,8 @@ def score(
         reporter: receives progress; silent if None.
 
     Returns:
-        One dict per score: `run_id, metric, value, low, high, n, fingerprint, identity, images`.
+        One dict per score: `run_id, metric, value, low, high, n, fingerprint, identity, images, too_few` (whether the
+        interval was left out because it is of too few prompts).
 
     Raises:
         SpecbenchError: an unknown run or metric, or something that must be installed or downloaded first.
@@ -213,7 +214,7 @@ def _scores(
     reporter: ScoreReporter | None,
 ) -> Rows:
     from specbench.metrics.protocols import find_protocol
-    from specbench.metrics.score_store import read_scores
+    from specbench.metrics.score_store import scores_to_show
     from specbench.metrics.scoring import score_images
 
     shown = list(images)
@@ -221,7 +222,11 @@ def _scores(
         score_images(shown, metrics or None, settings, reporter)
     if protocol:
         score_images(shown, find_protocol(protocol), settings, reporter, where_they_fit=True)
-    return [{"run_id": found.name, **row} for found in shown for row in read_scores(found.folder)]
+    return [
+        {"run_id": found.name, **row}
+        for found in shown
+        for row in scores_to_show(found.folder, found.rows["prompt_id"])
+    ]
 
 
 def differences(

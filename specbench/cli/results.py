@@ -182,7 +182,10 @@ def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> Non
 
 def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
     """Scores as texts: a run is named in its first line only, and parts stand below their metric."""
-    from specbench.reporting.columns import between, number
+    from specbench.reporting.columns import TOO_FEW, between, number
+
+    def few(row: dict) -> bool:
+        return row.get("too_few", "p" in row)  # a difference always has an interval, unless it is of too few prompts
 
     lines, last = [], None
     several = {
@@ -198,7 +201,11 @@ def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
                 "run_id": "" if row["run_id"] == last else row["run_id"],
                 "metric": f"· {part}{which}" if part else f"{metric}{which}",
                 value: number(row[value], 3),
-                "95_%": None if row["low"] is None else between(row["low"], row["high"], 3),
+                "95_%": between(row["low"], row["high"], 3)
+                if row["low"] is not None
+                else TOO_FEW
+                if few(row)
+                else None,
                 "n": row["n"],
             }
         )

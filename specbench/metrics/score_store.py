@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Metric, feature_fingerprint, fingerprint
+from specbench.stats import Estimate, difference_to_show, without_few
 from specbench.store.parquet_log import ParquetLog
 from specbench.store.schema import KEY
 from specbench.system.files import take_lock, write_atomically
@@ -51,6 +52,21 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
     return scores
 
 
+def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object]]:
+    """`read_scores` without the intervals of few prompts; `too_few` says where one was left out.
+
+    Args:
+        prompt_ids: prompt of each image of the run.
+    """
+    per_prompt = len(prompt_ids) / max(1, prompt_ids.nunique())
+    return [_to_show(row, row["n"] / max(1.0, per_prompt)) for row in read_scores(folder)]
+
+
+def _to_show(row: dict[str, object], prompts: float) -> dict[str, object]:
+    shown = without_few(Estimate(row["value"], row["low"], row["high"]), prompts)
+    return row | {"low": shown.low, "high": shown.high, "too_few": shown.low != row["low"]}
+
+
 def _known_score(row: dict[str, object]) -> dict[str, object]:
     """A row of a per-run file; a ValueError for one that specbench did not write. `note` is absent in old ones."""
     row = {"note": None} | row
@@ -80,7 +96,8 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     """Paired difference between the scores of a run and a baseline on common images; None if there are none.
 
     Returns:
-        `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`; interval and p-value are paired.
+        `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`; interval and p-value are paired,
+        and None for few prompts.
 
     Raises:
         SpecbenchError: only one of them is scored by what `metric` is now.
@@ -95,7 +112,7 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     found = None if features.empty else metric.difference(features, theirs)
     if found is None:
         return None
-    estimate, n = found
+    estimate, n = difference_to_show(found[0]), found[1]
     return {
         "run_id": folder.name,
         "baseline": baseline.name,

@@ -16,7 +16,7 @@ from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.pareto import lower_is_better
 from specbench.reporting.report_rows import Run
 from specbench.stats import Estimate
-from specbench.stats.intervals import FEW_UNITS, LEVEL
+from specbench.stats.intervals import LEVEL, without_few
 from specbench.store.run_info import Invocation
 
 RATIOS_TO_AR = ("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead")
@@ -67,7 +67,7 @@ class Cell:
         value, low, high: measured value, with a 95 % interval if available.
         n: number of images.
         difference: measured minus printed.
-        too_few: whether tables leave the interval out, because it is of too few prompts.
+        too_few: whether the interval is left out, because it is of too few prompts.
         outside: whether the printed value, including its rounding error, lies outside the measured interval.
         why: reason for a missing value.
         printed_notes, notes: notes on the printed and on the measured value.
@@ -101,11 +101,13 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     if measured is None:
         return replace(printed, why=why)
     estimate, n, why, note = _measure(column, measured, fingerprint)
+    few = _interval_left_out(column, measured, fingerprint)
     notes = (note,) if note else ()
     if estimate is None:
         return replace(printed, why=why, notes=notes)
-    value, low, high = (_scaled(x, column.scale) for x in (estimate.value, estimate.low, estimate.high))
-    too_few = low is not None and n is not None and min(n, measured.prompts) < FEW_UNITS
+    shown = without_few(estimate, min(n or 0, measured.prompts))
+    too_few = few or shown.low != estimate.low
+    value, low, high = (_scaled(x, column.scale) for x in (shown.value, shown.low, shown.high))
     incomplete = measured.partial or measured.expected is None
     biased = incomplete and not measured.unlike and column.score is not None and lower_is_better(column.score)
     if biased and printed.paper is not None:
@@ -115,7 +117,7 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     if elsewhere and printed.paper is not None:
         notes += (_machines(row, measured),)
     outside = False
-    if difference is not None and low is not None and not elsewhere and not too_few:
+    if difference is not None and low is not None and not elsewhere:
         half_a_digit = 0.5 * 10.0**-column.precision
         outside = not low - half_a_digit <= printed.paper <= high + half_a_digit
     return replace(
@@ -129,6 +131,13 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
         too_few=too_few,
         notes=notes,
     )
+
+
+def _interval_left_out(column: Column, measured: Measured, fingerprint: str | None) -> bool:
+    """Whether the report row already lacks the interval of this number, for want of prompts."""
+    if column.score:
+        return any(score.get("too_few") and score["fingerprint"] == fingerprint for score in _scores(column, measured))
+    return column.key == "speedup" and measured.row["speedup"] is not None and measured.row["speedup_low"] is None
 
 
 def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:

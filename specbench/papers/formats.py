@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from specbench.papers.cells import Cell
 from specbench.papers.join import Line, PaperTable
 from specbench.papers.table import Column
-from specbench.reporting.columns import MISSING, between, number
+from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
 from specbench.reporting.latex import tex
 from specbench.reporting.text_formats import escape, inert
 from specbench.system.json_values import nonfinite_as_null
@@ -198,7 +198,7 @@ def _best_measured(joined: PaperTable, group: str | None, column: Column) -> lis
     where nothing is shown to be worse."""
     known = [(line, line.cells[column.name]) for line in joined.lines if line.group == group]
     known = [(line, cell) for line, cell in known if cell.value is not None]
-    certain = all(cell.low is not None and not cell.too_few for _, cell in known)
+    certain = all(cell.low is not None for _, cell in known)
     if column.better == "none" or len(known) < 2 or not certain:
         return []
     if column.better == "higher":
@@ -215,7 +215,9 @@ def below(joined: PaperTable) -> list[str]:
     notes = [f"{_superscript(place)} {text}" for place, text in enumerate(joined.footnotes, 1)]
     marked = any(cell.outside for line in joined.lines for cell in line.cells.values())
     bold = any(any(text.best) for line in joined.lines for text in texts(joined, line))
-    return [*notes, *([LEGEND] if marked else []), *([BOLD] if bold else []), *joined.definitions, *joined.remarks]
+    few = any(cell.too_few for line in joined.lines for cell in line.cells.values())
+    legend = [*([LEGEND] if marked else []), *([BOLD] if bold else []), *([FEW_PROMPTS] if few else [])]
+    return [*notes, *legend, *joined.definitions, *joined.remarks]
 
 
 def heading(column: Column) -> str:
@@ -242,7 +244,7 @@ def _value(column: Column, cell: Cell, with_bounds: bool) -> str:
 
 def _bounds(column: Column, cell: Cell) -> str:
     if cell.too_few:
-        return "too few"
+        return TOO_FEW
     if cell.low is None or cell.high is None:
         return ""
     return between(cell.low, cell.high, column.precision)

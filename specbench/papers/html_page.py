@@ -89,7 +89,7 @@ def _estimate(cell: Cell, measured: bool) -> Estimate | None:
         return None if cell.paper is None else Estimate(cell.paper, None, None)
     if cell.value is None:
         return None
-    return Estimate(cell.value, None, None) if cell.too_few else Estimate(cell.value, cell.low, cell.high)
+    return Estimate(cell.value, cell.low, cell.high)
 
 
 def _labels(joined: PaperTable, axes: Mapping[str, str]) -> tuple[str, str]:

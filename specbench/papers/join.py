@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from specbench import prompts, stats
@@ -20,7 +21,11 @@ from specbench.reporting.comparability import is_ar
 from specbench.reporting.report_rows import Run, nearest_ar, report_row
 from specbench.store.run_folders import runs_in
 from specbench.store.run_info import RunInfo
+from specbench.store.run_store import RunStore
+from specbench.store.schema import KEY
 
+Prompts = frozenset[tuple[str, str]]
+"""Ids with their texts."""
 NOT_RUN = "not run"
 _BESIDE = {"speedup_e2e": "End-to-end speed-up: the same ratio as speed-up, of end-to-end latencies."}
 
@@ -88,12 +93,12 @@ def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
     Raises:
         SpecbenchError: a damaged run folder.
     """
-    runs = _runs(found)
+    runs, asked_prompts = _runs(found), cache(_asked_prompts)
 
     def measure(row: Row, column: Column) -> Measured | None:
         settings = table.cell_settings(row, column)
         return (
-            _measured(row, settings, runs[found[settings]])
+            _measured(row, settings, runs[found[settings]], asked_prompts)
             if settings and isinstance(found.get(settings), Path)
             else None
         )
@@ -127,10 +132,41 @@ def _runs(found: Mapping[CellSettings, Path | str]) -> dict[Path, tuple[Run, Map
     return joined
 
 
-def _measured(row: Row, settings: CellSettings, joined: tuple[Run, Mapping, Run | None]) -> Measured:
+def _measured(
+    row: Row,
+    settings: CellSettings,
+    joined: tuple[Run, Mapping, Run | None],
+    asked_prompts: Callable[[str, int | None], Prompts | None],
+) -> Measured:
     run, report, ar = joined
-    same = same_hardware(row.hardware, run)
-    return Measured(run, report, ar, _unlike(settings, run.info), same, _expected(settings))
+    measured = Measured(
+        run, report, ar, _unlike(settings, run.info), same_hardware(row.hardware, run), _expected(settings)
+    )
+    if measured.unlike or settings.prompts is None:
+        return measured
+    asked = asked_prompts(settings.prompts, settings.limit)
+    return replace(measured, unlike=_other_prompts(asked, measured, settings))
+
+
+def _asked_prompts(name: str, limit: int | None) -> Prompts | None:
+    """Ids and texts of the prompts that a cell asks for; None where the set cannot be read here."""
+    try:
+        chosen = prompts.select(prompts.load_prompts(name), limit)
+    except SpecbenchError:
+        return None
+    return frozenset((prompt.id, prompt.text) for prompt in chosen)
+
+
+def _other_prompts(asked: Prompts | None, measured: Measured, settings: CellSettings) -> tuple[str, ...]:
+    """How the decoded prompts differ from those asked for; a part of these is none, if its size says so."""
+    if asked is None:
+        return ()
+    rows = RunStore(measured.run.folder).samples(["status", "prompt"])
+    decoded = set(rows[rows["status"] == "ok"][["prompt_id", "prompt"]].itertuples(index=False, name=None))
+    if decoded == asked or (decoded < asked and measured.partial):
+        return ()
+    first = f"the first {len(asked):,}" if settings.limit else f"all {len(asked):,}"
+    return (f"other prompts than {first} of {settings.prompts}",)
 
 
 def _expected(settings: CellSettings) -> int | None:
@@ -199,11 +235,12 @@ def _line(
 
 def _mixed(there: Sequence[Measured]) -> list[str]:
     """A note where the cells of a row are not of the same images."""
-    sets = {(one.row["n"], tuple(one.row.get("drawn", ()))) for one in there}
+    sets = {frozenset(one.run.rows[list(KEY)].itertuples(index=False, name=None)) for one in there}
     if len(sets) < 2:
         return []
-    images = sorted(n for n, _ in sets)
-    return [f"Its cells are not of the same images: of {images[0]:,} to {images[-1]:,} of them, from several runs."]
+    few, many = min(map(len, sets)), max(map(len, sets))
+    which = f"of {few:,} to {many:,} of them" if few < many else f"of {few:,} each, which differ"
+    return [f"Its cells are not of the same images: {which}, from several runs."]
 
 
 def _failed(one: Measured) -> bool:

@@ -64,7 +64,8 @@ def _fastest(exact: Sequence[Mapping]) -> str:
     value, interval = number(best["speedup"]), _interval(best)
     images = f"{best['pairs']} image{'s' if best['pairs'] != 1 else ''}"
     if best["speedup_low"] is None:
-        said = f"{_name(best)}, the fastest lossless decoder, ran {value} times as fast as AR ({images}: no interval)"
+        few = f"{images}: too few for an interval"
+        said = f"{_name(best)}, the fastest lossless decoder, ran {value} times as fast as AR ({few})"
     elif best["speedup_low"] > 1:
         said = f"{_name(best)} is the fastest lossless decoder: {value} times as fast as AR {interval} over {images}"
     elif best["speedup_high"] < 1:

@@ -11,8 +11,12 @@ from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.reporting.report_rows import window_of
+from specbench.stats.intervals import FEW_UNITS
 
 MISSING = "-"
+TOO_FEW = "too few"
+"""Stands in the place of an interval of fewer than `specbench.stats.intervals.FEW_UNITS` prompts."""
+FEW_PROMPTS = f"{TOO_FEW.capitalize()}: an interval of fewer than {FEW_UNITS} prompts is not printed."
 
 
 @dataclass(frozen=True)
@@ -57,11 +61,20 @@ def stall_note(row: Mapping) -> str | None:
     )
 
 
-def with_interval(value: float | None, low: float | None, high: float | None, digits: int = 2, unit: str = "") -> str:
-    """Format a value and its interval: "2.31x [2.20, 2.41]"."""
+def with_interval(
+    value: float | None,
+    low: float | None,
+    high: float | None,
+    digits: int = 2,
+    unit: str = "",
+    too_few: bool = False,
+) -> str:
+    """Format a value and its interval: "2.31x [2.20, 2.41]", or "2.31x [too few]"."""
     if value is None:
         return MISSING
-    interval = "" if low is None or high is None else f" [{number(low, digits)}, {number(high, digits)}]"
+    interval = f" [{TOO_FEW}]" if too_few else ""
+    if low is not None and high is not None:
+        interval = f" [{number(low, digits)}, {number(high, digits)}]"
     return f"{number(value, digits)}{unit}{interval}"
 
 
@@ -87,7 +100,7 @@ def _duration(key: str) -> Callable[[Mapping], str]:
 def _speedup(row: Mapping) -> str:
     if row["speedup"] is None:
         return row["speedup_note"] or MISSING
-    cell = with_interval(row["speedup"], row["speedup_low"], row["speedup_high"], unit="x")
+    cell = with_interval(row["speedup"], row["speedup_low"], row["speedup_high"], unit="x", too_few=True)
     return f"{cell}, {row['speedup_note']}" if row["speedup_note"] else cell
 
 
@@ -266,7 +279,8 @@ def _score_cell(name: str, fingerprint: str) -> Callable[[Mapping], str]:
         for score in row["scores"]:
             if (score["metric"], score["fingerprint"]) == (name, fingerprint):
                 some = "" if ":" in name or score["n"] == row["n"] else f" (n={score['n']})"
-                return with_interval(score["value"], score["low"], score["high"], digits=3) + some
+                few = score.get("too_few", False)
+                return with_interval(score["value"], score["low"], score["high"], digits=3, too_few=few) + some
         return MISSING
 
     return cell

@@ -23,11 +23,13 @@ from specbench.reporting.columns import stall_note
 from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.pareto import lower_is_better
 from specbench.reporting.report_rows import Run, latencies
+from specbench.stats.intervals import FEW_UNITS
 
 FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
 CHANGE = 0.02
 """Relative change to detect, for `prompts_needed`."""
-_TOO_FEW = "too few images for an interval"
+FEW = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
+"""Note of a number whose interval is left out."""
 _BOUNDS = {"": "value", ".low": "low", ".high": "high"}
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
@@ -62,14 +64,16 @@ def speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
     if result is None:
         return [_row(name, note=_why(differing, a, b)) for name in names]
     pairs = stats.paired(b.rows, a.rows).dropna(subset=["ar_ms", "ar_ms_base"])
-    saved = stats.speed_difference(pairs)
+    saved = stats.difference_to_show(stats.speed_difference(pairs))
     needed = stats.prompts_needed(saved.spread, CHANGE)
     back = stats.ratio_of_totals(pairs["ar_ms"], pairs["ar_ms_base"], pairs["prompt_id"])
-    partial = None if result.pairs == len(a.rows) == len(b.rows) else "over the images in common"
+    total, back = (stats.without_few(one, result.prompts) for one in (result.total, back))
+    notes = [] if result.pairs == len(a.rows) == len(b.rows) else ["over the images in common"]
+    note = "; ".join(notes if total.low is not None else [*notes, FEW]) or None
     factors = zip(names[2:], (result.steps, result.window_cost, result.overhead), strict=True)
     return [
-        _row(names[0], result.total, result.pairs, p=saved.p, prompts_needed=needed, note=partial),
-        _row(names[1], back, result.pairs, note=partial),
+        _row(names[0], total, result.pairs, p=saved.p, prompts_needed=needed, note=note),
+        _row(names[1], back, result.pairs, note=note),
         *(_row(name, stats.Estimate(value, None, None), result.pairs) for name, value in factors),
     ]
 
@@ -168,13 +172,13 @@ def _plain_difference(mine: Mapping, theirs: Mapping) -> dict[str, object] | Non
     if not known or mine["low"] is not None or theirs["low"] is not None:
         return None
     gap = stats.Estimate(theirs["value"] - mine["value"], None, None)
-    return _row(str(mine["metric"]), gap, mine["n"], note=_TOO_FEW)
+    return _row(str(mine["metric"]), gap, mine["n"], note="too few images for an interval")
 
 
 def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) -> dict[str, object]:
     name = str(score["metric"])
     if (stored := stored_difference(b, a, name, str(score["fingerprint"]))) is not None:
-        estimate, n = stored
+        estimate, n = stats.difference_to_show(stored[0]), stored[1]
         return _difference_row(name, estimate, n, estimate.p, estimate.spread, score)
     if name not in metric_catalog.metric_names():
         return _row(name, note="no paired difference is defined for this metric")
@@ -197,7 +201,7 @@ def _difference_row(
     name: str, estimate: stats.Estimate, n: int, p: float | None, spread: float | None, score: Mapping
 ) -> dict[str, object]:
     needed = stats.prompts_needed(spread, CHANGE * score["value"])
-    return _row(name, estimate, n, p, needed, None if estimate.low is not None else _TOO_FEW)
+    return _row(name, estimate, n, p, needed, None if estimate.low is not None else FEW)
 
 
 def _unlike(mine: Sequence[Mapping], theirs: Sequence[Mapping]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specbench.reporting.columns import MISSING, between, number
-from specbench.reporting.compare import CHANGE
+from specbench.reporting.columns import MISSING, TOO_FEW, between, number
+from specbench.reporting.compare import CHANGE, FEW
 
 SIGNIFICANT = 0.05
 HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
@@ -52,7 +52,7 @@ def texts(rows: Sequence[Mapping]) -> list[tuple[str, ...]]:
         (
             _title(row),
             _value(row),
-            MISSING if row["low"] is None else between(row["low"], row["high"], _digits(row)),
+            _bounds(row),
             _p(row["p_holm"]),
             str(row["n"] or MISSING),
             f"{row['prompts_needed']:,}" if row["prompts_needed"] else MISSING,
@@ -92,6 +92,12 @@ def _score(row: Mapping, real: bool) -> str:
 
 def _interval(row: Mapping) -> str:
     return "" if row["low"] is None else f" [{between(row['low'], row['high'], _digits(row))}]"
+
+
+def _bounds(row: Mapping) -> str:
+    if row["low"] is not None:
+        return between(row["low"], row["high"], _digits(row))
+    return TOO_FEW if FEW in (row["note"] or "") else MISSING
 
 
 def _title(row: Mapping) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specbench.metrics import scoring
-from specbench.reporting.columns import MISSING, between, number
+from specbench.reporting.columns import MISSING, TOO_FEW, between, number
 from specbench.reporting.contact_sheet import contact_sheet
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.text_formats import render
@@ -55,7 +55,7 @@ def headline(rows: Sequence[Mapping]) -> list[dict[str, str]]:
 
 def _headline(row: Mapping, metrics: Sequence[str]) -> dict[str, str]:
     low, high = row["speedup_low"], row["speedup_high"]
-    interval = MISSING if low is None else between(low, high)
+    interval = between(low, high) if low is not None else TOO_FEW if row["speedup"] is not None else MISSING
     values = {score["metric"]: _with_interval(score) for score in row["scores"]}
     return {
         "decoder": row["decoder"],

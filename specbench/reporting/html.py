@@ -201,7 +201,9 @@ def _differences(names: Mapping[str, Mapping]) -> list[list[str]]:
         [
             row["run"],
             row["name"],
-            with_interval(row["value"], row["low"], row["high"], 3) if row["note"] is None else row["note"],
+            with_interval(row["value"], row["low"], row["high"], 3, too_few=True)
+            if row["value"] is not None
+            else row["note"],
             number(row["p_holm"], 3),
             str(row["prompts_needed"] or MISSING),
         ]

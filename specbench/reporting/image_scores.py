@@ -10,8 +10,7 @@ import pandas as pd
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.score_store import image_values, read_scores
-from specbench.stats import Estimate, mean_interval
-from specbench.stats.intervals import FEW_UNITS
+from specbench.stats import Estimate, mean_interval, without_few
 
 
 def values_per_image(folder: Path) -> dict[str, pd.DataFrame]:
@@ -41,6 +40,5 @@ def category_means(
     for run, metrics in values.items():
         for category, rows in metrics[metric].groupby("category", sort=False) if metric in metrics else ():
             mean = mean_interval(rows["value"], rows["prompt_id"])
-            few = rows["prompt_id"].nunique() < FEW_UNITS
-            means.setdefault(str(category), {})[run] = (Estimate(mean.value, None, None) if few else mean), len(rows)
+            means.setdefault(str(category), {})[run] = without_few(mean, rows["prompt_id"].nunique()), len(rows)
     return means

@@ -10,10 +10,11 @@ rounds, acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth, t
 logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`; of traced images `draft_tv, draft_tv_by_offset,
 draft_top1`), the comparison with AR (`speedup, speedup_low, speedup_high, step_ratio, window_cost, overhead,
 speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
-speedup_fastest_high, fastest_ar`), `stalled` (number of images that stalled, with the slowest of them, ms), `disturbed`
-(cores that other processes used on average while the images were decoded), `scores` (a list of dicts `metric, value,
-low, high, n, fingerprint`), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False
-where the images have changed since), `drawn` (of runs of a part of their prompt set: which, in words),
+speedup_fastest_high, fastest_ar`; bounds are None below `FEW_UNITS` prompts), `stalled` (number of images that stalled,
+with the slowest of them, ms), `disturbed` (cores that other processes used on average while the images were decoded),
+`scores` (a list of dicts `metric, value, low, high, n, fingerprint, too_few`: whether the bounds are None for want of
+prompts), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False where the images have
+changed since), `drawn` (of runs of a part of their prompt set: which, in words),
 `floor` (roofline inputs, see `specbench.runs.roofline_facts`), `environment`
 (machine and versions, a line each) and `load` (load average at the start of each invocation).
 """
@@ -34,7 +35,7 @@ import pyarrow.compute as pc
 
 from specbench import stats
 from specbench.decoding.generation import SPANS
-from specbench.metrics.score_store import read_scores
+from specbench.metrics.score_store import scores_to_show
 from specbench.reporting.comparability import configuration, is_ar, mismatched_fields
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
@@ -165,7 +166,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "top1": stats.top1(rows),
         **{name: getattr(stats, name)(run.traced) if len(run.traced) else None for name in TRACED},
         **{name: getattr(tokens, name, None) for name in stats.TokenStats.__dataclass_fields__},
-        "scores": read_scores(run.folder),
+        "scores": scores_to_show(run.folder, rows["prompt_id"]),
         **({"audit": audit} if audit else {}),
         **({"drawn": drawn} if drawn else {}),
         "load": [call.load for call in info.invocations],
@@ -270,12 +271,13 @@ def _against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
         batch = run.info.spec.batch
         note = f"batch {batch}: latency is not measured" if batch > 1 else "no images in common with AR"
         return empty | {"speedup_note": note}
+    total = stats.without_few(result.total, result.prompts)
     shared = f"{result.pairs} images" if result.pairs > 1 else "one image"
     partial = f"over the {shared} in common with AR" if result.pairs < len(run.rows) else None
     return {
-        "speedup": result.total.value,
-        "speedup_low": result.total.low,
-        "speedup_high": result.total.high,
+        "speedup": total.value,
+        "speedup_low": total.low,
+        "speedup_high": total.high,
         "step_ratio": result.steps,
         "window_cost": result.window_cost,
         "overhead": result.overhead,
@@ -294,9 +296,10 @@ def _against_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
     if not known:
         return dict.fromkeys(("speedup_fastest", "speedup_fastest_low", "speedup_fastest_high", "fastest_ar"))
     result, ar = min(known, key=lambda pair: pair[0].total.value)
+    total = stats.without_few(result.total, result.prompts)
     return {
-        "speedup_fastest": result.total.value,
-        "speedup_fastest_low": result.total.low,
-        "speedup_fastest_high": result.total.high,
+        "speedup_fastest": total.value,
+        "speedup_fastest_low": total.low,
+        "speedup_fastest_high": total.high,
         "fastest_ar": configuration(ar.info),
     }

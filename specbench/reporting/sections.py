@@ -12,6 +12,7 @@ from specbench.reporting.columns import (
     AUDIT,
     DECODER,
     DRAFTS,
+    FEW_PROMPTS,
     QUALITY,
     SPEED,
     THROUGHPUT,
@@ -66,11 +67,18 @@ def definitions(found: Sequence[Section]) -> list[str]:
 
 
 def circumstances(rows: Sequence[Mapping]) -> list[str]:
-    """List machines, versions, roofline inputs and load averages of the rows."""
+    """List what was left out, machines, versions, roofline inputs and load averages of the rows."""
     machines = dict.fromkeys(line for row in rows for line in row["environment"])
     floors = dict.fromkeys(_floor(row["floor"]) for row in rows if row["floor"])
     wrong = dict.fromkeys(f"Roofline: {row['roofline_note']}." for row in rows if row.get("roofline_note"))
-    return [f"Measured on {line}." for line in machines] + list(floors) + list(wrong) + _load(rows)
+    few = [FEW_PROMPTS] if any(map(_lacks_interval, rows)) else []
+    return few + [f"Measured on {line}." for line in machines] + list(floors) + list(wrong) + _load(rows)
+
+
+def _lacks_interval(row: Mapping) -> bool:
+    """Whether an interval of the row was left out, because it is of too few prompts."""
+    speed = row["speedup"] is not None and row["speedup_low"] is None
+    return speed or any(score.get("too_few") for score in row["scores"])
 
 
 def _floor(floor: Mapping) -> str:

@@ -26,9 +26,17 @@ from specbench.stats.intervals import (
     mean_of_estimates,
     proportion_interval,
     ratio_of_totals,
+    without_few,
 )
 from specbench.stats.roofline import floor_ms, roofline_ratio
-from specbench.stats.significance import Difference, holm, mean_difference, prompts_needed, speed_difference
+from specbench.stats.significance import (
+    Difference,
+    difference_to_show,
+    holm,
+    mean_difference,
+    prompts_needed,
+    speed_difference,
+)
 from specbench.stats.speed import (
     SpeedUp,
     images_per_hour,
@@ -59,6 +67,6 @@ __all__ = [
     "round_totals", "rounds", "acceptance_length", "draft_ms", "acceptance_by_sibling",
     "draft_tv_by_depth", "theorem2_bound",
     "acceptance", "acceptance_by_offset", "draft_tv", "draft_top1", "draft_tv_by_offset",
-    "Estimate", "mean_interval", "proportion_interval", "mean_of_estimates", "ratio_of_totals",
-    "Difference", "mean_difference", "speed_difference", "holm", "prompts_needed",
+    "Estimate", "mean_interval", "proportion_interval", "mean_of_estimates", "ratio_of_totals", "without_few",
+    "Difference", "difference_to_show", "mean_difference", "speed_difference", "holm", "prompts_needed",
 ]  # fmt: skip

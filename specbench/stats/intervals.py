@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,8 @@ from scipy.special import ndtr, ndtri, stdtrit
 LEVEL = 0.975
 BOOTSTRAP_RESAMPLES = 2000
 FEW_UNITS = 8
-"""Below this number of clusters the bootstrap has too few distinct resamples for its nominal coverage."""
+"""Below this number of clusters the bootstrap has too few distinct resamples for its nominal coverage, and none is
+printed."""
 MOST_UNITS = 10_000
 """Above this number, clusters are resampled in random groups of about equal size, which are independent as well."""
 
@@ -25,6 +27,14 @@ class Estimate:
     value: float
     low: float | None
     high: float | None
+
+
+AnEstimate = TypeVar("AnEstimate", bound=Estimate)
+
+
+def without_few(estimate: AnEstimate, clusters: float) -> AnEstimate:
+    """The estimate as tables show it: without its interval if that is of fewer than `FEW_UNITS` clusters."""
+    return replace(estimate, low=None, high=None) if clusters < FEW_UNITS else estimate
 
 
 def ratio_of_totals(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import pandas as pd
 from scipy.special import nctdtr, stdtr, stdtrit  # importing scipy.stats takes as long as a report
 
-from specbench.stats.intervals import LEVEL, Estimate, clustered_mean
+from specbench.stats.intervals import FEW_UNITS, LEVEL, Estimate, clustered_mean, without_few
 
 POWER = 0.8
 MOST_PROMPTS = 10**7
@@ -25,10 +25,12 @@ class Difference(Estimate):
     Attributes:
         p: two-sided p-value of the t test of no difference; None if n is too small.
         spread: standard deviation of the difference per prompt, for `prompts_needed`; None if n is too small.
+        prompts: number of prompts, the independent units; None if unknown.
     """
 
     p: float | None = None
     spread: float | None = None
+    prompts: int | None = None
 
 
 def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: float | None = None) -> Difference:
@@ -42,9 +44,16 @@ def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: 
     mean, error, n = clustered_mean(gaps, clusters)
     value = mean if value is None else value
     if error is None:
-        return Difference(value, None, None)
+        return Difference(value, None, None, prompts=n)
     half = float(stdtrit(n - 1, LEVEL)) * error
-    return Difference(value, value - half, value + half, _p(value, error, n), error * math.sqrt(n))
+    return Difference(value, value - half, value + half, _p(value, error, n), error * math.sqrt(n), n)
+
+
+def difference_to_show(found: Difference) -> Difference:
+    """The difference as tables show it: without interval and p-value if those are of fewer than `FEW_UNITS` prompts."""
+    if found.prompts is None or found.prompts >= FEW_UNITS:
+        return found
+    return replace(without_few(found, found.prompts), p=None)
 
 
 def speed_difference(pairs: pd.DataFrame) -> Difference:

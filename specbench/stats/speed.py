@@ -78,6 +78,7 @@ class SpeedUp:
         overhead: see `overhead`.
         end_to_end: the same ratio for the end-to-end latency.
         pairs: images that both runs decoded.
+        prompts: the prompts of these images, the independent units of the interval.
     """
 
     total: Estimate
@@ -86,6 +87,7 @@ class SpeedUp:
     overhead: float
     end_to_end: float | None
     pairs: int
+    prompts: int
 
 
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
@@ -103,7 +105,7 @@ def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
         return None
     return SpeedUp(
         speedup(timed), step_ratio(timed), window_cost(timed), overhead(timed),
-        ratio(timed["e2e_ms_base"].sum(), timed["e2e_ms"].sum()), len(timed),
+        ratio(timed["e2e_ms_base"].sum(), timed["e2e_ms"].sum()), len(timed), timed["prompt_id"].nunique(),
     )  # fmt: skip
 
 

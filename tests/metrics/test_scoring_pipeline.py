@@ -40,6 +40,7 @@ def stored_run(out: Path, prompts: list[Prompt], samples: int = 2, spec=syntheti
 
 
 PROMPTS = [Prompt(f"p{number}", text, None, {}) for number, text in enumerate(("a red cat", "a blue dog", "a photo"))]
+EIGHT = [Prompt(f"p{number}", "a photo", None, {}) for number in range(8)]
 
 
 @pytest.fixture
@@ -54,7 +55,8 @@ def test_a_named_metric_reaches_the_table(checkpoints, tmp_path, cli):
     folder = stored_run(tmp_path / "out", PROMPTS)
     scored = cli("score", "--metric", "imagereward", "--offline", "--batch", "4", "--out", tmp_path / "out", "--json")
     (row,) = json.loads(scored.out)
-    assert scored.code == 0 and row["n"] == row["images"] == 6 and row["low"] < row["value"] < row["high"]
+    assert scored.code == 0 and row["n"] == row["images"] == 6
+    assert row["too_few"] and row["low"] is row["high"] is None, "three prompts are too few for an interval"
     assert json.loads(row["identity"])["weights"].startswith("sha256:")
     values = image_features(folder, ImageReward())["value"]
     assert len(set(values)) == 6 and row["value"] == pytest.approx(values.astype(float).mean())
@@ -80,13 +82,13 @@ def test_without_a_name_nothing_is_downloaded(tmp_path, cli, monkeypatch):
 
 def test_against_a_run_the_difference_is_paired(checkpoints, tmp_path, cli):
     runs = [
-        stored_run(tmp_path / "out", PROMPTS, 2, spec, seed) for seed, spec in enumerate((synthetic.SJD, synthetic.AR))
+        stored_run(tmp_path / "out", EIGHT, 1, spec, seed) for seed, spec in enumerate((synthetic.SJD, synthetic.AR))
     ]
     call = ("score", "--metric", "imagereward", "--offline", "--out", tmp_path / "out", "--json")
     (row,) = json.loads(cli(*call, "--against", runs[1].name).out)
     values = [image_features(run, ImageReward()).set_index(["prompt_id", "sample"])["value"] for run in runs]
     gaps = (values[0] - values[1]).astype(float)
-    assert row["difference"] == pytest.approx(gaps.mean()) and row["low"] < gaps.mean() < row["high"] and row["n"] == 6
+    assert row["difference"] == pytest.approx(gaps.mean()) and row["low"] < gaps.mean() < row["high"] and row["n"] == 8
     assert (row["run_id"], row["baseline"]) == (runs[0].name, runs[1].name)
     assert "name the metrics with --metric" in cli("score", "--against", runs[1].name, "--out", tmp_path / "out").err
 

@@ -6,7 +6,6 @@ import csv
 import html.parser
 import io
 import json
-import math
 import os
 import re
 import shutil
@@ -19,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import tiny
 from rich.console import Console
-from synthetic import AR, SJD, ar, changed, folder, generation, sjd
+from synthetic import AR, INVOCATION, SJD, ar, changed, folder, generation, sjd
 
 from specbench.errors import SpecbenchError
 from specbench.papers.cells import Measured, make_cell, same_hardware
@@ -29,11 +28,14 @@ from specbench.papers.render import FORMATS, render
 from specbench.papers.table import Column
 from specbench.papers.table_files import read_table
 from specbench.papers.terminal import terminal
+from specbench.prompts import Prompt, Request, text_id
 from specbench.reporting.columns import between
 from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.report_rows import Run, report_row
 from specbench.store.run_audits import write_audit
 from specbench.store.run_info import RunInfo, read_info
+from specbench.store.run_store import RunStore
+from specbench.store.schema import base_row, sample_row
 
 PDFLATEX = shutil.which("pdflatex")
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -102,14 +104,14 @@ def test_parquet_holds_the_rows_and_numbers_of_the_table(joined):
     assert [row["label"] for row in rows] == [row.label for row in TABLE.rows]
     assert rows[1]["latency_s paper"] == 52.34 and rows[1]["nfe spread"] == 0.2
     assert rows[1]["latency_s measured"] == pytest.approx((35 + 35 + 52) / 3e3)
-    assert rows[1]["speedup low"] < rows[1]["speedup measured"] < rows[1]["speedup high"]
+    assert rows[1]["speedup low"] is None and rows[1]["speedup measured"], "three prompts are too few for an interval"
     assert rows[2]["speedup measured"] is None and rows[2]["speedup why"] == "dtype differs"
     assert rows[4]["images"] is None and table.schema.metadata[b"specbench.table"] == b"toy-1"
 
 
 def test_what_was_measured_is_in_the_printed_unit_with_its_interval_and_difference(joined):
     latency, nfe, speedup = (cell(joined, "B SJD", name) for name in ("latency_s", "nfe", "speedup"))
-    assert latency.value == pytest.approx(0.122 / 3) and latency.low < latency.value < latency.high
+    assert latency.value == pytest.approx(0.122 / 3) and latency.too_few and latency.low is None
     assert nfe.value == pytest.approx(7 / 3) and nfe.difference == pytest.approx(7 / 3 - 6)
     assert nfe.too_few and not nfe.outside, "an interval that is not shown decides nothing"
     assert speedup.value == pytest.approx(3 * 45 / 122) and speedup.difference == pytest.approx(3 * 45 / 122 - 2.15)
@@ -198,13 +200,53 @@ def test_a_field_that_must_agree_and_does_not_blanks_the_ratios_and_is_named(tmp
 
 
 def test_the_interval_of_the_gap_knows_how_few_images_it_has(tmp_path):
-    runs = [generation(2, 30.0, logp=(-1.0, -2.0, 0.0, last)) for last in (-3.0, -4.0)]
+    runs = [generation(2, 30.0, logp=(-1.0, -2.0, 0.0, last)) for last in range(-10, -2)]
     row = report_row(Run(folder(tmp_path, SJD, runs)), [])
     column = Column("nll_gap", "nll_gap", "Gap", None, 3, "none", 1.0, {})
     measured = Measured(Run(tmp_path / SJD.run_id), row, None, (), None)
     found = make_cell(TABLE.rows[1], column, measured, None, None)
-    t_of_one_degree = math.tan(math.pi * 0.475)
-    assert found.high - found.value == pytest.approx(t_of_one_degree * row["nll_gap_se"])
+    t_of_seven_degrees = 2.3646242515928
+    assert found.high - found.value == pytest.approx(t_of_seven_degrees * row["nll_gap_se"])
+
+
+def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
+    def measured(texts: list[str], images: int = 3):
+        file = tmp_path / "mine.txt"
+        file.write_text("\n".join(texts))
+        first_three = TABLE.rows[1].settings | {"prompts": str(file), "limit": 3}
+        table = replace(TABLE, rows=(replace(TABLE.rows[1], settings=first_three),))
+        spec = changed(SJD, prompts=str(file))
+        run = tmp_path / spec.run_id
+        shutil.rmtree(run, ignore_errors=True)
+        with RunStore(run).create(spec, INVOCATION) as store:
+            chosen = [Prompt(text_id(f"prompt {number}"), f"prompt {number}") for number in range(images)]
+            bases = [base_row(Request.of(prompt), 0, INVOCATION["started_at"]) for prompt in chosen]
+            store.append([sample_row(base, item, True) for base, item in zip(bases, sjd(images), strict=True)])
+        return join(table, dict.fromkeys(table.all_settings(), run))
+
+    same = measured(["prompt 0", "prompt 1", "prompt 2", "prompt 3"])
+    assert cell(same, "B SJD", "nfe").difference is not None
+    other = measured(["another", "prompt 1", "prompt 2", "prompt 0"])
+    assert cell(other, "B SJD", "nfe").difference is None
+    assert any("other prompts than the first 3 of" in text for text in other.remarks)
+    part = measured(["prompt 0", "prompt 1", "prompt 2"], images=2)
+    assert cell(part, "B SJD", "nfe").difference is not None and part.lines[0].expected == 3, "2 of 3 images"
+
+
+@pytest.mark.parametrize(
+    ("images", "said"),
+    [([0, 1, 2], None), ([0, 1], "of 2 to 3 of them, from several runs"), ([0, 1, 4], "of 3 each, which differ")],
+)
+def test_a_row_whose_cells_are_of_different_images_says_so(tmp_path, images, said):
+    nfe = next(column for column in TABLE.columns if column.name == "nfe")
+    wide = replace(nfe, name="wide nfe", settings={"options": {"window": 5}})
+    table = replace(TABLE, rows=TABLE.rows[1:2], columns=(nfe, wide))
+    one, other = table.all_settings()
+    narrow = folder(tmp_path, SJD, sjd(3))
+    pieces = [item if place in images else None for place, item in enumerate(sjd(5))]
+    done = join(table, {one: narrow, other: folder(tmp_path, tiny.spec("sjd", window=5), pieces)})
+    notes = [note for note in done.lines[0].notes if "not of the same images" in note]
+    assert (said is None and not notes) or (said in notes[0] and notes[0] in done.footnotes)
 
 
 def test_without_an_ar_run_the_ratio_says_so(tmp_path):

@@ -27,7 +27,7 @@ AR = row("ar", 1.0, 1.0, 1.0, options={})
         (1.1, 1.5, "sjd (window 16) is the fastest lossless decoder: 1.30 times as fast as AR [1.10–1.50] over 9"),
         (0.9, 1.5, "No lossless decoder is shown to be faster than AR"),
         (0.7, 0.9, "No lossless decoder is faster than AR"),
-        (None, None, "no interval"),
+        (None, None, "too few for an interval"),
     ],
 )
 def test_faster_is_said_only_where_the_interval_shows_it(low, high, said):

@@ -20,7 +20,8 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.per_image import PerImageMetric
 from specbench.prompts import Prompt, Request
-from specbench.reporting.compare import FIELDS, Gate, compare_runs
+from specbench.reporting.compare import FEW, FIELDS, Gate, compare_runs
+from specbench.reporting.compare_view import texts
 from specbench.reporting.image_card import image_card
 from specbench.reporting.report_rows import Run
 from specbench.reporting.terminal import half_blocks, image_view
@@ -65,8 +66,8 @@ def pictured(out: Path, spec, generations, values) -> Path:
 @pytest.fixture
 def runs(tmp_path) -> tuple[Path, Path]:
     return (
-        pictured(tmp_path, AR, synthetic.ar(6), (100, 150, 200, 50, 80, 120)),
-        pictured(tmp_path, SJD, synthetic.sjd(6), (102, 153, 203, 51, 82, 123)),
+        pictured(tmp_path, AR, synthetic.ar(8), (100, 150, 200, 50, 80, 120, 90, 110)),
+        pictured(tmp_path, SJD, synthetic.sjd(8), (102, 153, 203, 51, 82, 123, 92, 113)),
     )
 
 
@@ -87,10 +88,10 @@ def test_latencies_stand_beside_their_medians_and_a_stalled_image_is_named(tmp_p
 def test_speed_is_compared_both_ways_and_taken_apart(runs):
     rows = named(compare_runs(*runs))
     forth, back = rows["speedup"], rows["speedup_reverse"]
-    assert forth["value"] == pytest.approx(6 * 45 / 244) and back["value"] == pytest.approx(1 / forth["value"])
+    assert forth["value"] == pytest.approx(8 * 45 / 314) and back["value"] == pytest.approx(1 / forth["value"])
     assert back["low"] == pytest.approx(1 / forth["high"]) and back["high"] == pytest.approx(1 / forth["low"])
     factors = rows["step_ratio"]["value"] / (rows["window_cost"]["value"] * rows["overhead"]["value"])
-    assert factors == pytest.approx(forth["value"]) and forth["n"] == 6
+    assert factors == pytest.approx(forth["value"]) and forth["n"] == 8
     swapped = named(compare_runs(*runs[::-1]))
     assert swapped["speedup"]["value"] == pytest.approx(back["value"])
 
@@ -98,12 +99,22 @@ def test_speed_is_compared_both_ways_and_taken_apart(runs):
 def test_scores_are_paired_and_p_values_corrected_together(runs):
     rows = named(compare_runs(*runs))
     found = rows["brightness"]
-    gaps = [2, 3, 3, 1, 2, 3]
-    expected = stats.mean_difference(gaps, range(6))
+    gaps = [2, 3, 3, 1, 2, 3, 2, 3]
+    expected = stats.mean_difference(gaps, range(8))
     assert (found["value"], found["low"], found["p"]) == pytest.approx((expected.value, expected.low, expected.p))
     assert rows["brightness"]["p_holm"] == pytest.approx(min(1, 2 * found["p"])), "the smaller of two"
-    assert found["prompts_needed"] == stats.prompts_needed(np.std(gaps, ddof=1), 0.02 * 700 / 6)
+    assert found["prompts_needed"] == stats.prompts_needed(np.std(gaps, ddof=1), 0.02 * 900 / 8)
     assert all(tuple(row) == FIELDS for row in rows.values())
+
+
+def test_few_prompts_give_values_without_intervals_and_p_values(runs, tmp_path):
+    a = pictured(tmp_path / "few", AR, synthetic.ar(7), range(7))
+    b = pictured(tmp_path / "few", SJD, synthetic.sjd(7), range(1, 8))
+    rows = named(compare_runs(a, b))
+    for name in ("speedup", "speedup_reverse", "brightness"):
+        assert rows[name]["value"] and rows[name]["low"] is rows[name]["high"] is rows[name]["p_holm"] is None
+        assert rows[name]["note"] == FEW and ("too few" in line for line in texts([rows[name]]))
+    assert named(compare_runs(*runs))["speedup"]["low"], "eight prompts are enough"
 
 
 def test_one_image_gives_values_without_intervals_and_no_nan(tmp_path):
@@ -144,7 +155,7 @@ def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
     ids = [folder.name for folder in runs]
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "speedup<0.98").code == 0
     back = cli("compare", *ids[::-1], "--out", tmp_path, "--fail-if", "speedup < 0.98", "--json")
-    assert back.code == 4 and "gate 'speedup < 0.98' failed: speedup = 0.9" in back.err
+    assert back.code == 4 and "gate 'speedup < 0.98' failed: speedup = 0.87" in back.err
     assert named(json.loads(back.out))["speedup"]["value"] < 0.98, "the numbers are printed all the same"
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness.high>2").code == 4
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "brightness<-1").code == 0
@@ -221,13 +232,13 @@ def test_a_card_shows_one_image(runs, cli, tmp_path):
     assert card["step_compression"] == pytest.approx(4 / 3) and card["scores"] == {"brightness": 203.0}
     assert card["committed_step"] is None, "three free tokens are no square"
     many = cli("show", runs[1].name, "prompt", "--out", tmp_path)
-    assert many.code == 2 and "is ambiguous (6 prompts match" in many.err
+    assert many.code == 2 and "is ambiguous (8 prompts match" in many.err
     assert cli("show", runs[1].name, "nothing", "--out", tmp_path).code == 2
 
 
 def test_a_run_is_shown_in_words(runs, cli, tmp_path):
     text = cli("show", runs[1].name, "--out", tmp_path).out
-    assert "speed-up [95 %]" in text and "lossless" in text and "6 images" in text
+    assert "speed-up [95 %]" in text and "lossless" in text and "8 images" in text
     assert "{" not in text and "None" not in text, "no raw values"
     assert "follows" in text and "arXiv 2410.01699" in text
 

@@ -148,7 +148,7 @@ def test_what_a_pilot_cannot_tell_is_missing():
     assert stats.prompts_needed(None, 0.02) is None and stats.prompts_needed(0.1, 0.0) is None
     assert stats.prompts_needed(1e6, 1e-6) is None and stats.prompts_needed(0.0, 0.02) is None
     single = stats.mean_difference([0.3], ["p"])
-    assert single == stats.Difference(0.3, None, None, None, None)
+    assert single == stats.Difference(0.3, None, None, None, None, 1)
 
 
 def test_prompts_needed_come_from_pairs():
