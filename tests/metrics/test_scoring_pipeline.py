@@ -87,7 +87,7 @@ def test_against_a_run_the_difference_is_paired(checkpoints, tmp_path, cli):
     call = ("score", "--metric", "imagereward", "--offline", "--out", tmp_path / "out", "--json")
     (row,) = json.loads(cli(*call, "--against", runs[1].name).out)
     values = [image_features(run, ImageReward()).set_index(["prompt_id", "sample"])["value"] for run in runs]
-    gaps = (values[0] - values[1]).astype(float)
+    gaps = values[0].astype(float) - values[1].astype(float)
     assert row["difference"] == pytest.approx(gaps.mean()) and row["low"] < gaps.mean() < row["high"] and row["n"] == 8
     assert (row["run_id"], row["baseline"]) == (runs[0].name, runs[1].name)
     assert "name the metrics with --metric" in cli("score", "--against", runs[1].name, "--out", tmp_path / "out").err
