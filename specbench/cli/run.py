@@ -130,7 +130,7 @@ def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[objec
 
     found = distinct_outlooks(sweep_values(values, axes))
     obstacles = [one for outlook in found for one in outlook.obstacles]
-    if not obstacles:
+    if axes and not obstacles:
         sweep_plans(values, axes)  # an axis without effect is refused
     rows = [dict(one.row) for one in found]
     problem = refusal(obstacles)

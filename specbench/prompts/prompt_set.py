@@ -69,11 +69,15 @@ def text_id(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+_DIGESTED_AT_ONCE = 1000
+
+
 def content_sha256(prompts: Sequence[Prompt]) -> str:
     """Digest of ids, texts, categories and metadata, sorted by id, so that the order in the file does not matter."""
     digest = hashlib.sha256()
-    for prompt in sorted(prompts, key=attrgetter("id")):
-        digest.update(_row_json(prompt).encode() + b"\n")
+    rows = map(_row_json, sorted(prompts, key=attrgetter("id")))
+    while chunk := list(islice(rows, _DIGESTED_AT_ONCE)):
+        digest.update("".join(f"{row}\n" for row in chunk).encode())
     return digest.hexdigest()
 
 

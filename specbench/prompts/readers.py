@@ -11,8 +11,10 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 from specbench.errors import SpecbenchError
 from specbench.prompts.prompt_set import Prompt, text_id
@@ -178,11 +180,31 @@ _READERS = {
 }
 
 
+_ID_TYPES = (str, int, type(None))
+
+
+class _Columns(NamedTuple):
+    """Which keys of a row hold what; `others` are metadata, by their names without surrounding white space."""
+
+    text: tuple[str, ...]
+    id: tuple[str, ...]
+    category: str | None
+    meta: str | None
+    others: dict[str, str]
+
+
+@lru_cache(maxsize=64)
+def _columns(keys: tuple[str, ...]) -> _Columns:
+    """The columns of rows with these keys: most rows of a file have the same, and a file may have a million."""
+    named = {str(key).strip(): key for key in keys}
+    text = tuple(named.pop(key) for key in TEXT_KEYS if key in named)
+    ids = tuple(named.pop(key) for key in ID_KEYS if key in named)
+    return _Columns(text, ids, named.pop("category", None), named.pop("meta", None), named)
+
+
 def _prompt(path: Path, where: str, row: dict) -> Prompt:
-    row = {str(key).strip(): value for key, value in row.items()}
-    _check_single(path, where, row, TEXT_KEYS)
-    _check_single(path, where, row, ID_KEYS)
-    text = _take(row, TEXT_KEYS)
+    columns = _columns(tuple(row))
+    text = _single(path, where, row, columns.text)
     if not isinstance(text, str) or not text.strip():
         raise SpecbenchError(
             f"prompt file '{path}': {where} has no text", f"name the column one of: {', '.join(TEXT_KEYS)}"
@@ -190,28 +212,28 @@ def _prompt(path: Path, where: str, row: dict) -> Prompt:
     text = text.strip()
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise SpecbenchError(f"prompt file '{path}': {where} contains an invalid character (lone surrogate)")
-    name = _take(row, ID_KEYS)
-    if isinstance(name, bool) or not isinstance(name, str | int | None):
+    name = _single(path, where, row, columns.id)
+    if name.__class__ not in _ID_TYPES:
         raise SpecbenchError(f"prompt file '{path}': {where}: the id must be text or a whole number, not {name!r:.40}")
-    category = _take(row, ("category",))
-    extra = row.pop("meta", None)
-    meta = {key: value for key, value in row.items() if value is not None and value != ""}
-    if isinstance(extra, dict):
-        meta |= extra
-    meta = meta and json.loads(json.dumps(meta, default=str))  # parquet has types without a JSON equivalent
-    return Prompt(text_id(text) if name in (None, "") else str(name).strip(), text, category and str(category), meta)
+    category = row[columns.category] if columns.category else None
+    meta = _metadata(row, columns) if columns.others or columns.meta else {}
+    name = text_id(text) if name is None or name == "" else str(name).strip()
+    return Prompt(name, text, category and str(category), meta)
 
 
-def _check_single(path: Path, where: str, row: dict, keys: tuple[str, ...]) -> None:
-    """Refuse a row whose columns of one meaning differ: which one counts would be a guess."""
-    given = [key for key in keys if row.get(key) not in (None, "")]
-    if len(given) > 1 and any(row[key] != row[given[0]] for key in given):
-        raise SpecbenchError(
-            f"prompt file '{path}': {where} has both '{given[0]}' and '{given[1]}', and they differ",
-            "remove or rename one",
-        )
+def _metadata(row: dict, columns: _Columns) -> dict:
+    meta = {name: row[key] for name, key in columns.others.items() if row[key] is not None and row[key] != ""}
+    if columns.meta and isinstance(row[columns.meta], dict):
+        meta |= row[columns.meta]
+    return meta and json.loads(json.dumps(meta, default=str))  # parquet has types without a JSON equivalent
 
 
-def _take(row: dict, keys: tuple[str, ...]) -> object:
-    found = [row.pop(key) for key in keys if key in row]
-    return found[0] if found else None
+def _single(path: Path, where: str, row: dict, keys: tuple[str, ...]) -> object:
+    """The value of the first of these columns of one meaning, None if there is none; a row in which they differ is
+    refused: which one counts would be a guess."""
+    if len(keys) > 1:
+        given = [key for key in keys if row[key] not in (None, "")]
+        if any(row[key] != row[given[0]] for key in given):
+            both = f"both '{given[0].strip()}' and '{given[1].strip()}', and they differ"
+            raise SpecbenchError(f"prompt file '{path}': {where} has {both}", "remove or rename one")
+    return row[keys[0]] if keys else None

@@ -6,14 +6,15 @@ Nothing is decoded, downloaded or written.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import require_device
 from specbench.models.facts import ModelFacts
-from specbench.prompts import downloadable, public_names
+from specbench.prompts import PromptSet, downloadable, load_prompts, public_names
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders
 from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.pace import seconds_per_image
@@ -61,18 +62,23 @@ class Outlook:
     obstacles: tuple[SpecbenchError, ...]
 
 
-def outlooks(values: Mapping[str, Value], digests: dict[str, str] | None = None) -> list[Outlook]:
+def outlooks(
+    values: Mapping[str, Value],
+    digests: dict[str, str] | None = None,
+    load: Callable[[str], PromptSet] = load_prompts,
+) -> list[Outlook]:
     """The runs of merged settings, one for each decoder.
 
     Args:
         digests: of weights by model, kept for further calls.
+        load: how to load the prompts.
 
     Raises:
         SpecbenchError: settings that no installation or download would make usable.
     """
     model, sampling = plan_model(values), plan_sampling(plan_model(values), values)
     problems: list[SpecbenchError] = []
-    plan = make_plan(values, problems)
+    plan = make_plan(values, problems, load)
     device = str(values["device"].value)
     problems += _caught(lambda: require_device(device))
     digest = _digest(model, {} if digests is None else digests)
@@ -83,7 +89,8 @@ def outlooks(values: Mapping[str, Value], digests: dict[str, str] | None = None)
 def distinct_outlooks(settings: Iterable[Mapping[str, Value]]) -> list[Outlook]:
     """The distinct runs of several merged settings."""
     digests: dict[str, str] = {}
-    found = [one for values in settings for one in outlooks(values, digests)]
+    load = cache(load_prompts)
+    found = [one for values in settings for one in outlooks(values, digests, load)]
     return [one for place, one in enumerate(found) if all(one.row != other.row for other in found[:place])]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -156,12 +156,17 @@ class Plan:
         return None if given is None else find_head(given, self.model.name, self.model.head, download)
 
 
-def make_plan(values: Mapping[str, Value], obstacles: list[SpecbenchError] | None = None) -> Plan | None:
+def make_plan(
+    values: Mapping[str, Value],
+    obstacles: list[SpecbenchError] | None = None,
+    load: Callable[[str], PromptSet] = load_prompts,
+) -> Plan | None:
     """Make the plan of a `run` from its merged settings.
 
     Args:
         obstacles: receives everything that must be installed, downloaded or changed first, instead of the first such
             thing being raised; there is no plan then.
+        load: how to load the prompts, for callers that plan several runs of one set.
 
     Raises:
         SpecbenchError: unknown, out-of-range or unusable values; exit code 5 if something must be installed first.
@@ -174,7 +179,7 @@ def make_plan(values: Mapping[str, Value], obstacles: list[SpecbenchError] | Non
     workers, shard = plan_workers(values), plan_shard(value["shard"])
     chosen = prompts = None
     with tried:
-        prompts = load_prompts(value["prompts"])
+        prompts = load(value["prompts"])
         chosen = drawing.of(prompts)
         _check_images(len(chosen), value["samples"], shard)
     with tried:

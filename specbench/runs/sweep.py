@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from specbench.errors import SpecbenchError, unknown_name
+from specbench.prompts import load_prompts
 from specbench.runs.plan import RUN_ORIGINS, Plan, make_plan
 from specbench.runs.settings import Setting, Value, decoder_settings, run_settings, split_list
 
@@ -35,7 +37,8 @@ def sweep_plans(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]
             or any error of `make_plan`.
     """
     known, combinations = _combined(axes)
-    plans = [make_plan(_with(values, one)) for one in combinations]
+    load = cache(load_prompts)
+    plans = [make_plan(_with(values, one), load=load) for one in combinations]
     for name, choices in known.items():
         _check_effect(name, choices, combinations, plans)
     return plans

@@ -20,12 +20,17 @@ def parse_json(text: str | bytes) -> object:
         value = _decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass"))
     except RecursionError:
         raise ValueError(f"nested more than {MAX_DEPTH} deep") from None
-    level = [value] if isinstance(value, dict | list) else []
+    level = [value] if isinstance(value, dict | list) and _may_be_deep(text) else []
     for _ in range(MAX_DEPTH):
         level = [inner for item in level for inner in _items(item)]
         if not level:
             return value
     raise ValueError(f"nested more than {MAX_DEPTH} deep")
+
+
+def _may_be_deep(text: str | bytes) -> bool:
+    """Whether there are enough brackets for too many levels; almost never, and quicker to know than the levels."""
+    return not isinstance(text, str) or text.count("{") + text.count("[") > MAX_DEPTH
 
 
 def _items(value: dict | list) -> list:
@@ -42,8 +47,17 @@ def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return found
 
 
-_decode = json.JSONDecoder(object_pairs_hook=_without_repeats).decode
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)
 """Made once: `json.loads` makes a decoder for every text, which takes longer than a line of a prompt file."""
+
+
+def _decode(text: str) -> object:
+    """As `_DECODER.decode`, whose searches for white space take as long as a short text."""
+    text = text.strip(" \t\n\r")
+    value, end = _DECODER.raw_decode(text)
+    if end < len(text):
+        raise json.JSONDecodeError("Extra data", text, end)
+    return value
 
 
 def nonfinite_as_null(value: object) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import time
 
@@ -234,3 +235,10 @@ def test_a_header_may_be_written_in_any_case(tmp_path):
     first, second = load_prompts(path).prompts
     assert (first.text, first.category, first.meta) == ("a cat", "Animals", {"Challenge": "Basic"})
     assert second.text == '"G I G" on a wall'
+
+
+def test_the_digest_is_that_of_sorted_lines_of_json():
+    """Runs are named after it, so it never changes."""
+    prompts = [Prompt(f"{number * 7919 % 2503}", f"a \u00e9 {number}", None, {}) for number in range(2503)]
+    lines = sorted((one.id, json.dumps([one.id, one.text, None, {}], separators=(",", ":"))) for one in prompts)
+    assert content_sha256(prompts) == hashlib.sha256("".join(f"{line}\n" for _, line in lines).encode()).hexdigest()

@@ -7,7 +7,10 @@ import json
 import pytest
 
 from specbench import api
+from specbench.prompts import loading
 from specbench.runs.dry_run import ROW
+from specbench.runs.settings import merge, run_settings
+from specbench.runs.sweep import sweep_plans
 
 
 @pytest.fixture
@@ -42,3 +45,16 @@ def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(b
     rows = json.loads(cli("bench", "cool-sd-1", "--dry-run", "--json", "--out", bare).out)
     assert all(len(row["obstacles"]) >= 1 and row["options"] is not None and row["images"] == 5000 for row in rows)
     assert any("no draft head" in text for row in rows for text in row["obstacles"])
+
+
+def test_a_prompt_file_is_read_once_for_all_runs_of_a_command(tmp_path, cli, monkeypatch):
+    """A file of a million prompts takes seconds to read."""
+    (tmp_path / "mine.txt").write_text("red circle\nblue square\n")
+    read, honest = [], loading.read_file
+    monkeypatch.setattr(loading, "read_file", lambda path: read.append(path) or honest(path))
+    command = ("run", "--decoder", "ar,sjd", "--prompts", tmp_path / "mine.txt", "--out", tmp_path, "--dry-run")
+    assert cli(*command).code == 0 and len(read) == 1
+    values = merge(run_settings(), {"prompts": str(tmp_path / "mine.txt"), "out": str(tmp_path)}, env={})
+    assert len(sweep_plans(values, {"seed": ["1", "2", "3"]})) == 3 and len(read) == 2
+    assert len(api.dry_run(prompts=tmp_path / "mine.txt", out=tmp_path, sweep={"seed": [1, 2, 3]})) == 3
+    assert len(read) == 3
