@@ -66,7 +66,7 @@ docs-site: $(VENV)/.dev ## Build the documentation with its API reference into b
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open build/site/index.html"
 
-pictures: $(VENV)/.run ## Draw the pictures of README and docs anew (needs Chromium)
+pictures: $(VENV)/.run ## Draw every picture that README and docs show anew (minutes; screenshots need Chromium)
 	$(BIN)/python dev/pictures/draw.py
 
 page-library: ## Build the plotting library that HTML reports carry (needs npm)

@@ -1,8 +1,8 @@
-"""Draw the pictures that the README and docs show from the runs committed under `results/readme`.
+"""Draw every picture that the README and docs show, each from what stands behind it.
 
-`make pictures` runs this: the contact sheet of the README, the HTML report, and screenshots of it, light and dark, for
-which a Chromium must be installed. The other pictures are drawn by what measures them: `make speed` and
-`dev/reference/collect.py`.
+`make pictures` runs this. `PICTURES` names them all; a test compares it with what the documents show. Contact sheets of
+the reference decoders are decoded first, with today's weights, into `build/pictures` (minutes; it continues where it
+stopped). The screenshots of the HTML report need a Chromium.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 from PIL import Image
 
+from specbench import api
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.reporting import report_rows
 from specbench.reporting.contact_sheet import contact_sheet
 from specbench.reporting.demo import PICTURE
@@ -22,40 +26,113 @@ from specbench.reporting.html import write_page
 from specbench.store.run_folders import find_runs
 
 ROOT = Path(__file__).parents[2]
-RUNS = ROOT / "results" / "readme"
-SHOTS = {"page-light.png": (1280, 1700, False), "page-dark.png": (390, 1700, True)}
-"""Width and height in pixels, and whether it is dark."""
+RUNS = Path("results/readme")
+REFERENCE = Path("results/reference")
 WITHOUT_TABLES = "<style>main > section > :not(h2, .answer, .figures, .gallery) { display: none }</style></head>"
 COLOURS = 256
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
+
+WINDOW = "window=16"
+FEW = (
+    *("ar", f"sjd:{WINDOW}", f"scd-mc:{WINDOW}", f"predictive:{WINDOW}", f"sjd++:tau=0.5,{WINDOW}"),
+    *(f"gsd:G=10,d=inf,{WINDOW}", "eagle", "cool-sd", "zipar", "lantern"),
+)
+"""Decoders of the gallery, in its order."""
+REST = (
+    *(f"{name}:{WINDOW}" for name in ("scd-gs", "jacobi", "sjd-isp", "sjd-norefine", "sjd-pac", "add", "amplify")),
+    *(f"amplify:k={k},{WINDOW}" for k in (8, 64, 1000, 1_000_000)),
+    *(f"sjd++:tau=0.1,{WINDOW}", f"gsd:G=50,d=inf,{WINDOW}", f"add:fresh-q=onehot,{WINDOW}"),
+    *("lantern++", "lantern++-optimal", "uniform-rsd", "cool-sd-linear"),
+)
+"""The other decoders of `results/reference`."""
+CAPTIONS = 10
+"""Of the sheet of all decoders; the gallery shows the first five."""
+
+
+def demo_sheet(path: Path) -> None:
+    """Images of the README's runs."""
+    contact_sheet([Path(row["folder"]) for row in report_rows(find_runs(ROOT / RUNS))], path)
+
+
+def gallery(path: Path) -> None:
+    """Five captions by some of the decoders."""
+    contact_sheet(reference_runs(FEW), path, limit=5)
+
+
+def all_decoders(path: Path) -> None:
+    """Ten captions by all decoders."""
+    contact_sheet(
+        [*reference_runs(FEW), *reference_runs(REST), *reference_runs(("ar",), top_k=1)], path, limit=CAPTIONS
+    )
+
+
+@cache
+def reference_runs(decoders: tuple[str, ...], top_k: int = 0) -> list[Path]:
+    """Run folders of the decoders over the first captions of `shapes`; images that are there are not decoded again."""
+    settings = {"prompts": "shapes", "limit": CAPTIONS, "batch": CAPTIONS, "threads": 1, "mode": "throughput"}
+    summary = api.run(decoder=list(decoders), top_k=top_k, out=str(ROOT / "build" / "pictures"), **settings)
+    if problem := summary.problem():
+        raise problem
+    return list(summary.folders)
+
+
+def page_shot(path: Path, width: int, height: int, dark: bool) -> None:
+    """Upper part of the HTML report of the README's runs, without its tables.
+
+    Raises:
+        SpecbenchError: there is no Chromium.
+    """
+    chromium = next(filter(None, map(shutil.which, CHROMIUMS)), None)
+    if chromium is None:
+        raise SpecbenchError(
+            "no Chromium here", "install one, for example: apt-get install chromium", MISSING_PREREQUISITE
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        page = write_page(find_runs(ROOT / RUNS), Path(folder) / "page.html")
+        page.write_text(page.read_text(encoding="utf-8").replace("</head>", WITHOUT_TABLES, 1), encoding="utf-8")
+        subprocess.run(
+            [
+                chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
+                f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--virtual-time-budget=20000",
+                f"--user-data-dir={folder}/profile", f"--window-size={width},{height}", f"--screenshot={path}",
+                page.as_uri(),
+            ],
+            check=True, capture_output=True, timeout=240,
+        )  # fmt: skip
+    Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)
+
+
+def program(path: Path, command: tuple[str, ...]) -> None:
+    """A picture that a program draws beside the raw numbers in the same folder."""
+    subprocess.run([sys.executable, *command, str(path.parent)], check=True, cwd=ROOT)
+
+
+PICTURES: dict[Path, Callable[[Path], None]] = {
+    RUNS / PICTURE: demo_sheet,
+    RUNS / "page-light.png": partial(page_shot, width=1280, height=1700, dark=False),
+    RUNS / "page-dark.png": partial(page_shot, width=390, height=1700, dark=True),
+    REFERENCE / "gallery.png": gallery,
+    REFERENCE / "decoders.png": all_decoders,
+    Path("results/speed/steps.png"): partial(program, command=("dev/speed/plot.py", "--out")),
+    Path("results/shapes-training/curve.png"): partial(
+        program, command=("-m", "specbench.training.shapes.curve", "--folder")
+    ),
+}
+"""By its path in the repository, what draws each picture."""
 
 
 def main() -> int:
-    rows = report_rows(find_runs(RUNS))
-    contact_sheet([Path(row["folder"]) for row in rows], RUNS / PICTURE)
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        print("error: no Chromium for the screenshots: install one, for example `apt-get install chromium`")
-        return 5
-    with tempfile.TemporaryDirectory() as folder:
-        page = write_page(find_runs(RUNS), Path(folder) / "page.html")
-        page.write_text(page.read_text(encoding="utf-8").replace("</head>", WITHOUT_TABLES, 1), encoding="utf-8")
-        for name, (width, height, dark) in SHOTS.items():
-            _shoot(chromium, page, RUNS / name, width, height, dark)
-    return 0
-
-
-def _shoot(chromium: str, page: Path, to: Path, width: int, height: int, dark: bool) -> None:
-    """Photograph the upper part of a page."""
-    subprocess.run(
-        [
-            chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
-            f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--virtual-time-budget=20000",
-            f"--user-data-dir={page.parent / 'profile'}", f"--window-size={width},{height}", f"--screenshot={to}",
-            page.as_uri(),
-        ],
-        check=True, capture_output=True, timeout=240,
-    )  # fmt: skip
-    Image.open(to).convert("RGB").quantize(COLOURS).save(to, optimize=True)
+    """Draw all pictures; those that cannot be drawn here are named at the end."""
+    problems = {}
+    for place, draw in PICTURES.items():
+        try:
+            draw(ROOT / place)
+            print(place)
+        except SpecbenchError as error:
+            problems[place] = error
+    for place, error in problems.items():
+        print(f"error: {place}: {error}", file=sys.stderr)
+    return max((error.exit_code for error in problems.values()), default=0)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """python collect.py RUNS TO: results of all scored runs in a folder, compared with AR.
 
 `headline.md` is the table of differences to AR, `against-ar.json` the same for programs, `scores.parquet` has a row per
-run and score, `images.parquet` a row per image with its tokens, from which the model's tokenizer draws it again, and
-`decoders.png` and `gallery.png` show the first images.
+run and score, `images.parquet` a row per image with its tokens, from which the model's tokenizer draws it again.
+`make pictures` draws the pictures beside them.
 """
 
 import json
@@ -15,7 +15,6 @@ from specbench import api
 from specbench.metrics.score_store import image_values, read_scores
 from specbench.metrics.shapes_clip import ShapesClip
 from specbench.metrics.shapes_detector import ShapesDetector
-from specbench.reporting.contact_sheet import contact_sheet
 from specbench.reporting.report_rows import label
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
@@ -23,8 +22,6 @@ from specbench.store.schema import KEY
 SCORES = ("run_id", "decoder", "metric", "value", "low", "high", "n", "note", "images")
 METRICS = {"shapes-detector": "detector", "shapes-clip": "CLIP", "shapes-frechet": "Frechet"}
 GREEDY = "ar, top-k 1"
-# Columns of the image grid in the README.
-FEW = ("ar", "sjd", "scd-mc", "predictive", "sjd++", "gsd d=inf", "eagle", "cool-sd", "zipar", "lantern")
 
 
 def images(store: RunStore) -> pd.DataFrame:
@@ -83,10 +80,6 @@ def main(runs: Path, to: Path) -> None:
     pd.DataFrame(scores)[list(SCORES)].to_parquet(to / "scores.parquet", index=False)
     parts = [images(store).assign(decoder=names[name]) for name, store in stores.items()]
     pd.concat(parts).to_parquet(to / "images.parquet", index=False, compression="zstd")
-    order = sorted(stores, key=lambda name: (names[name] != "ar", specs[name]["decoder"]["name"], names[name]))
-    contact_sheet([stores[name].folder for name in order], to / "decoders.png", limit=10)
-    few = [stores[name].folder for wanted in FEW for name in stores if names[name] == wanted]
-    contact_sheet(few, to / "gallery.png", limit=5)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from specbench.runs.memory_estimate import footprint, free_memory, single_image_
 from specbench.runs.plan import available_threads, check_writable
 from specbench.specs.presets import resolve
 from specbench.system import plugins
+from specbench.system.package_data import PACKAGE
 
 if TYPE_CHECKING:
     from specbench.system.device_peaks import Peak
@@ -124,7 +125,9 @@ def _model(info: ModelFacts, required: bool) -> dict[str, str]:
         return _row(f"model {info.name}", OK, "random weights, no files needed")
     size = sum(path.stat().st_size for path in files)
     complete = ", names and shapes of all tensors correct" if required else ""
-    return _row(f"model {info.name}", OK, f"{size / 2**20:.1f} MiB in {files[0].parent}{complete}")
+    folder = files[0].parent
+    where = "this package" if folder.is_relative_to(PACKAGE) else folder
+    return _row(f"model {info.name}", OK, f"{size / 2**20:.1f} MiB in {where}{complete}")
 
 
 def _memory(info: ModelFacts) -> list[dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -76,10 +77,20 @@ def doctor(
     rows = check(model, Path(str(values["out"].value)), weights, revision, random_weights, tiny, metric or (), measure)
     require_python(python)
     rows += readiness(python) if cross_check or python else []
-    print_json(rows) if values["json"].value else print_table(rows, ("name", "status", "detail", "fix"))
+    print_json(rows) if values["json"].value else _print_readiness(rows)
     missing = dict.fromkeys(row["name"] for row in rows if row["status"] == MISSING)
     if missing:
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)
+
+
+def _print_readiness(rows: Sequence[Mapping]) -> None:
+    """Print the rows of the doctor; on a terminal the fixes stand below, unbroken so that they can be copied."""
+    if not console.is_terminal():
+        return print_table(rows, ("name", "status", "detail", "fix"))
+    print_table(rows, ("name", "status", "detail"))
+    for row in rows:
+        if row["fix"]:
+            print(f"\n{row['name']}:\n  {row['fix']}")
 
 
 _AUDIT_HELP = "\n\n".join(
@@ -156,10 +167,29 @@ def audit(
             console.say(f"audited {row['decoder']}: {row['verdict']}")
         if row["refused"]:
             console.say(f"{row['decoder']} does not accept these settings: {'; '.join(row['refused'])}")
-    columns = ("decoder", "verdict", "tv", "tv_low", "tv_high", "samples", "p_value", "detectable_tv", "declared")
-    print_json(rows) if values["json"].value else print_table(rows, columns)
+    print_json(rows) if values["json"].value else _print_audit(rows)
     if failed := [str(row["decoder"]) for row in rows if row["declared"] == "lossless" and row["verdict"] == "lossy"]:
         raise SpecbenchError(f"declared lossless, but measured lossy: {', '.join(failed)}", exit_code=GATE)
+
+
+def _print_audit(rows: Sequence[dict]) -> None:
+    """Print the verdicts: on a terminal with the interval beside its value."""
+    if not console.is_terminal():
+        columns = ("decoder", "verdict", "tv", "tv_low", "tv_high", "samples", "p_value", "detectable_tv", "declared")
+        return print_table(rows, columns)
+    from specbench.reporting.columns import number, with_interval
+
+    lines = [
+        row
+        | {
+            "tv [95 %]": with_interval(row["tv"], row["tv_low"], row["tv_high"], 4),
+            "p value": number(row["p_value"], 4),
+            "detectable tv": number(row["detectable_tv"], 4),
+        }
+        for row in rows
+    ]
+    kept = ("verdict", "declared")
+    print_table(lines, ("decoder", *kept, "tv [95 %]", "p value", "detectable tv", "samples"), kept)
 
 
 _CHECK_HELP = "\n\n".join(
@@ -213,7 +243,7 @@ def check(
     rows = list(check_all(decoders or (), model, metric, prompts, samples, announce))
     several = len({row["name"] for row in rows}) > 1
     columns = ("name", "check", "status", "detail") if several else ("check", "status", "detail")
-    print_json(rows) if values["json"].value else print_table(rows, columns)
+    print_json(rows) if values["json"].value else print_table(rows, columns, ("status",))
     failed = [f"{row['check']} of {row['name']}" for row in rows if row["status"] == FAILED]
     if failed:
         raise SpecbenchError(f"failed: {', '.join(failed)}", "the table has the details", GATE)

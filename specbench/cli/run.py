@@ -145,9 +145,10 @@ def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[objec
 def _show_table(folders: Sequence[Path]) -> None:
     """The short table of `specbench report` of these runs, for whoever waits in front of a terminal."""
     from specbench.reporting.answer import disturbances
+    from specbench.reporting.columns import FEW_PROMPTS
     from specbench.reporting.report_rows import report_rows
     from specbench.reporting.report_view import summary_table
-    from specbench.reporting.sections import sections
+    from specbench.reporting.sections import lacks_interval, sections
 
     screen = console.stdout()
     for section in sections(report_rows(folders)):
@@ -155,6 +156,8 @@ def _show_table(folders: Sequence[Path]) -> None:
         screen.print(summary_table(section.runs, screen.width))
         for text in disturbances(section.runs):
             screen.print(Text(text))
+        if lacks_interval(section.runs, parts=False):
+            screen.print(Text(FEW_PROMPTS, style="dim"))
 
 
 def _print_summary(summary, as_json: bool) -> None:

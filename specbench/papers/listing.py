@@ -9,19 +9,15 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from specbench import prompts
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.metrics import catalog as metric_catalog
-from specbench.models import catalog
-from specbench.papers.table_files import load_tables, papers
-from specbench.prompts import public
-from specbench.runs.memory_estimate import single_image_bytes
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import PRESETS, resolve
 from specbench.store.run_folders import runs_in
 from specbench.store.run_info import read_info
 from specbench.system import plugins
 from specbench.system.json_values import nonfinite_as_text
+
+# Imports inside functions: a list waits only for what it shows.
 
 Rows = list[dict[str, object]]
 
@@ -61,6 +57,9 @@ def decoder_rows() -> Rows:
 
 
 def model_rows() -> Rows:
+    from specbench.models import catalog
+    from specbench.runs.memory_estimate import single_image_bytes
+
     rows = [
         {
             "name": name,
@@ -82,6 +81,8 @@ def model_rows() -> Rows:
 
 
 def metric_rows() -> Rows:
+    from specbench.metrics import catalog as metric_catalog
+
     points = plugins.plugins("metrics")
     plugged = {name: (point.value, _plugin_summary(name)) for name, point in points.items()}
     known = plugged | metric_catalog.METRICS
@@ -90,6 +91,8 @@ def metric_rows() -> Rows:
 
 def _plugin_summary(name: str) -> str:
     """What a plug-in metric says of itself."""
+    from specbench.metrics import catalog as metric_catalog
+
     try:
         return metric_catalog.metric_summary(name)
     except SpecbenchError as error:
@@ -97,6 +100,8 @@ def _plugin_summary(name: str) -> str:
 
 
 def prompt_rows() -> Rows:
+    from specbench import prompts
+
     rows = [_public_row(name) for name in prompts.public_names()]
     for name in sorted(set(prompts.names()) - set(prompts.public_names())):
         found = prompts.load_prompts(name)
@@ -114,6 +119,8 @@ def prompt_rows() -> Rows:
 
 
 def _public_row(name: str) -> dict[str, object]:
+    from specbench.prompts import public
+
     found, category = public.find(name)
     share = len(found.categories) if category else 1
     return {
@@ -128,6 +135,8 @@ def _public_row(name: str) -> dict[str, object]:
 
 
 def table_rows() -> Rows:
+    from specbench.papers.table_files import load_tables, papers
+
     rows = []
     for table in load_tables():
         cells = table.all_settings()

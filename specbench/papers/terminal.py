@@ -29,7 +29,9 @@ def terminal(joined: PaperTable, console: Console) -> Group:
         for place, text in enumerate(headings)
     ]
     labels = [*(line.label for line in lines), *(group for group, _ in rows if group)]
-    label = min(max(map(len, labels)), _LONGEST_LABEL)
+    longest = max(map(len, labels))
+    whole = longest + _KIND + 2 * _GAP + sum(width + _GAP for width in widths)
+    label = longest if whole <= console.width else min(longest, _LONGEST_LABEL)
     panels = [
         _panel(rows, headings, chosen, widths, label)
         for chosen in _fitting(widths, console.width - label - _KIND - 2 * _GAP)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,9 @@ PALETTE = (
 _SPAN_LABELS = dict(zip(STEP_SPANS, ("target forward", "draft", "verify + sample", "host gap"), strict=True))
 _PARTS = ("steps saved", "window cost", "overhead", "speed-up")
 _DASH = "5,4"
-Chart = dict[str, object]
+MOST_NUMBERS = 100
+"""Points of a chart that stand in its list of numbers."""
+Chart = dict[str, Any]
 Points = Sequence[Mapping[str, object]]
 
 
@@ -304,6 +307,19 @@ def logp_chart(shares: Mapping[str, np.ndarray], order: Sequence[str]) -> Chart:
         },
         [_lines(points, None), _dots(points, r=1.5)],
     )
+
+
+def numbers(chart: Chart) -> list[str]:
+    """The points of a chart in words, at most `MOST_NUMBERS`: what a page shows of it where scripts do not run."""
+    layers = chart["layers"]
+    found = dict.fromkeys(
+        str(point["told"]).replace("\n", ": ", 1).replace("\n", ", ")
+        for layer in layers
+        for point in layer["points"]
+        if isinstance(point, Mapping) and "told" in point
+    )
+    left_out = len(found) - MOST_NUMBERS
+    return [*list(found)[:MOST_NUMBERS], *([f"and {left_out:,} more points"] if left_out > 0 else [])]
 
 
 def _chart(title: str, caption: str, scales: Mapping, layers: Points, rows: float | None = None) -> Chart:

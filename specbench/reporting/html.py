@@ -80,6 +80,7 @@ def template(name: str) -> jinja2.Template:
         loader=jinja2.PackageLoader("specbench.reporting"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
+    environment.globals["numbers"] = charts.numbers
     return environment.get_template(name)
 
 

@@ -35,7 +35,8 @@ def report_view(rows: Sequence[Mapping], width: int, explain: bool = False) -> G
         parts += [Text(remark, style="dim") for table in section.tables if (remark := table.remark)]
         parts.append(Text())
         definitions |= dict.fromkeys(text for column in columns if (text := column.definition()))
-    below = [*definitions, *circumstances(rows)] if explain else [*circumstances(rows), _MORE]
+    around = circumstances(rows, parts=False)
+    below = [*definitions, *around] if explain else [*around, _MORE]
     return Group(*parts, *(Text(one_line(text), style="dim") for text in below))
 
 

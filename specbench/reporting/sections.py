@@ -66,19 +66,25 @@ def definitions(found: Sequence[Section]) -> list[str]:
     return [*(text for column in columns.values() if (text := column.definition())), READING]
 
 
-def circumstances(rows: Sequence[Mapping]) -> list[str]:
-    """List what was left out, machines, versions, roofline inputs and load averages of the rows."""
+def circumstances(rows: Sequence[Mapping], parts: bool = True) -> list[str]:
+    """List what was left out, machines, versions, roofline inputs and load averages of the rows.
+
+    Args:
+        parts: whether the parts of metrics are shown.
+    """
     machines = dict.fromkeys(line for row in rows for line in row["environment"])
     floors = dict.fromkeys(_floor(row["floor"]) for row in rows if row["floor"])
     wrong = dict.fromkeys(f"Roofline: {row['roofline_note']}." for row in rows if row.get("roofline_note"))
-    few = [FEW_PROMPTS] if any(map(_lacks_interval, rows)) else []
+    few = [FEW_PROMPTS] if lacks_interval(rows, parts) else []
     return few + [f"Measured on {line}." for line in machines] + list(floors) + list(wrong) + _load(rows)
 
 
-def _lacks_interval(row: Mapping) -> bool:
-    """Whether an interval of the row was left out, because it is of too few prompts."""
-    speed = row["speedup"] is not None and row["speedup_low"] is None
-    return speed or any(score.get("too_few") for score in row["scores"])
+def lacks_interval(rows: Sequence[Mapping], parts: bool = True) -> bool:
+    """Whether an interval was left out, because it is of too few prompts."""
+    speed = any(row["speedup"] is not None and row["speedup_low"] is None for row in rows)
+    return speed or any(
+        score.get("too_few") for row in rows for score in row["scores"] if parts or ":" not in score["metric"]
+    )
 
 
 def _floor(floor: Mapping) -> str:

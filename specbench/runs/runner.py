@@ -23,6 +23,9 @@ from specbench.store.run_store import RunStore
 from specbench.system import environment
 from specbench.system.monitor import timing_warnings
 
+_MOST_NAMED = 3
+"""Disturbances of a measurement that are told one by one."""
+
 
 def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) -> RunSummary:
     """Run plans; those that share their work (`specbench.runs.plan.Plan.work`) take turns on one loaded model.
@@ -89,9 +92,7 @@ def run(
                 summary.count(row)
                 reporter.row(done.spec.run_id, row)
         summary.interrupted = stop.is_set() and summary.done + summary.failed < todo
-    for spec in work:
-        if work[spec] and spec.timed:
-            _advise(spec, stores[spec], reporter)
+    _advise({spec: stores[spec] for spec in work if work[spec] and spec.timed}, reporter)
     return summary
 
 
@@ -139,14 +140,20 @@ def _until(stop: threading.Event, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
     return takewhile(lambda _: not stop.is_set(), chunks)
 
 
-def _advise(spec: RunSpec, store: RunStore, reporter: Reporter) -> None:
-    """Report disturbances of a run's latencies."""
+def _advise(stores: Mapping[RunSpec, RunStore], reporter: Reporter) -> None:
+    """Report disturbances of the runs' latencies, the first few by name."""
+    found = [f"{spec.run_id}: {problem}" for spec, store in stores.items() for problem in _disturbances(store)]
+    for text in found[:_MOST_NAMED]:
+        reporter.note(f"{text}; repeat on a quiet machine with another --out")
+    if len(found) > _MOST_NAMED:
+        reporter.note(f"{len(found) - _MOST_NAMED} more such disturbances; specbench report names the worst")
+
+
+def _disturbances(store: RunStore) -> list[str]:
     rows = store.samples(["status", "ar_ms", "nfe", "machine"])
     rows = rows[(rows["status"] == "ok") & rows["machine"].notna()]
-    for problem in timing_warnings(
-        (rows["ar_ms"] / rows["nfe"]).to_list(), [json.loads(text) for text in rows["machine"]]
-    ):
-        reporter.note(f"{spec.run_id}: {problem}; repeat on a quiet machine with another --out")
+    pace, machines = (rows["ar_ms"] / rows["nfe"]).to_list(), [json.loads(text) for text in rows["machine"]]
+    return timing_warnings(pace, machines)
 
 
 @contextmanager

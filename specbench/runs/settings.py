@@ -347,10 +347,16 @@ def decoder_settings() -> tuple[Setting, ...]:
     return (*choices, *knobs)
 
 
+_TEXTS = {"tree": "TREE", "head": "DIR", "pairs": "FILE"}
+"""What the value of an option of text is, by its name."""
+
+
 def _metavar(option: Option) -> str:
     if option.choices:
         return "NAME"
-    return {int: "N", float: "X", bool: "", str: "TEXT"}[option.type]
+    if option.type is str:
+        return _TEXTS.get(option.name, "TEXT")
+    return {int: "N", float: "X", bool: ""}[option.type]
 
 
 def run_settings() -> tuple[Setting, ...]:

@@ -111,7 +111,7 @@ def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
 
 def speedup(pairs: pd.DataFrame) -> Estimate:
     """Speed-up: latency of AR over latency of this run, each summed over the same images (a ratio of totals), with a
-    95 % bootstrap interval over prompts (below eight prompts: Student's t of the logarithm).
+    95 % bootstrap interval over prompts (none below eight prompts).
 
     Equal to step compression / (window cost x overhead), over the paired images.
     """

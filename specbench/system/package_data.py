@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[1]
 
 
 def data_folder(name: str) -> Path:
     """Path of the data folder `name` ("prompts", ...) of the checkout or of the installed package."""
-    installed = _PACKAGE / "_data" / name
-    return installed if installed.is_dir() else _PACKAGE.parent / name
+    installed = PACKAGE / "_data" / name
+    return installed if installed.is_dir() else PACKAGE.parent / name

@@ -18,7 +18,7 @@ _WHOLE = 28
 
 
 def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, right: Sequence[int] = ()) -> Group:
-    """Lay out rows of texts; the first column is repeated in every panel.
+    """Lay out rows of texts; each panel repeats the first column; rows without a further text stand in the first.
 
     Args:
         width: of the terminal, in characters.
@@ -110,6 +110,8 @@ def _panel(
     for place, width in zip(chosen, widths, strict=True):
         justify = "right" if place in right else "left"
         table.add_column(Text(headings[place]), width=width, justify=justify, overflow="fold", vertical="top")
+    first_panel = len(chosen) == 1 or 1 in chosen
     for row in rows:
-        table.add_row(*(Text(row[place]) for place in chosen))
+        if first_panel or any(row[place] not in ("", MISSING) for place in chosen[1:]):
+            table.add_row(*(Text(row[place]) for place in chosen))
     return table

@@ -34,6 +34,12 @@ def test_faster_is_said_only_where_the_interval_shows_it(low, high, said):
     assert said in answer([AR, row("sjd", 1.3, low, high)])[0]
 
 
+def test_a_slower_decoder_that_is_shown_to_be_faster_than_ar_is_not_denied():
+    found = answer([AR, row("sjd", 1.14, 1.04, 1.23), row("predictive", 1.22, 0.96, 1.57)])[0]
+    assert "predictive (window 16) has the largest speed-up" in found and "not shown to be faster than AR" in found
+    assert "sjd (window 16) is: 1.14 [1.04–1.23]" in found and "No lossless decoder" not in found
+
+
 def test_a_lossy_decoder_is_named_as_such_and_only_above_the_lossless_one():
     sjd = row("sjd", 1.3, 1.2, 1.4)
     found = answer([AR, sjd, row("gsd", 1.6, 1.5, 1.7, lossless=False)])

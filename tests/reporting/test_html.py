@@ -216,6 +216,13 @@ def test_the_page_holds_everything_itself(tmp_path):
     assert "49" not in re.findall(r"right .*?</bdi>", text)[0], "prompts are no templates"
 
 
+def test_without_scripts_each_plot_lists_its_numbers(tmp_path):
+    text = write_page(hostile_runs(tmp_path / "out", 1), tmp_path / "page.html").read_text()
+    lists = re.findall(r"<noscript><ul.*?</ul></noscript>", text, re.DOTALL)
+    assert len(lists) == text.count('class="chart" data-chart=') and all("<li>" in one for one in lists)
+    assert any("sjd: 1.29x" in one for one in lists), "the speed-up of a prompt"
+
+
 def test_markdown_of_the_same_runs_is_inert(tmp_path):
     text = render(report_rows(hostile_runs(tmp_path, 1)))
     assert "<script>" not in text and "<img" not in text

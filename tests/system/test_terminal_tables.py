@@ -27,6 +27,13 @@ def test_identifiers_stay_whole(width):
     assert panels == sum(line.startswith("lumina-1024") for line in lines) and (panels == 1) == (width >= 80)
 
 
+def test_a_further_panel_has_no_empty_rows():
+    console = Console(width=30, highlight=False)
+    with console.capture() as text:
+        console.print(fitted(("name", "value", "fix"), [("a", "1", "-"), ("b", "2", "a-long-command-to-type")], 30))
+    assert text.get().split() == ["name", "value", "a", "1", "b", "2", "name", "fix", "b", "a-long-command-to-type"]
+
+
 def test_empty_and_constant_columns_say_nothing():
     rows = [("a", "-", "4", "1"), ("b", "-", "4", "2")]
     assert used_columns(rows, kept=[0]) == [0, 3]

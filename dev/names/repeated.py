@@ -1,0 +1,53 @@
+"""python dev/names/repeated.py [--private]: top-level names of the package that two or more modules define.
+
+A reader who searches for such a name finds several things. Commands of the command line are named after the library
+functions that they call and are left out, as are methods.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[2] / "specbench"
+
+
+def defined(module: Path) -> set[str]:
+    """Functions, classes and assigned names at the top level of a module."""
+    names: set[str] = set()
+    for node in ast.parse(module.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return names
+
+
+def repeated(private: bool = False) -> dict[str, list[str]]:
+    """Modules by name, of the names that several define."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for module in sorted(PACKAGE.rglob("*.py")):
+        place = module.relative_to(PACKAGE).with_suffix("").as_posix()
+        if place.startswith("cli/"):
+            continue
+        for name in defined(module):
+            if private or not name.startswith("_"):
+                found[name].append(place)
+    return {name: places for name, places in sorted(found.items()) if len(places) > 1}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--private", action="store_true", help="private names too")
+    names = repeated(parser.parse_args().private)
+    for name, places in names.items():
+        print(f"{name}: {', '.join(places)}")
+    print(f"{len(names)} names")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""`make pictures` draws every picture that the documents show."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *ROOT.glob("docs/*.md"),
+    *ROOT.glob("results/*/README.md"),
+    *ROOT.glob("specbench/**/*.md"),
+]
+_SHOWN = re.compile(r"!\[[^]]*\]\(([^)\s]+)\)|<img[^>]+src=\"([^\"]+)\"")
+
+
+def shown(document: Path) -> set[Path]:
+    """Pictures that a document shows, by their path in the repository."""
+    targets = (target for found in _SHOWN.findall(document.read_text(encoding="utf-8")) for target in found if target)
+    return {Path(os.path.normpath(document.parent / target)).relative_to(ROOT) for target in targets}
+
+
+@pytest.fixture(scope="module")
+def drawn() -> dict:
+    return runpy.run_path(str(ROOT / "dev" / "pictures" / "draw.py"))["PICTURES"]
+
+
+def test_every_picture_in_the_documents_is_drawn_by_one_command(drawn):
+    found = {document: shown(document) for document in DOCUMENTS}
+    assert len(set().union(*found.values())) >= 5, "the documents show pictures"
+    for document, pictures in found.items():
+        assert pictures <= set(drawn), f"{document} shows what `make pictures` does not draw"
+    assert all((ROOT / place).is_file() for place in drawn)
+
+
+def test_a_picture_that_needs_no_run_is_drawn_as_it_is_committed(drawn, tmp_path):
+    sheet = Path("results/readme/grid.png")
+    drawn[sheet](tmp_path / "grid.png")
+    assert Image.open(tmp_path / "grid.png").tobytes() == Image.open(ROOT / sheet).tobytes()
