@@ -300,7 +300,8 @@ def planted_bugs(page: Path, argument: str) -> str:
     def row(bug: PlantedBug) -> list[str]:
         (setting,) = [setting.name for setting in AUDIT_SETTINGS if setting.name.startswith(bug.setting)]
         options = ",".join(f"{name}={value}" for name, value in bug.options.items())
-        return [bug.part, bug.what, f"`{bug.decoder}{':' * bool(options)}{options}`", setting]
+        seen = setting if bug.times == 1 else f"{setting}; {bug.times} times the images"
+        return [bug.part, bug.what, f"`{bug.decoder}{':' * bool(options)}{options}`", seen]
 
     return _table(["part", "planted bug", "audited decoder", "setting that catches it"], map(row, BUGS))
 

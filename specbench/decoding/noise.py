@@ -74,6 +74,14 @@ class Noise:
         other._keys = self._keys.repeat_interleave(times, 0)
         return other
 
+    def branched(self, times: int) -> Noise:
+        """Noise for `times` consecutive rows of each image, independent of each other; the first is the image's."""
+        other = self.repeated(times)
+        branch = torch.arange(times, device=self._device).repeat(len(self._keys))[:, None]
+        # An odd number that is no small multiple of the slots' own step.
+        other._keys = other._keys + branch * _MIX_2
+        return other
+
     def _column(self, keys: Sequence[int]) -> Tensor:
         return torch.tensor(list(keys), dtype=torch.int64, device=self._device)[:, None]
 

@@ -13,8 +13,7 @@ p instead of the residual distribution. Where a row starts only after all of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,13 +22,11 @@ from specbench.decoding.context import Context
 from specbench.decoding.draft_tree import chain
 from specbench.decoding.drafters.token_init import Init
 from specbench.decoding.interfaces import Proposal
-from specbench.decoding.noise import Noise, Stream
-from specbench.decoding.recorder import StepRecorder
+from specbench.decoding.noise import Stream
+from specbench.decoding.row_loop import ImageRowLoop
 from specbench.decoding.row_windows import row_roots, row_slots
-from specbench.decoding.sampling import Target, one_hot
-from specbench.decoding.timing import Spans
+from specbench.decoding.sampling import one_hot
 from specbench.decoding.verification.chain_verification import verify_chain
-from specbench.models.interface import ScatteredSession
 from specbench.models.transformer.host_sync import to_host
 
 if TYPE_CHECKING:
@@ -79,60 +76,21 @@ class RowWindows(NamedTuple):
         return self.exists[..., 1:]
 
 
-class RowJacobiLoop:
-    """Decode loop of all rows of each image. B images, H rows of V-ary tokens, N stream slots.
+class RowJacobiLoop(ImageRowLoop):
+    """Decode loop of all rows of each image; `tokens` holds drafts too."""
 
-    Attributes:
-        tokens: [B, N + 1] committed tokens and drafts by stream slot.
-        count: [B, H] committed tokens of each image row.
-        recorder: measurements of the batch.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        session: ScatteredSession,
-        target: Target,
-        noise: Noise,
-        rows: int,
-        spans: Spans,
-        call: Callable,
-    ):
-        self._plan: RowJacobi = method.drafter
+    def __init__(self, method: Method, *given: Any):
+        """See `ImageRowLoop`."""
+        super().__init__(method, *given)
         self._verifier, self._refinement = method.verifier, method.refinement
-        self._session, self._target, self._noise, self._spans = session, target, noise, spans
-        device = target.forced.device
-        self._length = len(target.forced) - 1
-        height, self._width = self._plan.slots.shape
-        self.tokens = target.forced.clamp(min=0).expand(rows, -1).clone()
-        self.count = torch.zeros(rows, height, dtype=torch.long, device=device)
-        self._fed = torch.zeros(rows, self._length + 1, dtype=torch.bool, device=device)
-        """Slots whose columns consumed committed tokens."""
-        self._closed = torch.zeros(rows, height, dtype=torch.bool, device=device)
+        images, device = len(self.tokens), self.tokens.device
         self._has_draft = torch.zeros_like(self._fed)
-        self._q = torch.zeros(rows, self._length + 1, target.vocab, device=device)
+        self._q = torch.zeros(images, self._length + 1, self._target.vocab, device=device)
         """Distribution of the draft of each slot."""
-        self._images = torch.arange(rows, device=device)[:, None, None]
+        self._images = torch.arange(images, device=device)[:, None, None]
         self._column = torch.arange(self._plan.window, device=device)
-        self.recorder = StepRecorder(rows, self._length, 1, target.forced)
 
-    def run(self) -> None:
-        """Decode all images."""
-        step = self.count.new_zeros(len(self.count), 1)
-        while True:
-            with self._spans("draft"):
-                windows = self._windows(step + 1)
-            if windows is None:
-                return
-            step = step + 1
-            with self._spans("target"):
-                columns = (x.flatten(1) for x in (windows.tokens, windows.positions))
-                logits = self._session.forward_scattered(*columns, windows.visible, windows.aside.flatten(1))
-            with self._spans("verify"):
-                self._commit(self._target(logits, windows.positions.flatten(1)), windows, step)
-
-    def _windows(self, step: Tensor) -> RowWindows | None:
-        """Columns of the next forward; None if all images are complete."""
+    def _columns(self, step: Tensor) -> RowWindows | None:
         plan = self._plan
         roots = row_roots(self.tokens, self.count, self._closed, plan.slots, plan.lags, self._target)
         room = torch.where(roots.wanted, roots.above - self.count, 0).clamp(max=plan.window)
@@ -159,6 +117,9 @@ class RowJacobiLoop:
         top = (roots.above == self._width)[:, rows]
         return RowWindows(rows, positions, tokens, exists, top, visible, aside)
 
+    def _visible(self, windows: RowWindows) -> Tensor:
+        return windows.visible
+
     def _drafts(self, slots: Tensor, step: Tensor) -> Tensor:
         """Drafts [B, R, W - 1] of `slots`, those of the step before or uniformly drawn."""
         flat = slots.flatten(1)
@@ -180,7 +141,6 @@ class RowJacobiLoop:
         self._fed[:, self._length] = False
 
     def _commit(self, p: Tensor, windows: RowWindows, step: Tensor) -> None:
-        """Verify every row's drafts, given p [B, R * W, V], commit tokens and keep the others as drafts."""
         images, rows, width = windows.positions.shape
         positions = windows.positions.flatten(0, 1)
         p = p.view(images * rows, width, -1)
@@ -208,5 +168,4 @@ class RowJacobiLoop:
         committed = windows.exists & (self._column < (first + commits)[..., None])
         slots = torch.where(committed, windows.positions, self._length).flatten(1)
         self.recorder.slots(p.view(images, rows * width, -1), tokens.flatten(1), slots, step)
-        self.recorder.count_forward((self.count < self._width).any(1))
         self.count[:, windows.rows] += committed.sum(-1)

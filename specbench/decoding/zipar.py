@@ -14,21 +14,18 @@ code does not have it; this follows its text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.context import Context
 from specbench.decoding.drafters.token_init import Init
-from specbench.decoding.noise import Noise, Stream
-from specbench.decoding.recorder import StepRecorder
+from specbench.decoding.noise import Stream
+from specbench.decoding.row_loop import ImageRowLoop
 from specbench.decoding.row_windows import row_above, row_roots, row_slots
-from specbench.decoding.sampling import Target, at
-from specbench.decoding.timing import Spans
+from specbench.decoding.sampling import at
 from specbench.decoding.verification.residuals import standard
-from specbench.models.interface import ScatteredSession
 from specbench.models.transformer.host_sync import to_host
 
 if TYPE_CHECKING:
@@ -86,57 +83,18 @@ class ZipAR:
         self.slots = torch.tensor(row_slots(layout, "zipar"), device=context.device)
 
 
-class ZipARLoop:
-    """Decode loop that processes several image rows of each image in parallel. B images, H rows of W tokens, N stream
-    slots.
+class ZipARLoop(ImageRowLoop):
+    """Decode loop that processes several image rows of each image in parallel: one column per active row."""
 
-    Attributes:
-        tokens: [B, N + 1] by stream slot.
-        count: [B, H] tokens of each image row so far.
-        recorder: measurements of the batch.
-    """
+    def __init__(self, method: Method, *given: Any):
+        """See `ImageRowLoop`."""
+        super().__init__(method, *given)
+        vocab = self._target.vocab if self._plan.adaptive else 0
+        self._guess = torch.full_like(self.count, -1)
+        self._guess_p = torch.zeros(*self.count.shape, vocab, device=self.count.device)
 
-    def __init__(
-        self,
-        method: Method,
-        session: ScatteredSession,
-        target: Target,
-        noise: Noise,
-        rows: int,
-        spans: Spans,
-        call: Callable,
-    ):
-        self._plan: ZipAR = method.drafter
-        self._session, self._target, self._noise, self._spans = session, target, noise, spans
-        device = target.forced.device
-        self._length = len(target.forced) - 1
-        self._slots = self._plan.slots
-        height, self._width = self._slots.shape
-        self.tokens = target.forced.clamp(min=0).expand(rows, -1).clone()
-        self.count = torch.zeros(rows, height, dtype=torch.long, device=device)
-        self._fed = torch.zeros(rows, self._length + 1, dtype=torch.bool, device=device)
-        self._done_feeding = torch.zeros(rows, height, dtype=torch.bool, device=device)
-        self._guess = torch.full((rows, height), -1, device=device)
-        self._guess_p = torch.zeros(rows, height, target.vocab if self._plan.adaptive else 0, device=device)
-        self.recorder = StepRecorder(rows, self._length, 1, target.forced)
-
-    def run(self) -> None:
-        """Decode all images."""
-        step = self.count.new_zeros(len(self.count), 1)
-        while True:
-            with self._spans("draft"):
-                lanes = self._lanes()
-            if lanes is None:
-                return
-            step = step + 1
-            with self._spans("target"):
-                logits = self._session.forward_scattered(lanes.tokens, lanes.positions, self._fed, lanes.aside)
-            with self._spans("verify"):
-                self._commit(self._target(logits, lanes.positions), lanes, step)
-
-    def _lanes(self) -> Lanes | None:
-        """Columns of the next forward; None if all images are complete."""
-        roots = row_roots(self.tokens, self.count, self._done_feeding, self._slots, self._plan.lags, self._target)
+    def _columns(self, step: Tensor) -> Lanes | None:
+        roots = row_roots(self.tokens, self.count, self._closed, self._plan.slots, self._plan.lags, self._target)
         wanted, closing, positions, aside = roots.wanted, roots.closing, roots.positions, roots.aside
         if self._plan.keeps_stand_ins:
             aside = torch.zeros_like(aside)
@@ -148,20 +106,18 @@ class ZipARLoop:
         work = wanted | closing
         positions = torch.where(work, positions, self._length)
         fed = work & ~aside
-        self._done_feeding |= closing
+        self._closed |= closing
         lanes = Lanes(rows, *(x[:, rows] for x in (roots.tokens, positions, fed, aside, wanted)))
         self._fed.scatter_(1, lanes.positions, self._fed.gather(1, lanes.positions) | lanes.fed)
         return lanes
 
     def _commit(self, p: Tensor, lanes: Lanes, step: Tensor) -> None:
-        """Draw the columns' tokens [B, C] and commit the final ones."""
         drawn, stays = self._noise.run_race(p, lanes.positions, Stream.TOKEN), lanes.wanted
         if self._plan.adaptive:
             drawn, stays = self._reconsider(p, drawn, lanes, step)
         positions = torch.where(stays, lanes.positions, self._length)
         self.tokens.scatter_(1, positions, drawn)
         self.recorder.slots(p, drawn, positions, step)
-        self.recorder.count_forward((self.count < self._width).any(1))
         self.count[:, lanes.rows] += stays
 
     def _reconsider(self, p: Tensor, drawn: Tensor, lanes: Lanes, step: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,8 @@
     weights  the model, image decoder and text encoder; a draft head; LANTERN's table of neighbours; `table_bytes`
     cache    rows x (prompt + stream slots + 2 x columns) x bytes per token, of all layers and a draft head's one
     inputs   rows x (prompt x embeddings and features [d] + stream slots x what the model adds to tokens there);
-             a distribution [V] per stream slot and column for an init that samples from earlier ones
+             a distribution [V] per stream slot and column for an init that samples from earlier ones, and one per
+             stream slot for drafts in several image rows
     prefill  rows x prompt x a layer's activations
     target   columns x (rows x (a layer's activations and the last features [d]) + 2 distributions: the last p and q)
     verify   columns x distributions, see `distributions_alive`
@@ -84,7 +85,7 @@ def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype
     layer, number, distribution = size.layer(model.layers, model.v_image), BYTES[dtype], 4 * model.v_image
     rows, columns = 1 if sampling.guidance == 1 else 2, most_columns(decoder, model)
     weights, width = model.fixed_bytes(dtype), layer.width * number
-    if decoder.drafter in ("eagle", "jacobi-tree"):
+    if decoder.drafter in ("eagle", "jacobi-tree", "jacobi-paths"):
         weights += table_bytes(columns)
     if decoder.drafter == "eagle":
         kv += kv // model.layers
@@ -95,6 +96,8 @@ def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype
     inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
     if decoder.init.endswith(("-sample", "-top1")):
         inputs += (model.stream + columns) * distribution
+    if decoder.drafter == "row-jacobi":
+        inputs += (model.stream + 1) * distribution
     activations = 4 * width + 3 * layer.inner * number
     prefill = rows * ASSUMED_PROMPT_TOKENS * activations
     target = columns * (rows * (activations + width) + 2 * distribution)
@@ -148,6 +151,8 @@ def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
         height, width = model.resolution
         return math.isqrt(model.tokens * height // width) * int(options.get("window", 1))
     window = int(options.get("window", 1))
+    if "paths" in options:
+        return 1 + int(options["paths"]) * (window - 1)
     return window + (int(options.get("siblings", 1)) - 1) * min(int(options.get("depth", 0)), window - 1)
 
 

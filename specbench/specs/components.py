@@ -143,6 +143,14 @@ DRAFTERS = {
         ),
         is_chain=lambda values: values["siblings"] == 1,
     ),
+    "jacobi-paths": Component(
+        "specbench.decoding.path_jacobi:PathJacobi",
+        "several independent jacobi windows, of which the one with most accepted drafts is committed",
+        (WINDOW, Option("paths", 2, "number of independent windows; 1 is jacobi", minimum=1, maximum=16)),
+        lossless=False,
+        loop="specbench.decoding.path_jacobi:PathLoop",
+        is_chain=lambda values: values["paths"] == 1,
+    ),
     "eagle": Component(
         "specbench.decoding.drafters.eagle:Eagle",
         "trained draft head that extrapolates the target's features along a static draft tree",

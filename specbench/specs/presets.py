@@ -25,6 +25,7 @@ ZIPAR = "He et al., ZipAR, ICML 2025 (arXiv 2412.04062)"
 BLOCK = "Sun et al., Block Verification Accelerates Speculative Decoding, ICLR 2025 (arXiv 2403.10444)"
 SJD_SV = "SJD-SV, ICML 2026 (arXiv 2609.13245), after a summary of its text; no code is public"
 PJD = "PJD, Parallel Jacobi Decoding, CVPR 2026 (arXiv 2606.05703), after a summary of its text"
+PATHSPEC = "PathSpec (arXiv 2606.10492), released code, Haodong-Lei-Ray/PathSpec, commit 8a3df48"
 PJD_CODE = "released code of PJD, boyaliao/PJD, commit e7b93ad, Lumina's scheduler, read in part"
 OWN = "this project; a relative of {} whose formula is not public"
 SJD_CODE = "released code of SJD, tyshiwo1/Accelerating-T2I-AR-with-SJD, commit b389cfb"
@@ -225,6 +226,14 @@ _PRESETS = (
         "algorithm 2, on EAGLE-1's chain",
         _eagle(verifier="block"),
         {"tree": "chain"},
+    ),
+    Preset(
+        "pathexplore",
+        "two independent SJD windows, the one with most accepted drafts committed",
+        PATHSPEC,
+        "PathExplore; its length of a path comes from a file of the code, here --window; PathRelax left out",
+        _jacobi(drafter="jacobi-paths"),
+        {"fresh-q": "onehot"},
     ),
     Preset(
         "sjd-sv",

@@ -71,6 +71,7 @@ LOSSY = [
     ("sjd-sv", {}),
     ("sjd-pairs", {}),
     ("sjd-relax", {}),
+    ("pathexplore", {}),
 ]
 # Clusters of 14 tokens need a larger vocabulary than the audit's: tests/decoding/test_released_presets.py.
 AUDITED_ELSEWHERE = {"gsd-released"}

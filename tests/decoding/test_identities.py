@@ -19,6 +19,7 @@ IDENTITIES = [
     ("gsd", {"G": 1, "window": 5}, "sjd", {"window": 5}),
     ("amplify", {"k": 1, "window": 5}, "sjd", {"window": 5}),
     ("sjd-pac", {"siblings": 1, "window": 5}, "scd-mc", {"window": 5}),
+    ("pathexplore", {"paths": 1, "window": 5}, "sjd-released", {"window": 5}),
     ("uniform-rsd", {"delta": 1}, "eagle", {}),
 ]
 FAMILIES = ("anole", "emu3", "janus", "llamagen", "lumina-512", "simplear")

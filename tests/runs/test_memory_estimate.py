@@ -10,7 +10,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel
 
-from specbench.decoding.loop import Loop, decode
+from specbench.decoding.loop import Loop, begin, decode
+from specbench.decoding.timing import Spans
 from specbench.models.catalog import ModelInfo, find_model, load_model
 from specbench.models.families import vq_decoder
 from specbench.models.interface import TokenLayout
@@ -56,6 +57,13 @@ def test_the_cache_is_predicted_within_a_tenth(name, guidance, monkeypatch):
         decode(model, requests, decoder, sampling, 0)
     need = memory_estimate.footprint(find_model("shapes"), decoder, sampling, "float32")
     assert 2 * need.cache == pytest.approx(sum(held), rel=0.1)
+
+
+def test_drafts_in_several_image_rows_keep_a_distribution_per_slot():
+    request, model, sampling = Request(CAPTION, "p", 0), find_model("shapes"), Sampling(1.0)
+    loop = begin(load_model("shapes"), [request], resolve("pjd"), sampling, 0, Spans(torch.device("cpu")), False, False)
+    pjd, zipar = (memory_estimate.footprint(model, resolve(name), sampling, "float32") for name in ("pjd", "zipar"))
+    assert pjd.inputs - zipar.inputs == loop._q.nbytes
 
 
 @pytest.mark.parametrize("name", ["ar", "sjd", "sjd, init left-sample", "scd-gs", "eagle", "lantern", "zipar"])

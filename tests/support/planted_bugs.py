@@ -35,6 +35,7 @@ class PlantedBug:
         edits: how to plant it.
         decoder, options: the decoder that shows it.
         setting: first words of the audit setting that shows it.
+        times: how many times the audit's own number of images it takes to see it.
     """
 
     part: str
@@ -43,6 +44,7 @@ class PlantedBug:
     decoder: str
     setting: str
     options: Mapping[str, object] = field(default_factory=dict)
+    times: int = 1
 
 
 def plant(edits: Iterable[Edit], monkeypatch) -> None:
@@ -127,6 +129,10 @@ BUGS = (
          "\\0{sample}", "\\0{sample // 8}", "ar", EIGHT),
     _bug("noise", "siblings are drawn with the same number", _JACOBI + "JacobiTree._expand",
          "step * self._siblings + sibling", "step * self._siblings", "sjd-pac", WIDE, siblings=5),
+    PlantedBug("noise", "a replacement is drawn with the noise of the rejected draft", (
+        Edit(_VERIFY + "ratio_tests:draw_after_drafts", "int(Stream.RESIDUAL)", "int(Stream.TOKEN)"),
+        Edit(_VERIFY + "ratio_tests:draw_after_drafts", "step * rejected", "0 * step"),
+    ), "scd-gs", WIDE, times=10),
     # Verifiers, residuals, refinements
     _bug("verifier", "a draft is accepted with q/p instead of p/q", _VERIFY + "ratio_tests:ratio",
          "px / q.gather(-1, x)", "q.gather(-1, x) / px", "sjd", GUIDED),

@@ -1,0 +1,120 @@
+"""Several Jacobi windows per image, of which the longest accepted one is committed (PathSpec, arXiv 2606.10492).
+
+K independent chains of drafts, the paths, start at the last committed token. One forward holds all of them as a tree.
+Each path is verified on its own, as a chain, with random numbers of its own; the path with the most accepted drafts,
+the first of them on ties, is committed with its own replacement or bonus token. Every path keeps its own tail, refined
+from its own distributions, as the drafts of the next step.
+
+Lossy for K > 1: the path is chosen after its coins were seen, which favours tokens that are accepted often. The authors
+call this PathExplore, "without relaxation"; the rule is that of their released code. With one path it is SJD.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.context import Context
+from specbench.decoding.draft_tree import chain, first_drafts_by_depth
+from specbench.decoding.drafters.jacobi import Jacobi
+from specbench.decoding.drafters.token_init import Init
+from specbench.decoding.interfaces import Batch, Proposal, Verification
+from specbench.decoding.loop import Loop
+from specbench.decoding.recorded_step import RecordedStep
+from specbench.decoding.verification.chain_verification import verify_chain
+from specbench.models.interface import Tree
+
+
+class PathJacobi:
+    """K Jacobi chains per image. The row of path k of image b is b K + k.
+
+    Attributes:
+        paths: K.
+        noise: of all rows; path 0 has the noise of the image.
+        chains: the latest proposal, one chain [B K, W] per row.
+    """
+
+    def __init__(self, context: Context, init: Init, window: int, paths: int):
+        self.window, self.paths = window, paths
+        self.columns = 1 + paths * (window - 1)
+        self._jacobi = Jacobi(context, init, window)
+
+    def begin(self, batch: Batch) -> None:
+        self.noise = batch.noise.branched(self.paths)
+        self._tokens = batch.tokens.repeat_interleave(self.paths, 0)
+        self._jacobi.begin(batch._replace(noise=self.noise, tokens=self._tokens))
+
+    def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
+        committed, step = (x.repeat_interleave(self.paths, 0) for x in (committed, step))
+        self.chains = self._jacobi.propose(committed, width, step)
+        tokens, positions = (x.unflatten(0, (-1, self.paths)) for x in (self.chains.tokens, self.chains.positions))
+        root, drafts = (tokens[:, 0, :1], positions[:, 0, :1]), (tokens[..., 1:], positions[..., 1:])
+        tokens, positions = (torch.cat([one, own.flatten(1)], 1) for one, own in zip(root, drafts, strict=True))
+        return Proposal(tokens, positions, self.chains.q, path_tree(self.paths, width - 1), self.columns)
+
+    def observe_paths(
+        self, verified: Verification, chosen: Verification, positions: Tensor, shift: Tensor, keep_tail: bool
+    ) -> None:
+        """Take in the outcomes of all rows and the one `chosen` for each image, whose first `shift` [B] slots of
+        `positions` [B, T] are committed."""
+        place = positions.repeat_interleave(self.paths, 0)
+        same = torch.arange(positions.shape[1], device=shift.device) <= chosen.first[:, None]
+        same, tokens = (x.repeat_interleave(self.paths, 0) for x in (same, chosen.tokens))
+        self._tokens.scatter_(1, place, torch.where(same, tokens, verified.tokens))
+        self._jacobi.observe(verified, place, shift.repeat_interleave(self.paths), keep_tail)
+
+
+@lru_cache
+def path_tree(paths: int, drafts: int) -> Tree:
+    """A root and `paths` chains of `drafts` columns from it."""
+    if paths == 1 or not drafts:
+        return chain(1 + drafts)
+    parents = [-1]
+    for _ in range(paths):
+        parents += [0, *range(len(parents), len(parents) + drafts - 1)]
+    return Tree(tuple(parents))
+
+
+def path_columns(paths: int, drafts: int, device: torch.device) -> Tensor:
+    """[paths, 1 + drafts] columns of `path_tree` on each path."""
+    own = 1 + torch.arange(paths * drafts, device=device).view(paths, drafts)
+    return torch.cat([own.new_zeros(paths, 1), own], 1)
+
+
+def longest_path(first: Tensor) -> Tensor:
+    """[B] number of the path with the most accepted drafts `first` [B, K], the first of them on ties."""
+    paths = first.shape[1]
+    return (first * paths - torch.arange(paths, device=first.device)).argmax(1)
+
+
+class PathLoop(Loop):
+    """The draft-and-verify loop with the drafts of a `PathJacobi`."""
+
+    _drafter: PathJacobi
+
+    def _commit(self, logits: Tensor, proposal: Proposal) -> None:
+        drafter, chains, device = self._drafter, self._drafter.chains, logits.device
+        width = chains.positions.shape[1]
+        columns = path_columns(drafter.paths, width - 1, device)
+        p = self._target(logits, proposal.positions)[:, columns].flatten(0, 1)
+        steps = self.steps.repeat_interleave(drafter.paths, 0)
+        verified = verify_chain(p, chains, self._verifier, self._refinement, drafter.noise, steps)
+        # Drafts past the end of the image do not count: whether there are any depends on the other rows of the batch.
+        left = (self._length - self.committed)[:, None]
+        path = longest_path(verified.first.unflatten(0, (-1, drafter.paths)).minimum(left))
+        rows = torch.arange(len(path), device=device) * drafter.paths + path
+        chosen = Verification(
+            *(field[rows] for field in verified[:6]), {name: fact[rows] for name, fact in verified.facts.items()}
+        )
+        positions = self.committed[:, None] + torch.arange(width, device=device)
+        self.tokens.scatter_(1, positions, chosen.tokens)
+        if proposal.branches:
+            self.session.keep(columns[path][:, 1:], positions[:, 1:])
+        shift = (chosen.first + 1).minimum(self._length - self.committed)
+        tested = chains._replace(tokens=chains.tokens[rows], positions=positions, q=chains.q[rows], earlier=None)
+        by_depth = first_drafts_by_depth(chains.tree, device)
+        self.recorder.step(RecordedStep(chosen, tested, None, by_depth, positions, self.steps))
+        drafter.observe_paths(verified, chosen, positions, shift, self._refinement.keeps_tail)
+        self.committed = self.committed + shift
