@@ -152,7 +152,7 @@ def test_exit_codes_are_documented():
 
 def test_the_citation_and_the_changelog_name_the_version():
     assert re.search(rf"^version: {re.escape(__version__)}$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    assert f"## [{__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_no_registry_host_or_private_path_is_named():
