@@ -58,7 +58,7 @@ class Settings:
 
 
 def best_device() -> str:
-    """The fastest kind of torch device that there is here."""
+    """Name the fastest kind of torch device available: "cuda", "mps" or "cpu"."""
     import torch
 
     if torch.cuda.is_available():
@@ -90,8 +90,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Score:
-    """One number about a run. `name` is the metric's, or "metric:part" for a part of it; `n` the images
-    behind it; `note` warns whoever reads the number, if there is need."""
+    """One number of a run.
+
+    Attributes:
+        name: the metric's, or "metric:part" for a part of it.
+        estimate: value and 95 % interval.
+        n: number of images behind it.
+        note: warning for readers of the number; None without one.
+    """
 
     name: str
     estimate: Estimate
@@ -123,12 +129,12 @@ class Metric:
         self.batch = self.settings.batch or self.batch
 
     def identity(self) -> Mapping[str, str]:
-        """All inputs that can change a value: variant, weight digests, resize, reference set, library
+        """Describe all inputs that can change a value: variant, weight digests, resize, reference set, library
         versions."""
         raise NotImplementedError
 
     def feature_identity(self) -> Mapping[str, str]:
-        """Part of the identity that can change a feature, without inputs of the score only."""
+        """Describe the part of the identity that can change a feature, without inputs of the score only."""
         return self.identity()
 
     def missing(self) -> list[tuple[str, str]]:
@@ -139,7 +145,7 @@ class Metric:
         return self.missing_packages() + [(problem, hint) for problem, hint in files if problem]
 
     def missing_packages(self) -> list[tuple[str, str]]:
-        """Missing packages: the part of `missing` that cannot be downloaded."""
+        """List missing packages: the part of `missing` that cannot be downloaded."""
         return [
             (f"metric '{self.name}' needs {package}, which is not installed", hint)
             for package, hint in self.packages.items()
@@ -160,7 +166,7 @@ class Metric:
             checkpoints.require(name, self.settings.offline, self.settings.progress)
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        """Whether images of a prompt can be scored."""
+        """Tell whether images of a prompt can be scored."""
         return True
 
     def preprocess(self, pixels: np.ndarray) -> Any:
@@ -168,7 +174,7 @@ class Metric:
         return None
 
     def preprocessed(self, samples: Sequence[Sample]) -> list[Any]:
-        """The networks' inputs of samples, made here where scoring has not made them."""
+        """List the network's inputs of samples; makes those that scoring has not made."""
         return [
             self.preprocess(sample.pixels) if sample.preprocessed is None else sample.preprocessed for sample in samples
         ]
@@ -186,16 +192,26 @@ class Metric:
         raise NotImplementedError
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        """This run's score minus a baseline's over the images both have, with a paired interval, and how many those
-        are; None where the metric has no such number. The arguments are those of `statistics`."""
+        """Subtract a baseline's score from this run's over the images both have.
+
+        Args:
+            features, baseline: as for `statistics`.
+
+        Returns:
+            The difference with a paired interval, and the number of common images; None where the metric has no such
+                number.
+        """
         return None
 
 
 def paired_features(
     features: pd.DataFrame, baseline: pd.DataFrame, column: str, also: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """`prompt_id`, `column` of both runs (the baseline's ending in `_base`) for the images both have, and columns that
-    are `also` wanted of the first."""
+    """Join the features of two runs on the images both have.
+
+    Returns:
+        `prompt_id`, `column` of both runs (the baseline's ending in `_base`), and the columns `also` of the first.
+    """
     keys = ["prompt_id", "sample"]
     return features[[*keys, column, *also]].merge(baseline[[*keys, column]], on=keys, suffixes=("", "_base"))
 
@@ -219,12 +235,12 @@ def mean_difference(
 
 
 def fingerprint(metric: Metric) -> str:
-    """Eight hex digits that change whenever the metric's identity does."""
+    """Digest a metric's identity to eight hex digits."""
     return _digest(metric, metric.identity())
 
 
 def feature_fingerprint(metric: Metric) -> str:
-    """Eight hex digits that change whenever what makes the metric's features does."""
+    """Digest all that makes a metric's features to eight hex digits."""
     return _digest(metric, metric.feature_identity())
 
 

@@ -35,12 +35,12 @@ _VISION_NAMES = (
 
 
 def part_of(weights: Weights, prefix: str) -> dict[str, Tensor]:
-    """The weights under a prefix, without it."""
+    """Select the weights under a prefix and strip it."""
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
 def vision_network(weights: Weights) -> BlipVisionModel:
-    """The image encoder of `visual_encoder` weights, which are given without their prefix."""
+    """Build the ViT image encoder of `visual_encoder` weights, given without their prefix."""
     hidden = weights["pos_embed"].shape[2]
     patch = weights["patch_embed.proj.weight"].shape[2]
     network = BlipVisionModel(
@@ -59,7 +59,8 @@ def vision_network(weights: Weights) -> BlipVisionModel:
 
 
 def text_network(weights: Weights, image_width: int, head: bool = False) -> BlipTextModel | BlipTextLMHeadModel:
-    """The BERT with cross-attention to image features of a text encoder's weights, or of a decoder's with `head`."""
+    """Build the BERT with cross-attention to image features from a text encoder's weights, or with `head` from a
+    decoder's."""
     body = part_of(weights, "bert.") if head else weights
     hidden = body["embeddings.word_embeddings.weight"].shape[1]
     config = BlipTextConfig(
@@ -83,7 +84,7 @@ def text_network(weights: Weights, image_width: int, head: bool = False) -> Blip
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Tensors of an authors' checkpoint, whose digest the caller has checked; nothing else in it is run."""
+    """Load the tensors of an authors' checkpoint, whose digest the caller has checked; no code in it is run."""
     content = torch.load(path, map_location="cpu", weights_only=True)
     return content.get("model", content)
 
@@ -95,7 +96,7 @@ class Tokenizer:
         self._tokenizer = BertTokenizer(vocab=str(vocabulary))
 
     def padded(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
-        """Ids and mask, [n, 35] each."""
+        """Tokenize texts to ids and mask, int64 [n, 35] each."""
         found = self._tokenizer(
             list(texts), padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt"
         )

@@ -38,7 +38,7 @@ def as_saved(pixels: np.ndarray) -> np.ndarray:
 
 
 def bilinear299(pixels: np.ndarray) -> np.ndarray:
-    """To 299 x 299 by bilinear interpolation without antialiasing, rounded to eight bits."""
+    """Resize uint8 [H, W, 3] to [299, 299, 3] by bilinear interpolation without antialiasing, rounded to 8 bits."""
     x_BCHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None]
     resized = F.interpolate(x_BCHW.float(), (299, 299), mode="bilinear", align_corners=False)
     return resized.round().clamp(0, 255).to(torch.uint8)[0].permute(1, 2, 0).numpy()
@@ -46,7 +46,13 @@ def bilinear299(pixels: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Variant:
-    """`prefix` comes before every caption, `prepare` before CLIP's own resize."""
+    """A CLIP score as one paper computes it.
+
+    Attributes:
+        checkpoint: name in `published_weights`.
+        prefix: text before every caption.
+        prepare: transform of the uint8 image before CLIP's own resize.
+    """
 
     checkpoint: str
     prefix: str = ""
@@ -64,7 +70,8 @@ VARIANTS: Mapping[str, Variant] = {
 
 
 class Clip(PerImageMetric):
-    """Cosine of image and caption, between -1 and 1; captions over 77 tokens are cut, keeping the end token."""
+    """CLIP score (Hessel et al. 2021, without their factor 2.5): cosine of image and caption, -1 to 1. Captions over
+    77 tokens are cut and keep the end token."""
 
     summary = "cosine of CLIP's image and caption embeddings, mean over images"
     batch = 32
@@ -101,5 +108,5 @@ class Clip(PerImageMetric):
 
 
 def versions() -> dict[str, str]:
-    """The libraries that CLIP scores depend on."""
+    """Versions of the libraries that CLIP scores depend on."""
     return {"open_clip": version("open_clip_torch"), "torch": version("torch"), "pillow": version("pillow")}

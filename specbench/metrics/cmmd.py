@@ -29,7 +29,8 @@ SIGMA, SCALE = 10.0, 1000.0
 
 
 def centre_square(pixels: np.ndarray, size: int) -> np.ndarray:
-    """The centre square, odd margins halved down, by Pillow's bicubic."""
+    """Crop uint8 [H, W, 3] to the centre square (odd margins halved down) and resize to [size, size, 3] by Pillow's
+    bicubic."""
     height, width = pixels.shape[:2]
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
@@ -37,7 +38,7 @@ def centre_square(pixels: np.ndarray, size: int) -> np.ndarray:
 
 
 def squashed(pixels: np.ndarray, size: int) -> np.ndarray:
-    """The whole image as a square, by Pillow's bicubic."""
+    """Resize uint8 [H, W, 3] to [size, size, 3] without a crop, by Pillow's bicubic."""
     return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))
 
 
@@ -48,7 +49,8 @@ SHAPES: Mapping[str, tuple[Callable[[np.ndarray, int], np.ndarray], str]] = {
 
 
 class Cmmd(ReferenceMetric):
-    """Squared MMD to the reference images in CLIP embeddings under a Gaussian kernel of width 10, times 1000."""
+    """CMMD (Jayasumana et al. 2024): squared MMD to the reference images in CLIP embeddings under a Gaussian kernel
+    of width 10, times 1000."""
 
     summary = "squared MMD to the reference images in CLIP embeddings (Gaussian kernel of width 10, x 1000)"
     batch = 16

@@ -23,6 +23,6 @@ def code_version(number: int) -> Callable[[F], F]:
 
 
 def described(name: str, *functions: Callable) -> str:
-    """A name for an identity, with the versions of the functions behind it where one is above 1."""
+    """Name preprocessing for an identity, with the versions of its functions where one is above 1."""
     versions = [getattr(function, "code_version", 1) for function in functions]
     return name if max(versions) == 1 else f"{name}, code {'.'.join(map(str, versions))}"

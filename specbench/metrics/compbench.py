@@ -44,13 +44,13 @@ REMOVED = '.!"()*#:;~'
 
 
 def questions(phrases: Sequence[str]) -> list[str]:
-    """BLIP questions on the noun phrases of a prompt, at most eight."""
+    """Ask BLIP about the noun phrases of a prompt: at most eight questions."""
     asked = [phrase for phrase in phrases if phrase not in NOT_ASKED][:MOST_QUESTIONS]
     return [f"{phrase}?".lower().translate(str.maketrans("", "", REMOVED)) for phrase in asked]
 
 
 class CategoryMetric(PerImageMetric):
-    """Means per category, as "metric:category"; nothing is averaged over categories.
+    """Base class of metrics with a mean per category, "metric:category"; nothing is averaged over categories.
 
     Attributes:
         categories: those that are scored.
@@ -85,7 +85,7 @@ class CompBenchClip(CategoryMetric, Clip):
 
 
 class VqaNetwork(nn.Module):
-    """One image and questions of one length to the probability of "yes" against "no"."""
+    """BLIP-VQA (Li et al. 2022): probability of "yes" against "no" for questions of one length about one image."""
 
     def __init__(self, weights: Mapping[str, Tensor]):
         super().__init__()
@@ -95,11 +95,11 @@ class VqaNetwork(nn.Module):
         self.answerer = text_network(part_of(weights, "text_decoder."), self.reader.config.hidden_size, head=True)
 
     def see(self, images_BCHW: Tensor) -> Tensor:
-        """Image features [B, tokens, d]."""
+        """Encode images [B, 3, H, W] to features [B, tokens, d]."""
         return self.vision(images_BCHW).last_hidden_state
 
     def forward(self, seen_BSD: Tensor, ids_BT: Tensor) -> Tensor:
-        """Probabilities [B]. No padding: cross-attention would look at it."""
+        """Probabilities of "yes", float32 [B]. Questions are not padded: cross-attention would look at the padding."""
         states = self.reader(
             input_ids=ids_BT,
             attention_mask=torch.ones_like(ids_BT),
@@ -118,12 +118,13 @@ class VqaNetwork(nn.Module):
 
 
 def load_vqa(path: Path, device: str) -> VqaNetwork:
-    """The network of the authors' checkpoint."""
+    """Build BLIP-VQA and load the authors' checkpoint."""
     return VqaNetwork(load_weights(path)).float().eval().requires_grad_(False).to(device)
 
 
 class BlipVqa(CategoryMetric):
-    """The product of BLIP's "yes" over the noun phrases of the prompt, rounded to four digits each."""
+    """BLIP-VQA score of T2I-CompBench (Huang et al. 2023): product of the probabilities of "yes" over the noun
+    phrases of the prompt, each rounded to four digits; 0 to 1."""
 
     name = "compbench[blip-vqa]"
     summary = "BLIP's yes to every noun phrase, mean over images of colour, shape and texture prompts"

@@ -151,7 +151,7 @@ class Spatial3d(Detected):
 
 
 class Numeracy(Detected):
-    """Number of each object."""
+    """Counts of the objects that the prompt names."""
 
     name = "compbench[numeracy-owlv2]"
     summary = "T2I-CompBench++'s counting rules on what OWLv2 finds, mean over images of numeracy prompts"
@@ -170,7 +170,8 @@ class Numeracy(Detected):
 
 
 class ThreeInOne(CategoryMetric):
-    """Complex prompts: the mean of BLIP-VQA and, by the kind of the prompt, CLIP without adjectives, 2D, or both."""
+    """3-in-1 score of complex prompts: mean of BLIP-VQA and, by the kind of the prompt, CLIP without adjectives, 2D
+    spatial score, or both."""
 
     name = "compbench[3-in-1-owlv2]"
     summary = "T2I-CompBench++'s 3-in-1 with OWLv2 for the 2D part, mean over images of complex prompts"

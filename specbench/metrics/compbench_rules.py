@@ -44,18 +44,18 @@ THREE_IN_ONE: Mapping[str, tuple[str, ...]] = {
 
 
 def three_in_one(kind: str, parts: Mapping[str, float]) -> float:
-    """Score of an image of a complex prompt from its answers to each part."""
+    """Average an image's answers to the parts of a complex prompt."""
     needed = THREE_IN_ONE[kind]
     return sum(parts[part] for part in needed) / len(needed)
 
 
 def relation(prompt: str, known: Sequence[str] | Mapping[str, int]) -> str | None:
-    """The first of the known relations that a prompt names."""
+    """Find the first known relation that a prompt names."""
     return next((name for name in known if name in prompt.lower()), None)
 
 
 def around_preposition(words: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    """The two objects of a complex prompt, given as words with their parts of speech.
+    """Find the two objects around the preposition of a complex prompt, given as (word, part of speech) pairs.
 
     At each preposition these are the last noun or name before it and the first noun after it, or without one the last
     word of the first name that another word follows. None unless this finds two in all; the 2D score then is 0.
@@ -73,14 +73,14 @@ def around_preposition(words: Sequence[tuple[str, str]]) -> tuple[str, str] | No
 
 
 def spatial(first: Found | None, second: Found | None, asked: str | None, side: float) -> float:
-    """2D score of the best box of each object: a quarter of each detection's score and half for the place, and
-    nothing at all below a half. `side` is the picture's short side."""
+    """2D spatial score of two objects, 0 to 1, from the best box of each: a quarter of each detection's score plus
+    half the placement; 0 where that is below a half. `side` is the image's short side in pixels."""
     value = _mixed(first, second, lambda a, b: placed(a, b, asked, side))
     return value if value >= 0.5 else 0.0
 
 
 def placed(a: Box, b: Box, asked: str | None, side: float) -> float:
-    """How well box a lies from box b as asked, 0 to 1."""
+    """Degree to which box a lies from box b as asked, 0 to 1."""
     (ax, ay), (bx, by) = _centre(a), _centre(b)
     across, down = ax - bx, ay - by
     if asked in BESIDE:
@@ -99,7 +99,8 @@ def placed(a: Box, b: Box, asked: str | None, side: float) -> float:
 
 
 def spatial_3d(first: Found | None, second: Found | None, asked: str | None, depth: Callable[[Box], float]) -> float:
-    """3D score: as in 2D, half being for the order in depth and for boxes that overlap. `depth` is larger nearer by."""
+    """3D spatial score, 0 to 1: as in 2D, but half is for the order in depth and the overlap of the boxes. `depth`
+    is larger for nearer boxes."""
 
     def behind_each_other(a: Box, b: Box) -> float:
         if asked is None or DEPTHS[asked] * (depth(a) - depth(b)) <= 0:
@@ -110,7 +111,7 @@ def spatial_3d(first: Found | None, second: Found | None, asked: str | None, dep
 
 
 def numeracy(counts: Mapping[str, int], objects: Mapping[str, Sequence[Found]]) -> float:
-    """Mean over the objects asked for: half for being there, half for being there as often as asked."""
+    """Counting score, 0 to 1: mean over the objects asked for of half for presence and half for the right number."""
     scores = []
     for name, count in counts.items():
         found = distinct(objects.get(name, ()), lambda a, b: max(overlap(a, b), contained(a, b)), SAME)
@@ -119,7 +120,7 @@ def numeracy(counts: Mapping[str, int], objects: Mapping[str, Sequence[Found]]) 
 
 
 def distinct(found: Sequence[Found], common: Callable[[Box, Box], float], limit: float) -> list[Found]:
-    """The detections, best first, without those that have more than `limit` in common with a better one."""
+    """Remove detections that share more than `limit` with a better one; the best come first."""
     kept: list[Found] = []
     for one in sorted(found, key=lambda one: -one.score):
         if all(common(one.box, better.box) <= limit for better in kept):
@@ -128,14 +129,14 @@ def distinct(found: Sequence[Found], common: Callable[[Box, Box], float], limit:
 
 
 def overlap(a: Box, b: Box) -> float:
-    """Intersection over union."""
+    """Intersection over union of two boxes, 0 to 1."""
     common = _common(a, b)
     whole = _area(a) + _area(b) - common
     return common / whole if whole else 0.0
 
 
 def contained(a: Box, b: Box) -> float:
-    """Share of the smaller box that lies in the larger."""
+    """Fraction of the smaller box that lies in the larger, 0 to 1."""
     smaller = min(_area(a), _area(b))
     return _common(a, b) / smaller if smaller else 0.0
 

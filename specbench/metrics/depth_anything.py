@@ -17,7 +17,7 @@ SHORT, PATCH = 518, 14
 
 
 def network_input(pixels: np.ndarray) -> Tensor:
-    """uint8 [H, W, 3] to float32 [3, h, w]: short side 518, the long one to whole patches, Pillow bicubic."""
+    """Resize uint8 [H, W, 3] to float32 [3, h, w]: short side 518, long side to whole patches, Pillow bicubic."""
     height, width = pixels.shape[:2]
     scale = SHORT / min(height, width)
     size = [PATCH * round(side * scale / PATCH) for side in (width, height)]
@@ -27,7 +27,7 @@ def network_input(pixels: np.ndarray) -> Tensor:
 
 
 class Depth:
-    """A depth estimator from a transformers checkpoint folder."""
+    """Depth Anything V2 (Yang et al. 2024) from a transformers checkpoint folder."""
 
     def __init__(self, folder: Path, device: str):
         from transformers import DepthAnythingForDepthEstimation  # takes seconds
@@ -38,7 +38,7 @@ class Depth:
 
     @torch.inference_mode()
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
-        """Nearness of each pixel of an image uint8 [H, W, 3], float32 [H, W] from 0 (farthest) to 1 (nearest)."""
+        """Estimate the nearness of each pixel of uint8 [H, W, 3]: float32 [H, W] from 0 (farthest) to 1 (nearest)."""
         found = self.network(network_input(pixels)[None].to(self.device)).predicted_depth[None]
         near = F.interpolate(found, pixels.shape[:2], mode="bicubic", align_corners=False)[0, 0].cpu().numpy()
         low, high = near.min(), near.max()

@@ -26,7 +26,8 @@ from specbench.stats import Difference, Estimate
 
 
 class Fid(ReferenceMetric):
-    """Distance between generated and reference images; only equal front ends, crops and n compare."""
+    """FID (Heusel et al. 2017) with FID-infinity (Chong & Forsyth 2020) and KID (Binkowski et al. 2018); values of
+    other front ends, crops or n do not compare."""
 
     summary = "distance to the reference images in Inception features; FID-infinity and KID beside it"
     batch = 32
@@ -92,7 +93,7 @@ class Fid(ReferenceMetric):
 
 
 def fid_estimate(images: Gaussian, reference: Gaussian, prompts: Sequence[str]) -> Estimate:
-    """FID with its 95 % interval over prompts, the reference images being given; no interval where images.n <= d."""
+    """FID with its 95 % interval over prompts, for a given reference; no interval where images.n <= d."""
     value, influence = frechet_distance(images, reference), frechet_influence(images, reference)
     return Estimate(value, None, None) if influence is None else with_influence(value, influence, prompts)
 
@@ -100,7 +101,7 @@ def fid_estimate(images: Gaussian, reference: Gaussian, prompts: Sequence[str]) 
 def fid_difference(
     features: pd.DataFrame, baseline: pd.DataFrame, reference: Gaussian
 ) -> tuple[Difference, int] | None:
-    """FID of one run minus another's, as `distance_difference` says it."""
+    """FID of one run minus another's, see `distance_difference`."""
 
     def measure(images: np.ndarray) -> tuple[float, np.ndarray | None]:
         own = Gaussian(images)
@@ -110,7 +111,7 @@ def fid_difference(
 
 
 def biased(images: Gaussian, reference: Gaussian, limit: Extrapolated | None) -> str | None:
-    """The warning that belongs to a distance of fewer images than the reference has."""
+    """Warning for a distance of fewer images than the reference has; None without need."""
     if images.n >= reference.n:
         return few(images)
     size = "an unknown amount" if limit is None else f"about {limit.bias:.3g}"
@@ -122,7 +123,7 @@ def biased(images: Gaussian, reference: Gaussian, limit: Extrapolated | None) ->
 
 
 def few(images: Gaussian) -> str | None:
-    """The warning that belongs to a distance of no more images than dimensions."""
+    """Warning for a distance of no more images than dimensions; None without need."""
     if images.n > images.d:
         return None
     return f"{images.n} images are few for {images.d} features: the distance is too large and has no interval"

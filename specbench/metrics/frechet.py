@@ -20,7 +20,7 @@ ROWS = 512
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Mean and covariance of feature vectors [n, d], with cached derived values."""
+    """Mean and covariance of feature vectors, float [n, d], with cached derived values."""
 
     features: np.ndarray
 
@@ -47,7 +47,7 @@ class Gaussian:
 
     @property
     def covariance(self) -> np.ndarray:
-        """Unbiased, [d, d]."""
+        """Unbiased covariance, [d, d]."""
         return self._moments[1]
 
     @cached_property
@@ -95,15 +95,20 @@ def frechet_influence(images: Gaussian, reference: Gaussian) -> np.ndarray | Non
 
 
 def kid_influence(images: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Influence of each image on KID, the squared MMD under the kernel (x.y / d + 1)^3; [n] with mean 0. torchmetrics
-    gives KID's value alone, without what an interval over prompts needs."""
+    """Influence of each image on KID, the squared MMD under the kernel (x.y / d + 1)^3 (Binkowski et al. 2018): [n]
+    with mean 0. torchmetrics gives only the value, which has no interval over prompts."""
     d = images.shape[1]
     return _mmd2(images, reference, lambda x, y: (x @ y.T / d + 1) ** 3).influence
 
 
 class Mmd(NamedTuple):
-    """Squared MMD: the biased estimate (means over all pairs), the unbiased one (without pairs of a row with itself),
-    and each image's influence, [n] with mean 0."""
+    """Squared MMD (Gretton et al. 2012).
+
+    Attributes:
+        biased: mean over all pairs.
+        unbiased: mean over pairs of different rows.
+        influence: of each image, [n] with mean 0.
+    """
 
     biased: float
     unbiased: float

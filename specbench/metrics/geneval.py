@@ -45,8 +45,8 @@ TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_
 
 
 class JudgedMetric(Metric):
-    """Metric of a verdict per image: share of correct images per tag, and the unweighted mean over the six tags. The
-    mean over others or fewer is another number, "metric:overall of N tags"."""
+    """Base class of metrics with a verdict per image: fraction of correct images per tag, and the unweighted mean
+    over the six tags. The mean over fewer or other tags has another name, "metric:overall of N tags"."""
 
     columns: ClassVar = {"correct": pa.bool_(), "reason": pa.string(), "details": pa.string()}
 
@@ -73,7 +73,7 @@ class JudgedMetric(Metric):
 
 
 class GenEval(JudgedMetric):
-    """Detect, classify colours where asked for, judge."""
+    """GenEval (Ghosh et al. 2023): detect objects, classify colours where the prompt names them, apply the rules."""
 
     name = "geneval[hf-m2f]"
     summary = "share of images in which the asked-for objects are found by transformers' Mask2Former, mean over tags"
@@ -134,7 +134,7 @@ class GenEval(JudgedMetric):
         return COLORS[int((self._color_embeddings(instance.label) @ seen[0]).argmax())]
 
     def _color_embeddings(self, name: str) -> torch.Tensor:
-        """One unit vector for each colour, [10, d]."""
+        """Embed the colours of an object by CLIP: unit vectors [10, d]."""
         texts = [template.format(color=color, name=name) for color in COLORS for template in TEMPLATES]
         found = text_embeddings(self.clip, texts, self.settings.device)
         means = found.unflatten(0, (len(COLORS), len(TEMPLATES))).mean(1)

@@ -19,7 +19,13 @@ NEAR = 0.1
 
 @dataclass(frozen=True)
 class Found:
-    """A detected object: `box` is x1, y1, x2, y2 in pixels; `color` gives its colour's name when asked."""
+    """Detected object.
+
+    Attributes:
+        box: x1, y1, x2, y2 in pixels.
+        score: confidence, 0 to 1.
+        color: returns the name of its colour.
+    """
 
     box: tuple[float, float, float, float]
     score: float

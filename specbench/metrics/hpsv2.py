@@ -28,7 +28,7 @@ SIZE = 224
 
 
 def hps_input(pixels: np.ndarray) -> Tensor:
-    """uint8 [H, W, 3] to the network's float32 [3, 224, 224]."""
+    """Preprocess uint8 [H, W, 3] for HPSv2: normalised float32 [3, 224, 224]."""
     x_BCHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32)[None] / 255
     height, width = x_BCHW.shape[2:]
     scale = SIZE / max(height, width)
@@ -41,7 +41,7 @@ def hps_input(pixels: np.ndarray) -> Tensor:
 
 
 def load_hpsv2(path: Path, device: str, architecture: str = ARCHITECTURE) -> torch.nn.Module:
-    """The network of an authors' checkpoint, whose digest the caller has checked, in float32."""
+    """Build the network and load an authors' checkpoint, whose digest the caller has checked, in float32."""
     model = import_open_clip().create_model(architecture, pretrained=None, output_dict=True)
     content = torch.load(path, map_location="cpu", weights_only=True)
     model.load_state_dict(content["state_dict"])
@@ -49,7 +49,7 @@ def load_hpsv2(path: Path, device: str, architecture: str = ARCHITECTURE) -> tor
 
 
 class Hpsv2(PerImageMetric):
-    """Cosine of image and caption under the HPSv2 network, in float32."""
+    """HPSv2 (Wu et al. 2023): cosine of image and caption, -1 to 1, in float32."""
 
     summary = "human preference score: cosine of image and caption under the HPSv2 network, mean over images"
     packages = PACKAGES

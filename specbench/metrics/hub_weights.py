@@ -14,7 +14,7 @@ _FILES = ("config.json", "model.safetensors")
 
 
 def hub_folder(repository: str, forbidden: bool = False) -> Path:
-    """The folder of a repository's configuration and weights, downloaded if it is not in the hub's cache.
+    """Find or download the configuration and weights of a repository in the hub's cache.
 
     Raises:
         SpecbenchError: not there and offline, no revision of it is known, or the download failed.
@@ -40,7 +40,7 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
 
 
 def hub_problem(repository: str) -> tuple[str, str] | None:
-    """What is missing of a repository on this disk and what to do, or None."""
+    """What is missing of a repository on this disk and how to get it; None if nothing."""
     try:
         hub_folder(repository, forbidden=True)
     except SpecbenchError as error:
@@ -49,7 +49,7 @@ def hub_problem(repository: str) -> tuple[str, str] | None:
 
 
 def folder_identity(folder: Path) -> str:
-    """Digests of the files in a model folder, and the commit that the hub's cache names the folder after."""
+    """Digest the files of a model folder, and name its commit in the hub's cache."""
     digests = hashlib.sha256("".join(sha256_of(folder / name) for name in _FILES).encode()).hexdigest()
     return f"sha256:{digests} at {folder.name}"
 

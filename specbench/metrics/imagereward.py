@@ -22,7 +22,7 @@ MEAN, STD = 0.16717362830052426, 1.0333394966054072
 
 
 class RewardNetwork(nn.Module):
-    """Images and token ids to rewards."""
+    """ImageReward network: images and token ids to rewards."""
 
     def __init__(self, weights: Mapping[str, Tensor]):
         super().__init__()
@@ -45,12 +45,12 @@ class RewardNetwork(nn.Module):
 
 
 def load_imagereward(path: Path, device: str) -> RewardNetwork:
-    """The network of the authors' checkpoint, whose digest the caller has checked."""
+    """Build the network and load the authors' checkpoint, whose digest the caller has checked."""
     return RewardNetwork(load_weights(path)).float().eval().requires_grad_(False).to(device)
 
 
 class ImageReward(PerImageMetric):
-    """Reward of image and caption; unbounded, usually between -2 and 2."""
+    """ImageReward (Xu et al. 2023): reward of image and caption; unbounded, usually between -2 and 2."""
 
     name = "imagereward"
     summary = "learned human preference, mean reward over images"

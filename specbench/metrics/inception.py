@@ -150,7 +150,7 @@ def _block_8(channels: int, pool: str) -> _Block:
 
 
 class Inception(nn.Module):
-    """Images [B, 3, 299, 299], scaled to about -1..1, to features [B, 2048]."""
+    """Inception v3 of the FID papers: images [B, 3, 299, 299], scaled to about -1..1, to features [B, 2048]."""
 
     def __init__(self):
         super().__init__()
@@ -184,7 +184,7 @@ class Inception(nn.Module):
 
 
 def load_inception(path: Path, device: str = "cpu") -> Inception:
-    """The network with the weights of a published file, whose digest the caller has checked."""
+    """Build the network and load a published file, whose digest the caller has checked."""
     network = Inception()
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     return network.eval().requires_grad_(False).to(device)

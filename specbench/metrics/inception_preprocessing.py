@@ -18,13 +18,15 @@ from specbench.metrics.inception import SIZE
 
 
 def pytorch_fid(pixels: np.ndarray) -> Tensor:
-    """Bilinear without antialiasing on values in 0..1."""
+    """Resize as pytorch-fid: bilinear without antialiasing on values in 0..1. uint8 [H, W, 3] to float32 [3, 299,
+    299]."""
     scaled = _planes(pixels)[None] / 255
     return 2 * F.interpolate(scaled, (SIZE, SIZE), mode="bilinear", align_corners=False)[0] - 1
 
 
 def tf1(pixels: np.ndarray) -> Tensor:
-    """Bilinear of TensorFlow 1: no antialiasing, and pixel positions are corners instead of centres."""
+    """Resize as TensorFlow 1 (the original FID): bilinear, pixel positions at corners. uint8 [H, W, 3] to float32
+    [3, 299, 299]."""
     x_CHW = _planes(pixels)
     top, bottom, down = _corner_grid(x_CHW.shape[1])
     left, right, across = _corner_grid(x_CHW.shape[2])
@@ -34,15 +36,15 @@ def tf1(pixels: np.ndarray) -> Tensor:
 
 
 def tm_aa(pixels: np.ndarray) -> Tensor:
-    """Bilinear with antialiasing, torchmetrics' default since 1.8."""
+    """Resize as torchmetrics since 1.8: bilinear with antialiasing. uint8 [H, W, 3] to float32 [3, 299, 299]."""
     x_BCHW = _planes(pixels)[None]
     return _centred(F.interpolate(x_BCHW, (SIZE, SIZE), mode="bilinear", align_corners=False, antialias=True)[0])
 
 
 @code_version(2)
 def clean(pixels: np.ndarray) -> Tensor:
-    """Pillow's bicubic, which antialiases, on floating-point channels that are clipped to 0..255 afterwards and not
-    rounded."""
+    """Resize as clean-fid (Parmar et al. 2022): Pillow's antialiased bicubic on float channels, clipped to 0..255,
+    not rounded. uint8 [H, W, 3] to float32 [3, 299, 299]."""
     channels = [Image.fromarray(pixels[..., channel].astype(np.float32)) for channel in range(3)]
     resized = [np.asarray(channel.resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for channel in channels]
     return _centred(torch.from_numpy(np.stack(resized).clip(0, 255)))
@@ -54,8 +56,8 @@ def whole(pixels: np.ndarray) -> np.ndarray:
 
 @code_version(2)
 def center256(pixels: np.ndarray) -> np.ndarray:
-    """The centre square of the short side, by Lanczos to 256 x 256; the crop is torchvision's, which halves odd margins
-    to even."""
+    """Crop uint8 [H, W, 3] to the centre square and resize by Lanczos to [256, 256, 3]; as in torchvision, odd
+    margins are rounded to even."""
     height, width = pixels.shape[:2]
     side = min(height, width)
     left, top = round((width - side) / 2), round((height - side) / 2)
@@ -81,7 +83,7 @@ def _centred(x: Tensor) -> Tensor:
 
 
 def _corner_grid(length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each of 299 places the pixels before and after it and the share of the latter."""
+    """Interpolation indices and weights [299] of a length: pixel before, pixel after, and the share of the latter."""
     place = torch.arange(SIZE, dtype=torch.float32) * (length / SIZE)
     before = place.floor().long()
     return before, (before + 1).clamp(max=length - 1), place - before

@@ -21,7 +21,7 @@ MOST_INSTANCES = 100
 
 @dataclass(frozen=True)
 class Instance:
-    """`box` is x1, y1, x2, y2; `mask` bool [H, W]."""
+    """Detected instance: label, confidence, `box` x1, y1, x2, y2 in pixels, `mask` bool [H, W]."""
 
     label: str
     score: float
@@ -30,7 +30,8 @@ class Instance:
 
 
 def network_input(pixels: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
-    """uint8 [H, W, 3] to float32 [3, h, w] padded right and below to multiples of 32, and the size without padding."""
+    """Resize uint8 [H, W, 3] to float32 [3, h, w], padded right and below to multiples of 32; also the size before
+    padding."""
     height, width = pixels.shape[:2]
     scale = min(SHORT / min(height, width), LONG / max(height, width))
     size = (int(height * scale + 0.5), int(width * scale + 0.5))
@@ -48,13 +49,13 @@ def instances(
     inner: Sequence[int],
     original: Sequence[int],
 ) -> list[Instance]:
-    """The best hundred pairs of query and class.
+    """Select the hundred best pairs of query and class.
 
     Args:
         class_logits: [Q, classes + 1], the last being "nothing".
         mask_logits: [Q, h, w] of the padded input at the network's own resolution.
         padded, inner, original: heights and widths of the padded input, of the picture in it, and of the picture.
-    """  # fmt: skip
+    """
     probabilities = class_logits.softmax(-1)[:, :-1]
     classes = probabilities.shape[1]
     best = probabilities.flatten().topk(min(MOST_INSTANCES, probabilities.numel()))
@@ -76,20 +77,20 @@ def instances(
 
 
 def _boxes(masks: Tensor) -> list[tuple[int, int, int, int]]:
-    """Extents of masks bool [n, H, W]; x2 is 0 for an empty one."""
+    """Bounding boxes of masks bool [n, H, W], int [n, 4]; x2 is 0 for an empty mask."""
     (x1, x2), (y1, y2) = (_extent(masks.any(axis)) for axis in (1, 2))
     return [tuple(box) for box in torch.stack([x1, y1, x2, y2], 1).tolist()]
 
 
 def _extent(marked: Tensor) -> tuple[Tensor, Tensor]:
-    """First place and the place after the last one in each row of bool [n, length]; 0 after an empty row."""
+    """First true index and the index after the last one in each row of bool [n, length]; both 0 in an empty row."""
     length = marked.shape[1]
     last = length - marked.flip(1).int().argmax(1)
     return marked.int().argmax(1), torch.where(marked.any(1), last, 0)
 
 
 class Mask2Former:
-    """A detector of the 80 COCO classes from a transformers checkpoint folder."""
+    """Mask2Former (Cheng et al. 2022), detector of the 80 COCO classes, from a transformers checkpoint folder."""
 
     def __init__(self, folder: Path, device: str, labels: Mapping[int, str]):
         from transformers import Mask2FormerForUniversalSegmentation  # takes seconds
@@ -100,7 +101,7 @@ class Mask2Former:
 
     @torch.inference_mode()
     def __call__(self, images: Sequence[np.ndarray]) -> list[list[Instance]]:
-        """The instances of each image uint8 [H, W, 3], best first; images of one size go in together."""
+        """Detect instances in each image uint8 [H, W, 3], best first; images of one size share a batch."""
         by_size = defaultdict(list)
         for number, pixels in enumerate(images):
             by_size[pixels.shape].append(number)

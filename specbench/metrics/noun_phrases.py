@@ -32,7 +32,7 @@ class Grammar:
         return [token.text for token in self._parse(text) if token.pos_ == "NOUN"]
 
     def words(self, text: str) -> list[tuple[str, str]]:
-        """Words with their parts of speech."""
+        """Tag the words of a text with their parts of speech."""
         return [(token.text, token.pos_) for token in self._parse(text)]
 
     def without_adjectives(self, text: str) -> str:
@@ -40,5 +40,5 @@ class Grammar:
 
 
 def identity() -> Mapping[str, str]:
-    """Versions of spaCy and its model."""
+    """Versions of spaCy and its model, for identities."""
     return {"phrases": f"{MODEL} {version(MODEL)}", "spacy": version("spacy")}

@@ -141,7 +141,7 @@ def export_compbench(run: Path, target: Path) -> int:
 
 
 class OfficialGenEval(JudgedMetric):
-    """The official evaluator's verdicts, joined by folder and file name."""
+    """Verdicts of the official GenEval evaluator, joined by folder and file name."""
 
     name = "geneval[official]"
     summary = "share of right images by the official evaluator, mean over tags"
@@ -168,7 +168,8 @@ class OfficialGenEval(JudgedMetric):
 
 
 class OfficialCompBench(Metric):
-    """The official scripts' answers, per category and as the plain mean of the categories that are there.
+    """Answers of the official T2I-CompBench++ scripts, per category; overall score: plain mean over the categories
+    present.
 
     Args:
         results: the folder that images were exported to, in which the scripts left theirs.
@@ -317,7 +318,7 @@ def _verdict(path: Path, row: Mapping) -> bool:
 
 
 def _read_answers(path: Path, lowest: float) -> dict[int, float]:
-    """Answers by question, each between `lowest` and 1."""
+    """Read answers by question, each between `lowest` and 1."""
     answers: dict[int, float] = {}
     with _reading(path, "is not a result of the official scripts"):
         rows = parse_json(_text(path))
@@ -331,7 +332,7 @@ def _read_answers(path: Path, lowest: float) -> dict[int, float]:
 
 
 def _answer(path: Path, row: Mapping, lowest: float) -> float:
-    """The answer of a line; some of the scripts write it as text."""
+    """Parse the answer of a line, which some of the scripts write as text."""
     answer = math.nan if isinstance(row["answer"], bool) else float(row["answer"])
     if not lowest <= answer <= 1:
         raise SpecbenchError(

@@ -28,43 +28,44 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 
 @cache
 def import_open_clip() -> ModuleType:
-    """The library, which a metric that needs it names among its packages."""
+    """Import open_clip, with a stand-in for torchvision where that does not load."""
     with torchvision_if_it_loads():
         import open_clip  # an extra
     return open_clip
 
 
 def load_openai(path: Path, device: str) -> torch.nn.Module:
-    """A CLIP in float32 from a file published by OpenAI, whose digest the caller has checked; its sizes are read off
-    the weights."""
+    """Load a CLIP in float32 from a file published by OpenAI, whose digest the caller has checked; its sizes are
+    read off the weights."""
     model = import_open_clip().openai.load_openai_model(str(path), precision="fp32", device="cpu")
     return model.eval().requires_grad_(False).to(device)
 
 
 def empty_folder_model(folder: Path) -> torch.nn.Module:
-    """The network that a folder's `open_clip_config.json` describes, with random weights, in float32."""
+    """Build the network of a folder's `open_clip_config.json` with random weights, in float32."""
     return import_open_clip().create_model(f"local-dir:{folder}", load_weights=False)
 
 
 def load_folder_model(folder: Path, device: str) -> torch.nn.Module:
-    """A CLIP in float32 from a folder as open_clip publishes them: configuration, weights and tokenizer."""
+    """Load a CLIP in float32 from a folder in open_clip's layout: configuration, weights and tokenizer."""
     model = import_open_clip().create_model(f"local-dir:{folder}")
     return model.eval().requires_grad_(False).to(device)
 
 
 def folder_tokenizer(folder: Path) -> Tokenize:
-    """The tokenizer of such a folder."""
+    """Load the tokenizer of a folder in open_clip's layout."""
     return import_open_clip().get_tokenizer(f"local-dir:{folder}")
 
 
 def normalised(pixels: np.ndarray) -> Tensor:
-    """uint8 [H, W, 3] to CLIP's float32 [3, H, W]."""
+    """Normalise uint8 [H, W, 3] to CLIP's float32 [3, H, W]."""
     x_CHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32) / 255
     return (x_CHW - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
 
 def short_side_centre(pixels: np.ndarray, size: int) -> np.ndarray:
-    """CLIP's own way in: the short side to `size` by Pillow's bicubic, then the centre square."""
+    """Preprocess as CLIP (Radford et al. 2021): short side to `size` by Pillow's bicubic, then the centre square.
+    uint8 [H, W, 3] to [size, size, 3]."""
     height, width = pixels.shape[:2]
     short = min(height, width)
     resized = Image.fromarray(pixels).resize(
@@ -76,7 +77,7 @@ def short_side_centre(pixels: np.ndarray, size: int) -> np.ndarray:
 
 @torch.inference_mode()
 def image_embeddings(model: torch.nn.Module, images: Sequence[Tensor], device: str) -> Tensor:
-    """Unit vectors [n, d], float32 on the CPU."""
+    """Embed preprocessed images [3, H, W]: unit vectors float32 [n, d] on the CPU."""
     return model.encode_image(torch.stack(list(images)).to(device), normalize=True).cpu()
 
 
@@ -84,7 +85,8 @@ def image_embeddings(model: torch.nn.Module, images: Sequence[Tensor], device: s
 def text_embeddings(
     model: torch.nn.Module, texts: Sequence[str], device: str, tokenize: Tokenize | None = None
 ) -> Tensor:
-    """Unit vectors [n, d], float32 on the CPU; CLIP's own tokenizer cuts texts to 77 tokens and keeps the end token."""
+    """Embed texts: unit vectors float32 [n, d] on the CPU. CLIP's own tokenizer cuts texts to 77 tokens and keeps
+    the end token."""
     if tokenize is None:
         tokens = import_open_clip().tokenize(list(texts), context_length=model.context_length)
     else:

@@ -22,7 +22,8 @@ THRESHOLD, DUPLICATE = 0.2, 0.5
 
 
 def network_input(pixels: np.ndarray, size: int) -> Tensor:
-    """uint8 [H, W, 3] to float32 [3, size, size]: black below or beside it to a square, then bilinear, antialiased."""
+    """Pad uint8 [H, W, 3] with black below or beside to a square and resize to float32 [3, size, size], bilinear,
+    antialiased."""
     height, width = pixels.shape[:2]
     side = max(height, width)
     x_CHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32) / 255
@@ -32,7 +33,7 @@ def network_input(pixels: np.ndarray, size: int) -> Tensor:
 
 
 class Owl:
-    """A detector from a transformers checkpoint folder."""
+    """OWLv2 (Minderer et al. 2023), open-vocabulary detector, from a transformers checkpoint folder."""
 
     def __init__(self, folder: Path, device: str):
         from transformers import Owlv2ForObjectDetection  # takes seconds
@@ -61,7 +62,7 @@ class Owl:
 
 
 def _queries(names: Sequence[str], rows: int) -> Tensor:
-    """Token ids [rows, 16]; a row of zeros asks for nothing."""
+    """Tokenize queries to ids [rows, 16]; a row of zeros asks for nothing."""
     ids = torch.zeros(rows, QUERY_TOKENS, dtype=torch.long)
     if names:
         texts = [QUERY.format(name=name) for name in names]
@@ -70,7 +71,7 @@ def _queries(names: Sequence[str], rows: int) -> Tensor:
 
 
 def _named(names: Sequence[str], scores_PQ: Tensor, boxes_P4: Tensor, shape: tuple[int, int]) -> dict[str, list[Found]]:
-    """The detections of one image, boxes from shares of the padded square (centre, size) to its own pixels."""
+    """List the detections of one image by name, with boxes in its own pixels instead of shares of the padded square."""
     height, width = shape
     centre, size = boxes_P4[:, :2], boxes_P4[:, 2:]
     corners = torch.cat([centre - size / 2, centre + size / 2], 1) * max(shape)

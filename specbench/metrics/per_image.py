@@ -12,7 +12,7 @@ from specbench.stats import Difference, mean_interval
 
 
 class PerImageMetric(Metric):
-    """Keeps `value` of each image; the score is their mean, with prompts as the independent units."""
+    """Base class of metrics with one `value` per image; the score is their mean, its interval over prompts."""
 
     columns: ClassVar = {"value": pa.float32()}
 

@@ -17,7 +17,7 @@ PROTOCOLS: Mapping[str, tuple[str, ...]] = {
 
 
 def find_protocol(name: str) -> tuple[str, ...]:
-    """The metrics of a protocol.
+    """List the metrics of a protocol.
 
     Raises:
         SpecbenchError: unknown name.

@@ -15,7 +15,7 @@ from specbench.system.downloads import Progress, Remote, cache_folder, digest_of
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A published weights or vocabulary file. `licence` is its publisher's word."""
+    """Published weights or vocabulary file with its address, digest and licence."""
 
     file: str
     remote: Remote
@@ -30,7 +30,7 @@ class Checkpoint:
         return self.remote.digest
 
     def hint(self) -> str:
-        """Where to get the file and where to put it."""
+        """Tell where to get the file and where to put it."""
         digest = (
             self.remote.digest or "no digest is published, so get it yourself; its own goes into the score's identity"
         )
@@ -97,7 +97,7 @@ CHECKPOINTS: dict[str, Checkpoint] = {
 
 
 def require(name: str, offline: bool = False, progress: Progress | None = None) -> Path:
-    """The checked file of a checkpoint, downloaded first if it is not there and has a published digest.
+    """Check the digest of a checkpoint's file, downloaded first if it is absent and has a published digest.
 
     Raises:
         SpecbenchError: exit code 5 with what to do where it is not there and may not be downloaded.
@@ -112,12 +112,12 @@ def require(name: str, offline: bool = False, progress: Progress | None = None) 
 
 
 def file_digest(name: str) -> str:
-    """The digest of the file as it lies on this disk, for a checkpoint whose publisher names none."""
+    """Digest a checkpoint's file on this disk, for one whose publisher names no digest."""
     return digest_of(require(name, offline=True))
 
 
 def problem(name: str) -> str | None:
-    """Why a checkpoint cannot be used as it lies there, or None."""
+    """Tell why a checkpoint's file cannot be used; None if it can."""
     wanted = CHECKPOINTS[name]
     if not wanted.path.is_file():
         return f"{wanted.file} is not on this disk"

@@ -29,7 +29,7 @@ Embed = Callable[[Sequence[Any]], np.ndarray]
 
 
 class ReferenceImages:
-    """The user's folder of reference images, or those of COCO."""
+    """Reference images: the user's folder, or those of COCO."""
 
     def __init__(self, settings: Settings):
         self.own = settings.reference
@@ -49,7 +49,7 @@ class ReferenceImages:
             raise SpecbenchError(what, hint, MISSING_PREREQUISITE)
 
     def fits(self, meta: Mapping[str, object]) -> bool:
-        """Whether these images are the reference of a prompt: chosen by the user, or for captions of COCO."""
+        """Tell whether these images are the reference of a prompt: chosen by the user, or for captions of COCO."""
         return self.own is not None or str(meta.get("image", "")).endswith(".jpg")
 
     def identity(self) -> dict[str, str]:
@@ -61,7 +61,7 @@ class ReferenceImages:
         return self._identity
 
     def features(self, preprocess: Preprocess, embed: Embed, identity: Mapping[str, str], batch: int) -> np.ndarray:
-        """Features of all images, [n, d]; `identity` is what makes them."""
+        """Features [n, d] of all images, cached; `identity` describes what makes them."""
 
         def compute() -> np.ndarray:
             inputs = read_ahead(lambda path: preprocess(read_picture(path)), pictures_in(self.folder), batch)
@@ -71,7 +71,7 @@ class ReferenceImages:
 
 
 class ReferenceMetric(Metric):
-    """A distance between the features of a run's images and those of the reference images.
+    """Base class of distances between the features of a run's images and those of the reference images.
 
     Subclasses give `feature_identity`, `preprocess`, `embed` and the scores.
     """
@@ -81,7 +81,7 @@ class ReferenceMetric(Metric):
         self.reference = ReferenceImages(self.settings)
 
     def embed(self, inputs: Sequence[Any]) -> np.ndarray:
-        """Inputs that `preprocess` made to features float32 [n, d]."""
+        """Embed inputs that `preprocess` made: features float32 [n, d]."""
         raise NotImplementedError
 
     def identity(self) -> Mapping[str, str]:
@@ -102,7 +102,7 @@ class ReferenceMetric(Metric):
 
     @cached_property
     def reference_features(self) -> np.ndarray:
-        """[n, d] of the reference images."""
+        """Features of the reference images, float32 [n, d]."""
         return self.reference.features(self.preprocess, self.embed, self.feature_identity(), self.batch)
 
 
@@ -112,9 +112,14 @@ def distance_difference(
     measure: Callable[[np.ndarray], tuple[float, np.ndarray | None]],
     width: int,
 ) -> tuple[Difference, int] | None:
-    """The distance of one run's images to the reference minus another's, over the images both have, and how many those
-    are; the interval is paired. `measure` gives of features [n, width] their distance, and each image's influence on it
-    [n] or None."""
+    """Distance of one run's images to the reference minus another's, over the images both have; the interval is paired.
+
+    Args:
+        measure: features [n, width] to their distance, and the influence of each image on it, [n] or None.
+
+    Returns:
+        The difference and the number of common images; None for fewer than two.
+    """
     both = paired_features(features, baseline, "feature")
     if len(both) < 2:
         return None
@@ -126,7 +131,7 @@ def distance_difference(
 
 
 def feature_matrix(vectors: pd.Series, width: int) -> np.ndarray:
-    """Stored feature vectors as one array [n, width].
+    """Stack stored feature vectors to [n, width].
 
     Raises:
         SpecbenchError: a vector is missing, of another length, or not finite.
@@ -141,7 +146,7 @@ def feature_matrix(vectors: pd.Series, width: int) -> np.ndarray:
 
 
 def damaged_features(problem: str) -> SpecbenchError:
-    """Features in a results folder that cannot be the ones specbench stored."""
+    """Error for stored features that specbench did not write."""
     return SpecbenchError(
         f"the stored features are damaged: {problem}",
         "delete the metric's folder under 'scores' of the run and score again",
@@ -149,7 +154,7 @@ def damaged_features(problem: str) -> SpecbenchError:
 
 
 def with_influence(value: float, influence: np.ndarray, prompts: Sequence[str]) -> Estimate:
-    """A value with the interval that its images' influences give it, whole prompts being the independent units."""
+    """Estimate with the 95 % interval given by its images' influences; whole prompts are the independent units."""
     around = mean_interval(influence, prompts)
     if around.low is None:
         return Estimate(value, None, None)
@@ -157,7 +162,7 @@ def with_influence(value: float, influence: np.ndarray, prompts: Sequence[str]) 
 
 
 def kept_features(key: object, compute: Callable[[], np.ndarray]) -> np.ndarray:
-    """An array [n, d] from the cache, or computed and kept there; `key`, plain JSON, is everything that makes it."""
+    """Features [n, d] from the cache, or computed and cached; `key`, plain JSON, is everything that makes them."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
     path = cache_folder() / "references" / f"{digest[:16]}.npy"
     if path.is_file():

@@ -41,7 +41,7 @@ _SCORE_TYPES = {
 
 
 def read_scores(folder: Path) -> list[dict[str, object]]:
-    """The run-level scores of a run folder, one dict per score with the keys of `RUN_SCORES`."""
+    """Read the run-level scores of a run folder: one dict per score with the keys of `RUN_SCORES`."""
     scores: list[dict[str, object]] = []
     for path in sorted((Path(folder) / "scores").glob("*.parquet")):
         try:
@@ -68,7 +68,8 @@ def _to_show(row: dict[str, object], prompts: float) -> dict[str, object]:
 
 
 def _known_score(row: dict[str, object]) -> dict[str, object]:
-    """A row of a per-run file; a ValueError for one that specbench did not write. `note` is absent in old ones."""
+    """Validate a row of a per-run file; raises a ValueError for one that specbench did not write. `note` is absent
+    in old ones."""
     row = {"note": None} | row
     for name, kind in _SCORE_TYPES.items():
         if not isinstance(row.get(name), kind):
@@ -79,13 +80,13 @@ def _known_score(row: dict[str, object]) -> dict[str, object]:
 
 
 def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
-    """Stored features of each scored image: key, category and the metric's columns."""
+    """Read the stored features of each scored image: key, category and the metric's columns."""
     return feature_parts(Path(folder), metric).read().to_pandas()
 
 
 def image_values(folder: Path, metric: Metric) -> pd.DataFrame | None:
-    """`value` and `category` of each scored image by its key, for a metric that is a mean of one number per image; else
-    None."""
+    """Read `value` and `category` of each scored image by its key, for a metric that is a mean of one number per
+    image; else None."""
     column = next((name for name in ("value", "correct") if name in metric.columns), None)
     if column is None:
         return None
@@ -128,8 +129,8 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
 
 
 def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bool:
-    """Whether the run's stored numbers are of the images in `wanted`, whose features, and no others, are kept. (To
-    compute a distance again may take minutes.)"""
+    """Tell whether the stored scores are those of exactly the images in `wanted`. (To compute a distance again may
+    take minutes.)"""
     path = _scores_file(folder, metric)
     try:
         table = pq.ParquetFile(pa.BufferReader(read_regular(path, MAX_BYTES))).read(columns=["images"])
@@ -149,7 +150,8 @@ def _scores_file(folder: Path, metric: Metric) -> Path:
 
 
 def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None:
-    """The run's numbers from the features kept of the images in `wanted`, which holds their key and `started_at`."""
+    """Compute and write the run's scores from the stored features of the images in `wanted`, which holds their key
+    and `started_at`."""
     features = image_features(folder, metric).merge(wanted[[*KEY, "started_at"]], on=[*KEY, "started_at"])
     digest, identity = fingerprint(metric), json.dumps(dict(metric.identity()), sort_keys=True)
     rows = [

@@ -47,7 +47,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Scored:
-    """What `score` did with one run and one metric: images scored now, there before, and why none, if so."""
+    """Outcome of one run and one metric: images scored now, images scored before, and the reason if none could be."""
 
     run_id: str
     metric: str
@@ -69,7 +69,7 @@ class Reporter:
         """Scoring ended, by completion or by an error."""
 
     def left_out(self, name: str, metric: str, why: str) -> None:
-        """`metric`, which nobody named, is not computed."""
+        """`metric`, which the user did not name, is not computed."""
 
 
 def score(
@@ -117,7 +117,7 @@ def score_images(
 
 
 def _left_out(images: Images, metric: str, problem: tuple[str, str], reporter: Reporter) -> Scored:
-    """The outcome of a metric whose package is not installed, which is reported."""
+    """Report a metric whose package is not installed."""
     why, hint = problem
     reporter.left_out(images.name, metric, f"{why} ({hint})")
     return Scored(images.name, metric, 0, 0, why)
@@ -134,7 +134,7 @@ def _refuse_unfit(images: Images, metrics: Iterable[Metric]) -> None:
 
 
 def run_images(folder: Path) -> Images:
-    """Images of a run.
+    """List the images of a run.
 
     Raises:
         SpecbenchError: the run's model has random weights.
@@ -154,7 +154,7 @@ def run_images(folder: Path) -> Images:
 
 
 def score_with(images: Images, metric: Metric, reporter: Reporter | None = None) -> Scored:
-    """As `score_together` with one metric."""
+    """Score images with one metric, see `score_together`."""
     return score_together(images, [metric], reporter)[0]
 
 
@@ -192,7 +192,7 @@ def score_together(images: Images, metrics: Sequence[Metric], reporter: Reporter
 
 @dataclass(frozen=True)
 class _Task:
-    """What one metric has to do with a set of images.
+    """Work of one metric on a set of images.
 
     Attributes:
         wanted: key and `started_at` of the images that it accepts.
@@ -218,14 +218,14 @@ def _task(metric: Metric, wanted: pd.DataFrame, log: ParquetLog) -> _Task:
 
 
 class _Image(NamedTuple):
-    """An image that was read: its row, and by metric the sample with the input of the metric's network."""
+    """Image that was read: its row, and by metric the sample with the network's input."""
 
     row: Any
     samples: Mapping[str, Sample]
 
 
 def _add_features(images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], reporter: Reporter) -> None:
-    """Compute and keep the features that are missing."""
+    """Compute and store the missing features."""
     missing = frozenset().union(*(task.missing for task in tasks))
     busy = [task for task in tasks if task.missing]
     todo = [row for row in rows.itertuples() if row.Index in missing]
@@ -265,7 +265,7 @@ def _feature_rows(metric: Metric, images: Sequence[_Image]) -> Iterator[dict[str
 
 
 def _write_scores(folder: Path, task: _Task) -> None:
-    """Write the run's scores by one metric, unless they are there."""
+    """Write the run's scores by one metric, unless they are current."""
     metric, wanted = task.metric, task.wanted
     task.log.compact()
     if task.missing or task.known != len(wanted) or not scores_are_current(folder, metric, wanted):
@@ -273,12 +273,12 @@ def _write_scores(folder: Path, task: _Task) -> None:
 
 
 def _accepted(rows: pd.DataFrame, metric: Metric) -> Iterator[bool]:
-    """Whether a metric can score each of the images."""
+    """Tell of each image whether a metric can score it."""
     return (metric.accepts(_text(row.category), read_meta(row.meta)) for row in rows.itertuples())
 
 
 def _unfit(images: Images) -> str:
-    """Why a metric scores none of the images."""
+    """Reason why a metric scores none of the images."""
     return "its prompts lack what the metric needs" if len(images.rows) else "it has no images"
 
 

@@ -32,7 +32,7 @@ FOLDER = WEIGHTS / "clip"
 
 
 class ShapesClip(PerImageMetric):
-    """Cosine of image and caption, between -1 and 1."""
+    """CLIP score of the small CLIP of `shapes`: cosine of image and caption, -1 to 1."""
 
     name = "shapes-clip"
     summary = "cosine similarity of image and caption under the small CLIP of `shapes`, mean over images"

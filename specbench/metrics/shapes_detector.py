@@ -17,8 +17,7 @@ from specbench.stats import Difference, mean_of_estimates, proportion_interval
 
 
 class ShapesDetector(Metric):
-    """Share of images that satisfy their caption, per category; the overall score is the mean of the
-    categories."""
+    """Fraction of images that satisfy their caption, per category; overall score: mean over categories."""
 
     name = "shapes-detector"
     summary = "fraction of images that match their caption by the exact detector of `shapes`, mean over categories"
@@ -39,7 +38,7 @@ class ShapesDetector(Metric):
         return [self._judge(sample) for sample in samples]
 
     def statistics(self, features: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """The judgements by category."""
+        """Group the judgements by category."""
         return {str(category): group for category, group in features.groupby("category", sort=True, dropna=False)}
 
     def scores(self, statistics: Mapping[str, pd.DataFrame]) -> list[Score]:

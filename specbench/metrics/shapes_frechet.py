@@ -35,8 +35,8 @@ SEED = 0
 
 
 class ShapesFrechet(Metric):
-    """Distance between generated images and renders of their captions; no interval up to 64 images. A folder of
-    reference images takes the place of the renders."""
+    """Frechet distance between generated images and renders of their captions, or a folder of reference images; no
+    interval up to 64 images."""
 
     name = "shapes-frechet"
     summary = (
@@ -66,12 +66,12 @@ class ShapesFrechet(Metric):
 
     @torch.inference_mode()
     def extract(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """Images uint8 [64, 64, 3] to features float32 [n, 64]."""
+        """Extract features float32 [n, 64] of images uint8 [64, 64, 3]."""
         x_BCHW = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
         return self.network(x_BCHW.to(self.settings.device)).cpu().numpy()
 
     def reference_features(self, statistics: pd.DataFrame) -> Gaussian:
-        """Of renders of the captions that were scored, or of the user's folder."""
+        """Features of renders of the scored captions, or of the user's folder."""
         if self.settings.reference:
             own = ReferenceImages(self.settings)
             return Gaussian(own.features(whole, self.extract, self.feature_identity(), self.batch))
@@ -108,8 +108,8 @@ def _require_scene(text: str) -> None:
 
 
 def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:
-    """`copies` renders, uint8 [64, 64, 3], of each request in `scenes` (JSON); what is drawn of one does not depend on
-    the others."""
+    """Render each request in `scenes` (JSON) `copies` times, uint8 [64, 64, 3]; the renders of one request do not
+    depend on the others."""
     for text in scenes:
         request = scene.Request.from_json(json.loads(text))
         rng = np.random.default_rng([SEED, *hashlib.sha256(text.encode()).digest()])
@@ -118,7 +118,7 @@ def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:
 
 
 def rendered() -> dict[str, str]:
-    """What decides the reference, besides the captions."""
+    """Identity of the rendered reference, apart from the captions."""
     source = inspect.getsource(render) + inspect.getsource(scene)
     return {
         "reference": f"renders of the captions, {RENDERS} or a few more",

@@ -8,7 +8,7 @@ from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, 
 
 
 def read_request(meta: Mapping[str, object]) -> Request | None:
-    """The request under the key `scene` of a prompt's meta data; None where it is absent or malformed."""
+    """Parse the request under the key `scene` of a prompt's metadata; None where it is absent or malformed."""
     try:
         found = Request.from_json(meta["scene"])
         sound = _is_sound(found)

@@ -26,7 +26,7 @@ _BY_CATEGORY = ("compbench[", "geneval[")
 
 
 def stored_difference(folder: Path, baseline: Path, metric: str, fingerprint: str) -> tuple[Difference, int] | None:
-    """Score of the run in `folder` minus that of `baseline` over the images both have, and how many those are.
+    """Subtract the score of the run in `baseline` from that in `folder` over the images both have, and count those.
 
     Returns:
         None if the metric is no plain mean, or if a run lacks values of this fingerprint; the metric itself may know.
@@ -46,7 +46,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _values(folder: Path, column: str) -> pd.DataFrame | None:
-    """Key, category and `column` of each scored image; None without such values."""
+    """Read key, category and `column` of each scored image; None without such values."""
     part = next(folder.glob("*.parquet"), None)
     if part is None:
         return None

@@ -20,7 +20,7 @@ ROWS = 512
 
 
 class FeaturesAsImages(nn.Module):
-    """Stand-in for torchmetrics' network: what is fed are features [n, d], so its own resize is never reached."""
+    """Identity network for torchmetrics, fed with features [n, d]: its own resize is never reached."""
 
     def __init__(self, d: int):
         super().__init__()
@@ -31,7 +31,7 @@ class FeaturesAsImages(nn.Module):
 
 
 def moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean [d] and unbiased covariance [d, d] of features [n, d], summed up in float64."""
+    """Mean [d] and unbiased covariance [d, d] of features [n, d], accumulated by torchmetrics in float64."""
     states = _library("fid").FrechetInceptionDistance(FeaturesAsImages(features.shape[1]))
     for start in range(0, len(features), ROWS):
         states.update(torch.tensor(features[start : start + ROWS]), real=True)
@@ -41,7 +41,7 @@ def moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def kid(images: np.ndarray, reference: np.ndarray) -> float:
-    """KID in float64: the mean over 100 pairs of subsets of at most 1000 rows, which are the same every time."""
+    """KID in float64: mean over 100 pairs of subsets of at most 1000 rows, drawn with a fixed seed."""
     size = min(KID_SUBSET_SIZE, len(images), len(reference))
     subsets = 1 if size == len(images) == len(reference) else KID_SUBSETS
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):

@@ -47,7 +47,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextmanager
 def torchvision_if_it_loads() -> Iterator[bool]:
-    """Inside, importing torchvision works: the real one where it loads (True), else stand-ins, gone afterwards."""
+    """Context in which `import torchvision` works: the real package where it loads (True), else stand-ins that are
+    removed afterwards."""
     if torchvision_loads():
         yield True
         return
@@ -61,7 +62,7 @@ def torchvision_if_it_loads() -> Iterator[bool]:
 
 
 def torchvision_loads() -> bool:
-    """Whether torchvision is installed and fits this torch."""
+    """Tell whether torchvision is installed and fits this torch."""
     if NAME not in sys.modules and importlib.util.find_spec(NAME) is None:
         return False
     try:

@@ -143,6 +143,21 @@ def test_a_truncated_file_is_named(layout, file, copied):
     assert file.rpartition("/")[2] in error.what
 
 
+@pytest.mark.parametrize("kept", [0, 0.5])
+@pytest.mark.parametrize("layout", sorted(set(KINDS) - {"anole-meta", "janus-deepseek"}))
+def test_a_file_cut_off_after_its_index_is_named(layout, kept, copied):
+    """The index of a safetensors file, its header, is whole and names tensors that are not there any more."""
+    folder = copied(layout)
+    files = sorted(folder.rglob("*.safetensors"))
+    assert files
+    for path in files:
+        whole = path.read_bytes()
+        data = 8 + int.from_bytes(whole[:8], "little")
+        path.write_bytes(whole[: data + int(kept * (len(whole) - data))])
+        assert path.name in refusal(layout, folder).what
+        path.write_bytes(whole)
+
+
 def test_a_git_lfs_pointer_is_called_so(copied):
     folder = copied("janus")
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n"
