@@ -2,6 +2,7 @@
 
     generate        AR in our loop against transformers' own `generate()`, eager and compiled, on `shapes`.
     generate-100m   The same on a random Llama of 100 million parameters.
+    plain           A step's CPU time, without its forward, over that of a plain SJD loop without any recording.
     overhead        A step's time over its forward, by window and vocabulary.
     window          Milliseconds per step and per forward against the window.
     decoders        Speed-up realised against step compression, per decoder.
@@ -37,6 +38,7 @@ from forecast import bench_forecast
 from generate import against_generate
 from llama import PROMPT, RandomLlama
 from memory import bench_memory
+from plain_sjd import plain_sjd
 from profiled import bench_profile
 from throughput import bench_throughput
 from timing import CAPTION, cpu_ms, in_turns, median, timed_decode
@@ -101,8 +103,9 @@ class StubModel:
     name, codebook, weights_sha256 = "stub", None, ""
     device, dtype = torch.device("cpu"), torch.float32
 
-    def __init__(self, v_image: int, window: int):
-        self.layout = TokenLayout.plain(1, (STEPS + 1) * window, v_image)
+    def __init__(self, v_image: int, window: int, steps: int = STEPS):
+        self.layout = TokenLayout.plain(1, (steps + 1) * window, v_image)
+        self.steps = steps
         draw = torch.Generator().manual_seed(0)
         base = 2 * torch.randn(1, window, v_image, generator=draw)
         # Two alternating tables: p changes between steps, so some drafts are rejected.
@@ -119,7 +122,7 @@ class StubModel:
     def forward(self, tokens, positions, tree=None):
         if self._left is not None:
             self.between_ms.append((time.process_time() - self._left) * 1e3)
-        if len(self.between_ms) == STEPS:
+        if len(self.between_ms) == self.steps:
             raise Enough
         logits = self._tables[len(self.between_ms) % 2]
         self._left = time.process_time()
@@ -131,6 +134,36 @@ def timed_steps(stub: StubModel, decoder: DecoderSpec, sample: int) -> dict:
     with contextlib.suppress(Enough):
         decode(stub, [Request("", "bench", sample)], decoder, Sampling(1.0, 1.0, 1000), seed=0, render=False)
     return {"cpu_ms": statistics.median(stub.between_ms[WARM_UP:]), "steps_ms": stub.between_ms}
+
+
+@torch.inference_mode()
+def timed_plain(stub: StubModel, window: int, sample: int) -> dict:
+    """`timed_steps` of the plain SJD loop."""
+    with contextlib.suppress(Enough):
+        plain_sjd(stub.begin(None, 1.0, window), stub.layout.length, window, stub.layout.v_image, 1000, sample)
+    return {"steps_ms": stub.between_ms}
+
+
+def bench_plain(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """CPU time between two forwards, recording included, beside that of SJD's algorithm written plainly with torch."""
+    rows, lines = [], ["decoder, window, vocabulary: mean ms between forwards, over the plain loop of the same round"]
+    for vocabulary, window in ((512, 16), (8192, 16), (8192, 64), (65536, 64)):
+        stub = StubModel(vocabulary, window, 100 if vocabulary < 65536 else STEPS)
+        contenders = {name: partial(timed_steps, stub, with_window(name, window)) for name in ("sjd", "gsd", "scd-mc")}
+        contenders["plain"] = partial(timed_plain, stub, window)
+        part = in_turns(contenders, rounds)
+        rows += [{**row, "window": window, "vocabulary": vocabulary} for row in part]
+        plain = {row["round"]: mean_step(row) for row in part if row["name"] == "plain"}
+        for name in contenders:
+            own = [(mean_step(row), row["round"]) for row in part if row["name"] == name]
+            ratio = statistics.median(ms / plain[turn] for ms, turn in own)
+            lines.append(f"{name}, {window}, {vocabulary}: {statistics.median(ms for ms, _ in own):.2f}, {ratio:.2f}")
+    return rows, lines
+
+
+def mean_step(row: dict) -> float:
+    """Mean CPU milliseconds between forwards; unlike a median it contains what several steps are recorded in."""
+    return statistics.mean(row["steps_ms"][WARM_UP:])
 
 
 def loop_ms(row: dict) -> float:
@@ -245,6 +278,7 @@ def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds
 BENCHES = {
     "generate": bench_generate,
     "generate-100m": bench_generate_100m,
+    "plain": bench_plain,
     "overhead": bench_overhead,
     "window": bench_window,
     "decoders": bench_decoders,

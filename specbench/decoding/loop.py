@@ -233,7 +233,9 @@ class Loop:
         p = self._target(logits, proposal.positions)
         parts = self._verifier, self._refinement, self._noise, step
         verified = verify_chain(p, proposal, *parts) if tables is None else verify_tree(p, proposal, tables, *parts)
-        positions = committed[:, None] + torch.arange(verified.tokens.shape[1], device=p.device)
+        positions = proposal.positions
+        if tables is not None:
+            positions = committed[:, None] + torch.arange(verified.tokens.shape[1], device=p.device)
         self.tokens.scatter_(1, positions, verified.tokens)
         self.recorder.step(RecordedStep(verified, proposal, tables, by_depth, positions, step))
         return verified, positions, (verified.first + 1).minimum(self._length - committed)

@@ -11,6 +11,7 @@ import copy
 import hashlib
 from collections.abc import Sequence
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -54,6 +55,21 @@ def _mix(x: Bits) -> Bits:
     return x
 
 
+class _Together(NamedTuple):
+    """Uniforms of several streams at the same `positions` [B, T] and `draw` [B, 1], by stream."""
+
+    positions: Tensor
+    draw: Tensor
+    uniforms: dict[Stream, Tensor]
+
+    def holds(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> bool:
+        """Whether the numbers asked for are these: the same `draw`, and `positions` or a view of its first slots."""
+        if draw is not self.draw or isinstance(stream, Tensor) or stream not in self.uniforms:
+            return False
+        own = self.positions
+        return positions.data_ptr() == own.data_ptr() and positions.stride() == own.stride()
+
+
 class Noise:
     """The random numbers of a batch of images."""
 
@@ -63,15 +79,17 @@ class Noise:
         # Distinguishes the tokens of one address.
         self._counter = torch.arange(2, vocab + 2, device=self._device) * _GOLDEN
         self._keys = self._column(keys)
+        self._together: _Together | None = None
 
     def rekey(self, rows: Tensor, keys: Sequence[int]) -> None:
         """Give `rows` [K] to other images."""
         self._keys[rows] = self._column(keys)
+        self._together = None
 
     def repeated(self, times: int) -> Noise:
         """The noise of the same images, each in `times` consecutive rows."""
         other = copy.copy(self)
-        other._keys = self._keys.repeat_interleave(times, 0)
+        other._keys, other._together = self._keys.repeat_interleave(times, 0), None
         return other
 
     def branched(self, times: int) -> Noise:
@@ -97,16 +115,36 @@ class Noise:
 
     def _base(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Bits:
         """[B, T] hash state of each address."""
-        state = _mix(self._bits(self._keys) + self._counted(self._bits(positions)))
         stream, draw = (self._bits(x) if isinstance(x, Tensor) else int(x) for x in (stream, draw))
-        return _mix(state + self._counted(draw * len(Stream) + stream))
+        return _mix(self._slots(positions) + self._counted(draw * len(Stream) + stream))
+
+    def _slots(self, positions: Tensor) -> Bits:
+        """[B, T] hash state of each image's stream slot."""
+        return _mix(self._bits(self._keys) + self._counted(self._bits(positions)))
 
     def uniform(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
         """[B, T] float64 uniforms in (0, 1) for stream slots `positions` [B, T]; `draw` numbers repeated draws."""
-        bits = _mix(self._base(positions, stream, draw) + _GOLDEN)
+        if self._together and self._together.holds(positions, stream, draw):
+            return self._together.uniforms[stream][:, : positions.shape[1]]
+        return self._to_uniform(self._base(positions, stream, draw))
+
+    def hash_together(self, positions: Tensor, streams: Sequence[Stream], draw: Tensor) -> None:
+        """Hash the numbers of several `streams` at `positions` [B, T] and `draw` [B, 1] in one pass, of which `uniform`
+        will be asked for the first slots of `positions`. Eager steps on a CPU: there the calls cost, not the numbers.
+        """
+        if self._device.type != "cpu" or torch.compiler.is_compiling():
+            return
+        addresses = draw.numpy() * len(Stream) + np.array(streams)[:, None, None]
+        uniforms = self._to_uniform(_mix(self._slots(positions) + self._counted(addresses)))
+        self._together = _Together(positions, draw, dict(zip(streams, uniforms, strict=True)))
+
+    @staticmethod
+    def _to_uniform(base: Bits) -> Tensor:
+        """Float64 uniforms in (0, 1) of hash states."""
+        bits = _top_bits(_mix(base + _GOLDEN))
         if isinstance(bits, np.ndarray):
-            return torch.from_numpy((_top_bits(bits) + 0.5) * 2.0**-53)
-        return _top_bits(bits).double().add_(0.5).mul_(2.0**-53)
+            return torch.from_numpy((bits + 0.5) * 2.0**-53)
+        return bits.double().add_(0.5).mul_(2.0**-53)
 
     def tie_break(self, positions: Tensor) -> Tensor:
         """[B, T] uniforms v of the Rosenblatt transform; no draw of decoding has a negative number."""

@@ -17,6 +17,7 @@ from specbench.decoding.recorded_step import Committed, RecordedStep, join
 from specbench.decoding.sampling import at, entropy, kept
 from specbench.decoding.timing import Spans
 from specbench.decoding.uniforms import UniformsRecorder
+from specbench.decoding.verification.ratio_tests import distances
 
 WAITING = 2 * 2**20
 """Bytes of distributions that may wait to be recorded."""
@@ -85,10 +86,11 @@ class StepRecorder:
         if self._spans or not self._collects:
             self._record(step)
             return
-        self._waiting.append(step)
-        self._bytes += step.bytes
-        if self._bytes > WAITING:
+        size = step.bytes
+        if self._bytes + size > WAITING:
             self._flush()
+        self._waiting.append(step)
+        self._bytes += size
 
     def slots(self, p: Tensor, tokens: Tensor, positions: Tensor, step: Tensor) -> None:
         """Record p [B, T, V] and the new tokens [B, T] of the `step`-th [B, 1] forward. Slots that are not committed
@@ -153,9 +155,12 @@ class StepRecorder:
 
     def _drafts(self, verified: Verification, tested: Tensor, by_depth: Tensor) -> None:
         """Add the facts of the drafts `tested` [R, C - 1], without those for forced slots."""
-        facts, names = verified.facts, tuple(verified.facts)
-        if not names:
+        facts = dict(verified.facts)
+        if "ratio" in facts:
+            facts |= distances(facts.pop("acceptance"), facts.pop("ratio"))
+        if not facts:
             return
+        names = tuple(facts)
         # The facts of drafts that were not tested may be NaN.
         values = torch.where(tested, torch.stack([torch.ones_like(facts[names[0]]), *facts.values()]), 0.0).double()
         if names not in self._sums:
@@ -163,8 +168,8 @@ class StepRecorder:
         sums = self._sums[names]
         sums += self._by_row(values.sum(-1), 1)
         if "distance" in names:
-            distances = torch.stack([values[0], values[1 + names.index("distance")]])
-            self._by_depth += self._by_row(distances @ by_depth.double(), 1)
+            first_drafts = torch.stack([values[0], values[1 + names.index("distance")]])
+            self._by_depth += self._by_row(first_drafts @ by_depth.double(), 1)
 
     def _count_siblings(self, tested: Tensor, accepted: Tensor, by_rank: Tensor) -> None:
         """Count drafts [R, C - 1] by sibling index, `by_rank` [C - 1, ranks] float32."""

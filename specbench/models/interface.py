@@ -53,7 +53,7 @@ class TokenLayout:
         """Stream slots N."""
         return len(self.forced)
 
-    @property
+    @cached_property
     def vocab(self) -> int:
         """Width of every distribution: image ids, then special ids."""
         return max(self.v_image, max(self.forced) + 1)

@@ -53,15 +53,15 @@ class Uniform:
     def __init__(self, context: Context, fresh_q: str = "uniform"):
         self._layout = context.layout
         self._one_hot = fresh_q == "onehot"
+        self._q = torch.zeros(context.layout.vocab, device=context.device)
+        self._q[: context.layout.v_image] = 1 / context.layout.v_image
 
     def fill(self, slots: Slots, noise: Noise) -> tuple[Tensor, Tensor]:
         v_image, vocab = self._layout.v_image, self._layout.vocab
         tokens = (noise.uniform(slots.positions, Stream.FRESH, slots.step) * v_image).long()
         if self._one_hot:
             return tokens, one_hot(tokens, vocab)
-        q = torch.zeros(vocab, device=tokens.device)
-        q[:v_image] = 1 / v_image
-        return tokens, q.expand(*tokens.shape, vocab)
+        return tokens, self._q.expand(*tokens.shape, vocab)
 
 
 class Spatial:

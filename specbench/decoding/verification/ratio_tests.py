@@ -67,8 +67,9 @@ class DraftTests(NamedTuple):
 
     def at(self, entry: Tensor) -> DraftTests:
         """Select one test per row, of entry [B, 1]; its depth is [B, 1]."""
-        rows = torch.arange(len(entry), device=entry.device)[:, None]
-        return DraftTests(*(field[rows, entry] for field in self[:-1]), self.depth[entry])
+        wide = entry[..., None].expand(-1, -1, self.p.shape[-1])
+        p, q = self.p.gather(1, wide), self.q.gather(1, wide)
+        return DraftTests(p, q, *(field.gather(1, entry) for field in self[2:-1]), self.depth[entry])
 
 
 class Verdict(NamedTuple):
@@ -128,20 +129,26 @@ class RatioTest:
 
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
         a = self.acceptance(tests.p, tests.q, tests.draft[..., None], tests.depth).squeeze(-1)
-        return Verdict(tests.coin < a, distance_facts(tests, a))
+        return Verdict(tests.coin < a, acceptance_facts(tests, a))
 
     def residual_weights(self, tests: DraftTests) -> Tensor:
         return self._residual(tests.p, tests.q, partial(self.acceptance, depth=tests.depth))
 
 
-def distance_facts(tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
-    """Unbiased estimates [B, K] of distances between p and q, each from one draft x ~ q with acceptance probability a.
+def distances(acceptance: Tensor, ratio: Tensor) -> dict[str, Tensor]:
+    """Unbiased estimates of distances between p and q, each from one draft x ~ q with its acceptance probability a and
+    ratio p(x)/q(x), all of one shape.
 
     `distance`: 1 - min(1, p/q), with mean TV(p, q) over x. `excess`: [a - p/q]+, with mean sum_y [q a - p]+ over x, the
     slot's term of Cool-SD's theorem 2 under the optimal residual.
     """
-    exact = ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1).clamp(max=1)
-    return {"distance": 1 - exact, "excess": (a.clamp(max=1) - exact).clamp(min=0)}
+    exact = ratio.clamp(max=1)
+    return {"distance": 1 - exact, "excess": (acceptance.clamp(max=1) - exact).clamp(min=0)}
+
+
+def acceptance_facts(tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
+    """Acceptance probabilities a [B, K] of the drafts x, and p(x)/q(x); the record makes `distances` of them."""
+    return {"acceptance": a, "ratio": ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)}
 
 
 def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
