@@ -124,8 +124,10 @@ class Noise:
 
     def uniform(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
         """[B, T] float64 uniforms in (0, 1) for stream slots `positions` [B, T]; `draw` numbers repeated draws."""
-        if self._together and self._together.holds(positions, stream, draw):
-            return self._together.uniforms[stream][:, : positions.shape[1]]
+        # Compiled code must not depend on what eager steps hashed.
+        together = None if torch.compiler.is_compiling() else self._together
+        if together and together.holds(positions, stream, draw):
+            return together.uniforms[stream][:, : positions.shape[1]]
         return self._to_uniform(self._base(positions, stream, draw))
 
     def hash_together(self, positions: Tensor, streams: Sequence[Stream], draw: Tensor) -> None:
