@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from specbench.decoding.generation import Generation
     from specbench.metrics.base import Settings
     from specbench.metrics.scoring import Images
-    from specbench.metrics.scoring import Reporter as ScoreReporter
+    from specbench.metrics.scoring import ScoreReporter as ScoreReporter
     from specbench.papers.join import PaperTable
     from specbench.papers.reproduce import Warn
     from specbench.runs.plan import Plan
@@ -119,7 +119,7 @@ def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") 
     Raises:
         SpecbenchError: a folder without runs, a damaged or busy one, or two different runs with one name.
     """
-    from specbench.store.merge_shards import merge as concatenate  # brings pyarrow and pandas
+    from specbench.store.merge_shards import merge_shards as concatenate  # brings pyarrow and pandas
 
     return concatenate([Path(folder) for folder in folders], Path(out))
 
@@ -380,7 +380,7 @@ def report_table(
         model, prompts: used in place of the table's own.
 
     Returns:
-        The joined table, which `specbench.papers.render.render` writes in any format.
+        The joined table, which `specbench.papers.render.render_tables` writes in any format.
 
     Raises:
         SpecbenchError: an unknown table, model or prompt set, or a damaged run.
@@ -409,7 +409,7 @@ def bench(
         settings: those of `specbench bench`, for example `model="shapes", limit=16`.
 
     Returns:
-        The joined table, which `specbench.papers.render.render` writes in any format. Failed images and an
+        The joined table, which `specbench.papers.render.render_tables` writes in any format. Failed images and an
         interruption are in its `problem`, not raised.
 
     Raises:
@@ -622,7 +622,7 @@ def doctor(
         SpecbenchError: an unknown model or metric, or a model that has only one set of weights.
     """
     from specbench.checks.cross_check import readiness
-    from specbench.checks.doctor import check as check_machine  # bring torch
+    from specbench.checks.doctor import check_machine as check_machine  # bring torch
 
     if scale not in ("full", "tiny"):
         raise SpecbenchError(f"scale {scale}: unknown", "valid: full, tiny")
@@ -742,7 +742,7 @@ def train_head(
         out: folder of the head.
         model: the target.
         data: run folder with images of the target; the model's training data if None.
-        images, epochs, batch, lr, seed: see `specbench.training.head.Plan`.
+        images, epochs, batch, lr, seed: see `specbench.training.head.HeadPlan`.
         device, threads: as for `run`.
         tell: called as `tell(stage, done, total, note)`.
 
@@ -753,10 +753,10 @@ def train_head(
         SpecbenchError: a number out of range, an unknown model, no training data, or a folder with another training.
     """
     from specbench.training import head  # brings torch
-    from specbench.training.target import load_target
+    from specbench.training.target import load_trainable
 
-    plan = head.Plan(images, epochs, batch, lr, seed=seed)
-    head.train_head(load_target(model, device, threads), Path(out), plan, Path(data) if data else None, tell)
+    plan = head.HeadPlan(images, epochs, batch, lr, seed=seed)
+    head.train_head(load_trainable(model, device, threads), Path(out), plan, Path(data) if data else None, tell)
     return Path(out)
 
 
@@ -787,9 +787,9 @@ def check_head(
         SpecbenchError: a number below 1, an unknown model or head, or too few images.
     """
     from specbench.training.alignment import check_alignment  # brings torch
-    from specbench.training.target import load_target
+    from specbench.training.target import load_trainable
 
-    target = load_target(model, device, threads)
+    target = load_trainable(model, device, threads)
     return check_alignment(target, head, Path(data) if data else None, images, depths, seed)
 
 

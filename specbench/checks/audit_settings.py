@@ -134,7 +134,7 @@ def setting_model(setting: AuditSetting, seed: int) -> tuple[EnumerableModel | E
     return model, [joint(model, setting.sampling, name) for name in names]
 
 
-def with_window(spec: DecoderSpec, window: int | None) -> DecoderSpec:
+def in_window(spec: DecoderSpec, window: int | None) -> DecoderSpec:
     """The same decoder with another window, where it has one; ZipAR's is counted in tokens of an image row."""
     options = dict(spec.options)
     changed = {"window", "rows-window"} & options.keys()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from specbench.checks.audit_settings import with_window
+from specbench.checks.audit_settings import in_window
 from specbench.checks.enumerable_model import EnumerableModel, processed
 from specbench.checks.findings import FAILED, OK, SKIPPED, SLOW, Finding, finding, run_tests
 from specbench.checks.losslessness import SAMPLES, Auditable, Decode, audit_one, load_decoder
@@ -30,11 +30,11 @@ _LAYOUT = TokenLayout.with_row_ends(2, 3, 3)
 _TEXTS = ("one", "two")
 
 
-def check(decoder: Auditable, samples: int = SAMPLES, seed: int = 0) -> list[Finding]:
+def check_decoder(decoder: Auditable, samples: int = SAMPLES, seed: int = 0) -> list[Finding]:
     """Run every conformance test on a decoder.
 
     Args:
-        decoder: as `specbench.checks.losslessness.audit` takes it: a name, a spec, or "package.module:Name".
+        decoder: as `specbench.checks.losslessness.audit_decoders` takes it: a name, a spec, or "package.module:Name".
         samples: images for the exactness test, on the settings of `specbench audit`.
 
     Raises:
@@ -58,7 +58,7 @@ def check_named(
     """
     for label, decoder in labelled_decoders(names):
         announce(label)
-        for found in check(decoder, samples):
+        for found in check_decoder(decoder, samples):
             yield {"decoder": label, **vars(found)}
 
 
@@ -193,7 +193,7 @@ class ContractChecks:
 
         model, window = load_model("shapes"), dict(self._decoder.options).get("window")
         mine = _rule_ms(model, self._decoder)
-        exact = _rule_ms(model, with_window(resolve("sjd"), window))
+        exact = _rule_ms(model, in_window(resolve("sjd"), window))
         status = OK if mine <= SLOW_RULE * exact else SLOW
         advice = "" if status == OK else "; look for Python loops over the vocabulary and for reads of the device"
         return Finding(
@@ -202,7 +202,7 @@ class ContractChecks:
 
     @property
     def _spec(self) -> DecoderSpec:
-        return with_window(self._decoder, 3)
+        return in_window(self._decoder, 3)
 
     def _tokens(self, requests: Sequence[Request], decoded: Sequence | None = None) -> np.ndarray:
         """Stream tokens [B, N] of the requests, or of images `decoded` already."""

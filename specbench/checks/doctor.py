@@ -31,7 +31,7 @@ OK, WARNING, MISSING = "ok", "warning", "missing"
 LOW_DISK_GIB = 1.0
 
 
-def check(
+def check_machine(
     model: str | None = None,
     out: Path = Path("results"),
     weights: str | None = None,
@@ -175,7 +175,7 @@ def _peaks(measure: bool) -> list[dict[str, str]]:
                 refusal = None
                 if measure:
                     try:
-                        devices.measure(device, dtype, threads)
+                        devices.measure_peak(device, dtype, threads)
                     except SpecbenchError as error:
                         refusal = error
                 rows.append(_peak(device, dtype, threads, devices.find_peak(device, dtype, threads), refusal))

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 import numpy as np
 import torch
 
-from specbench.checks.audit_settings import AUDIT_SETTINGS, COMPILED_SETTINGS, AuditSetting, setting_model, with_window
+from specbench.checks.audit_settings import AUDIT_SETTINGS, COMPILED_SETTINGS, AuditSetting, in_window, setting_model
 from specbench.checks.divergence import LEVEL, Counts, detectable_tv, p_value, total_variation
 from specbench.checks.enumerable_model import image_index
 from specbench.decoding.build import build
@@ -37,7 +37,7 @@ Decode = Callable[[ImageModel, Sequence[Request], Sampling, int], Sequence[Gener
 Auditable = str | DecoderSpec | Decode
 
 
-def audit(
+def audit_decoders(
     decoders: Sequence[Auditable], samples: int = SAMPLES, seed: int = 0, workers: int = 1, compiled: bool = False
 ) -> list[dict[str, object]]:
     """Decode `samples` images of enumerable models with each decoder and judge whether it keeps their joint
@@ -70,7 +70,7 @@ def audit(
 def audit_each(
     decoders: Sequence[Auditable], samples: int, seed: int, workers: int, compiled: bool = False
 ) -> Iterator[dict[str, object]]:
-    """Yield the rows of `audit` in order, each as soon as it and the rows before it are complete."""
+    """Yield the rows of `audit_decoders` in order, each as soon as it and the rows before it are complete."""
     settings = (*AUDIT_SETTINGS, *COMPILED_SETTINGS) if compiled else AUDIT_SETTINGS
     work = [(*load_decoder(decoder), samples, seed, settings) for decoder in decoders]
     # A forked process inherits plug-ins and imports.
@@ -90,10 +90,10 @@ def audit_each(
 def audit_named(
     names: Sequence[str] = (), samples: int = SAMPLES, seed: int = 0, workers: int = 1, compiled: bool = False
 ) -> Iterator[dict[str, object]]:
-    """Yield the rows of `audit` for decoders named as on the command line, under those names; all presets if empty.
+    """Yield the rows of `audit_decoders` for decoders named as on the command line, under those names; all presets if empty.
 
     Raises:
-        SpecbenchError: what `audit` raises, or a number out of range.
+        SpecbenchError: what `audit_decoders` raises, or a number out of range.
     """
     named = labelled_decoders(names or list(PRESETS))
     if samples < 1000:
@@ -112,7 +112,7 @@ def audit_one(
     seed: int,
     settings: Sequence[AuditSetting] | None = None,
 ) -> dict[str, object]:
-    """Audit one decoder, as `load_decoder` returns it, on AUDIT_SETTINGS or other settings; see `audit` for the row."""
+    """Audit one decoder, as `load_decoder` returns it, on AUDIT_SETTINGS or other settings; see `audit_decoders` for the row."""
     settings = settings or AUDIT_SETTINGS
     refused = _refused(decoder, settings, seed)
     counts = {
@@ -147,7 +147,7 @@ def _refused(decoder: DecoderSpec | Decode, settings: Sequence[AuditSetting], se
     refused = {}
     for setting in settings:
         try:
-            build(with_window(decoder, setting.window), setting_model(setting, seed)[0])
+            build(in_window(decoder, setting.window), setting_model(setting, seed)[0])
         except SpecbenchError as error:
             refused[setting.name] = error
     if len(refused) == len(settings):
@@ -202,7 +202,7 @@ def stream_tokens(
     """
     if not isinstance(decoder, DecoderSpec):
         return _own_tokens(decoder, model, requests, setting.sampling, seed)
-    spec = with_window(decoder, setting.window)
+    spec = in_window(decoder, setting.window)
     if not setting.rows:
         return decode_tokens(model, requests, spec, setting.sampling, seed, setting.trace).numpy()
     found = dict(decode_tokens_each(model, requests, setting.rows, spec, setting.sampling, seed, setting.trace))

@@ -18,8 +18,8 @@ from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model, recorded_model
 from specbench.models.facts import ModelFacts
 from specbench.specs.run_spec import RunSpec, Sampling
-from specbench.stats.rosenblatt import LEVEL, Deviation, Result, Tokens, audit
-from specbench.store.run_audits import fingerprint, write_audit
+from specbench.stats.rosenblatt import LEVEL, Deviation, RosenblattResult, Tokens, audit_tokens
+from specbench.store.run_audits import images_fingerprint, write_audit
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
@@ -82,14 +82,14 @@ def audit_run(
         rows = _with_values(rows, folder)
         values, agreement = Values(_stacked(rows, ORDERS), np.stack(rows["entropy"])), {}
     try:
-        result = audit(_tokens(rows, values), level)
+        result = audit_tokens(_tokens(rows, values), level)
     except ValueError as error:
         raise SpecbenchError(f"run '{folder.name}': {error} to test", "decode more images") from None
     described = _described(info, result) | {
         "recomputed": recompute,
         "unavailable": [ORDERS[name] for name in ORDERS if name not in values.u],
         "agreement": agreement,
-        "fingerprint": fingerprint(rows),
+        "fingerprint": images_fingerprint(rows),
     }
     if keep:
         write_audit(folder, described)
@@ -142,7 +142,7 @@ def _tokens(rows: pd.DataFrame, values: Values) -> Tokens:
     return Tokens(u, None if place is None else place[:, free], values.entropy[:, free].astype(float))
 
 
-def _described(info: RunInfo, result: Result) -> dict[str, object]:
+def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
     decoder, worst = info.spec.decoder, result.tests[0]
     return {
         "run_id": info.run_id,
@@ -174,7 +174,7 @@ def _bound(bound: Deviation) -> dict[str, float | None]:
     return {"tv": bound.value, "tv_low": bound.low, "tv_high": bound.high}
 
 
-def _worst_group(result: Result, kind: str) -> str | None:
+def _worst_group(result: RosenblattResult, kind: str) -> str | None:
     """The group whose test of uniformity rejects with the smallest p-value."""
     found = [test for test in result.tests if test.kind == kind and test.corrected < result.level]
     return found[0].group if found else None

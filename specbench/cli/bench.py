@@ -113,7 +113,7 @@ def report_tables(
 
 def print_tables(joined: Sequence[PaperTable], fmt: str, to: Path | None) -> None:
     """Print joined tables on stdout, fitted to the width of a terminal, or write them to a file."""
-    from specbench.papers.render import render
+    from specbench.papers.render import render_tables
 
     if to is None and fmt == "markdown" and sys.stdout.isatty():
         from specbench.papers.terminal import terminal
@@ -122,7 +122,7 @@ def print_tables(joined: Sequence[PaperTable], fmt: str, to: Path | None) -> Non
         for one in joined:
             screen.print(terminal(one, screen))
         return
-    content = render(joined, fmt)
+    content = render_tables(joined, fmt)
     if to is None:
         sys.stdout.write(content)
         return

@@ -27,7 +27,7 @@ def add_to(app: typer.Typer) -> None:
         doctor
     )
     app.command(name="audit", help=_AUDIT_HELP)(audit)
-    app.command(name="check", help=_CHECK_HELP)(check)
+    app.command(name="check", help=_CHECK_HELP)(check_machine)
 
 
 @flags(_DOCTOR)
@@ -66,7 +66,7 @@ def doctor(
     python: Path = typer.Option(None, "--python", metavar="PATH", help="Python that should have these packages."),
 ) -> None:
     from specbench.checks.cross_check import readiness, require_python
-    from specbench.checks.doctor import MISSING, check
+    from specbench.checks.doctor import MISSING, check_machine
 
     values = merge(_DOCTOR, flags)
     if scale not in ("full", "tiny"):
@@ -74,7 +74,9 @@ def doctor(
     tiny = scale == "tiny"
     if (weights or revision or random_weights or tiny) and not model:
         raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
-    rows = check(model, Path(str(values["out"].value)), weights, revision, random_weights, tiny, metric or (), measure)
+    rows = check_machine(
+        model, Path(str(values["out"].value)), weights, revision, random_weights, tiny, metric or (), measure
+    )
     require_python(python)
     rows += readiness(python) if cross_check or python else []
     print_json(rows) if values["json"].value else _print_readiness(rows)

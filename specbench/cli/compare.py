@@ -65,7 +65,7 @@ def _run_name(run: str, out: str) -> str:
 
 def _print_comparison(rows: list[dict], a: str, b: str) -> None:
     from specbench.reporting.compare import FIELDS
-    from specbench.reporting.compare_view import HEADINGS, directions, reasons, texts, verdict
+    from specbench.reporting.compare_view import HEADINGS, comparison_lines, directions, reasons, verdict
 
     if not console.is_terminal():
         print("\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows))) + "\n")
@@ -73,7 +73,7 @@ def _print_comparison(rows: list[dict], a: str, b: str) -> None:
     screen = console.stdout()
     lines = directions(a, b)
     screen.print(*(Text(line) for line in lines[:-1]), Text(verdict(rows), style="bold"), Text(), sep="\n")
-    screen.print(fitted(HEADINGS, texts(rows), screen.width, right=range(1, len(HEADINGS))))
+    screen.print(fitted(HEADINGS, comparison_lines(rows), screen.width, right=range(1, len(HEADINGS))))
     screen.print(*(Text(line, style="dim") for line in (lines[-1], *reasons(rows))), sep="\n")
 
 

@@ -21,7 +21,7 @@ from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 from specbench.system.console import one_line
 from specbench.system.json_values import nonfinite_as_null
-from specbench.system.terminal_tables import distinct
+from specbench.system.terminal_tables import fitted_distinct
 
 
 def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None) -> Callable:
@@ -131,7 +131,7 @@ def _print_fitted(rows: Sequence[dict], columns: Sequence[str], kept: Sequence[s
     screen = console.stdout()
     headings = [column.replace("_", " ") for column in columns]
     stay = [0, *(columns.index(name) for name in kept)]
-    screen.print(distinct(headings, cells, screen.width, stay, right=numeric))
+    screen.print(fitted_distinct(headings, cells, screen.width, stay, right=numeric))
 
 
 def _numeric(value: object) -> bool:

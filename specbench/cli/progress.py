@@ -43,7 +43,7 @@ class TransferLines:
 
 
 class ScoreProgress:
-    """Progress of scoring (`specbench.metrics.scoring.Reporter`) by run.
+    """Progress of scoring (`specbench.metrics.scoring.ScoreReporter`) by run.
 
     The metrics go through the images together, so the one with the most images left tells how far they all are.
     """

@@ -125,7 +125,7 @@ def _show_config(plan, values: Mapping[str, Value], as_json: bool) -> None:
 
 def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], as_json: bool) -> None:
     from specbench.cli.dry_run import print_dry_run
-    from specbench.runs.dry_run import distinct_outlooks, refusal
+    from specbench.runs.dry_run import distinct_outlooks, joint_obstacle
     from specbench.runs.sweep import sweep_plans, sweep_values
 
     found = distinct_outlooks(sweep_values(values, axes))
@@ -133,7 +133,7 @@ def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[objec
     if axes and not obstacles:
         sweep_plans(values, axes)  # an axis without effect is refused
     rows = [dict(one.row) for one in found]
-    problem = refusal(obstacles)
+    problem = joint_obstacle(obstacles)
     if as_json:
         print_json(rows)
     elif problem is None or len({str(one) for one in obstacles}) > 1 or problem.exit_code == MISSING_PREREQUISITE:

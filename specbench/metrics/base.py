@@ -163,7 +163,7 @@ class Metric:
         for problem in self.missing_packages():
             raise SpecbenchError(*problem, MISSING_PREREQUISITE)
         for name in self.checkpoints:
-            checkpoints.require(name, self.settings.offline, self.settings.progress)
+            checkpoints.require_weights_file(name, self.settings.offline, self.settings.progress)
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         """Tell whether images of a prompt can be scored."""
@@ -216,7 +216,7 @@ def paired_features(
     return features[[*keys, column, *also]].merge(baseline[[*keys, column]], on=keys, suffixes=("", "_base"))
 
 
-def mean_difference(
+def column_difference(
     features: pd.DataFrame, baseline: pd.DataFrame, column: str, over_categories: bool = False
 ) -> tuple[Difference, int] | None:
     """Mean paired difference of a column, whole prompts being the independent units.

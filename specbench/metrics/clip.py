@@ -89,12 +89,12 @@ class Clip(PerImageMetric):
             "prefix": self.variant.prefix,
             "prepare": described(self.variant.prepare.__name__, self.variant.prepare),
             "resize": described("short side, Pillow bicubic, centre", short_side_centre),
-            **versions(),
+            **clip_versions(),
         }
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        path = checkpoints.require(self.variant.checkpoint, self.settings.offline)
+        path = checkpoints.require_weights_file(self.variant.checkpoint, self.settings.offline)
         return load_openai(path, self.settings.device)
 
     def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
@@ -107,6 +107,6 @@ class Clip(PerImageMetric):
         return [{"value": value} for value in (images * texts).sum(1).tolist()]
 
 
-def versions() -> dict[str, str]:
+def clip_versions() -> dict[str, str]:
     """Versions of the libraries that CLIP scores depend on."""
     return {"open_clip": version("open_clip_torch"), "torch": version("torch"), "pillow": version("pillow")}

@@ -18,7 +18,7 @@ from PIL import Image
 
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Score, Settings
-from specbench.metrics.clip import versions
+from specbench.metrics.clip import clip_versions
 from specbench.metrics.code_version import described
 from specbench.metrics.frechet import Mmd, gaussian_mmd
 from specbench.metrics.openclip import PACKAGES, image_embeddings, load_openai, normalised
@@ -66,14 +66,16 @@ class Cmmd(ReferenceMetric):
 
     def feature_identity(self) -> Mapping[str, str]:
         weights = checkpoints.CHECKPOINTS[self.checkpoints[0]].digest
-        return {"weights": weights, "resize": described(self.resize, self.prepare_image), **versions()}
+        return {"weights": weights, "resize": described(self.resize, self.prepare_image), **clip_versions()}
 
     def identity(self) -> Mapping[str, str]:
         return {**super().identity(), "estimate": "unbiased" if self.unbiased else "biased"}
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        return load_openai(checkpoints.require(self.checkpoints[0], self.settings.offline), self.settings.device)
+        return load_openai(
+            checkpoints.require_weights_file(self.checkpoints[0], self.settings.offline), self.settings.device
+        )
 
     def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
         return normalised(self.prepare_image(pixels, self.network.visual.image_size[0]))

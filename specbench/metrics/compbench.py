@@ -144,11 +144,11 @@ class BlipVqa(CategoryMetric):
 
     @cached_property
     def network(self) -> VqaNetwork:
-        return load_vqa(checkpoints.require("blip-vqa", self.settings.offline), self.settings.device)
+        return load_vqa(checkpoints.require_weights_file("blip-vqa", self.settings.offline), self.settings.device)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer(checkpoints.require("bert-vocabulary", self.settings.offline))
+        return Tokenizer(checkpoints.require_weights_file("bert-vocabulary", self.settings.offline))
 
     @cached_property
     def phrases(self) -> Callable[[str], list[str]]:

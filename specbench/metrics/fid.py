@@ -57,7 +57,7 @@ class Fid(ReferenceMetric):
 
     @cached_property
     def network(self) -> Inception:
-        path = checkpoints.require("inception", self.settings.offline)
+        path = checkpoints.require_weights_file("inception", self.settings.offline)
         return load_inception(path, self.settings.device)
 
     def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
@@ -113,7 +113,7 @@ def fid_difference(
 def biased(images: Gaussian, reference: Gaussian, limit: Extrapolated | None) -> str | None:
     """Warning for a distance of fewer images than the reference has; None without need."""
     if images.n >= reference.n:
-        return few(images)
+        return warn_of_few(images)
     size = "an unknown amount" if limit is None else f"about {limit.bias:.3g}"
     interval = "" if images.n > images.d else f", and no more than its {images.d} features, so it has no interval"
     return (
@@ -122,7 +122,7 @@ def biased(images: Gaussian, reference: Gaussian, limit: Extrapolated | None) ->
     )
 
 
-def few(images: Gaussian) -> str | None:
+def warn_of_few(images: Gaussian) -> str | None:
     """Warning for a distance of no more images than dimensions; None without need."""
     if images.n > images.d:
         return None

@@ -17,8 +17,8 @@ import pyarrow as pa
 import torch
 
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Metric, Sample, Score, mean_difference, paired_features
-from specbench.metrics.clip import versions
+from specbench.metrics.base import Metric, Sample, Score, column_difference, paired_features
+from specbench.metrics.clip import clip_versions
 from specbench.metrics.geneval_rules import COLORS, Found, confident, judge
 from specbench.metrics.hub_weights import folder_identity, hub_folder, hub_problem
 from specbench.metrics.mask2former import Instance, Mask2Former
@@ -69,7 +69,7 @@ class JudgedMetric(Metric):
         common = paired_features(features, baseline, "correct", ["category"])
         if set(common["category"]) != set(TAGS):
             return None
-        return mean_difference(features, baseline, "correct", over_categories=True)
+        return column_difference(features, baseline, "correct", over_categories=True)
 
 
 class GenEval(JudgedMetric):
@@ -86,7 +86,7 @@ class GenEval(JudgedMetric):
             "detector": folder_identity(hub_folder(REPOSITORY, self.settings.offline)),
             "colors": checkpoints.CHECKPOINTS["clip-l14"].digest,
             "resize": "short side 800, long side at most 1333, Pillow bilinear, padded",
-            **versions(),
+            **clip_versions(),
         }
 
     def missing(self) -> list[tuple[str, str]]:
@@ -107,7 +107,7 @@ class GenEval(JudgedMetric):
 
     @cached_property
     def clip(self) -> torch.nn.Module:
-        return load_openai(checkpoints.require("clip-l14", self.settings.offline), self.settings.device)
+        return load_openai(checkpoints.require_weights_file("clip-l14", self.settings.offline), self.settings.device)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         detected = self.detector([sample.pixels for sample in samples])

@@ -37,7 +37,7 @@ Objects = Mapping[str, Sequence[Found]]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ImageVerdict:
     """Verdict on an image, with the reason of a failure."""
 
     correct: bool
@@ -67,7 +67,7 @@ def relations(a: Found, b: Found) -> set[str]:
     return {name for name, holds in names.items() if holds}
 
 
-def judge(meta: Mapping[str, object], objects: Objects) -> Verdict:
+def judge(meta: Mapping[str, object], objects: Objects) -> ImageVerdict:
     """Apply a prompt's clauses to the confident objects of an image."""
     reasons: list[str] = []
     matched: list[Sequence[Found] | None] = []
@@ -81,7 +81,7 @@ def judge(meta: Mapping[str, object], objects: Objects) -> Verdict:
         found = objects.get(clause["class"], ())
         if len(found) >= clause["count"]:
             reasons.append(f"expected {clause['class']}<{clause['count']}, found {len(found)}")
-    return Verdict(not reasons, tuple(reasons))
+    return ImageVerdict(not reasons, tuple(reasons))
 
 
 def _include(clause: Mapping, found: Sequence[Found], matched: Sequence[Sequence[Found] | None]) -> str | None:

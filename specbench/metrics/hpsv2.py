@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from specbench.metrics import published_weights
 from specbench.metrics.base import Sample, Settings
-from specbench.metrics.clip import versions
+from specbench.metrics.clip import clip_versions
 from specbench.metrics.code_version import described
 from specbench.metrics.openclip import MEAN, PACKAGES, STD, image_embeddings, import_open_clip, text_embeddings
 from specbench.metrics.per_image import PerImageMetric
@@ -63,12 +63,14 @@ class Hpsv2(PerImageMetric):
         return {
             "weights": published_weights.CHECKPOINTS[self.checkpoints[0]].digest,
             "resize": described("longer side 224, tensor bicubic, antialiased, black padding", hps_input),
-            **versions(),
+            **clip_versions(),
         }
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        return load_hpsv2(published_weights.require(self.checkpoints[0], self.settings.offline), self.settings.device)
+        return load_hpsv2(
+            published_weights.require_weights_file(self.checkpoints[0], self.settings.offline), self.settings.device
+        )
 
     def preprocess(self, pixels: np.ndarray) -> Tensor:
         return hps_input(pixels)

@@ -66,11 +66,13 @@ class ImageReward(PerImageMetric):
 
     @cached_property
     def network(self) -> RewardNetwork:
-        return load_imagereward(checkpoints.require("imagereward", self.settings.offline), self.settings.device)
+        return load_imagereward(
+            checkpoints.require_weights_file("imagereward", self.settings.offline), self.settings.device
+        )
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer(checkpoints.require("bert-vocabulary", self.settings.offline))
+        return Tokenizer(checkpoints.require_weights_file("bert-vocabulary", self.settings.offline))
 
     def preprocess(self, pixels: np.ndarray) -> Tensor:
         return normalised(short_side_centre(pixels, self.network.vision.config.image_size))

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pandas as pd
 import pyarrow as pa
 
-from specbench.metrics.base import Metric, Score, mean_difference
+from specbench.metrics.base import Metric, Score, column_difference
 from specbench.stats import Difference, mean_interval
 
 
@@ -23,4 +23,4 @@ class PerImageMetric(Metric):
         return [Score(self.name, mean_interval(values, statistics["prompt_id"]), len(statistics))]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        return mean_difference(features, baseline, "value")
+        return column_difference(features, baseline, "value")

@@ -96,7 +96,7 @@ CHECKPOINTS: dict[str, Checkpoint] = {
 }  # fmt: skip
 
 
-def require(name: str, offline: bool = False, progress: Progress | None = None) -> Path:
+def require_weights_file(name: str, offline: bool = False, progress: Progress | None = None) -> Path:
     """Check the digest of a checkpoint's file, downloaded first if it is absent and has a published digest.
 
     Raises:
@@ -113,7 +113,7 @@ def require(name: str, offline: bool = False, progress: Progress | None = None) 
 
 def file_digest(name: str) -> str:
     """Digest a checkpoint's file on this disk, for one whose publisher names no digest."""
-    return digest_of(require(name, offline=True))
+    return digest_of(require_weights_file(name, offline=True))
 
 
 def problem(name: str) -> str | None:

@@ -56,7 +56,7 @@ class Scored:
     skipped: str | None = None
 
 
-class Reporter:
+class ScoreReporter:
     """Progress callbacks of scoring; no-ops by default. Implementations must be fast and must not raise."""
 
     def start(self, name: str, metric: str, total: int, done: int) -> None:
@@ -76,7 +76,7 @@ def score(
     folders: Sequence[Path],
     metrics: Sequence[str] | None = None,
     settings: Settings | None = None,
-    reporter: Reporter | None = None,
+    reporter: ScoreReporter | None = None,
     where_they_fit: bool = False,
 ) -> list[Scored]:
     """Score the images of run folders and keep the results beside them.
@@ -97,11 +97,11 @@ def score_images(
     shown: Sequence[Images],
     metrics: Sequence[str] | None = None,
     settings: Settings | None = None,
-    reporter: Reporter | None = None,
+    reporter: ScoreReporter | None = None,
     where_they_fit: bool = False,
 ) -> list[Scored]:
     """As `score`, for images from anywhere. The networks of all metrics stay loaded until the last image is scored."""
-    reporter = reporter or Reporter()
+    reporter = reporter or ScoreReporter()
     names = metric_catalog.bundled_metrics() if metrics is None else metrics
     made = {metric.name: metric for metric in (metric_catalog.metric(name)(settings) for name in names)}
     absent = {name: metric.missing_packages() for name, metric in made.items()} if metrics is None else {}
@@ -116,7 +116,7 @@ def score_images(
     return outcomes
 
 
-def _left_out(images: Images, metric: str, problem: tuple[str, str], reporter: Reporter) -> Scored:
+def _left_out(images: Images, metric: str, problem: tuple[str, str], reporter: ScoreReporter) -> Scored:
     """Report a metric whose package is not installed."""
     why, hint = problem
     reporter.left_out(images.name, metric, f"{why} ({hint})")
@@ -153,12 +153,12 @@ def run_images(folder: Path) -> Images:
     return Images(info.run_id, folder, rows, lambda row: read_image(folder, row.image, row.image_sha256))
 
 
-def score_with(images: Images, metric: Metric, reporter: Reporter | None = None) -> Scored:
+def score_with(images: Images, metric: Metric, reporter: ScoreReporter | None = None) -> Scored:
     """Score images with one metric, see `score_together`."""
     return score_together(images, [metric], reporter)[0]
 
 
-def score_together(images: Images, metrics: Sequence[Metric], reporter: Reporter | None = None) -> list[Scored]:
+def score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter | None = None) -> list[Scored]:
     """Score images with several metrics, only what is missing. Each image is read and decoded once for all of them.
 
     Returns:
@@ -167,7 +167,7 @@ def score_together(images: Images, metrics: Sequence[Metric], reporter: Reporter
     Raises:
         SpecbenchError: a metric lacks something, or an image is missing or damaged.
     """
-    reporter = reporter or Reporter()
+    reporter = reporter or ScoreReporter()
     rows = images.rows.reset_index(drop=True)
     wanted = {metric.name: rows.loc[list(_accepted(rows, metric)), [*KEY, "started_at"]] for metric in metrics}
     fitting = [metric for metric in metrics if len(wanted[metric.name])]
@@ -224,7 +224,7 @@ class _Image(NamedTuple):
     samples: Mapping[str, Sample]
 
 
-def _add_features(images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], reporter: Reporter) -> None:
+def _add_features(images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], reporter: ScoreReporter) -> None:
     """Compute and store the missing features."""
     missing = frozenset().union(*(task.missing for task in tasks))
     busy = [task for task in tasks if task.missing]

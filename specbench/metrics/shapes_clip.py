@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from specbench.metrics.base import Sample
-from specbench.metrics.clip import versions
+from specbench.metrics.clip import clip_versions
 from specbench.metrics.openclip import (
     PACKAGES,
     Tokenize,
@@ -44,7 +44,7 @@ class ShapesClip(PerImageMetric):
             "weights": digest_of(FOLDER / "open_clip_model.safetensors"),
             "words": digest_of(FOLDER / "tokenizer.json"),
             "resize": "short side, Pillow bicubic, centre",
-            **versions(),
+            **clip_versions(),
         }
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:

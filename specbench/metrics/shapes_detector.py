@@ -10,7 +10,7 @@ from typing import ClassVar
 import pandas as pd
 import pyarrow as pa
 
-from specbench.metrics.base import Metric, Sample, Score, mean_difference
+from specbench.metrics.base import Metric, Sample, Score, column_difference
 from specbench.metrics.shapes_requests import read_request
 from specbench.models.shapes import detector, scene
 from specbench.stats import Difference, mean_of_estimates, proportion_interval
@@ -54,7 +54,7 @@ class ShapesDetector(Metric):
         return [Score(self.name, overall, sum(part.n for part in parts)), *parts]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        return mean_difference(features, baseline, "correct", over_categories=True)
+        return column_difference(features, baseline, "correct", over_categories=True)
 
     @staticmethod
     def _judge(sample: Sample) -> dict[str, object]:

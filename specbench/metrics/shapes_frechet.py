@@ -20,7 +20,7 @@ import pyarrow as pa
 import torch
 
 from specbench.metrics.base import Metric, Sample, Score
-from specbench.metrics.fid import few, fid_difference, fid_estimate
+from specbench.metrics.fid import fid_difference, fid_estimate, warn_of_few
 from specbench.metrics.frechet import Gaussian
 from specbench.metrics.inception_preprocessing import whole
 from specbench.metrics.reference import ReferenceImages, damaged_features, feature_matrix, kept_features
@@ -86,7 +86,7 @@ class ShapesFrechet(Metric):
             return []
         images = Gaussian(feature_matrix(statistics["feature"], features.FEATURES))
         distance = fid_estimate(images, self.reference_features(statistics), statistics["prompt_id"].to_list())
-        return [Score(self.name, distance, images.n, few(images))]
+        return [Score(self.name, distance, images.n, warn_of_few(images))]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return fid_difference(features, baseline, self.reference_features(features))
@@ -111,7 +111,7 @@ def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:
     """Render each request in `scenes` (JSON) `copies` times, uint8 [64, 64, 3]; the renders of one request do not
     depend on the others."""
     for text in scenes:
-        request = scene.Request.from_json(json.loads(text))
+        request = scene.SceneRequest.from_json(json.loads(text))
         rng = np.random.default_rng([SEED, *hashlib.sha256(text.encode()).digest()])
         for _ in range(copies):
             yield render.render(scene.realize(request, rng))

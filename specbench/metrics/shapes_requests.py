@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES, Request
+from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES, SceneRequest
 
 
 def read_request(meta: Mapping[str, object]) -> Request | None:
     """Parse the request under the key `scene` of a prompt's metadata; None where it is absent or malformed."""
     try:
-        found = Request.from_json(meta["scene"])
+        found = SceneRequest.from_json(meta["scene"])
         sound = _is_sound(found)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         return None
     return found if sound else None
 
 
-def _is_sound(request: Request) -> bool:
+def _is_sound(request: SceneRequest) -> bool:
     clauses = request.clauses
     counts = [clause.count for clause in clauses]
     return (

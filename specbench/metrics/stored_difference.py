@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import mean_difference
+from specbench.metrics.base import column_difference
 from specbench.metrics.catalog import METRICS
 from specbench.stats import Difference
 from specbench.store.parquet_log import ParquetLog
@@ -38,7 +38,7 @@ def stored_difference(folder: Path, baseline: Path, metric: str, fingerprint: st
     mine, theirs = found
     if mine is None or theirs is None:
         return None
-    return mean_difference(mine, theirs, column, over_categories=metric in _OVER_CATEGORIES)
+    return column_difference(mine, theirs, column, over_categories=metric in _OVER_CATEGORIES)
 
 
 def _is_number(kind: pa.DataType) -> bool:

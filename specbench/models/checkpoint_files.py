@@ -133,7 +133,9 @@ class CheckpointFiles:
         return digest.hexdigest()
 
 
-def find(source: Source, weights: str | None = None, revision: str | None = None, main: bool = True) -> CheckpointFiles:
+def find_checkpoint(
+    source: Source, weights: str | None = None, revision: str | None = None, main: bool = True
+) -> CheckpointFiles:
     """The source's files, without touching the network.
 
     Args:
@@ -160,12 +162,12 @@ def find(source: Source, weights: str | None = None, revision: str | None = None
     return _in_folder(source, snapshot, repo)
 
 
-def fetch(
+def fetch_checkpoint(
     source: Source, weights: str | None = None, revision: str | None = None, main: bool = True
 ) -> CheckpointFiles:
-    """Like `find`, downloading from the hub what is not on this disk."""
+    """Like `find_checkpoint`, downloading from the hub what is not on this disk."""
     try:
-        return find(source, weights, revision, main)
+        return find_checkpoint(source, weights, revision, main)
     except SpecbenchError:
         folder = local_folder(weights)
         if folder and (main or _companion_folder(source, folder)):
@@ -176,14 +178,16 @@ def fetch(
     return _in_folder(source, _snapshot(repo, source, revision, download=True), repo)
 
 
-def require(source: Source, weights: str | None = None, revision: str | None = None, main: bool = True) -> None:
+def require_checkpoint(
+    source: Source, weights: str | None = None, revision: str | None = None, main: bool = True
+) -> None:
     """Check that the source's files are on this disk, or that the revision to download is known.
 
     Raises:
         SpecbenchError: exit code 5, naming the repository of which no commit is pinned and how to name one.
     """
     try:
-        find(source, weights, revision, main)
+        find_checkpoint(source, weights, revision, main)
     except SpecbenchError:
         repo, revision = _asked(source, weights, revision, main)
         if (revision or revision_of(repo)) is None:

@@ -12,11 +12,11 @@ from specbench.models.checkpoint_files import (
     MAX_JSON_BYTES,
     CheckpointFiles,
     Source,
-    fetch,
-    find,
+    fetch_checkpoint,
+    find_checkpoint,
     find_snapshot,
     local_folder,
-    require,
+    require_checkpoint,
 )
 from specbench.system.json_values import parse_json
 from specbench.system.reading import read_regular
@@ -149,7 +149,7 @@ def locate(
     Raises:
         SpecbenchError: exit code 5, naming what is missing; exit code 2 where the files are of another family.
     """
-    get = fetch if download else find
+    get = fetch_checkpoint if download else find_checkpoint
     main, *companions = _choose(model, family, layouts, weights, revision, download).sources
     return (get(main, weights, revision), *(get(source, weights, main=False) for source in companions))
 
@@ -159,9 +159,9 @@ def require_known(
 ) -> None:
     """Check that every file is on this disk or of a known revision; arguments and errors as of `locate`."""
     main, *companions = _choose(model, family, layouts, weights, revision, download=False).sources
-    require(main, weights, revision)
+    require_checkpoint(main, weights, revision)
     for source in companions:
-        require(source, weights, main=False)
+        require_checkpoint(source, weights, main=False)
 
 
 def _choose(

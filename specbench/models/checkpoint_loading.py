@@ -57,7 +57,7 @@ def _read_pickle(source: Source, path: Path) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
 
 
-def read_config(found: CheckpointFiles, kind: type):
+def read_model_config(found: CheckpointFiles, kind: type):
     """`config.json` of a source as a transformers configuration of class `kind`."""
     path = found.named("config.json")
     held = read_json(found.source, path)
@@ -99,7 +99,9 @@ def rotary_halves(matrix: Tensor, head: int) -> Tensor:
     return matrix.view(-1, head // 2, 2, matrix.shape[1]).transpose(1, 2).reshape(-1, matrix.shape[1])
 
 
-def build(kind: Callable[..., nn.Module], *arguments: object, found: CheckpointFiles | None = None) -> nn.Module:
+def build_network(
+    kind: Callable[..., nn.Module], *arguments: object, found: CheckpointFiles | None = None
+) -> nn.Module:
     """A network without memory: its parameters are to be assigned by `fill` or drawn by `randomise`.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch, find
+from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch_checkpoint, find_checkpoint
 
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
 
@@ -26,7 +26,7 @@ def find_head(given: str, model: str, own: Path | None, download: bool = False) 
     if not given or not _is_hub_id(given):
         return head_in(Path(given).expanduser() if given else own)
     source = Source("the draft head", given, (CONFIG, "*model.[sb]*"), "see its page on the hub")
-    return head_in((fetch if download else find)(source).named(CONFIG).parent)
+    return head_in((fetch_checkpoint if download else find_checkpoint)(source).named(CONFIG).parent)
 
 
 def no_own_head(model: str) -> SpecbenchError:

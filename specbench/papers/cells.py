@@ -155,7 +155,7 @@ def same_hardware(printed: str | None, run: Run) -> bool | None:
     return all(any(name and name <= machine for name in names) for machine in machines)
 
 
-def hardware(run: Run) -> str:
+def processor_names(run: Run) -> str:
     """Display names of a run's processors."""
     return " and ".join(dict.fromkeys(", ".join(_processors(call)) for call in run.info.invocations))
 
@@ -273,7 +273,7 @@ def _above_steps(paper: Mapping[str, float], column: Column) -> str | None:
 
 def _machines(row: Row, measured: Measured) -> str:
     printed = f"the paper on {row.hardware}" if row.hardware else "the paper names no hardware"
-    return f"Measured on {hardware(measured.run)}; {printed}."
+    return f"Measured on {processor_names(measured.run)}; {printed}."
 
 
 def _processors(call: Invocation) -> list[str]:

@@ -10,7 +10,7 @@ from specbench.models.catalog import find_model
 from specbench.models.facts import BYTES
 from specbench.papers.printed_speed import printed_lengths
 from specbench.papers.table_files import load_table, table_names
-from specbench.reporting.forecast import Accepted, Range, Setting, accepted_lengths, forecast_rows
+from specbench.reporting.forecast import Accepted, ForecastSetting, Range, accepted_lengths, forecast_rows
 from specbench.store.run_folders import find_runs
 from specbench.system.device_peaks import peak_of
 
@@ -54,7 +54,7 @@ def forecast_sources(
     chosen = dtype or facts.dtype
     guidance = facts.sampling().guidance
     peak = peak_of(on, chosen, threads)
-    setting = Setting(facts, peak, chosen, guidance, batch, bandwidth, flops, overhead_ms)
+    setting = ForecastSetting(facts, peak, chosen, guidance, batch, bandwidth, flops, overhead_ms)
     return forecast_rows(accepted, setting)
 
 

@@ -21,7 +21,7 @@ _WHERE = {"option": "options", "sampling": "sampling"}
 _MAP_NAMES = {"accepted": "accepted drafts", "top1": "top-1 of p", "draft_top1": "top-1 of q", "draft_tv": "TV(p, q)"}
 
 
-def page(tables: Sequence[PaperTable]) -> str:
+def tables_page(tables: Sequence[PaperTable]) -> str:
     """HTML page of tables and figures, without external resources."""
     shown = [_shown(joined) for joined in tables]
     return template("tables.html.jinja").render(

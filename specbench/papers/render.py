@@ -11,7 +11,7 @@ from specbench.papers.join import PaperTable
 FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 
 
-def render(tables: Sequence[PaperTable], fmt: str = "markdown") -> str | bytes:
+def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown") -> str | bytes:
     """The tables in one of `FORMATS`; bytes for parquet.
 
     Raises:
@@ -22,9 +22,9 @@ def render(tables: Sequence[PaperTable], fmt: str = "markdown") -> str | bytes:
     if fmt == "json":
         return to_json(tables)
     if fmt == "html":
-        from specbench.papers.html_page import page  # brings jinja2 and matplotlib
+        from specbench.papers.html_page import tables_page  # brings jinja2 and matplotlib
 
-        return page(tables)
+        return tables_page(tables)
     if fmt in ("markdown", "latex"):
         return "\n".join(map(markdown if fmt == "markdown" else latex, tables))
     if len(tables) > 1:

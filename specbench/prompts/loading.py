@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import public
-from specbench.prompts.prompt_set import PromptSet, build
+from specbench.prompts.prompt_set import PromptSet, build_prompt_set
 from specbench.prompts.readers import read_file
 from specbench.system import plugins
 from specbench.system.downloads import Progress
@@ -69,15 +69,15 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
     """
     name = str(name_or_path)
     if name in _shipped():
-        return build(name, read_file(_shipped()[name]))
+        return build_prompt_set(name, read_file(_shipped()[name]))
     if name in plugins.plugins("prompts"):
-        return build(name, read_file(_plugin_path(name)))
+        return build_prompt_set(name, read_file(_plugin_path(name)))
     if name in public.names():
-        return build(name, public.read(name))
+        return build_prompt_set(name, public.read(name))
     path = Path(name)
     if not _exists(path):
         if plugins.is_reference(name):
-            return build(name, read_file(_path_of(plugins.load_user_object(name, "prompt set"), name)))
+            return build_prompt_set(name, read_file(_path_of(plugins.load_user_object(name, "prompt set"), name)))
         if any(character.isspace() for character in name.strip()) and not path.suffix:
             raise SpecbenchError(
                 f"'{name}' is neither a prompt set nor a file; is it a caption?",
@@ -86,7 +86,7 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
         if path.suffix or len(path.parts) > 1:
             raise SpecbenchError(f"prompt file '{name}' does not exist", f"or name a set: {', '.join(names())}")
         raise unknown_name("prompt set", name, names())
-    return build(name, read_file(path))
+    return build_prompt_set(name, read_file(path))
 
 
 def _shipped() -> dict[str, Path]:

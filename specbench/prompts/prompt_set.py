@@ -44,7 +44,7 @@ class PromptSet:
     sha256: str
 
 
-def build(name: str, prompts: Sequence[Prompt]) -> PromptSet:
+def build_prompt_set(name: str, prompts: Sequence[Prompt]) -> PromptSet:
     """Build a validated prompt set.
 
     Raises:

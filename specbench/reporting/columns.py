@@ -20,7 +20,7 @@ FEW_PROMPTS = f"{TOO_FEW.capitalize()}: an interval of fewer than {FEW_UNITS} pr
 
 
 @dataclass(frozen=True)
-class Column:
+class ReportColumn:
     """A table column.
 
     Attributes:
@@ -162,36 +162,36 @@ def audit_cell(row: Mapping) -> str:
     return f"{cell} ({', '.join(notes)})" if notes else cell
 
 
-DECODER = Column("decoder", _label)
-WINDOW = Column("window", lambda row: str(window_of(row["options"]) or "-"), _WINDOW)
-IMAGES = Column("images", _images)
+DECODER = ReportColumn("decoder", _label)
+WINDOW = ReportColumn("window", lambda row: str(window_of(row["options"]) or "-"), _WINDOW)
+IMAGES = ReportColumn("images", _images)
 
 SPEED = (
     DECODER,
     WINDOW,
     IMAGES,
-    Column("NFE", _plain("nfe", 1), stats.nfe),
-    Column("step compression", _plain("step_compression", 2, "x"), stats.step_compression),
-    Column("window cost", _plain("window_cost", 2, "x"), stats.window_cost),
-    Column("overhead", _plain("overhead", 2, "x"), stats.overhead),
-    Column("speed-up [95 %]", _speedup, stats.speedup),
-    Column("vs fastest AR", _fastest, _FASTEST),
-    Column("step ms", _duration("step_ms"), stats.step_ms),
-    Column("latency ms", _duration("latency_ms"), stats.latency_ms),
-    Column("median ms", _duration("latency_median_ms"), stats.latency_median_ms),
-    Column("end-to-end ms", _duration("latency_e2e_ms"), stats.latency_e2e_ms),
-    Column("roofline ratio", _roofline, stats.roofline_ratio),
+    ReportColumn("NFE", _plain("nfe", 1), stats.nfe),
+    ReportColumn("step compression", _plain("step_compression", 2, "x"), stats.step_compression),
+    ReportColumn("window cost", _plain("window_cost", 2, "x"), stats.window_cost),
+    ReportColumn("overhead", _plain("overhead", 2, "x"), stats.overhead),
+    ReportColumn("speed-up [95 %]", _speedup, stats.speedup),
+    ReportColumn("vs fastest AR", _fastest, _FASTEST),
+    ReportColumn("step ms", _duration("step_ms"), stats.step_ms),
+    ReportColumn("latency ms", _duration("latency_ms"), stats.latency_ms),
+    ReportColumn("median ms", _duration("latency_median_ms"), stats.latency_median_ms),
+    ReportColumn("end-to-end ms", _duration("latency_e2e_ms"), stats.latency_e2e_ms),
+    ReportColumn("roofline ratio", _roofline, stats.roofline_ratio),
 )
 
 SUMMARY = (
     DECODER,
     WINDOW,
     IMAGES,
-    Column("lossless", lambda row: "yes" if row["lossless"] else "no", _LOSSLESS),
-    Column("steps", _plain("nfe", 1), stats.nfe),
-    Column("tokens per step", _plain("step_compression", 2), stats.step_compression),
-    Column("speed-up [95 %]", _speedup, stats.speedup),
-    Column("images per hour", _plain("images_per_hour", 0), stats.images_per_hour),
+    ReportColumn("lossless", lambda row: "yes" if row["lossless"] else "no", _LOSSLESS),
+    ReportColumn("steps", _plain("nfe", 1), stats.nfe),
+    ReportColumn("tokens per step", _plain("step_compression", 2), stats.step_compression),
+    ReportColumn("speed-up [95 %]", _speedup, stats.speedup),
+    ReportColumn("images per hour", _plain("images_per_hour", 0), stats.images_per_hour),
     *(column for column in SPEED if column.heading in ("latency ms", "median ms")),
 )
 """The few columns that a terminal shows first; scores follow."""
@@ -201,7 +201,7 @@ THROUGHPUT = (
     WINDOW,
     IMAGES,
     *SPEED[3:5],
-    Column("images per hour", _plain("images_per_hour", 0), stats.images_per_hour),
+    ReportColumn("images per hour", _plain("images_per_hour", 0), stats.images_per_hour),
     SPEED[-1],
 )
 
@@ -209,36 +209,36 @@ QUALITY = (
     DECODER,
     WINDOW,
     SUMMARY[3],
-    Column("NLL - H gap", _gap, stats.nll_gap),
-    Column("log p", _plain("logp_mean", 3), stats.logp_mean),
-    Column("std", _plain("logp_std", 2), stats.logp_std),
-    Column("perplexity", _plain("perplexity", 1), stats.perplexity),
-    Column("acceptance", _plain("acceptance", 3), stats.acceptance),
-    Column("acceptance length", _plain("acceptance_length", 2), stats.acceptance_length),
+    ReportColumn("NLL - H gap", _gap, stats.nll_gap),
+    ReportColumn("log p", _plain("logp_mean", 3), stats.logp_mean),
+    ReportColumn("std", _plain("logp_std", 2), stats.logp_std),
+    ReportColumn("perplexity", _plain("perplexity", 1), stats.perplexity),
+    ReportColumn("acceptance", _plain("acceptance", 3), stats.acceptance),
+    ReportColumn("acceptance length", _plain("acceptance_length", 2), stats.acceptance_length),
 )
 
 DRAFTS = (
     DECODER,
-    Column("rounds", _plain("rounds", 1), stats.rounds),
-    Column("drafting ms", _plain("draft_ms", 1), stats.draft_ms),
-    Column("acceptance by depth", _series("acceptance_by_offset"), _BY_DEPTH),
-    Column("acceptance by sibling", _series("acceptance_by_sibling"), stats.acceptance_by_sibling),
-    Column("TV(P, Q) by depth", _series("draft_tv_by_depth"), stats.draft_tv_by_depth),
-    Column("Theorem 2 bound", _plain("theorem2_bound", 2), stats.theorem2_bound),
+    ReportColumn("rounds", _plain("rounds", 1), stats.rounds),
+    ReportColumn("drafting ms", _plain("draft_ms", 1), stats.draft_ms),
+    ReportColumn("acceptance by depth", _series("acceptance_by_offset"), _BY_DEPTH),
+    ReportColumn("acceptance by sibling", _series("acceptance_by_sibling"), stats.acceptance_by_sibling),
+    ReportColumn("TV(P, Q) by depth", _series("draft_tv_by_depth"), stats.draft_tv_by_depth),
+    ReportColumn("Theorem 2 bound", _plain("theorem2_bound", 2), stats.theorem2_bound),
 )
 """Columns of decoders with a draft head or relaxed acceptance."""
 
 
 TRACED = (
-    Column("TV(p, q)", _plain("draft_tv", 3), stats.draft_tv),
-    Column("top-1 of p", _plain("top1", 3), stats.top1),
-    Column("top-1 of q", _plain("draft_top1", 3), stats.draft_top1),
+    ReportColumn("TV(p, q)", _plain("draft_tv", 3), stats.draft_tv),
+    ReportColumn("top-1 of p", _plain("top1", 3), stats.top1),
+    ReportColumn("top-1 of q", _plain("draft_top1", 3), stats.draft_top1),
 )
 """Columns of runs with --trace."""
 
 
 AUDIT = (
-    Column(
+    ReportColumn(
         "audit",
         audit_cell,
         "Audit: whether the tokens are exact samples of the model (specbench audit --run). Where they deviate, a lower "
@@ -249,17 +249,17 @@ AUDIT = (
 """Shown where a run was audited."""
 
 
-def score_columns(rows: Sequence[Mapping]) -> list[Column]:
+def score_columns(rows: Sequence[Mapping]) -> list[ReportColumn]:
     """Build one column per metric and fingerprint, because differently computed values are not comparable."""
     names = dict.fromkeys(score["metric"] for row in rows for score in row["scores"])
     whole = [name for name in names if ":" not in name]
     return [column for name in whole for column in _columns_of(name, name, rows, _summary(name))]
 
 
-def part_columns(rows: Sequence[Mapping]) -> dict[str, list[Column]]:
+def part_columns(rows: Sequence[Mapping]) -> dict[str, list[ReportColumn]]:
     """Build the columns for the parts of metrics ("metric:part"), by metric; headings are the part names."""
     names = dict.fromkeys(score["metric"] for row in rows for score in row["scores"])
-    columns: dict[str, list[Column]] = {}
+    columns: dict[str, list[ReportColumn]] = {}
     for name in names:
         metric, _, part = name.partition(":")
         if part:
@@ -267,11 +267,11 @@ def part_columns(rows: Sequence[Mapping]) -> dict[str, list[Column]]:
     return columns
 
 
-def _columns_of(name: str, heading: str, rows: Sequence[Mapping], definition: str | None) -> list[Column]:
+def _columns_of(name: str, heading: str, rows: Sequence[Mapping], definition: str | None) -> list[ReportColumn]:
     scores = [score for row in rows for score in row["scores"] if score["metric"] == name]
     fingerprints = list(dict.fromkeys(score["fingerprint"] for score in scores))
     shown = {digest: f"{heading} ({digest})" if len(fingerprints) > 1 else heading for digest in fingerprints}
-    return [Column(shown[digest], _score_cell(name, digest), definition) for digest in fingerprints]
+    return [ReportColumn(shown[digest], _score_cell(name, digest), definition) for digest in fingerprints]
 
 
 def _score_cell(name: str, fingerprint: str) -> Callable[[Mapping], str]:

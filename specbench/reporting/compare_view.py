@@ -46,7 +46,7 @@ def directions(a: str, b: str) -> list[str]:
     ]
 
 
-def texts(rows: Sequence[Mapping]) -> list[tuple[str, ...]]:
+def comparison_lines(rows: Sequence[Mapping]) -> list[tuple[str, ...]]:
     """One line per compared number, in the order of `HEADINGS`; rows without a value are left to `reasons`."""
     return [
         (

@@ -53,7 +53,7 @@ class Accepted:
 
 
 @dataclass(frozen=True)
-class Setting:
+class ForecastSetting:
     """What a forecast is for, and the ranges that are assumed.
 
     Attributes:
@@ -109,7 +109,7 @@ def _accepted(run: Run) -> Accepted:
     return Accepted(f"run {run.info.run_id}", spec.model, spec.decoder, label(spec.decoder), tokens, beside)
 
 
-def forecast_rows(accepted: Sequence[Accepted], setting: Setting) -> list[dict[str, object]]:
+def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> list[dict[str, object]]:
     """Forecast rows, one for each accepted length.
 
     Returns:
@@ -129,7 +129,7 @@ def forecast_rows(accepted: Sequence[Accepted], setting: Setting) -> list[dict[s
     return [_row(one, setting, ar) for one in accepted]
 
 
-def _row(one: Accepted, setting: Setting, ar_overhead: float | None) -> dict[str, object]:
+def _row(one: Accepted, setting: ForecastSetting, ar_overhead: float | None) -> dict[str, object]:
     model = setting.model
     ends = [_numbers(one, setting, corner) for corner in _corners(one, setting, ar_overhead)]
     assumed = _middle(one, setting, ar_overhead)
@@ -162,7 +162,7 @@ class Assumed(NamedTuple):
     ar_overhead: float
 
 
-def _corners(one: Accepted, setting: Setting, ar: float | None) -> Iterator[Assumed]:
+def _corners(one: Accepted, setting: ForecastSetting, ar: float | None) -> Iterator[Assumed]:
     """The extremes of what is assumed; no decoder's step has less overhead than AR's."""
     if setting.overhead_ms is None:
         overheads = [(one.overhead_ms, ar)]
@@ -173,14 +173,14 @@ def _corners(one: Accepted, setting: Setting, ar: float | None) -> Iterator[Assu
         yield Assumed(Reached(bandwidth, flops), own, ars)
 
 
-def _middle(one: Accepted, setting: Setting, ar: float | None) -> Assumed:
+def _middle(one: Accepted, setting: ForecastSetting, ar: float | None) -> Assumed:
     shares = Reached(sum(setting.bandwidth) / 2, sum(setting.flops) / 2)
     if setting.overhead_ms is None:
         return Assumed(shares, one.overhead_ms, ar)
     return Assumed(shares, sum(setting.overhead_ms) / 2, sum(setting.overhead_ms) / 2)
 
 
-def _numbers(one: Accepted, setting: Setting, assumed: Assumed) -> dict[str, float]:
+def _numbers(one: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[str, float]:
     """The forecast under one set of assumptions."""
     model, columns = setting.model, most_columns(one.decoder, setting.model)
 
@@ -206,7 +206,7 @@ def _numbers(one: Accepted, setting: Setting, assumed: Assumed) -> dict[str, flo
     }
 
 
-def _drafting(decoder: DecoderSpec, setting: Setting) -> list[Forward]:
+def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
     """Forwards of a draft head in one step, one for each level of its tree: a layer, a projection of 2d x d and the
     target's output matrix."""
     if decoder.drafter != "eagle":
@@ -221,7 +221,7 @@ def _drafting(decoder: DecoderSpec, setting: Setting) -> list[Forward]:
     ]
 
 
-def assumptions(setting: Setting, accepted: Sequence[Accepted]) -> list[str]:
+def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[str]:
     """Everything that a forecast rests on, a sentence each."""
     model, peak, size = setting.model, setting.peak, setting.size
     rows = "1 row" if setting.guidance == 1 else f"2 rows (guidance {setting.guidance:g})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from specbench.reporting.sections import Table, circumstances, definitions, sections
+from specbench.reporting.sections import ReportTable, circumstances, definitions, sections
 from specbench.system.console import one_line
 
 
@@ -21,7 +21,7 @@ def to_latex(rows: Sequence[Mapping]) -> str:
     return "% needs \\usepackage{booktabs,graphicx}\n" + "\n".join(floats) + f"\n{{\\footnotesize\n{notes}\n\n}}\n"
 
 
-def _float(table: Table, runs: Sequence[Mapping], heading: str, name: str) -> str:
+def _float(table: ReportTable, runs: Sequence[Mapping], heading: str, name: str) -> str:
     lines = [[column.heading for column in table.columns], *([c.cell(row) for c in table.columns] for row in runs)]
     head, *body = (" & ".join(map(tex, line)) + r" \\" for line in lines)
     caption = f"{table.title}; {heading}" if table.title else heading

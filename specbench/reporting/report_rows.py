@@ -42,7 +42,7 @@ from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, DecoderSpec, resolve
 from specbench.specs.run_spec import RunSpec
 from specbench.specs.tree_paths import node_paths
-from specbench.store.run_audits import fingerprint, read_audit
+from specbench.store.run_audits import images_fingerprint, read_audit
 from specbench.store.run_folders import runs_in
 from specbench.store.run_info import RunInfo, spec_json
 from specbench.store.run_store import RunStore
@@ -204,7 +204,7 @@ def _audit(run: Run) -> dict | None:
     if found is None:
         return None
     rows = RunStore(run.folder).samples(["status", "started_at"])
-    current = fingerprint(rows[rows["status"] == "ok"]) == found["fingerprint"]
+    current = images_fingerprint(rows[rows["status"] == "ok"]) == found["fingerprint"]
     names = ("verdict", "failed", "tv", "tv_low", "tv_high", "p_value", "detectable", "images", "recomputed")
     return {name: found.get(name) for name in names} | {"current": current}
 

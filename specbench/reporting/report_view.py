@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from specbench.reporting.columns import AUDIT, MISSING, SUMMARY, Column, score_columns
+from specbench.reporting.columns import AUDIT, MISSING, SUMMARY, ReportColumn, score_columns
 from specbench.reporting.sections import Section, circumstances, sections
 from specbench.system.console import one_line
-from specbench.system.terminal_tables import distinct
+from specbench.system.terminal_tables import fitted_distinct
 
 _MORE = "specbench report --explain defines the columns; specbench report | less shows all of them"
 _LEFT = ("decoder", "lossless", "audit")
@@ -46,12 +46,12 @@ def summary_table(runs: Sequence[Mapping], width: int) -> Group:
     cells = [[column.cell(row) for column in columns] for row in runs]
     headings = [column.heading for column in columns]
     kept = [place for place, heading in enumerate(headings) if heading in _KEPT]
-    return distinct(
+    return fitted_distinct(
         headings, cells, width, kept, right=[place for place, heading in enumerate(headings) if heading not in _LEFT]
     )
 
 
-def summary_columns(runs: Sequence[Mapping]) -> list[Column]:
+def summary_columns(runs: Sequence[Mapping]) -> list[ReportColumn]:
     """The columns of `summary_table`, before empty and constant ones are dropped."""
     return [*SUMMARY, *(AUDIT if any(row.get("audit") for row in runs) else ()), *score_columns(runs)]
 

@@ -18,7 +18,7 @@ from specbench.reporting.columns import (
     THROUGHPUT,
     TRACED,
     WINDOW,
-    Column,
+    ReportColumn,
     part_columns,
     score_columns,
 )
@@ -30,10 +30,10 @@ READING = (
 
 
 @dataclass(frozen=True)
-class Table:
+class ReportTable:
     """Columns over the runs of a section; columns of a table with a `title` have no definitions."""
 
-    columns: Sequence[Column]
+    columns: Sequence[ReportColumn]
     title: str | None = None
     remark: str | None = None
 
@@ -44,7 +44,7 @@ class Section:
 
     heading: str
     runs: Sequence[Mapping]
-    tables: Sequence[Table]
+    tables: Sequence[ReportTable]
     answer: Sequence[str] = ()
 
 
@@ -101,10 +101,10 @@ def _section(runs: list[Mapping]) -> Section:
     quality = (*QUALITY, *audited, *traced, *score_columns(runs))
     parts = part_columns(runs).items()
     tables = [
-        Table(speed),
-        Table(quality, remark=_score_remark(runs)),
-        *([Table(DRAFTS)] if any(_says_more_of_drafts(row) for row in runs) else ()),
-        *(Table((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
+        ReportTable(speed),
+        ReportTable(quality, remark=_score_remark(runs)),
+        *([ReportTable(DRAFTS)] if any(_says_more_of_drafts(row) for row in runs) else ()),
+        *(ReportTable((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
     return Section(_heading(runs), runs, tables, answer(runs))
 

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from specbench.errors import unknown_name
-from specbench.reporting.columns import Column
+from specbench.reporting.columns import ReportColumn
 from specbench.reporting.sections import circumstances, definitions, sections
 from specbench.system.console import printable
 from specbench.system.json_values import nonfinite_as_null
@@ -82,7 +82,7 @@ FORMATS: dict[str, Callable[[Sequence[Mapping]], str]] = {
 }
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Mapping]) -> str:
+def _table(columns: Sequence[ReportColumn], rows: Sequence[Mapping]) -> str:
     lines = [
         " | ".join(escape(column.heading) for column in columns),
         " | ".join("---" if index == 0 else "---:" for index in range(len(columns))),

@@ -94,7 +94,7 @@ def distinct_outlooks(settings: Iterable[Mapping[str, Value]]) -> list[Outlook]:
     return [one for place, one in enumerate(found) if all(one.row != other.row for other in found[:place])]
 
 
-def refusal(obstacles: Sequence[SpecbenchError]) -> SpecbenchError | None:
+def joint_obstacle(obstacles: Sequence[SpecbenchError]) -> SpecbenchError | None:
     """The error of a dry run that found obstacles; None without any."""
     distinct = list({str(one): one for one in obstacles}.values())
     if len(distinct) < 2:

@@ -9,20 +9,20 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from specbench.stats.ratios import mean, ratio
+from specbench.stats.ratios import mean, ratio_or_none
 
 
 def acceptance(rows: pd.DataFrame) -> float | None:
     """Acceptance: accepted over verified draft tokens, summed over all images; tokens forced by the grammar are
     excluded."""
     accepted, tested = (sum(map(_total, _chunks(rows[name]))) for name in ("accepted", "tested"))
-    return ratio(accepted, tested)
+    return ratio_or_none(accepted, tested)
 
 
 def acceptance_by_offset(rows: pd.DataFrame) -> list[float | None]:
     """Acceptance by offset: acceptance at each position of the window, counted from the first draft token."""
     accepted, tested = _offset_totals(rows["accepted"]), _offset_totals(rows["tested"])
-    return [ratio(yes, all_) for yes, all_ in zip(accepted, tested, strict=True)]
+    return [ratio_or_none(yes, all_) for yes, all_ in zip(accepted, tested, strict=True)]
 
 
 def rounds(rows: pd.DataFrame) -> float | None:
@@ -35,7 +35,7 @@ def acceptance_length(rows: pd.DataFrame) -> float | None:
     of a round counts. The first forward with a draft head has no drafts: it is not a round, and its token does not
     count."""
     tokens, each = round_totals(rows)
-    return ratio(tokens.sum(skipna=False), each.sum(skipna=False))
+    return ratio_or_none(tokens.sum(skipna=False), each.sum(skipna=False))
 
 
 def round_totals(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
@@ -57,7 +57,7 @@ def acceptance_by_sibling(rows: pd.DataFrame) -> list[float | None]:
     node were drawn)."""
     ranks = takewhile(lambda rank: f"sibling_{rank}_tested" in rows, count())
     tested = [(rows[f"sibling_{rank}_tested"], rows.get(f"sibling_{rank}_accepted")) for rank in ranks]
-    return [None if share is None else ratio((share * number).sum(), number.sum()) for number, share in tested]
+    return [None if share is None else ratio_or_none((share * number).sum(), number.sum()) for number, share in tested]
 
 
 def draft_tv_by_depth(rows: pd.DataFrame) -> list[float | None]:

@@ -11,6 +11,6 @@ def mean(values: pd.Series) -> float | None:
     return None if pd.isna(found) else float(found)
 
 
-def ratio(top: float, bottom: float) -> float | None:
+def ratio_or_none(top: float, bottom: float) -> float | None:
     """Quotient; None if a value is missing or `bottom` is 0."""
     return None if pd.isna(top) or pd.isna(bottom) or not bottom else float(top / bottom)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from specbench.models.transformer.size import Size
-from specbench.stats.ratios import ratio
+from specbench.stats.ratios import ratio_or_none
 
 
 def roofline_ratio(rows: pd.DataFrame, floor: Mapping | None) -> float | None:
@@ -22,7 +22,7 @@ def roofline_ratio(rows: pd.DataFrame, floor: Mapping | None) -> float | None:
     if floor is None or rows.empty:
         return None
     loop = rows[["draft_ms", "target_ms", "verify_ms", "host_ms"]].sum(axis=1) / rows["batch"]
-    return ratio(loop.sum(), floor_ms(rows, floor).sum())
+    return ratio_or_none(loop.sum(), floor_ms(rows, floor).sum())
 
 
 def floor_ms(rows: pd.DataFrame, floor: Mapping) -> pd.Series:

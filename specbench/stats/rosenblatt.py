@@ -94,7 +94,7 @@ class Deviation:
 
 
 @dataclass(frozen=True)
-class Result:
+class RosenblattResult:
     """All tests of one run, sorted by p-value.
 
     Attributes:
@@ -114,7 +114,7 @@ class Result:
     tokens: int
 
 
-def audit(tokens: Tokens, level: float = LEVEL) -> Result:
+def audit_tokens(tokens: Tokens, level: float = LEVEL) -> RosenblattResult:
     """Test a run.
 
     Raises:
@@ -128,7 +128,7 @@ def audit(tokens: Tokens, level: float = LEVEL) -> Result:
     tests.sort(key=lambda test: (test.p, -abs(test.distance)))
     by_order = {order: deviation(tokens, [(order, "all")]) for order in tokens.u}
     candidates = [(order, kind) for order in tokens.u for kind in groupings(tokens)]
-    return Result(
+    return RosenblattResult(
         tests=tuple(tests),
         level=level,
         deviates=tests[0].corrected < level,

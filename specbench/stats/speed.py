@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from specbench.stats.intervals import Estimate, ratio_of_totals
-from specbench.stats.ratios import mean, ratio
+from specbench.stats.ratios import mean, ratio_or_none
 
 STALL = 3.0
 """Time per target forward over its median above which an image stalled."""
@@ -22,7 +22,7 @@ def nfe(rows: pd.DataFrame) -> float | None:
 def step_compression(rows: pd.DataFrame) -> float | None:
     """Step compression: stream tokens over target forwards, both summed over all images (a ratio of
     totals)."""
-    return ratio(rows["stream_tokens"].sum(), rows["nfe"].sum())
+    return ratio_or_none(rows["stream_tokens"].sum(), rows["nfe"].sum())
 
 
 def latency_ms(rows: pd.DataFrame) -> float | None:
@@ -50,14 +50,14 @@ def latency_e2e_ms(rows: pd.DataFrame) -> float | None:
 
 def step_ms(rows: pd.DataFrame) -> float | None:
     """Step: latency over target forwards, milliseconds, a ratio of totals."""
-    return ratio(rows["ar_ms"].sum(min_count=1), rows["nfe"].sum())
+    return ratio_or_none(rows["ar_ms"].sum(min_count=1), rows["nfe"].sum())
 
 
 def throughput(rows: pd.DataFrame) -> float | None:
     """Throughput: images per second, from the spans of the batches the images were decoded in."""
     spans = [name for name in rows.columns if name.endswith("_ms") and name not in ("ar_ms", "e2e_ms")]
     seconds = (rows[spans].sum(axis=1) / rows["batch"]).sum() / 1e3
-    return ratio(len(rows), seconds)
+    return ratio_or_none(len(rows), seconds)
 
 
 def images_per_hour(rows: pd.DataFrame) -> float | None:
@@ -105,7 +105,7 @@ def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
         return None
     return SpeedUp(
         speedup(timed), step_ratio(timed), window_cost(timed), overhead(timed),
-        ratio(timed["e2e_ms_base"].sum(), timed["e2e_ms"].sum()), len(timed), timed["prompt_id"].nunique(),
+        ratio_or_none(timed["e2e_ms_base"].sum(), timed["e2e_ms"].sum()), len(timed), timed["prompt_id"].nunique(),
     )  # fmt: skip
 
 

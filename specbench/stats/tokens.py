@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from specbench.stats.ratios import ratio
+from specbench.stats.ratios import ratio_or_none
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def token_stats(rows: pd.DataFrame) -> TokenStats | None:
 def logp_mean(rows: pd.DataFrame) -> float | None:
     """Log p: mean natural log of the committed tokens' probability under the target distribution, over all
     free tokens."""
-    return ratio(rows["logp_sum"].sum(), rows["free_tokens"].sum())
+    return ratio_or_none(rows["logp_sum"].sum(), rows["free_tokens"].sum())
 
 
 def logp_std(rows: pd.DataFrame) -> float | None:
@@ -79,4 +79,4 @@ def nll_gap(rows: pd.DataFrame) -> tuple[float, float | None]:
 
 def top1(rows: pd.DataFrame) -> float | None:
     """Top-1 of p: largest probability of the target distribution, mean over free tokens."""
-    return ratio(rows["top1_sum"].sum(), rows["free_tokens"].sum())
+    return ratio_or_none(rows["top1_sum"].sum(), rows["free_tokens"].sum())

@@ -32,7 +32,7 @@ class Merged:
     rows: int
 
 
-def merge(sources: Sequence[Path], out: Path) -> list[Merged]:
+def merge_shards(sources: Sequence[Path], out: Path) -> list[Merged]:
     """Concatenate the runs of results folders into `out`.
 
     Args:

@@ -19,7 +19,7 @@ AUDIT_JSON = "audit.json"
 MAX_BYTES = 2**26
 
 
-def fingerprint(rows: pd.DataFrame) -> str:
+def images_fingerprint(rows: pd.DataFrame) -> str:
     """Digest of the images an audit is about: the key and `started_at` of each of `rows`."""
     stamps = sorted(zip(*(rows[name].astype(str) for name in (*KEY, "started_at")), strict=True))
     return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:16]

@@ -17,7 +17,7 @@ from specbench.models.transformer.size import Size
 from specbench.specs.options import plain
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
-from specbench.system.environment import describe
+from specbench.system.environment import describe_machine
 from specbench.system.json_values import nonfinite_as_text, parse_json
 from specbench.system.reading import read_error, read_regular
 
@@ -84,7 +84,7 @@ class Invocation:
     @property
     def environment(self) -> str:
         """Hardware, versions and revision as the line printed under tables."""
-        return describe(self.hardware, self.versions, self.git)
+        return describe_machine(self.hardware, self.versions, self.git)
 
     @property
     def machine(self) -> str:

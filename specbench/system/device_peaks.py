@@ -124,7 +124,7 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
     return known_peak(names[text.lower()], dtype)
 
 
-def measure(device: str, dtype: str, threads: int) -> Peak:
+def measure_peak(device: str, dtype: str, threads: int) -> Peak:
     """Time copies of several sizes and matrix products, and store the fastest of each.
 
     Raises:

@@ -69,7 +69,7 @@ def load() -> float | None:
         return None
 
 
-def describe(hardware: Mapping, versions: Mapping, git: Mapping) -> str:
+def describe_machine(hardware: Mapping, versions: Mapping, git: Mapping) -> str:
     """Format hardware and versions as the line printed under tables."""
     parts = [hardware.get("cpu"), f"{hardware.get('cores')} cores", *(hardware.get("gpus") or [])]
     shown = ("python", "torch", "transformers", "specbench")

@@ -41,7 +41,7 @@ def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, r
     return Group(*(Padding(panel, (0, 0, 0 if panel is panels[-1] else 1, 0)) for panel in panels))
 
 
-def distinct(
+def fitted_distinct(
     headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, kept: Sequence[int], right: Sequence[int]
 ) -> Group:
     """`fitted` without the columns that are empty; what all of several rows share stands in one line below.

@@ -31,7 +31,7 @@ NOISE = 0.2 * 512
 
 
 @dataclass(frozen=True)
-class Plan:
+class HeadPlan:
     """Hyper-parameters, checked when created (a SpecbenchError); the defaults suit the embedded model.
 
     Attributes:
@@ -62,7 +62,7 @@ class Plan:
 
 
 def train_head(
-    model: TransformerModel, out: Path, plan: Plan, data: Path | None = None, tell: Callable | None = None
+    model: TransformerModel, out: Path, plan: HeadPlan, data: Path | None = None, tell: Callable | None = None
 ) -> EagleHead:
     """Train a head for `model` and store it in `out`; an interrupted training in `out` is resumed.
 
@@ -79,7 +79,7 @@ def train_head(
     store = FeatureStore(work / "features")
     images = corpus(model, plan.images, plan.seed, data)
     store.compute(model, images, plan.null, plan.seed, lambda done: tell("features", done, plan.images, ""))
-    trainer = Trainer(model, store, plan, work)
+    trainer = HeadTrainer(model, store, plan, work)
     trainer.run(lambda done, loss: tell("steps", done, plan.steps, f"loss {loss:.4f}"))
     save_head(trainer.head, out, {"trained_for": model.name, "target_sha256": model.weights_sha256, **asdict(plan)})
     shutil.copyfile(work / "loss.jsonl", out / "loss.jsonl")
@@ -96,10 +96,10 @@ def _claim(work: Path, wanted: dict) -> None:
     plan_file.write_text(json.dumps(wanted, indent=2))
 
 
-class Trainer:
+class HeadTrainer:
     """Training in a folder; resumes from its checkpoint if there is one."""
 
-    def __init__(self, model: TransformerModel, store: FeatureStore, plan: Plan, work: Path):
+    def __init__(self, model: TransformerModel, store: FeatureStore, plan: HeadPlan, work: Path):
         self._model, self._store, self._plan, self._work = model, store, plan, work
         self.head = untrained(model, plan.seed).to(model.device)
         trained = [p for p in self.head.parameters() if p.requires_grad]
@@ -157,7 +157,7 @@ def untrained(model: TransformerModel, seed: int) -> EagleHead:
     return new_head(LlamaConfig(**sizes, attn_implementation="sdpa"), table, seed)
 
 
-def rate(step: int, plan: Plan) -> float:
+def rate(step: int, plan: HeadPlan) -> float:
     """Learning rate at a step, as a share of its peak."""
     warm = max(1, round(plan.warmup * plan.steps))
     return min((step + 1) / warm, (plan.steps - step) / max(1, plan.steps - warm))

@@ -8,7 +8,7 @@ from specbench.models.transformer.model import TransformerModel
 from specbench.runs.preparation import load_for_run
 
 
-def load_target(name: str, device: str = "cpu", threads: int = 0) -> TransformerModel:
+def load_trainable(name: str, device: str = "cpu", threads: int = 0) -> TransformerModel:
     """Load a model that draft heads can be trained for.
 
     Args:

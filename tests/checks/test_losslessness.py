@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.checks.audit_settings import AUDIT_SETTINGS, setting_model, with_window
+from specbench.checks.audit_settings import AUDIT_SETTINGS, in_window, setting_model
 from specbench.checks.divergence import LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel
-from specbench.checks.losslessness import audit, audit_one, observe, stream_tokens
+from specbench.checks.losslessness import audit_decoders, audit_one, observe, stream_tokens
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.drafters import jacobi
 from specbench.decoding.loop import decode
@@ -85,7 +85,7 @@ def label(choice) -> str:
 def test_a_lossless_decoder_passes(choice):
     spec = resolve(*choice)
     assert spec.lossless
-    [result] = audit([spec], samples=IMAGES)
+    [result] = audit_decoders([spec], samples=IMAGES)
     assert result["verdict"] == "lossless", result
     assert result["tv_low"] < 0.005
     assert result["detectable_tv"] < 0.035
@@ -111,7 +111,7 @@ def test_an_image_does_not_depend_on_the_batch_it_is_decoded_in(name):
     for setting in AUDIT_SETTINGS[:2]:
         model = EnumerableModel(setting.layout, ("a", "b", "c"))
         requests = [Request("abc"[index % 3], "prompt", index) for index in range(96)]
-        spec = with_window(resolve(name), setting.window)
+        spec = in_window(resolve(name), setting.window)
 
         def tokens(batch, model=model, requests=requests, spec=spec):
             parts = [requests[start : start + batch] for start in range(0, len(requests), batch)]
@@ -138,7 +138,7 @@ def test_ragged_batches_of_four_keep_the_joint(name):
 @pytest.mark.parametrize("setting", AUDIT_SETTINGS, ids=lambda setting: setting.name)
 @pytest.mark.parametrize("name", ["ar", "sjd", "scd-gs", "sjd-pac", "eagle", "zipar", "pjd"])
 def test_the_audit_counts_the_tokens_of_measured_decodes(name, setting):
-    spec = with_window(resolve(name), setting.window)
+    spec = in_window(resolve(name), setting.window)
     model, _ = setting_model(setting, 0)
     requests = [Request(text, text, sample) for sample in range(7) for text in model.prompts]
     few = replace(setting, rows=min(setting.rows, 5))
@@ -197,7 +197,7 @@ def user_module(tmp_path, monkeypatch):
 
 
 def test_a_user_s_decoder_is_judged_by_its_images(user_module):
-    good, bad, spec = audit([f"mydecoders:{name}" for name in ("sample", "blurred", "mine")], samples=40_000)
+    good, bad, spec = audit_decoders([f"mydecoders:{name}" for name in ("sample", "blurred", "mine")], samples=40_000)
     assert (good["verdict"], good["declared"]) == ("lossless", None)
     assert bad["verdict"] == "lossy"
     assert spec["declared"] == "lossless"
@@ -215,10 +215,10 @@ def test_a_user_s_decoder_is_judged_by_its_images(user_module):
 )
 def test_a_decoder_that_cannot_be_had_is_named(user_module, decoder, named):
     with pytest.raises(SpecbenchError, match=named) as caught:
-        audit([decoder])
+        audit_decoders([decoder])
     assert caught.value.exit_code == 2
 
 
 def test_too_few_samples_are_refused():
     with pytest.raises(SpecbenchError, match="10"):
-        audit(["ar"], samples=10)
+        audit_decoders(["ar"], samples=10)

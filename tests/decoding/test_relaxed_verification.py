@@ -14,7 +14,7 @@ from scipy.optimize import linprog
 from specbench.checks.audit_settings import AUDIT_SETTINGS
 from specbench.checks.divergence import total_variation
 from specbench.checks.enumerable_model import EnumerableModel
-from specbench.checks.losslessness import audit, observe
+from specbench.checks.losslessness import audit_decoders, observe
 from specbench.decoding.context import Context
 from specbench.decoding.loop import decode
 from specbench.decoding.sampling import without
@@ -277,12 +277,12 @@ STRICT = [
 
 @pytest.mark.parametrize("options", STRICT, ids=str)
 def test_any_stricter_acceptance_with_the_optimal_residual_is_lossless(options):
-    [result] = audit([resolve("sjd", options | {"residual": "optimal"})], samples=30_000)
+    [result] = audit_decoders([resolve("sjd", options | {"residual": "optimal"})], samples=30_000)
     assert result["verdict"] == "lossless", result
 
 
 def test_a_stricter_acceptance_with_the_standard_residual_is_caught():
-    [result] = audit([resolve("sjd", STRICT[0] | {"residual": "standard"})], samples=30_000)
+    [result] = audit_decoders([resolve("sjd", STRICT[0] | {"residual": "standard"})], samples=30_000)
     assert result["verdict"] == "lossy", result
 
 
@@ -390,8 +390,8 @@ def test_any_stricter_acceptance_is_lossless_on_any_tree(tree, seed, monkeypatch
 
     monkeypatch.setattr(Exact, "acceptance", damped)
     options = {"tree": tree, "verifier": "exact"}
-    [result] = audit([resolve("eagle", options | {"residual": "optimal"})], samples=12_000, seed=seed)
+    [result] = audit_decoders([resolve("eagle", options | {"residual": "optimal"})], samples=12_000, seed=seed)
     assert result["verdict"] == "lossless", result
     if tree == "chain":
-        [result] = audit([resolve("eagle", options | {"residual": "standard"})], samples=12_000, seed=seed)
+        [result] = audit_decoders([resolve("eagle", options | {"residual": "standard"})], samples=12_000, seed=seed)
         assert result["verdict"] == "lossy", result

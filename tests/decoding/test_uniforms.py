@@ -18,7 +18,7 @@ from specbench.models.interface import TokenLayout
 from specbench.prompts import Request
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
-from specbench.stats.rosenblatt import Tokens, audit
+from specbench.stats.rosenblatt import Tokens, audit_tokens
 
 LAYOUT = TokenLayout.with_row_ends(2, 4, 3)
 SAMPLING = Sampling(guidance=2.0, temperature=0.9)
@@ -37,7 +37,7 @@ def audited(decoded, level=0.001):
     steps = np.stack([image.committed_step for image in decoded])
     first = np.stack([np.searchsorted(row, row) for row in steps])
     place = (np.arange(steps.shape[1]) - first)[:, FREE]
-    return audit(Tokens(u, place, np.stack([image.entropy[FREE] for image in decoded])), level)
+    return audit_tokens(Tokens(u, place, np.stack([image.entropy[FREE] for image in decoded])), level)
 
 
 def windowed(name, window):

@@ -158,7 +158,7 @@ def test_a_run_is_scored_by_all_three_unasked_and_few_images_are_warned_about(fe
 def test_a_missing_package_leaves_the_metric_out_and_says_so(few_renders, tmp_path, monkeypatch):
     monkeypatch.setattr(ShapesClip, "packages", {"no-such-package": "pip install it"})
     told = []
-    reporter = scoring.Reporter()
+    reporter = scoring.ScoreReporter()
     reporter.left_out = lambda name, metric, why: told.append((metric, why))
     folder = drawn_run(tmp_path)
     scoring.score([folder], reporter=reporter)

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from specbench.models.catalog import load_model
 from specbench.models.families.model_specs import MODELS
-from specbench.models.families.ranked_bpe import RankedBpe, merge, read_ranks, split_as_qwen
+from specbench.models.families.ranked_bpe import RankedBpe, merge_word, read_ranks, split_as_qwen
 
 INFO = {info.name: info for info in MODELS}
 TEXTS = (
@@ -35,7 +35,7 @@ def byte_level(ranks: dict[bytes, int]) -> Tokenizer:
     merges, tokens = [], {rank: token for token, rank in ranks.items()}
     for token in sorted((token for token in ranks if len(token) > 1), key=ranks.get):
         known = {other: rank for other, rank in ranks.items() if rank < ranks[token]}
-        pair = [tokens[rank] for rank in merge(token, known)]
+        pair = [tokens[rank] for rank in merge_word(token, known)]
         merges.append(tuple("".join(letters[byte] for byte in part) for part in pair))
     tokenizer = Tokenizer(models.BPE(vocab=spelled, merges=merges))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

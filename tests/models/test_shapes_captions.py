@@ -5,7 +5,7 @@ import pytest
 
 from specbench.errors import SpecbenchError
 from specbench.models.shapes import captions
-from specbench.models.shapes.scene import Clause, Request, describe, realize, sample_request
+from specbench.models.shapes.scene import Clause, SceneRequest, describe, realize, sample_request
 
 
 def test_every_caption_reads_back_as_the_request_it_words():
@@ -18,21 +18,21 @@ def test_every_caption_reads_back_as_the_request_it_words():
 @pytest.mark.parametrize(
     ("text", "request_"),
     [
-        ("Three red circles.", Request((Clause("circle", "red", 3),))),
-        ("the cross", Request((Clause("cross"),))),
+        ("Three red circles.", SceneRequest((Clause("circle", "red", 3),))),
+        ("the cross", SceneRequest((Clause("cross"),))),
         (
             "a square to the left of a blue cross",
-            Request((Clause("square"), Clause("cross", "blue")), (("left", 0, 1),)),
+            SceneRequest((Clause("square"), Clause("cross", "blue")), (("left", 0, 1),)),
         ),
         (
             "a circle under a square, grainy",
-            Request((Clause("circle"), Clause("square")), (("below", 0, 1),), "grainy"),
+            SceneRequest((Clause("circle"), Clause("square")), (("below", 0, 1),), "grainy"),
         ),
         (
             "a red circle, a blue square and a green cross",
-            Request((Clause("circle", "red"), Clause("square", "blue"), Clause("cross", "green"))),
+            SceneRequest((Clause("circle", "red"), Clause("square", "blue"), Clause("cross", "green"))),
         ),
-        ("2 squares on a striped background", Request((Clause("square", None, 2),), (), "striped")),
+        ("2 squares on a striped background", SceneRequest((Clause("square", None, 2),), (), "striped")),
     ],
 )
 def test_free_wordings_are_read(text, request_):

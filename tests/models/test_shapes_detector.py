@@ -12,8 +12,8 @@ from specbench.models.shapes.render import render
 from specbench.models.shapes.scene import (
     CATEGORIES,
     TEXTURES,
-    Request,
     SceneError,
+    SceneRequest,
     describe,
     holds,
     realize,
@@ -95,7 +95,7 @@ def test_a_scene_satisfies_the_request_it_was_drawn_for():
 def test_what_no_scene_holds_is_refused():
     clauses = parse("four red circles").clauses * 2
     with pytest.raises(SceneError, match="at most 4 objects"):
-        realize(Request(clauses), np.random.default_rng(0))
+        realize(SceneRequest(clauses), np.random.default_rng(0))
 
 
 def test_only_uint8_images_of_the_right_size_are_judged():

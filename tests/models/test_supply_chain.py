@@ -13,10 +13,10 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import hub_weights
-from specbench.metrics.published_weights import CHECKPOINTS, require
+from specbench.metrics.published_weights import CHECKPOINTS, require_weights_file
 from specbench.models import torch_script
 from specbench.models.catalog import load_model
-from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch
+from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch_checkpoint
 from specbench.models.checkpoint_layouts import find_marks
 from specbench.models.families.model_specs import MODELS
 from specbench.models.hub_pins import DIGESTS, REVISIONS
@@ -79,9 +79,9 @@ def test_pinned_repositories_are_asked_for_at_their_revision(tmp_path, monkeypat
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     for repo in REVISIONS:
         source = Source("it", repo, ("config.json",), "MIT")
-        fetch(source)
+        fetch_checkpoint(source)
         assert asked[repo] == REVISIONS[repo] and REVISIONS[repo] in source.how_to_get()
-        fetch(source, None, "other")
+        fetch_checkpoint(source, None, "other")
         assert asked[repo] == "other"
     with pytest.raises(SpecbenchError, match="is not the published file"):
         hub_weights.hub_folder(OWL)
@@ -111,8 +111,8 @@ def hub(tmp_path, monkeypatch):
 
 def test_without_a_revision_nothing_is_downloaded(hub, monkeypatch):
     for attempt in (
-        lambda: fetch(SOURCE),
-        lambda: fetch(SOURCE, "me/tuned"),
+        lambda: fetch_checkpoint(SOURCE),
+        lambda: fetch_checkpoint(SOURCE, "me/tuned"),
         lambda: find_marks(SOURCE, "me/tuned", None, download=True),
         lambda: hub_weights.hub_folder("owner/name"),
         lambda: INFO["emu3"].require_weights(),
@@ -125,14 +125,14 @@ def test_without_a_revision_nothing_is_downloaded(hub, monkeypatch):
     assert hub == []
     INFO["emu3"].configured(revision="1" * 40).require_weights()
     monkeypatch.setenv("SPECBENCH_REVISIONS", "owner/name@abc, me/tuned@main")
-    fetch(SOURCE), fetch(SOURCE, "me/tuned"), hub_weights.hub_folder("owner/name")
+    fetch_checkpoint(SOURCE), fetch_checkpoint(SOURCE, "me/tuned"), hub_weights.hub_folder("owner/name")
     assert hub == [("owner/name", "abc"), ("me/tuned", "main"), ("owner/name", "abc")]
 
 
 def test_a_malformed_revision_is_named(monkeypatch):
     monkeypatch.setenv("SPECBENCH_REVISIONS", "owner/name")
     with pytest.raises(SpecbenchError, match="'owner/name' is not owner/name@revision"):
-        fetch(SOURCE)
+        fetch_checkpoint(SOURCE)
 
 
 def test_weights_without_a_published_digest_are_not_downloaded(tmp_path, monkeypatch):
@@ -141,7 +141,7 @@ def test_weights_without_a_published_digest_are_not_downloaded(tmp_path, monkeyp
     for name, checkpoint in CHECKPOINTS.items():
         if not checkpoint.digest:
             with pytest.raises(SpecbenchError, match="is not on this disk") as caught:
-                require(name)
+                require_weights_file(name)
             assert checkpoint.remote.url in caught.value.try_this and caught.value.exit_code == 5
 
 

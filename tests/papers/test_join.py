@@ -24,7 +24,7 @@ from specbench.errors import SpecbenchError
 from specbench.papers.cells import Measured, make_cell, same_hardware
 from specbench.papers.html_page import figure_curves
 from specbench.papers.join import PaperTable, join
-from specbench.papers.render import FORMATS, render
+from specbench.papers.render import FORMATS, render_tables
 from specbench.papers.table import Column
 from specbench.papers.table_files import read_table
 from specbench.papers.terminal import terminal
@@ -84,7 +84,7 @@ def on_terminal(joined: PaperTable, width: int) -> str:
 @pytest.mark.parametrize("name", [*SUFFIXES, "terminal"])
 def test_tables_are_the_golden_ones(joined, name):
     """To accept a change: run with UPDATE_GOLDEN=1 in the environment, and read the difference."""
-    text = on_terminal(joined, 80) if name == "terminal" else render([joined], name)
+    text = on_terminal(joined, 80) if name == "terminal" else render_tables([joined], name)
     if name == "html":
         text = text[text.index("<main>") : text.index("</main>")]  # the rest is style
     golden = GOLDEN / f"toy-1.{SUFFIXES.get(name, 'txt')}"
@@ -99,7 +99,7 @@ def _legible(text: str) -> str:
 
 
 def test_parquet_holds_the_rows_and_numbers_of_the_table(joined):
-    table = pq.read_table(io.BytesIO(render([joined], "parquet")))
+    table = pq.read_table(io.BytesIO(render_tables([joined], "parquet")))
     rows = table.to_pylist()
     assert [row["label"] for row in rows] == [row.label for row in TABLE.rows]
     assert rows[1]["latency_s paper"] == 52.34 and rows[1]["nfe spread"] == 0.2
@@ -129,12 +129,12 @@ def test_the_best_values_are_bold_and_measured_ones_only_where_something_is_wors
     done = many(tmp_path, ar=9, sjd=9)
     nfe = cell(done, "B SJD", "nfe")
     assert nfe.outside and not nfe.too_few, "6 forwards are far outside the interval around 2.3"
-    text = render([done])
+    text = render_tables([done])
     printed, here, _ = re.search(r"\| B SJD.*\n.*\n.*", text)[0].splitlines()
     assert "| **52.340** |" in printed and "| 6.0 (0.2) |" in printed, "AR's 4 steps are the best printed ones"
     assert re.search(r"\*\*2\.3 \[", here) and not re.search(r"\*\*7\.4", here), "the perplexities are the same"
-    assert r"\textbf{52.340}" in render([done], "latex") and "<b>52.340</b>" in render([done], "html")
-    few = render([many(tmp_path / "few", ar=3, sjd=3)])
+    assert r"\textbf{52.340}" in render_tables([done], "latex") and "<b>52.340</b>" in render_tables([done], "html")
+    few = render_tables([many(tmp_path / "few", ar=3, sjd=3)])
     assert "*" not in re.search(r"\| B SJD.*\n(.*)\n", few)[1]
 
 
@@ -195,7 +195,7 @@ def test_a_field_that_must_agree_and_does_not_blanks_the_ratios_and_is_named(tmp
     for name in ("speedup", "step_ratio"):
         found = cell(done, "B SJD", name)
         assert found.value is None and found.difference is None and found.why == f"{field} differs"
-        assert found.why in render([done]) and any(field in note for note in found.notes)
+        assert found.why in render_tables([done]) and any(field in note for note in found.notes)
     assert cell(done, "B SJD", "nfe").value is not None, "what compares with nothing stays"
 
 
@@ -306,7 +306,7 @@ def test_a_row_that_did_not_run_says_why_and_keeps_what_was_printed(joined):
 
 
 def test_every_column_is_defined_and_every_mark_explained(joined):
-    text = render([joined])
+    text = render_tables([joined])
     for column in TABLE.columns:
         assert f"- {column.header}: " in text
     for number in range(1, len(joined.footnotes) + 1):
@@ -315,16 +315,16 @@ def test_every_column_is_defined_and_every_mark_explained(joined):
 
 
 def test_text_cannot_break_out_of_any_format(joined):
-    assert "<b>" not in render([joined], "markdown") and "| <" not in render([joined], "markdown")
-    assert "<b>cats" not in render([joined], "html")
-    assert r"D Ours\_2 \& more" in render([joined], "latex")
-    json.loads(render([joined], "json"), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
-    rows = list(csv.DictReader(io.StringIO(render([joined], "csv"))))
+    assert "<b>" not in render_tables([joined], "markdown") and "| <" not in render_tables([joined], "markdown")
+    assert "<b>cats" not in render_tables([joined], "html")
+    assert r"D Ours\_2 \& more" in render_tables([joined], "latex")
+    json.loads(render_tables([joined], "json"), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    rows = list(csv.DictReader(io.StringIO(render_tables([joined], "csv"))))
     assert [row["label"] for row in rows] == [row.label for row in TABLE.rows]
 
 
 def test_a_line_of_latex_is_printable_text(joined):
-    text = render([replace(joined, remarks=("prompts a\x1b[2J\u202e\nb\\input{x}^~| instead",))], "latex")
+    text = render_tables([replace(joined, remarks=("prompts a\x1b[2J\u202e\nb\\input{x}^~| instead",))], "latex")
     assert all(character.isprintable() or character == "\n" for character in text)
     assert r"prompts a {[}2J b\textbackslash{}input\{x\}\textasciicircum{}\textasciitilde{}\textbar{} instead" in text
 
@@ -345,7 +345,7 @@ def test_html_closes_what_it_opens(joined):
             assert self.open.pop() == tag
 
     parser = Balance()
-    parser.feed(render([joined], "html"))
+    parser.feed(render_tables([joined], "html"))
     assert not parser.open
 
 
@@ -358,14 +358,14 @@ def test_a_terminal_of_any_width_shows_every_column_whole(joined, width):
 
 
 def test_several_tables_go_into_one_text_or_are_refused(joined):
-    assert len(json.loads(render([joined] * 2, "json"))) == 2 * len(TABLE.rows)
+    assert len(json.loads(render_tables([joined] * 2, "json"))) == 2 * len(TABLE.rows)
     for fmt in ("markdown", "latex", "html"):
-        assert render([joined] * 2, fmt).count(TABLE.title) >= 2
+        assert render_tables([joined] * 2, fmt).count(TABLE.title) >= 2
     for fmt in ("csv", "parquet"):
         with pytest.raises(SpecbenchError, match="one table"):
-            render([joined] * 2, fmt)
+            render_tables([joined] * 2, fmt)
     with pytest.raises(SpecbenchError, match="unknown format 'xls'"):
-        render([joined], "xls")
+        render_tables([joined], "xls")
     assert set(FORMATS) == {*SUFFIXES, "parquet"}
 
 
@@ -380,20 +380,20 @@ def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):
     assert [(x.value, y.value) for x, y in printed.points] == [(3, 3), (300, 300)] and not printed.measured
     assert all(y.value == pytest.approx(7 / 3) and y.low < y.value < y.high for _, y in measured.points)
     silent = replace(figure, rows=tuple(replace(row, paper={}, spread={}, notes={}) for row in rows))
-    alone = render([join(silent, dict.fromkeys(silent.all_settings(), run))])
+    alone = render_tables([join(silent, dict.fromkeys(silent.all_settings(), run))])
     assert "| W = 3" in alone and "| paper |" not in alone, "no line of dashes for a figure without printed numbers"
-    text = render([done], "html")
+    text = render_tables([done], "html")
     (chart,) = json.loads(re.search('id="charts">(.*?)</script>', text)[1])
     told = [point["told"] for layer in chart["layers"] for point in layer["points"] if layer["mark"] == "dot"]
     assert text.count("data-chart=") == 1 and sum("the paper's" in one for one in told) == 2 == len(told) - 2
     assert "default-src 'none'" in text and text.count("sha256-") == text.count("<script>") == 2
-    assert "data-chart" not in render([join(TABLE, {})], "html"), "a table has no plot"
+    assert "data-chart" not in render_tables([join(TABLE, {})], "html"), "a table has no plot"
 
 
 @pytest.mark.skipif(PDFLATEX is None, reason="needs pdfLaTeX, for example `apt-get install texlive-latex-recommended`")
 def test_latex_compiles_and_fits_the_page(joined, tmp_path):
     head = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}"
-    (tmp_path / "table.tex").write_text(f"{head}\n{render([joined], 'latex')}\n\\end{{document}}\n")
+    (tmp_path / "table.tex").write_text(f"{head}\n{render_tables([joined], 'latex')}\n\\end{{document}}\n")
     command = [PDFLATEX, "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "table.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "Overfull" not in done.stdout, done.stdout[-2000:]

@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from specbench.errors import SpecbenchError
-from specbench.prompts import Prompt, build
+from specbench.prompts import Prompt, build_prompt_set
 from specbench.prompts.drawing import Drawing
 
-SET = build(
+SET = build_prompt_set(
     "pets", [Prompt(f"p{number:02d}", f"pet {number}", ("cats", "dogs", "fish")[number % 3]) for number in range(30)]
 )
 
@@ -23,7 +23,7 @@ def test_a_sample_is_random_nested_in_file_order_and_the_same_in_any_order_of_th
     small, large = drawn(sample=8), drawn(sample=20)
     assert len(small) == 8 and set(small) < set(large) and small == sorted(small)
     assert small != drawn(limit=8) and max(small) > "p15"
-    turned = build("pets", SET.prompts[::-1])
+    turned = build_prompt_set("pets", SET.prompts[::-1])
     assert {prompt.id for prompt in Drawing(sample=8).of(turned)} == set(small)
     counts = Counter(prompt.category for prompt in Drawing(sample=20).of(SET))
     assert min(counts.values()) >= 4
@@ -60,4 +60,4 @@ def test_nothing_to_draw_is_said(options, why):
 
 def test_a_set_without_categories_is_not_drawn_by_category():
     with pytest.raises(SpecbenchError, match="have no categories"):
-        Drawing(per_category=1).of(build("plain", [Prompt("a", "b")]))
+        Drawing(per_category=1).of(build_prompt_set("plain", [Prompt("a", "b")]))

@@ -8,7 +8,7 @@ import synthetic
 import specbench
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
-from specbench.reporting.forecast import Accepted, Setting, forecast_rows
+from specbench.reporting.forecast import Accepted, ForecastSetting, forecast_rows
 from specbench.specs.presets import resolve
 from specbench.system.device_peaks import peak_of
 
@@ -20,7 +20,7 @@ EAGLE = Accepted("a paper", "lumina", resolve("eagle"), "eagle", 2.0)
 def setting(**changes):
     lumina, peak = find_model("lumina"), peak_of("A100", "bfloat16")
     stated = {"batch": 1, "bandwidth": (0.5, 0.5), "flops": (0.5, 0.5), "overhead_ms": (1.0, 1.0)} | changes
-    return Setting(lumina, peak, "bfloat16", 3.0, **stated)
+    return ForecastSetting(lumina, peak, "bfloat16", 3.0, **stated)
 
 
 def test_a_forecast_is_its_parts_summed():

@@ -20,7 +20,7 @@ from rich.console import Console
 from specbench.cli.options import print_table
 from specbench.errors import SpecbenchError
 from specbench.papers.join import join
-from specbench.papers.render import render as render_paper
+from specbench.papers.render import render_tables as render_paper
 from specbench.papers.table_files import read_table
 from specbench.papers.terminal import terminal
 from specbench.prompts import Request

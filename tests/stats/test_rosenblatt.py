@@ -10,7 +10,7 @@ from specbench.models.interface import TokenLayout
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
-from specbench.stats.rosenblatt import Tokens, audit, detectable, deviation, uniform_distance
+from specbench.stats.rosenblatt import Tokens, audit_tokens, detectable, deviation, uniform_distance
 
 
 def run_of(u, place=None):
@@ -45,7 +45,7 @@ def test_one_exact_run_in_twenty_is_flagged_at_five_percent(name):
     missing = np.full(layout.length, np.nan)
     u = {k: np.stack([image.uniforms.get(k, missing)[free] for image in decoded]) for k in sorted(orders)}
     every = Tokens(u, place[:, free], np.stack([image.entropy[free] for image in decoded]))
-    results = [audit(run, 0.05) for run in splits(every, images)]
+    results = [audit_tokens(run, 0.05) for run in splits(every, images)]
     # 200 runs: a share of 5 % gives at most 20 with probability .999.
     assert sum(result.deviates for result in results) <= 20
     # The lower end of a 95 % interval lies above 0 in 2.5 % of exact runs.
@@ -67,7 +67,7 @@ def test_a_deviation_that_is_called_detectable_is_found_and_its_size_is_covered(
         u = draw.random(shape)
         moved = draw.random(shape) < 2 * size  # mass 2s spread over the lower half: distance s at the median
         u = np.where(moved, u / 2, u)
-        result = audit(run_of({"u_p": u}))
+        result = audit_tokens(run_of({"u_p": u}))
         flagged += result.deviates
         covered += result.deviation.low <= size
     assert flagged >= 50
@@ -80,12 +80,12 @@ def test_each_kind_of_test_sees_what_it_is_for():
     place = np.broadcast_to(np.arange(60) % 6, shape)
     u = draw.random(shape)
     at_two = np.where(place == 2, u**1.4, u)
-    assert audit(run_of({"u_id": at_two}, place)).tests[0].group == "2-3"
+    assert audit_tokens(run_of({"u_id": at_two}, place)).tests[0].group == "2-3"
     follows = u.copy()
     follows[:, 1:] = np.where(draw.random((200, 59)) < 0.3, u[:, :-1], u[:, 1:])
-    assert audit(run_of({"u_id": follows}, place)).tests[0].kind == "serial"
+    assert audit_tokens(run_of({"u_id": follows}, place)).tests[0].kind == "serial"
     twice = np.repeat(u[::2], 2, axis=0)
-    assert audit(run_of({"u_id": twice}, place)).tests[0].kind == "images"
+    assert audit_tokens(run_of({"u_id": twice}, place)).tests[0].kind == "images"
 
 
 def test_whole_images_are_the_units_of_the_interval():
@@ -100,4 +100,4 @@ def test_whole_images_are_the_units_of_the_interval():
 
 def test_too_few_tokens_are_refused():
     with pytest.raises(ValueError, match="fewer than"):
-        audit(run_of({"u_p": np.full((2, 5), 0.5)}))
+        audit_tokens(run_of({"u_p": np.full((2, 5), 0.5)}))

@@ -16,7 +16,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import scoring
 from specbench.reporting.contact_sheet import contact_sheet
 from specbench.reporting.html import write_page
-from specbench.store.merge_shards import merge
+from specbench.store.merge_shards import merge_shards
 from specbench.store.run_store import RunStore
 from specbench.system.images import read_picture
 
@@ -36,7 +36,7 @@ def sheet(folder: Path, out: Path) -> None:
 
 
 def merged(folder: Path, out: Path) -> None:
-    merge([folder], out / "merged")
+    merge_shards([folder], out / "merged")
 
 
 READERS = (score, page, sheet, merged)

@@ -25,7 +25,10 @@ def drawn_run(
     """A run whose images are drawn by the renderer: what was asked for, or an empty ground where `wrong`. `meta` is
     added to the metadata of each prompt."""
     rng = np.random.default_rng(0)
-    requests = [scene.Request((scene.Clause("circle", "red"),)), scene.Request((scene.Clause("square", None, 2),))]
+    requests = [
+        scene.SceneRequest((scene.Clause("circle", "red"),)),
+        scene.SceneRequest((scene.Clause("square", None, 2),)),
+    ]
     with RunStore(out / spec.run_id).create(spec, synthetic.INVOCATION) as store:
         for number in range(n):
             request = requests[number % 2]

@@ -31,7 +31,7 @@ SETTINGS = (
 
 
 def audit_combination(spec: DecoderSpec) -> dict[str, object]:
-    """The row of `specbench.checks.losslessness.audit` of one combination, on SETTINGS."""
+    """The row of `specbench.checks.losslessness.audit_decoders` of one combination, on SETTINGS."""
     return audit_one(described(spec), spec, IMAGES, seed=1, settings=SETTINGS)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from specbench.system.terminal_tables import distinct, fitted, used_columns
+from specbench.system.terminal_tables import fitted, fitted_distinct, used_columns
 
 HEADINGS = ("name", "hub id", "licence", "value")
 ROWS = [
@@ -41,6 +41,6 @@ def test_empty_and_constant_columns_say_nothing():
     assert used_columns(rows[:1], kept=[]) == [0, 2, 3], "of one row nothing is constant"
     console = Console(width=60, highlight=False)
     with console.capture() as text:
-        console.print(distinct(("name", "note", "images", "value"), rows, 60, kept=[0], right=[3]))
+        console.print(fitted_distinct(("name", "note", "images", "value"), rows, 60, kept=[0], right=[3]))
     shown = text.get()
     assert "in every row: images 4" in shown and "note" not in shown and shown.split()[:2] == ["name", "value"]

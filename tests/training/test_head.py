@@ -29,7 +29,7 @@ from specbench.specs.run_spec import Sampling
 from specbench.training import head as training
 from specbench.training.alignment import alignment
 from specbench.training.data import Corpus
-from specbench.training.head import Plan, train_head, untrained
+from specbench.training.head import HeadPlan, train_head, untrained
 
 D, VOCAB = 16, 11
 GUIDED = Sampling(2.0, 1.0, 8)
@@ -253,7 +253,7 @@ def test_a_head_is_loaded_once_for_many_batches_and_again_once_its_file_or_the_m
     assert kept() is None
 
 
-PLAN = Plan(images=24, epochs=6, batch=8, lr=1e-2, seed=4)
+PLAN = HeadPlan(images=24, epochs=6, batch=8, lr=1e-2, seed=4)
 
 
 def weights(head):
@@ -279,19 +279,19 @@ def test_training_reproduces_and_resumes_to_the_same_weights(model, tmp_path, mo
         with pytest.raises(Killed):
             train_head(model, tmp_path / "killed", PLAN, tell=tell)
     with pytest.raises(SpecbenchError, match="other settings"):
-        train_head(model, tmp_path / "killed", Plan(images=24, epochs=6, batch=8, lr=1e-3, seed=4))
+        train_head(model, tmp_path / "killed", HeadPlan(images=24, epochs=6, batch=8, lr=1e-3, seed=4))
     assert torch.equal(once, weights(train_head(model, tmp_path / "killed", PLAN)))
     log = [json.loads(line) for line in (tmp_path / "killed" / "loss.jsonl").read_text().splitlines()]
     assert [row["step"] for row in log] == list(range(1, 19))
     assert not (tmp_path / "killed" / "training").exists()
-    other = Plan(**{**vars(PLAN), "seed": 5})
+    other = HeadPlan(**{**vars(PLAN), "seed": 5})
     assert not torch.equal(once, weights(train_head(model, tmp_path / "other", other)))
 
 
 def test_alignment_tells_a_trained_head_from_an_untrained_and_a_misled_one(tmp_path, monkeypatch):
     model = Echo()
     images = Corpus(*model.draft_data(24, 99))
-    plan = Plan(images=48, epochs=30, batch=16, lr=1e-2)
+    plan = HeadPlan(images=48, epochs=30, batch=16, lr=1e-2)
     raw = alignment(model, untrained(model, 0).eval(), images, Sampling(2.0), depths=3, starts=4)
     good = alignment(model, train_head(model, tmp_path / "good", plan), images, Sampling(2.0), depths=3, starts=4)
     assert [row["depth"] for row in good] == ["1", "2", "3", "1, x_t"]

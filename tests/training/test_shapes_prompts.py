@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specbench.models.shapes import captions
-from specbench.models.shapes.scene import CATEGORIES, Request, realize, sample_request
+from specbench.models.shapes.scene import CATEGORIES, SceneRequest, realize, sample_request
 from specbench.training.shapes import prompts
 from specbench.training.shapes.data import wordings
 
@@ -28,7 +28,7 @@ def test_the_files_are_what_their_builder_writes(name, build):
 @pytest.mark.parametrize("name", ["shapes", "shapes-hard"])
 def test_every_prompt_is_held_out_and_means_its_scene(name):
     for line in lines(name):
-        request = Request.from_json(line["scene"])
+        request = SceneRequest.from_json(line["scene"])
         assert captions.parse(line["prompt"]) == request
         assert request.held_out() and request.category == line["category"]
         assert line["id"] == f"{line['category']}-{hashlib.sha256(line['prompt'].encode()).hexdigest()[:8]}"

@@ -17,11 +17,11 @@ from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import (
-    build,
+    build_network,
     drop,
     fill,
     randomise,
-    read_config,
+    read_model_config,
     read_tensors,
     read_tokenizer,
 )
@@ -57,7 +57,7 @@ def load_trunk(request: LoadRequest) -> Trunk:
     main = request.found[0]
     if is_meta(main):
         return _meta_trunk(request, main)
-    config = read_config(main, ChameleonConfig)
+    config = read_model_config(main, ChameleonConfig)
     tensors = read_tensors(main)
     language = drop(tensors, ["model.vqmodel."])
     network = _filled(request, config, language, main)
@@ -106,7 +106,7 @@ def _trunk(network: nn.Module, tokenizer: Tokenizer, image_ids: range, image_ten
 
 
 def _language_model(config: ChameleonConfig, found: CheckpointFiles | None = None) -> nn.Module:
-    network = build(ChameleonForConditionalGeneration, config, found=found)
+    network = build_network(ChameleonForConditionalGeneration, config, found=found)
     del network.model.vqmodel
     return network
 

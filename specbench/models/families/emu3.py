@@ -19,11 +19,11 @@ from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
 from specbench.models.checkpoint_files import CheckpointFiles, read_json
 from specbench.models.checkpoint_loading import (
-    build,
+    build_network,
     drop,
     fill,
     randomise,
-    read_config,
+    read_model_config,
     read_tensors,
     read_tokenizer,
     rename,
@@ -65,12 +65,15 @@ def load(request: LoadRequest) -> Emu3:
         return _random(request)
     files = request.found[0]
     if published := files.holds(RANKS):
-        language, language_tensors = _language_model(read_config(files, Emu3TextConfig), files), read_tensors(files)
+        language, language_tensors = (
+            _language_model(read_model_config(files, Emu3TextConfig), files),
+            read_tensors(files),
+        )
         image_files = request.found[1]
         image_tensors = _converted(read_tensors(image_files))
         image_config = _published_image_config(image_files)
     else:
-        config = read_config(files, Emu3Config)
+        config = read_model_config(files, Emu3Config)
         language, image_config, image_files = _language_model(config.text_config, files), config.vq_config, files
         language_tensors, image_tensors = _parts(read_tensors(files), files)
     image = _image_network(image_config, image_files)
@@ -86,7 +89,7 @@ def load(request: LoadRequest) -> Emu3:
 
 
 def _language_model(config: Emu3TextConfig, files: CheckpointFiles) -> nn.Module:
-    return build(Emu3ForCausalLM, config, found=files)
+    return build_network(Emu3ForCausalLM, config, found=files)
 
 
 def _visual_token(tokenizer: Tokenizer | RankedBpe, code: int) -> int:
@@ -184,7 +187,7 @@ def _splits_as_qwen(held: Mapping[str, object]) -> bool:
 
 def _random(request: LoadRequest) -> Emu3:
     tiny_text = _TINY | {"num_key_value_heads": 2}
-    language = build(Emu3ForCausalLM, Emu3TextConfig(**request.sized_network({}, tiny_text)))
+    language = build_network(Emu3ForCausalLM, Emu3TextConfig(**request.sized_network({}, tiny_text)))
     image = _image_network(Emu3VQVAEConfig(**request.sized({}, _TINY_VQ)))
     randomise(language, request.device, request.dtype)
     randomise(image, request.device, torch.float32)
@@ -193,7 +196,7 @@ def _random(request: LoadRequest) -> Emu3:
 
 
 def _image_network(config: Emu3VQVAEConfig, found: CheckpointFiles | None = None) -> nn.Module:
-    network = build(Emu3VQVAE, config, found=found)
+    network = build_network(Emu3VQVAE, config, found=found)
     del network.encoder, network.quant_conv
     return network
 

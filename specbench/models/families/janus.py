@@ -19,11 +19,11 @@ from transformers.models.janus.modeling_janus import JanusModel
 
 from specbench.models.checkpoint_files import CheckpointFiles, read_json
 from specbench.models.checkpoint_loading import (
-    build,
+    build_network,
     drop,
     fill,
     randomise,
-    read_config,
+    read_model_config,
     read_tensors,
     read_tokenizer,
     rename,
@@ -88,7 +88,11 @@ def load(request: LoadRequest) -> Janus:
         config, (start, pad, _) = _published_config(tensors, files), _SPECIALS
     else:
         tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(files).items()}
-        config, start, pad = read_config(files, JanusConfig), _named(files, "bos_token"), _named(files, "pad_token")
+        config, start, pad = (
+            read_model_config(files, JanusConfig),
+            _named(files, "bos_token"),
+            _named(files, "pad_token"),
+        )
     network = _network(config, files)
     fill(network, drop(tensors, UNUSED), files, request.device, request.dtype)
     return Janus(request, read_tokenizer(files), network, start, pad)
@@ -140,7 +144,7 @@ def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _network(config: JanusConfig, found: CheckpointFiles | None = None) -> nn.Module:
-    network = build(JanusModel, config, found=found)
+    network = build_network(JanusModel, config, found=found)
     del network.vision_model, network.aligner, network.vqmodel.encoder, network.vqmodel.quant_conv
     return network
 

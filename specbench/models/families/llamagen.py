@@ -22,11 +22,11 @@ from transformers import LlamaConfig, LlamaModel, T5Config, T5EncoderModel
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import (
-    build,
+    build_network,
     drop,
     fill,
     randomise,
-    read_config,
+    read_model_config,
     read_tensors,
     read_tokenizer,
     rotary_halves,
@@ -188,9 +188,9 @@ def load(request: LoadRequest) -> LlamaGen:
     files, text_files = request.found
     language, image = files.only("t2i_*.pt"), files.only(VQ_FILE)
     tensors = convert(read_tensors(language), language)
-    network = build(Network, _config(tensors, language), tensors["uncond_embedding"].shape[-1])
+    network = build_network(Network, _config(tensors, language), tensors["uncond_embedding"].shape[-1])
     fill(network, tensors, language, request.device, request.dtype)
-    encoder = build(T5EncoderModel, read_config(text_files, T5Config), found=text_files)
+    encoder = build_network(T5EncoderModel, read_model_config(text_files, T5Config), found=text_files)
     text_tensors = drop(read_tensors(text_files), ["decoder.", "lm_head."])
     fill(encoder, text_tensors, text_files, request.device, _text_dtype(request))
     decoder = vq_decoder.load_llamagen_vq(read_tensors(image), image, request.device)
@@ -200,8 +200,8 @@ def load(request: LoadRequest) -> LlamaGen:
 def _random(request: LoadRequest) -> LlamaGen:
     config = _llama(request.sized_network({}, _TINY))
     text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
-    network = randomise(build(Network, config, text_config.d_model), request.device, request.dtype)
-    encoder = randomise(build(T5EncoderModel, text_config), request.device, _text_dtype(request))
+    network = randomise(build_network(Network, config, text_config.d_model), request.device, request.dtype)
+    encoder = randomise(build_network(T5EncoderModel, text_config), request.device, _text_dtype(request))
     tokenizer = stand_in_tokenizer({"</s>": 1}, first_byte=3)
     tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     decoder = vq_decoder.random_taming(

@@ -70,10 +70,10 @@ class RankedBpe:
 
     def _ordinary(self, text: str) -> Iterator[int]:
         for word, _ in self._split.pre_tokenize_str(text):
-            yield from merge(word.encode(), self._ranks)
+            yield from merge_word(word.encode(), self._ranks)
 
 
-def merge(word: bytes, ranks: Mapping[bytes, int]) -> list[int]:
+def merge_word(word: bytes, ranks: Mapping[bytes, int]) -> list[int]:
     """Ids of one word: of all neighbours, the pair with the lowest rank is joined first, the leftmost of equals.
 
     A heap of the joins still possible keeps words of thousands of characters, as of languages without spaces, fast.

@@ -10,7 +10,14 @@ from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from specbench.models.checkpoint_files import CheckpointFiles
-from specbench.models.checkpoint_loading import build, fill, randomise, read_config, read_tensors, read_tokenizer
+from specbench.models.checkpoint_loading import (
+    build_network,
+    fill,
+    randomise,
+    read_model_config,
+    read_tensors,
+    read_tokenizer,
+)
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.generation_config import read_repetition_penalty
@@ -60,16 +67,16 @@ class SimpleAR(FamilyModel):
 def load(request: LoadRequest) -> SimpleAR:
     if not request.found:
         config = Qwen2Config(**request.sized_network(_QWEN, _TINY))
-        network = randomise(build(Qwen2ForCausalLM, config), request.device, request.dtype)
+        network = randomise(build_network(Qwen2ForCausalLM, config), request.device, request.dtype)
         return _model(
             request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, _WORDS, vq_decoder.FsqColours(request.device)
         )
     files, decoder_files = request.found
     penalty = read_repetition_penalty(files)
-    config = read_config(files, Qwen2Config)
+    config = read_model_config(files, Qwen2Config)
     if config.use_sliding_window:
         raise files.refusal(": sliding-window attention is not supported", files.named("config.json"))
-    network = build(Qwen2ForCausalLM, config, found=files)
+    network = build_network(Qwen2ForCausalLM, config, found=files)
     fill(network, read_tensors(files), files, request.device, request.dtype)
     tokenizer = read_tokenizer(files)
     decoder = _cosmos(decoder_files, request.device)

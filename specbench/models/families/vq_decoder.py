@@ -17,7 +17,7 @@ from transformers import JanusVQVAEConfig
 from transformers.models.janus.modeling_janus import JanusVQVAE
 
 from specbench.models.checkpoint_files import CheckpointFiles
-from specbench.models.checkpoint_loading import build, drop, fill, randomise, rename
+from specbench.models.checkpoint_loading import build_network, drop, fill, randomise, rename
 
 
 class ImageDecoder(Protocol):
@@ -74,7 +74,7 @@ ENCODER_SIDE = ("encoder.", "quant_conv.", "loss.")
 
 def taming_network(config: JanusVQVAEConfig, attention: bool = True) -> JanusVQVAE:
     """The decoding half of a `JanusVQVAE`, without memory; `attention` as in the lowest level of LlamaGen's."""
-    network = build(JanusVQVAE, config)
+    network = build_network(JanusVQVAE, config)
     del network.encoder, network.quant_conv
     if not attention:
         network.decoder.up[0].attn = nn.ModuleList()

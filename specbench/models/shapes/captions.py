@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from specbench.errors import SpecbenchError
-from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES, Clause, Request
+from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES, Clause, SceneRequest
 
 PREFIX = 16
 NUMBERS = {"two": 2, "three": 3, "four": 4}
@@ -57,7 +57,7 @@ def null_caption() -> list[int]:
     return [WORD_ID[PAD]] * (PREFIX - 1) + [WORD_ID[IMAGE]]
 
 
-def caption(request: Request) -> str:
+def caption(request: SceneRequest) -> str:
     """The canonical English wording of a request, in the order of its clauses."""
     names = [_name(clause) for clause in request.clauses]
     related = {j: PHRASES[name] for name, i, j in request.relations if i == 0}
@@ -70,7 +70,7 @@ def caption(request: Request) -> str:
     return text + (f" on a {request.texture} background" if request.texture else "")
 
 
-def parse(text: str) -> Request:
+def parse(text: str) -> SceneRequest:
     """The request a caption means: objects joined by "and" or a relation, the subject of which is the first one."""
     rest, texture = words(text), None
     if rest[-1] in TEXTURES:
@@ -97,7 +97,7 @@ def parse(text: str) -> Request:
         raise CaptionError(f"caption {text!r} names no object")
     if sum(c.count for c in clauses) > MAX_COUNT:
         raise CaptionError(f"caption {text!r} asks for more than {MAX_COUNT} objects")
-    return Request(tuple(clauses), tuple(relations), texture)
+    return SceneRequest(tuple(clauses), tuple(relations), texture)
 
 
 def _name(clause: Clause) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbench.models.shapes.render import RGB, shape_distance
-from specbench.models.shapes.scene import COLORS, SHAPES, SIZE, Request, holds
+from specbench.models.shapes.scene import COLORS, SHAPES, SIZE, SceneRequest, holds
 
 NEAR = 0.28
 MIN_AREA = 45
@@ -95,7 +95,7 @@ def connected(mask: np.ndarray) -> np.ndarray:
         labels = grown
 
 
-def judge(request: Request, found: list[Detection]) -> Judgement:
+def judge(request: SceneRequest, found: list[Detection]) -> Judgement:
     """Whether detections satisfy a request."""
     matches = [[d for d in found if d.shape == c.shape and c.color in (None, d.color)] for c in request.clauses]
     shape = all(any(d.shape == c.shape for d in found) for c in request.clauses)

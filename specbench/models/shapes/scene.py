@@ -1,6 +1,6 @@
 """Scenes and requests: what a picture of the `shapes` world contains, and what a caption asks for.
 
-A `Request` is the meaning of a caption: clauses ("two red circles"), relations between clauses, perhaps a texture.
+A `SceneRequest` is the meaning of a caption: clauses ("two red circles"), relations between clauses, perhaps a texture.
 A `Scene` is one concrete picture that satisfies a request: every object with its place and size in pixels.
 `realize` draws a scene for a request, `describe` draws a request that a scene satisfies.
 
@@ -47,7 +47,7 @@ class Clause:
 
 
 @dataclass(frozen=True)
-class Request:
+class SceneRequest:
     """What a caption asks for. A relation `(name, i, j)` reads: clause i is `name` of clause j."""
 
     clauses: tuple[Clause, ...]
@@ -91,11 +91,11 @@ class Request:
         }
 
     @staticmethod
-    def from_json(data: dict) -> Request:
+    def from_json(data: dict) -> SceneRequest:
         """The inverse of `to_json`."""
         clauses = tuple(Clause(o["shape"], o.get("color"), o.get("count", 1)) for o in data["objects"])
         relations = tuple((r[0], int(r[1]), int(r[2])) for r in data.get("relations", ()))
-        return Request(clauses, relations, data.get("texture"))
+        return SceneRequest(clauses, relations, data.get("texture"))
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def holds(relation: str, ax: float, ay: float, bx: float, by: float, margin: flo
     return distance > margin
 
 
-def sample_request(rng: np.random.Generator) -> Request:
+def sample_request(rng: np.random.Generator) -> SceneRequest:
     """Draw a fully specified request: the mixture of scenes the model is trained on."""
     kind = rng.choice(4, p=(0.20, 0.40, 0.27, 0.13))
     if kind == 0:
@@ -139,10 +139,10 @@ def sample_request(rng: np.random.Generator) -> Request:
         clauses = (_clause(rng, int(rng.integers(2, MAX_COUNT + 1))),)
     else:
         clauses = _distinct(rng, 2 if kind == 1 else 3)
-    return Request(clauses, (), str(rng.choice(TEXTURES, p=TEXTURE_SHARES)))
+    return SceneRequest(clauses, (), str(rng.choice(TEXTURES, p=TEXTURE_SHARES)))
 
 
-def realize(request: Request, rng: np.random.Generator) -> Scene:
+def realize(request: SceneRequest, rng: np.random.Generator) -> Scene:
     """Draw a scene that satisfies `request`; attributes it leaves open are drawn uniformly."""
     kinds = []
     for index, clause in enumerate(request.clauses):
@@ -162,14 +162,14 @@ def realize(request: Request, rng: np.random.Generator) -> Scene:
     return Scene(items, texture, int(rng.integers(2**31)))
 
 
-def describe(scene: Scene, rng: np.random.Generator) -> Request:
+def describe(scene: Scene, rng: np.random.Generator) -> SceneRequest:
     """Draw a request that `scene` satisfies; informative ones are likelier than vague ones."""
     texture = scene.texture if rng.random() < 0.3 else None
     kinds = sorted({(i.shape, i.color) for i in scene.items})
     colored = rng.random() < 0.75
     if len(kinds) == 1:
         clause = Clause(kinds[0][0], kinds[0][1] if colored else None, len(scene.items))
-        return Request((clause,), (), texture)
+        return SceneRequest((clause,), (), texture)
     order = rng.permutation(len(scene.items))
     items = [scene.items[i] for i in order]
     colored |= len({i.shape for i in items}) < len(items)
@@ -182,7 +182,7 @@ def describe(scene: Scene, rng: np.random.Generator) -> Request:
                 relations.append((str(rng.choice(names)), 0, j))
         if len(relations) < len(items) - 1:
             relations = []
-    return Request(clauses, tuple(relations), texture)
+    return SceneRequest(clauses, tuple(relations), texture)
 
 
 def _clearly(name: str, a: Item, b: Item) -> bool:

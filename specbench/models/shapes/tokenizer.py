@@ -15,7 +15,7 @@ PATCH = 4
 TOKENS = GRID * GRID
 
 
-class Residual(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3 x 3 convolutions with a skip connection."""
 
     def __init__(self, channels: int):
@@ -54,11 +54,11 @@ class ShapesTokenizer(nn.Module):
         )
         self.decoder = nn.Sequential(
             nn.Conv2d(dim, decoder, 3, padding=1),
-            Residual(decoder),
-            Residual(decoder),
+            ResidualBlock(decoder),
+            ResidualBlock(decoder),
             nn.Conv2d(decoder, 4 * fine, 1),
             nn.PixelShuffle(2),
-            Residual(fine),
+            ResidualBlock(fine),
             nn.GroupNorm(8, fine),
             nn.SiLU(),
             nn.Conv2d(fine, 12, 3, padding=1),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specbench.models.shapes.detector import detect, judge
 from specbench.models.shapes.network import WEIGHTS, ShapesNetwork, load, load_tokenizer, settings
-from specbench.models.shapes.scene import CATEGORIES, TEXTURES, Request, describe, realize, sample_request
+from specbench.models.shapes.scene import CATEGORIES, TEXTURES, SceneRequest, describe, realize, sample_request
 from specbench.models.shapes.tokenizer import ShapesTokenizer
 from specbench.stats import mean_of_estimates, proportion_interval
 from specbench.training.shapes.data import pixels
@@ -27,7 +27,7 @@ CELL = 128
 LABEL = 30
 
 
-def estimates(requests: list[Request], images: Tensor, clusters: list[str]) -> dict[str, dict]:
+def estimates(requests: list[SceneRequest], images: Tensor, clusters: list[str]) -> dict[str, dict]:
     """Share of correct images with its 95 % interval, per category and (as the mean of the categories) overall."""
     groups: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for request, image, cluster in zip(requests, images, clusters, strict=True):
@@ -40,7 +40,7 @@ def estimates(requests: list[Request], images: Tensor, clusters: list[str]) -> d
     return {name: {**values, "n": counts[name]} for name, values in rounded.items()}
 
 
-def tags(requests: list[Request], images: Tensor) -> dict[str, float]:
+def tags(requests: list[SceneRequest], images: Tensor) -> dict[str, float]:
     """Share of images, among those whose caption says something about it, in which each single tag is right."""
     found = defaultdict(list)
     for request, image in zip(requests, images, strict=True):
@@ -130,7 +130,7 @@ def evaluate(
 ) -> dict:
     """Score the prompt set in file `prompts`; grids go to `folder`."""
     lines = [json.loads(line) for line in prompts.read_text().splitlines()][:limit] * repeats
-    requests, texts = [Request.from_json(x["scene"]) for x in lines], [x["prompt"] for x in lines]
+    requests, texts = [SceneRequest.from_json(x["scene"]) for x in lines], [x["prompt"] for x in lines]
     tokens, images = sample_images(network, tokenizer, texts, seed, **sampling)
     half = len(texts) // repeats // 2
     per_image = token_statistics(network, texts, tokens, sampling)

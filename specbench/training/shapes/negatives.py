@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from specbench.models.shapes.detector import Detection, judge
-from specbench.models.shapes.scene import COLORS, MAX_COUNT, OPPOSITE, SHAPES, TEXTURES, Clause, Request, Scene
+from specbench.models.shapes.scene import COLORS, MAX_COUNT, OPPOSITE, SHAPES, TEXTURES, Clause, Scene, SceneRequest
 
 TRIES = 20
 
@@ -20,14 +20,14 @@ def seen(scene: Scene) -> list[Detection]:
     ]
 
 
-def is_true(request: Request, scene: Scene, found: list[Detection] | None = None) -> bool:
+def is_true(request: SceneRequest, scene: Scene, found: list[Detection] | None = None) -> bool:
     """Whether a picture of `scene` is what `request` asks for; `found` is `seen(scene)`, where it is known."""
     if request.texture not in (None, scene.texture):
         return False
     return judge(request, seen(scene) if found is None else found).correct
 
 
-def near_misses(request: Request, scene: Scene, count: int, rng: np.random.Generator) -> list[Request]:
+def near_misses(request: SceneRequest, scene: Scene, count: int, rng: np.random.Generator) -> list[SceneRequest]:
     """Up to `count` different requests that differ from a true one in one attribute and are false of the scene; none
     has a held-out meaning."""
     found, objects = [], seen(scene)
@@ -40,7 +40,7 @@ def near_misses(request: Request, scene: Scene, count: int, rng: np.random.Gener
     return found
 
 
-def altered(request: Request, rng: np.random.Generator) -> Request:
+def altered(request: SceneRequest, rng: np.random.Generator) -> SceneRequest:
     """A request with another color, shape, count, relation or texture, or with the colors of two objects exchanged."""
     clauses, single = request.clauses, len(request.clauses) == 1
     changes = [_reshape]
@@ -62,34 +62,34 @@ def _other(names, current, rng: np.random.Generator):
     return rest[rng.integers(len(rest))]
 
 
-def _with(request: Request, index: int, clause: Clause) -> Request:
+def _with(request: SceneRequest, index: int, clause: Clause) -> SceneRequest:
     return replace(request, clauses=(*request.clauses[:index], clause, *request.clauses[index + 1 :]))
 
 
-def _reshape(request: Request, rng: np.random.Generator) -> Request:
+def _reshape(request: SceneRequest, rng: np.random.Generator) -> SceneRequest:
     index = int(rng.integers(len(request.clauses)))
     clause = request.clauses[index]
     return _with(request, index, replace(clause, shape=_other(SHAPES, clause.shape, rng)))
 
 
-def _recolor(request: Request, rng: np.random.Generator) -> Request:
+def _recolor(request: SceneRequest, rng: np.random.Generator) -> SceneRequest:
     index = _other([i for i, clause in enumerate(request.clauses) if clause.color], None, rng)
     clause = request.clauses[index]
     return _with(request, index, replace(clause, color=_other(COLORS, clause.color, rng)))
 
 
-def _recount(request: Request, rng: np.random.Generator) -> Request:
+def _recount(request: SceneRequest, rng: np.random.Generator) -> SceneRequest:
     clause = request.clauses[0]
     return _with(request, 0, replace(clause, count=_other(range(1, MAX_COUNT + 1), clause.count, rng)))
 
 
-def _swap(request: Request, rng: np.random.Generator) -> Request:
+def _swap(request: SceneRequest, rng: np.random.Generator) -> SceneRequest:
     first, second = rng.permutation(len(request.clauses))[:2]
     a, b = request.clauses[first], request.clauses[second]
     return _with(_with(request, first, replace(a, color=b.color)), second, replace(b, color=a.color))
 
 
-def _turn(request: Request, rng: np.random.Generator) -> Request:
+def _turn(request: SceneRequest, rng: np.random.Generator) -> SceneRequest:
     index = int(rng.integers(len(request.relations)))
     name, i, j = request.relations[index]
     relations = list(request.relations)
@@ -97,5 +97,5 @@ def _turn(request: Request, rng: np.random.Generator) -> Request:
     return replace(request, relations=tuple(relations))
 
 
-def _retexture(request: Request, rng: np.random.Generator) -> Request:
+def _retexture(request: SceneRequest, rng: np.random.Generator) -> SceneRequest:
     return replace(request, texture=_other(TEXTURES, request.texture, rng))

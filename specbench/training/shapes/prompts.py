@@ -20,8 +20,8 @@ from specbench.models.shapes.scene import (
     SHAPES,
     TEXTURES,
     Clause,
-    Request,
     SceneError,
+    SceneRequest,
     describe,
     realize,
     sample_request,
@@ -32,24 +32,24 @@ HARD = 60
 TEXTURED = 0.3
 
 
-def few() -> Iterable[Request]:
+def few() -> Iterable[SceneRequest]:
     """Every request of the three kinds that are few enough to list."""
     for texture in (None, *TEXTURES):
         for shape in SHAPES:
-            yield Request((Clause(shape),), (), texture)
+            yield SceneRequest((Clause(shape),), (), texture)
         for pair in itertools.permutations(SHAPES, 2):
-            yield Request(tuple(Clause(s) for s in pair), (), texture)
+            yield SceneRequest(tuple(Clause(s) for s in pair), (), texture)
         for shape, color in itertools.product(SHAPES, COLORS):
-            yield Request((Clause(shape, color),), (), texture)
+            yield SceneRequest((Clause(shape, color),), (), texture)
 
 
-def many(rng: np.random.Generator) -> Iterable[Request]:
+def many(rng: np.random.Generator) -> Iterable[SceneRequest]:
     """An endless stream of counting, position and color_attr requests."""
     while True:
         yield describe(realize(sample_request(rng), rng), rng)
 
 
-def chained(rng: np.random.Generator) -> Iterable[Request]:
+def chained(rng: np.random.Generator) -> Iterable[SceneRequest]:
     """An endless stream of requests for three colored objects, two of them placed relative to the first."""
     kinds = list(itertools.product(SHAPES, COLORS))
     while True:
@@ -57,7 +57,7 @@ def chained(rng: np.random.Generator) -> Iterable[Request]:
         clauses = tuple(Clause(*kinds[i]) for i in chosen)
         relations = tuple((str(rng.choice(RELATIONS)), 0, j) for j in (1, 2))
         texture = str(rng.choice(TEXTURES)) if rng.random() < TEXTURED else None
-        request = Request(clauses, relations, texture)
+        request = SceneRequest(clauses, relations, texture)
         try:
             realize(request, rng)
         except SceneError:
@@ -65,7 +65,7 @@ def chained(rng: np.random.Generator) -> Iterable[Request]:
         yield request
 
 
-def prompt(request: Request) -> dict:
+def prompt(request: SceneRequest) -> dict:
     """One line of a prompt set; the id depends on the wording alone."""
     text = captions.caption(request)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]

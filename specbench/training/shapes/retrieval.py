@@ -18,7 +18,7 @@ from specbench.metrics.openclip import (
 from specbench.metrics.shapes_clip import FOLDER
 from specbench.models.shapes import captions
 from specbench.models.shapes.render import render
-from specbench.models.shapes.scene import Request
+from specbench.models.shapes.scene import SceneRequest
 from specbench.training.shapes.negatives import near_misses
 from specbench.training.shapes.train_clip import scenes_with_captions, told, true_pairs
 
@@ -43,7 +43,7 @@ def retrieval(folder: Path = FOLDER, batches: int = 8, seed: int = 1) -> dict[st
         requests = [request for scene in scenes if (request := told(scene, rng, held_out=True))]
         images = image_embeddings(model, [normalised(render(scene)) for scene in scenes], "cpu")
 
-        def embed(asked: list[Request]) -> Tensor:
+        def embed(asked: list[SceneRequest]) -> Tensor:
             return text_embeddings(model, [captions.caption(request) for request in asked], "cpu", words)
 
         cosines = images @ embed(requests).T

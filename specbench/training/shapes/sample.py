@@ -14,7 +14,7 @@ from specbench.models.shapes import captions
 from specbench.models.shapes.captions import PREFIX
 from specbench.models.shapes.detector import detect, judge
 from specbench.models.shapes.network import ShapesNetwork
-from specbench.models.shapes.scene import CATEGORIES, Request, describe, realize, sample_request
+from specbench.models.shapes.scene import CATEGORIES, SceneRequest, describe, realize, sample_request
 from specbench.models.shapes.tokenizer import TOKENS, ShapesTokenizer
 
 
@@ -62,7 +62,7 @@ def sample(
     return tokens
 
 
-def held_out_requests(count: int, seed: int) -> list[Request]:
+def held_out_requests(count: int, seed: int) -> list[SceneRequest]:
     """Held-out requests, as many of each GenEval category as the count allows."""
     rng = np.random.default_rng(seed)
     wanted = {name: count // len(CATEGORIES) for name in CATEGORIES}
@@ -75,7 +75,7 @@ def held_out_requests(count: int, seed: int) -> list[Request]:
     return found
 
 
-def score(requests: list[Request], images: Tensor) -> dict[str, float]:
+def score(requests: list[SceneRequest], images: Tensor) -> dict[str, float]:
     """Shares of correct images (uint8 [N, 3, 64, 64]): overall (mean of the categories), per category, per tag,
     and overall against the captions shifted by a third of the list (`shuffled`)."""
     seen = [detect(image.permute(1, 2, 0).numpy()) for image in images.cpu()]

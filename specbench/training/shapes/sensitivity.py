@@ -24,7 +24,7 @@ from specbench.metrics.shapes_detector import ShapesDetector
 from specbench.metrics.shapes_frechet import ShapesFrechet
 from specbench.models.shapes.network import load_tokenizer
 from specbench.models.shapes.render import render
-from specbench.models.shapes.scene import Request, realize
+from specbench.models.shapes.scene import SceneRequest, realize
 from specbench.models.shapes.tokenizer import GRID, ShapesTokenizer
 from specbench.prompts import Prompt, load_prompts
 from specbench.store.run_store import RunStore
@@ -39,7 +39,7 @@ BETTER = {"shapes-detector": 1, "shapes-clip": 1, "shapes-frechet": -1}
 def rendered_tokens(prompts: Sequence[Prompt], tokenizer: ShapesTokenizer, seed: int) -> Tensor:
     """Tokens [N, 256] of a true picture of each caption."""
     rng = np.random.default_rng([13, seed])
-    pictures = [render(realize(Request.from_json(prompt.meta["scene"]), rng)) for prompt in prompts]
+    pictures = [render(realize(SceneRequest.from_json(prompt.meta["scene"]), rng)) for prompt in prompts]
     return tokenizer.encode(torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2))
 
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specbench.metrics.openclip import MEAN, STD, empty_folder_model
 from specbench.models.shapes import captions
-from specbench.models.shapes.scene import Request, Scene, describe, realize, sample_request
+from specbench.models.shapes.scene import Scene, SceneRequest, describe, realize, sample_request
 from specbench.training.shapes.data import pixels
 from specbench.training.shapes.negatives import is_true, near_misses, seen
 from specbench.training.shapes.resumable import save_half, train
@@ -98,13 +98,13 @@ def network_input(images: Tensor) -> Tensor:
     return (images.float() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
-def told(scene: Scene, rng: np.random.Generator, held_out: bool = False) -> Request | None:
+def told(scene: Scene, rng: np.random.Generator, held_out: bool = False) -> SceneRequest | None:
     """A true request that is, or is not, held out; None where many tries found none."""
     tries = (describe(scene, rng) for _ in range(TRIES))
     return next((request for request in tries if request.held_out() == held_out), None)
 
 
-def true_pairs(requests: Sequence[Request], scenes: Sequence[Scene]) -> Tensor:
+def true_pairs(requests: Sequence[SceneRequest], scenes: Sequence[Scene]) -> Tensor:
     """bool [scenes, requests]: what is true of what."""
     wanted = [{(clause.shape, clause.color) for clause in request.clauses} for request in requests]
     rows = []
