@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from specbench.decoding.generation import Generation
     from specbench.metrics.base import Settings
-    from specbench.metrics.scoring import Images
-    from specbench.metrics.scoring import ScoreReporter as ScoreReporter
+    from specbench.metrics.scoring import Images, ScoreReporter
     from specbench.papers.join import PaperTable
     from specbench.papers.reproduce import Warn
     from specbench.runs.plan import Plan
@@ -622,7 +621,7 @@ def doctor(
         SpecbenchError: an unknown model or metric, or a model that has only one set of weights.
     """
     from specbench.checks.cross_check import readiness
-    from specbench.checks.doctor import check_machine as check_machine  # bring torch
+    from specbench.checks.doctor import check_machine  # bring torch
 
     if scale not in ("full", "tiny"):
         raise SpecbenchError(f"scale {scale}: unknown", "valid: full, tiny")

@@ -90,7 +90,7 @@ def audit_each(
 def audit_named(
     names: Sequence[str] = (), samples: int = SAMPLES, seed: int = 0, workers: int = 1, compiled: bool = False
 ) -> Iterator[dict[str, object]]:
-    """Yield the rows of `audit_decoders` for decoders named as on the command line, under those names; all presets if empty.
+    """Yield the rows of `audit_decoders` for decoders named as on the command line, under those names; all if empty.
 
     Raises:
         SpecbenchError: what `audit_decoders` raises, or a number out of range.
@@ -112,7 +112,7 @@ def audit_one(
     seed: int,
     settings: Sequence[AuditSetting] | None = None,
 ) -> dict[str, object]:
-    """Audit one decoder, as `load_decoder` returns it, on AUDIT_SETTINGS or other settings; see `audit_decoders` for the row."""
+    """Audit a decoder of `load_decoder` on AUDIT_SETTINGS or other settings; see `audit_decoders` for the row."""
     settings = settings or AUDIT_SETTINGS
     refused = _refused(decoder, settings, seed)
     counts = {

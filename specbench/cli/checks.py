@@ -27,7 +27,7 @@ def add_to(app: typer.Typer) -> None:
         doctor
     )
     app.command(name="audit", help=_AUDIT_HELP)(audit)
-    app.command(name="check", help=_CHECK_HELP)(check_machine)
+    app.command(name="check", help=_CHECK_HELP)(check)
 
 
 @flags(_DOCTOR)

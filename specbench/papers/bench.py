@@ -14,7 +14,7 @@ from specbench.papers.table import Table
 
 if TYPE_CHECKING:
     from specbench.metrics.base import Settings
-    from specbench.metrics.scoring import ScoreReporter as ScoreReporter
+    from specbench.metrics.scoring import ScoreReporter
     from specbench.runs.run_progress import Reporter
 
 

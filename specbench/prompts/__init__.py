@@ -8,7 +8,7 @@ __all__ = [
     "Prompt",
     "PromptSet",
     "Request",
-    "build",
+    "build_prompt_set",
     "content_sha256",
     "downloadable",
     "fetch_prompts",

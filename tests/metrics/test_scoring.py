@@ -180,7 +180,7 @@ def test_a_scorer_killed_half_way_goes_on_where_it_was(tmp_path):
     code = (
         "import os, signal, sys\nfrom pathlib import Path\nfrom specbench.metrics import scoring\n"
         "seen = []\n"
-        "class Stop(scoring.Reporter):\n    def image(self, *_):\n        seen.append(1)\n"
+        "class Stop(scoring.ScoreReporter):\n    def image(self, *_):\n        seen.append(1)\n"
         "        if len(seen) == 20: os.kill(os.getpid(), signal.SIGKILL)\n"
         "scoring.score([Path(sys.argv[1])], ['shapes-detector'], reporter=Stop())"
     )
