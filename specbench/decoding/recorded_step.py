@@ -41,7 +41,7 @@ class Committed(NamedTuple):
 
 
 class RecordedStep(NamedTuple):
-    """Outcome of one step, or of K consecutive steps of one kind joined by `join`. R = K B rows, T slots, C columns.
+    """Outcome of one step, or of K consecutive steps of one kind joined. R = K B rows, T slots, C columns.
 
     Attributes:
         verified, proposal: of the step.
@@ -102,7 +102,7 @@ class RecordedStep(NamedTuple):
         return seen._replace(q_before=before[own, place.clamp(max=before.shape[1] - 1)], kept=kept)
 
 
-def join(steps: Sequence[RecordedStep]) -> RecordedStep:
+def join_steps(steps: Sequence[RecordedStep]) -> RecordedStep:
     """Consecutive steps of one `kind` as one of more rows, step by step."""
     if len(steps) == 1:
         return steps[0]

@@ -13,7 +13,7 @@ from specbench.decoding.draft_tree import DEPTHS
 from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import Verification
 from specbench.decoding.noise import Noise
-from specbench.decoding.recorded_step import Committed, RecordedStep, join
+from specbench.decoding.recorded_step import Committed, RecordedStep, join_steps
 from specbench.decoding.sampling import at, entropy, kept
 from specbench.decoding.timing import Spans
 from specbench.decoding.uniforms import UniformsRecorder
@@ -104,7 +104,7 @@ class StepRecorder:
     def _flush(self) -> None:
         """Record the steps collected."""
         for _, steps in groupby(self._waiting, key=lambda step: step.kind):
-            self._record(join(list(steps)))
+            self._record(join_steps(list(steps)))
         self._waiting, self._bytes = [], 0
 
     def _record(self, step: RecordedStep) -> None:

@@ -19,7 +19,7 @@ import torch
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Metric, Sample, Score, column_difference, paired_features
 from specbench.metrics.clip import clip_versions
-from specbench.metrics.geneval_rules import COLORS, Found, confident, judge
+from specbench.metrics.geneval_rules import COLORS, Found, confident, judge_image
 from specbench.metrics.hub_weights import folder_identity, hub_folder, hub_problem
 from specbench.metrics.mask2former import Instance, Mask2Former
 from specbench.metrics.openclip import (
@@ -119,7 +119,7 @@ class GenEval(JudgedMetric):
             if one.score > KEPT_SCORE:
                 found = Found(one.box, one.score, partial(self.color, sample.pixels, one))
                 objects.setdefault(one.label, []).append(found)
-        verdict = judge(sample.meta, confident(objects, sample.category or ""))
+        verdict = judge_image(sample.meta, confident(objects, sample.category or ""))
         details = {name: [[*one.box, round(one.score, 4)] for one in found] for name, found in objects.items()}
         return {
             "correct": verdict.correct, "reason": "; ".join(verdict.reasons), "details": json.dumps(details)

@@ -67,7 +67,7 @@ def relations(a: Found, b: Found) -> set[str]:
     return {name for name, holds in names.items() if holds}
 
 
-def judge(meta: Mapping[str, object], objects: Objects) -> ImageVerdict:
+def judge_image(meta: Mapping[str, object], objects: Objects) -> ImageVerdict:
     """Apply a prompt's clauses to the confident objects of an image."""
     reasons: list[str] = []
     matched: list[Sequence[Found] | None] = []

@@ -32,7 +32,7 @@ MIRROR = "SPECBENCH_PROMPTS_MIRROR"
 
 
 @dataclass(frozen=True)
-class ReferenceImages:
+class PublishedImages:
     """Reference images of a set: an archive of `count` images under `licence`."""
 
     archive: Remote
@@ -57,7 +57,7 @@ class PublicSet:
     page: str
     files: Mapping[str, Remote]
     archive: Remote | None = None
-    images: ReferenceImages | None = None
+    images: PublishedImages | None = None
     categories: tuple[str, ...] = field(default=())
 
     @property
@@ -97,7 +97,7 @@ def _entry(name: str, entry: dict) -> PublicSet:
         name, entry["summary"], entry["prompts"], entry["licence"], entry["page"],
         {file: remote(part) for file, part in entry["files"].items()},
         remote(entry["archive"]) if "archive" in entry else None,
-        ReferenceImages(remote(images), images["count"], images["licence"]) if images else None,
+        PublishedImages(remote(images), images["count"], images["licence"]) if images else None,
         tuple(entry.get("categories", ())),
     )  # fmt: skip
 

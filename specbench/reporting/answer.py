@@ -8,11 +8,11 @@ from pathlib import Path
 
 from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number, stall_note
 from specbench.reporting.compare import CHANGE, corrected, quality_rows
+from specbench.reporting.compare_view import SIGNIFICANT
 from specbench.reporting.pareto import lower_is_better
 from specbench.reporting.report_rows import window_of
 from specbench.system.monitor import BUSY_CORES
 
-SIGNIFICANT = 0.05
 _COSTLY_WINDOW = 1.1
 
 

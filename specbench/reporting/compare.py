@@ -28,7 +28,7 @@ from specbench.stats.intervals import FEW_UNITS
 FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
 CHANGE = 0.02
 """Relative change to detect, for `prompts_needed`."""
-FEW = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
+FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
 """Note of a number whose interval is left out."""
 _BOUNDS = {"": "value", ".low": "low", ".high": "high"}
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -69,7 +69,7 @@ def speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
     back = stats.ratio_of_totals(pairs["ar_ms"], pairs["ar_ms_base"], pairs["prompt_id"])
     total, back = (stats.without_few(one, result.prompts) for one in (result.total, back))
     notes = [] if result.pairs == len(a.rows) == len(b.rows) else ["over the images in common"]
-    note = "; ".join(notes if total.low is not None else [*notes, FEW]) or None
+    note = "; ".join(notes if total.low is not None else [*notes, FEW_NOTE]) or None
     factors = zip(names[2:], (result.steps, result.window_cost, result.overhead), strict=True)
     return [
         _row(names[0], total, result.pairs, p=saved.p, prompts_needed=needed, note=note),
@@ -201,7 +201,7 @@ def _difference_row(
     name: str, estimate: stats.Estimate, n: int, p: float | None, spread: float | None, score: Mapping
 ) -> dict[str, object]:
     needed = stats.prompts_needed(spread, CHANGE * score["value"])
-    return _row(name, estimate, n, p, needed, None if estimate.low is not None else FEW)
+    return _row(name, estimate, n, p, needed, None if estimate.low is not None else FEW_NOTE)
 
 
 def _unlike(mine: Sequence[Mapping], theirs: Sequence[Mapping]) -> str:

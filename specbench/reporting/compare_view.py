@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specbench.reporting.columns import MISSING, TOO_FEW, between, number
-from specbench.reporting.compare import CHANGE, FEW
+from specbench.reporting.compare import CHANGE, FEW_NOTE
 
 SIGNIFICANT = 0.05
 HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
@@ -97,7 +97,7 @@ def _interval(row: Mapping) -> str:
 def _bounds(row: Mapping) -> str:
     if row["low"] is not None:
         return between(row["low"], row["high"], _digits(row))
-    return TOO_FEW if FEW in (row["note"] or "") else MISSING
+    return TOO_FEW if FEW_NOTE in (row["note"] or "") else MISSING
 
 
 def _title(row: Mapping) -> str:

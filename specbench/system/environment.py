@@ -26,7 +26,13 @@ def now() -> str:
 
 def environment_facts() -> dict[str, object]:
     """Facts about this process, as stored in `run.json` for every invocation that wrote rows."""
-    return {"started_at": now(), "versions": versions(), "git": git_state(), "hardware": hardware(), "load": load()}
+    return {
+        "started_at": now(),
+        "versions": versions(),
+        "git": git_state(),
+        "hardware": hardware(),
+        "load": load_average(),
+    }
 
 
 def versions() -> dict[str, str | None]:
@@ -61,7 +67,7 @@ def hardware() -> dict[str, object]:
     }
 
 
-def load() -> float | None:
+def load_average() -> float | None:
     """Load average of the last minute: mean number of runnable processes."""
     try:
         return round(os.getloadavg()[0], 1)

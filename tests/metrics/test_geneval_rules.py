@@ -20,7 +20,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import geneval, official_exchange
 from specbench.metrics.base import Sample, Settings
 from specbench.metrics.geneval import GenEval
-from specbench.metrics.geneval_rules import Found, confident, judge, relations
+from specbench.metrics.geneval_rules import Found, confident, judge_image, relations
 from specbench.metrics.mask2former import Instance, Mask2Former, instances, network_input
 from specbench.prompts import Prompt, Request
 from specbench.store.run_store import RunStore
@@ -47,7 +47,7 @@ def test_at_most_sixteen_objects_best_first():
 def test_counting_is_exact(wanted):
     meta = {"include": [{"class": "cow", "count": wanted}], "exclude": [{"class": "cow", "count": wanted + 1}]}
     for there in range(8):
-        assert judge(meta, {"cow": [at(i, 0) for i in range(there)]}).correct == (wanted == there)
+        assert judge_image(meta, {"cow": [at(i, 0) for i in range(there)]}).correct == (wanted == there)
 
 
 def test_relations_are_the_rule_written_out():
@@ -70,22 +70,22 @@ def test_equal_boxes_are_left_of_each_other_beyond_four_tenths_of_their_width():
 )
 def test_position_looks_from_the_target(relation, dx, dy):
     meta = {"include": [{"class": "cat", "count": 1}, {"class": "dog", "count": 1, "position": [relation, 0]}]}
-    assert judge(meta, {"cat": [at(0, 0)], "dog": [at(40 * dx, 40 * dy)]}).correct
-    wrong = judge(meta, {"cat": [at(0, 0)], "dog": [at(-40 * dx, -40 * dy)]})
+    assert judge_image(meta, {"cat": [at(0, 0)], "dog": [at(40 * dx, 40 * dy)]}).correct
+    wrong = judge_image(meta, {"cat": [at(0, 0)], "dog": [at(-40 * dx, -40 * dy)]})
     assert not wrong.correct and wrong.reasons == (f"expected dog {relation} target",)
-    assert "no target" in judge(meta, {"dog": [at(40 * dx, 40 * dy)]}).reasons[1]
+    assert "no target" in judge_image(meta, {"dog": [at(40 * dx, 40 * dy)]}).reasons[1]
 
 
 def test_only_the_best_boxes_are_looked_at_for_position():
     meta = {"include": [{"class": "cat", "count": 1}, {"class": "dog", "count": 1, "position": ["left of", 0]}]}
-    assert judge(meta, {"cat": [at(0, 0)], "dog": [at(-40, 0, score=0.9), at(40, 0, score=0.8)]}).correct
-    assert not judge(meta, {"cat": [at(0, 0)], "dog": [at(40, 0, score=0.9), at(-40, 0, score=0.8)]}).correct
+    assert judge_image(meta, {"cat": [at(0, 0)], "dog": [at(-40, 0, score=0.9), at(40, 0, score=0.8)]}).correct
+    assert not judge_image(meta, {"cat": [at(0, 0)], "dog": [at(40, 0, score=0.9), at(-40, 0, score=0.8)]}).correct
 
 
 @pytest.mark.parametrize("colors", list(itertools.product(("red", "blue"), repeat=2)))
 def test_colour_must_hold_for_every_counted_object(colors):
     meta = {"include": [{"class": "cup", "count": 2, "color": "red"}]}
-    assert judge(meta, {"cup": [at(i, 0, color=color) for i, color in enumerate(colors)]}).correct == (
+    assert judge_image(meta, {"cup": [at(i, 0, color=color) for i, color in enumerate(colors)]}).correct == (
         colors == ("red", "red")
     )
 
@@ -96,8 +96,8 @@ def test_every_clause_must_hold_and_colours_are_not_asked_for_in_vain():
 
     meta = {"include": [{"class": "cup", "count": 1}, {"class": "dog", "count": 1}]}
     plain = Found((0, 0, 1, 1), 1.0, unasked)
-    assert judge(meta, {"cup": [plain], "dog": [plain]}).correct
-    assert judge(meta, {"cup": [plain]}).reasons == ("expected dog>=1, found 0",)
+    assert judge_image(meta, {"cup": [plain], "dog": [plain]}).correct
+    assert judge_image(meta, {"cup": [plain]}).reasons == ("expected dog>=1, found 0",)
 
 
 def judged(tags: list[str], correct: list[bool]) -> pd.DataFrame:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbench.models.families.caption_cleaning import clean
+from specbench.models.families.caption_cleaning import clean_caption
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ from specbench.models.families.caption_cleaning import clean
     ],
 )
 def test_captions_are_cleaned_as_documented(given, cleaned):
-    assert clean(given) == cleaned
+    assert clean_caption(given) == cleaned
 
 
 def test_a_second_pass_takes_what_the_first_uncovered():
-    assert clean("%3Cb%253E a cat") == "a cat"
+    assert clean_caption("%3Cb%253E a cat") == "a cat"

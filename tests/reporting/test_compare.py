@@ -20,7 +20,7 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.per_image import PerImageMetric
 from specbench.prompts import Prompt, Request
-from specbench.reporting.compare import FEW, FIELDS, Gate, compare_runs
+from specbench.reporting.compare import FEW_NOTE, FIELDS, Gate, compare_runs
 from specbench.reporting.compare_view import comparison_lines
 from specbench.reporting.image_card import image_card
 from specbench.reporting.report_rows import Run
@@ -113,7 +113,7 @@ def test_few_prompts_give_values_without_intervals_and_p_values(runs, tmp_path):
     rows = named(compare_runs(a, b))
     for name in ("speedup", "speedup_reverse", "brightness"):
         assert rows[name]["value"] and rows[name]["low"] is rows[name]["high"] is rows[name]["p_holm"] is None
-        assert rows[name]["note"] == FEW and ("too few" in line for line in comparison_lines([rows[name]]))
+        assert rows[name]["note"] == FEW_NOTE and ("too few" in line for line in comparison_lines([rows[name]]))
     assert named(compare_runs(*runs))["speedup"]["low"], "eight prompts are enough"
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from specbench.errors import FAILURE, SpecbenchError
 from specbench.prompts import public
-from specbench.prompts.public import ReferenceImages
+from specbench.prompts.public import PublishedImages
 from specbench.system import downloads
 from specbench.system.downloads import Remote, fetch
 
@@ -271,7 +271,7 @@ def test_a_mirror_takes_the_place_of_the_publishers(server, captions, monkeypatc
     assert server.paths == ["/mirror/coco/captions_val2017.json"] and len(public.read_set(captions)) == 2
     server.content = _archive({"val2017/1.jpg": b"one"})
     remote = Remote("https://example.org/zips/val2017.zip", published.digest(server.content), len(server.content))
-    public.fetch_images(replace(captions, images=ReferenceImages(remote, 1, "Flickr")))
+    public.fetch_images(replace(captions, images=PublishedImages(remote, 1, "Flickr")))
     assert server.paths[1:] == ["/mirror/coco/val2017.zip"]
     monkeypatch.setenv("SPECBENCH_PROMPTS_MIRROR", "http://example.org")
     with pytest.raises(SpecbenchError, match="not an https address"):
@@ -282,10 +282,10 @@ def test_reference_images_are_all_there_or_an_error(server, tmp_path, monkeypatc
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     server.content = _archive({"val2017/": b"", "val2017/1.jpg": b"one", "val2017/2.jpg": b"two", "../evil.sh": b"x"})
     archive = Remote(f"{server.url}/val.zip", published.digest(server.content), len(server.content))
-    found = replace(published.public_set("coco"), images=ReferenceImages(archive, 2, "Flickr"))
+    found = replace(published.public_set("coco"), images=PublishedImages(archive, 2, "Flickr"))
     folder = public.fetch_images(found)
     assert sorted(path.name for path in folder.iterdir()) == ["1.jpg", "2.jpg"]
-    short = replace(found, images=ReferenceImages(archive, 3, "Flickr"))
+    short = replace(found, images=PublishedImages(archive, 3, "Flickr"))
     with pytest.raises(SpecbenchError, match="2 images instead of 3"):
         public.fetch_images(short)
 

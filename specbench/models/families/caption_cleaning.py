@@ -65,7 +65,7 @@ _SPACING = _rules((r"\b\s+:\s+", ": "), (r"(\D[,./])\b", r"\1 "), (r"\s+", " "))
 _ENDS = _rules((r"^[\"']([\w\W]+)[\"']$", r"\1"), (r"^['_,\-:;]", ""), (r"['_,\-:+]$", ""), (r"^\.\S+$", ""))
 
 
-def clean(caption: str) -> str:
+def clean_caption(caption: str) -> str:
     """The caption in lower case, cleaned twice as officially, since what one pass removes may uncover more."""
     return _clean_once(_clean_once(caption))
 

@@ -34,7 +34,7 @@ from specbench.models.checkpoint_loading import (
 from specbench.models.draft_head import EagleHead
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
-from specbench.models.families.caption_cleaning import clean
+from specbench.models.families.caption_cleaning import clean_caption
 from specbench.models.interface import DraftPrompt, TokenLayout
 from specbench.models.transformer.model import Prefix
 
@@ -166,7 +166,7 @@ class LlamaGen(FamilyModel):
 
     def _caption(self, text: str) -> Tensor:
         """T5's vectors [L, d_text] of one caption."""
-        ids = self.tokenizer.encode(clean(text)).ids
+        ids = self.tokenizer.encode(clean_caption(text)).ids
         output = self._encoder(torch.tensor([ids], device=self.device))
         return output.last_hidden_state[0].to(self.dtype)
 
