@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES, SceneRequest
 
 
-def read_request(meta: Mapping[str, object]) -> Request | None:
+def read_request(meta: Mapping[str, object]) -> SceneRequest | None:
     """Parse the request under the key `scene` of a prompt's metadata; None where it is absent or malformed."""
     try:
         found = SceneRequest.from_json(meta["scene"])
