@@ -123,8 +123,10 @@ BUGS = (
          "noise.uniform(positions,", "noise.uniform(positions[:, :1].expand_as(positions),", "sjd", EIGHT),
     _bug("noise", "two neighbouring slots share their frozen noise", _VERIFY + "refinement:Gumbel.refine",
          "positions, Stream.TOKEN", "positions - positions % 2, Stream.TOKEN", "predictive", GRAMMAR),
-    _bug("noise", "coin, redraw and fresh token of a slot are the same number", _DECODING + "noise:Noise._base",
-         "draw * len(Stream) + stream", "draw * len(Stream)", "sjd", GUIDED),
+    PlantedBug("noise", "coin, redraw and fresh token of a slot are the same number", (
+        Edit(_DECODING + "noise:Noise._base", "draw * len(Stream) + stream", "draw * len(Stream)"),
+        Edit(_DECODING + "noise:Noise.hash_together", "+ np.array(streams)", "+ 0 * np.array(streams)"),
+    ), "sjd", GUIDED),
     _bug("noise", "the images of a prompt share their noise", _DECODING + "noise:row_key",
          "\\0{sample}", "\\0{sample // 8}", "ar", EIGHT),
     _bug("noise", "siblings are drawn with the same number", _JACOBI + "JacobiTree._expand",
