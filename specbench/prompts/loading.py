@@ -83,6 +83,8 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
                 f"'{name}' is neither a prompt set nor a file; is it a caption?",
                 "write captions of your own into a text file, one per line: --prompts mine.txt",
             )
+        if parts := [known for known in public.names() if known.startswith(f"{path.parts[0]}/")]:
+            raise unknown_name("prompt set", name, parts)
         if path.suffix or len(path.parts) > 1:
             raise SpecbenchError(f"prompt file '{name}' does not exist", f"or name a set: {', '.join(names())}")
         raise unknown_name("prompt set", name, names())

@@ -168,3 +168,11 @@ def test_parti_has_one_prompt_in_quotes_and_geneval_its_tags():
     tags = [prompt.category for prompt in load_prompts("geneval").prompts]
     wanted = {"single_object": 80, "two_object": 99, "counting": 80, "colors": 94, "position": 100, "color_attr": 100}
     assert {tag: tags.count(tag) for tag in tags} == wanted
+
+
+@pytest.mark.parametrize("name", ["parti/animals", "geneval/count"])
+def test_an_unknown_part_of_a_set_is_told_the_parts(name):
+    with pytest.raises(SpecbenchError, match="unknown prompt set") as refused:
+        load_prompts(name)
+    whole = name.partition("/")[0]
+    assert f"{whole}/" in refused.value.try_this and "coco" not in refused.value.try_this
