@@ -184,9 +184,9 @@ def _print_audit(rows: Sequence[dict]) -> None:
     lines = [
         row
         | {
-            "tv [95 %]": with_interval(row["tv"], row["tv_low"], row["tv_high"], 4),
-            "p value": number(row["p_value"], 4),
-            "detectable tv": number(row["detectable_tv"], 4),
+            "tv [95 %]": with_interval(row["tv"], row["tv_low"], row["tv_high"], 3),
+            "p value": number(row["p_value"], 3),
+            "detectable tv": number(row["detectable_tv"], 3),
         }
         for row in rows
     ]
