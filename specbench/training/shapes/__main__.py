@@ -32,6 +32,12 @@ def main() -> None:
         "--resume-from", type=Path, help="continue the network's run of this folder; see --export-state"
     )
     parser.add_argument("--export-state", type=Path, help="write the state of the run here, and stop")
+    parser.add_argument(
+        "--reading-order", action="store_true", help="train on scenes and captions that keep one order of objects"
+    )
+    parser.add_argument("--rate", type=float, default=1.0, help="factor on the learning rates")
+    parser.add_argument("--relation-weight", type=float, default=Plan.relation_weight, help="of captions with one")
+    parser.add_argument("--pair-weight", type=float, default=Plan.pair_weight, help="of scenes of two unlike objects")
     parser.add_argument("--tokenizer-steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -59,7 +65,16 @@ def train_model(args: argparse.Namespace) -> bool:
         tokenizer = train_tokenizer(args.out, args.tokenizer_steps, seed=args.seed, device=args.device)
     if tokenizer is None:
         return False
-    plan = Plan(samples=args.samples, decay=args.decay, seed=args.seed)
+    plan = Plan(
+        samples=args.samples,
+        decay=args.decay,
+        seed=args.seed,
+        muon_lr=args.rate * Plan.muon_lr,
+        adam_lr=args.rate * Plan.adam_lr,
+        relation_weight=args.relation_weight,
+        pair_weight=args.pair_weight,
+        reading_order=args.reading_order,
+    )
     args.out.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(args.out, tokenizer.eval(), plan, args.device, not args.no_compile, args.resume_from)
     if args.export_state:

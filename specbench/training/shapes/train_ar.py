@@ -52,6 +52,7 @@ class Plan:
         relation_weight: how much likelier a wording with a relation is drawn than one without, of the same scene.
         pair_weight: how much likelier a scene of two different objects is drawn than another one; unless it is 1, some
             scenes are drawn twice and some never.
+        reading_order: whether scenes and captions are in reading order, see `reading_order`.
         average: decay of the averaged weights, per step.
         evaluate_every, prompts: samples between detector scores, and captions per score.
     """
@@ -68,6 +69,7 @@ class Plan:
     aux: float = 0.3
     relation_weight: float = 3.0
     pair_weight: float = 1.0
+    reading_order: bool = False
     average: float = 0.998
     evaluate_every: int = 16_384
     prompts: int = 96
@@ -272,7 +274,7 @@ class Trainer:
     def load_shard(self, index: int) -> Shard:
         path = shard_file(self.out, index)
         if not path.exists():
-            write_shard(self.out, index, self.tokenizer, self.device)
+            write_shard(self.out, index, self.tokenizer, self.device, self.plan.reading_order)
         return Shard.load(path)
 
     def batch(self) -> tuple[Tensor, ...]:

@@ -1,0 +1,70 @@
+"""Scenes and captions of a training run in reading order: which object comes next follows from the caption."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from specbench.models.shapes import captions
+from specbench.models.shapes.scene import Item, Scene, describe, realize, sample_request
+from specbench.training.shapes.data import owners, wordings
+from specbench.training.shapes.reading_order import in_reading_order, worded_in_reading_order
+
+LEFT, RIGHT = Item("circle", "red", 16, 24, 6), Item("cross", "blue", 48, 16, 6)
+
+
+def ordered_scenes(count: int) -> list[Scene]:
+    rng = np.random.default_rng(1)
+    scenes = (in_reading_order(realize(sample_request(rng), rng)) for _ in range(count))
+    return [scene for scene in scenes if scene]
+
+
+def test_objects_are_numbered_as_a_row_by_row_drawing_meets_them():
+    scenes = ordered_scenes(300)
+    assert len(scenes) > 150
+    for scene in scenes:
+        seen = owners(scene)
+        assert list(dict.fromkeys(seen[seen > 0])) == list(range(1, len(scene.items) + 1))
+
+
+def test_a_left_object_that_begins_below_the_right_one_is_refused():
+    assert in_reading_order(Scene((LEFT, RIGHT), "smooth")) is None
+    above = replace(LEFT, y=16)
+    assert in_reading_order(Scene((RIGHT, above), "smooth")).items == (above, RIGHT)
+
+
+def test_captions_without_a_relation_name_the_objects_in_that_order():
+    rng = np.random.default_rng(2)
+    checked = 0
+    for scene in ordered_scenes(300):
+        request = worded_in_reading_order(describe(scene, rng), scene)
+        if request.relations or len(request.clauses) == 1:
+            continue
+        checked += 1
+        assert [clause.shape for clause in request.clauses] == [item.shape for item in scene.items]
+        colors = [clause.color for clause in request.clauses]
+        assert colors == [item.color for item in scene.items] or colors == [None] * len(colors)
+    assert checked > 40
+
+
+def test_relations_decide_which_object_is_drawn_first():
+    """The subject of left and above is met before its object, that of right and below after it."""
+    rng = np.random.default_rng(3)
+    for scene in (s for s in ordered_scenes(400) if len(s.items) == 2):
+        request = describe(scene, rng)
+        for name, subject, _ in request.relations:
+            place = [(i.shape, i.color) for i in scene.items].index(
+                next((i.shape, i.color) for i in scene.items if _means(request.clauses[subject], i))
+            )
+            assert place == (0 if name in ("left", "above") else 1)
+
+
+def test_training_uses_both():
+    scene = Scene((replace(LEFT, y=16), RIGHT), "smooth")
+    texts = {tuple(ids) for _ in range(20) for ids in wordings(scene, np.random.default_rng(_), True) or []}
+    assert tuple(captions.encode("a blue cross and a red circle")) not in texts
+    unordered = {tuple(ids) for _ in range(20) for ids in wordings(scene, np.random.default_rng(_)) or []}
+    assert texts < unordered
+
+
+def _means(clause, item) -> bool:
+    return clause.shape == item.shape and clause.color in (None, item.color)
