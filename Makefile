@@ -48,7 +48,7 @@ $(HPSV2_VENV)/.run: pyproject.toml constraints.txt
 test-hpsv2: $(HPSV2_VENV)/.run ## Compare HPSv2 with its authors' package, installed into .venv-hpsv2
 	$(HPSV2_VENV)/bin/python -m pytest -rs tests/metrics/test_per_image.py
 
-audit-menu: $(VENV)/.dev ## Audit every combination of components (hours; continues where it stopped)
+audit-menu: $(VENV)/.dev ## Audit every combination of components (long; continues where it stopped)
 	$(BIN)/python dev/audit/menu.py --workers $$(nproc)
 	$(BIN)/python -m pytest $(TEST_ARGS) -m slow tests/checks
 

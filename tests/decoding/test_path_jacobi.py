@@ -1,4 +1,4 @@
-"""Several Jacobi windows, the longest accepted one committed: the law of the rule, the paths of the tree, the cache."""
+"""Several Jacobi windows, the longest accepted one committed: the rule's distribution, the tree's paths, the cache."""
 
 import itertools
 
@@ -24,30 +24,30 @@ TWO = AuditSetting("1x2 of 3, window 2", TokenLayout.plain(1, 2, 3), window=2)
 
 
 def first_accepted(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Law [V] of a slot whose drafts have the distributions q [K, V]: the first accepted draft, else the first path's
-    replacement."""
+    """Distribution [V] of a slot whose drafts have the distributions q [K, V]: the first accepted draft, else the first
+    path's replacement."""
     kept = np.minimum(p, q)
     rejected = np.cumprod([1, *(1 - kept.sum(1))])
     rest = p - kept[0]
     return rejected[:-1] @ kept + rejected[-1] * rest / max(rest.sum(), 1e-30)
 
 
-def law_of_two_tokens(p: np.ndarray, paths: int) -> np.ndarray:
-    """Joint law [V, V] of an image of two tokens, p [V, V], with one uniform draft of the first, q one-hot, on each
-    path. Where a path accepts, its second token is drawn from p; where none does, each has refined a draft of the
-    second token as if its own first one were final.
+def two_token_distribution(p: np.ndarray, paths: int) -> np.ndarray:
+    """Joint distribution [V, V] of an image of two tokens, p [V, V], with one uniform draft of the first, q one-hot, on
+    each path. Where a path accepts, its second token is drawn from p; where none does, each has refined a draft of
+    the second token as if its own first one were final.
     """
     first, second = p.sum(1), p / p.sum(1, keepdims=True)
-    law = np.zeros_like(p)
+    exact = np.zeros_like(p)
     for drafts in itertools.product(range(3), repeat=paths):
         left = 3.0**-paths
         for draft in drafts:
-            law[draft] += left * first[draft] * second[draft]
+            exact[draft] += left * first[draft] * second[draft]
             left *= 1 - first[draft]
         rest = np.where(np.arange(3) == drafts[0], 0, first)
         for token, mass in enumerate(left * rest / rest.sum()):
-            law[token] += mass * first_accepted(second[token], second[list(drafts)])
-    return law
+            exact[token] += mass * first_accepted(second[token], second[list(drafts)])
+    return exact
 
 
 @pytest.mark.parametrize("paths", [1, 2, 3])
@@ -56,7 +56,7 @@ def test_tokens_follow_the_law_of_the_rule(paths):
     requests = [Request("", "prompt", sample) for sample in range(IMAGES)]
     tokens = stream_tokens(model, requests, resolve("pathexplore", {"paths": paths}), TWO, 0)
     seen, p = np.bincount(tokens @ [3, 1], minlength=9), joint(model, TWO.sampling)
-    assert chisquare(seen, IMAGES * law_of_two_tokens(p.reshape(3, 3), paths).ravel()).pvalue > LEVEL
+    assert chisquare(seen, IMAGES * two_token_distribution(p.reshape(3, 3), paths).ravel()).pvalue > LEVEL
     assert (chisquare(seen, IMAGES * p).pvalue > LEVEL) == (paths == 1)
 
 
