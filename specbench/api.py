@@ -554,8 +554,9 @@ def audit(
         compiled: also audit compiled steps, which takes a minute or more per decoder.
 
     Returns:
-        One dict per decoder, with its `verdict`, the measured total variation distance `tv, tv_low, tv_high` and
-        `p_value`.
+        One dict per decoder, with its `verdict` ("lossless", "lossy", or "no deviation seen" where the decoder is
+        declared lossy or the images are too few), the measured total variation distance `tv, tv_low, tv_high`,
+        `detectable_tv` and `p_value`.
 
     Raises:
         SpecbenchError: an unknown decoder or option, or too few samples.

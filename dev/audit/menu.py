@@ -64,7 +64,7 @@ def main() -> int:
             out.write(json.dumps(row) + "\n")
             out.flush()
             print(f"{number}/{len(waiting[: options.limit])} {row['verdict']} {row['decoder']}", file=sys.stderr)
-    lossy = [name for name, row in found.items() if row["verdict"] != "lossless"]
+    lossy = [name for name, row in found.items() if row["verdict"] == "lossy"]
     print(f"{len(found)} of {len(decoders)} combinations audited, {len(lossy)} of them not lossless")
     for name in lossy:
         print(f"not lossless: {name}, p {found[name]['p_value']:.2g}, {found[name]['worst_setting']}")

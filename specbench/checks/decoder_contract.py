@@ -12,7 +12,7 @@ import numpy as np
 from specbench.checks.audit_settings import in_window
 from specbench.checks.enumerable_model import EnumerableModel, processed
 from specbench.checks.findings import FAILED, OK, SKIPPED, SLOW, Finding, finding, run_tests
-from specbench.checks.losslessness import SAMPLES, Auditable, Decode, audit_one, load_decoder
+from specbench.checks.losslessness import SAMPLES, Auditable, Decode, audit_one, load_decoder, verdict_line
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode
@@ -83,7 +83,7 @@ class ContractChecks:
         yield "speed", self.speed
 
     def exactness(self, samples: int) -> Finding:
-        """A decoder that is declared lossless is measured lossless."""
+        """A decoder that is declared lossless is not measured lossy."""
         row = audit_one(self._name, self._decoder, samples, self._seed)
         seen = f"total variation {row['tv']:.4f} over {row['samples']:,} images"
         if row["declared"] == "lossless" and row["verdict"] == "lossy":
@@ -92,8 +92,8 @@ class ContractChecks:
                 f"sampling: {seen}, p = {row['p_value']:.1e}, clearest on '{row['worst_setting']}'; "
                 "declare it lossless=False or mend its acceptance and residual",
             )  # fmt: skip
-        declared = row["declared"] or "undeclared"
-        return Finding("exactness", OK, f"{declared}, measured {row['verdict']}: {seen}")
+        declared = row["declared"] or "nothing"
+        return Finding("exactness", OK, f"declared {declared}, {verdict_line(row)}: {seen}")
 
     def counters(self) -> Finding:
         """Steps, drafts and acceptances are consistent with each other."""

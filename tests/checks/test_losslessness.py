@@ -9,7 +9,15 @@ import torch
 from specbench.checks.audit_settings import AUDIT_SETTINGS, in_window, setting_model
 from specbench.checks.divergence import LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel
-from specbench.checks.losslessness import audit_decoders, audit_one, observe, stream_tokens
+from specbench.checks.losslessness import (
+    SMALL_ENOUGH,
+    audit_decoders,
+    audit_one,
+    audit_verdict,
+    observe,
+    stream_tokens,
+    verdict_line,
+)
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.drafters import jacobi
 from specbench.decoding.loop import decode
@@ -217,6 +225,29 @@ def test_a_decoder_that_cannot_be_had_is_named(user_module, decoder, named):
     with pytest.raises(SpecbenchError, match=named) as caught:
         audit_decoders([decoder])
     assert caught.value.exit_code == 2
+
+
+def test_a_small_audit_or_a_lossy_decoder_is_not_called_lossless():
+    lossy, lossless = audit_decoders(["gsd", "ar"], samples=1000)
+    assert lossy["verdict"] == lossless["verdict"] == "no deviation seen"
+    assert lossless["detectable_tv"] > SMALL_ENOUGH
+    assert "lossless" not in verdict_line(lossy) and f"{lossy['detectable_tv']:.3f}" in verdict_line(lossy)
+
+
+@pytest.mark.parametrize(
+    ("p", "detectable", "declared", "verdict"),
+    [
+        (0.5, 0.01, "lossless", "lossless"),
+        (0.5, 0.01, None, "lossless"),
+        (0.5, 0.01, "lossy", "no deviation seen"),
+        (0.5, 0.1, "lossless", "no deviation seen"),
+        (0.5, 0.1, None, "no deviation seen"),
+        (LEVEL / 2, 0.1, "lossless", "lossy"),
+        (LEVEL / 2, 0.01, "lossy", "lossy"),
+    ],
+)
+def test_the_verdict_claims_no_more_than_was_seen(p, detectable, declared, verdict):
+    assert audit_verdict(p, detectable, declared) == verdict
 
 
 def test_too_few_samples_are_refused():
