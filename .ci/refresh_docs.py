@@ -43,6 +43,7 @@ HUB_METRICS = {
     "google/owlv2-base-patch16-ensemble": "T2I-CompBench++ (OWLv2)",
     "depth-anything/Depth-Anything-V2-Small-hf": "T2I-CompBench++ (3D relations)",
     "xswu/HPSv2": "HPSv2",
+    "zai-org/ImageReward": "ImageReward",
 }
 """Hub repositories of metrics, and the metrics."""
 _BLOCK = re.compile(r"(<!-- begin:([a-z-]+) ?(.*?) -->\n).*?(<!-- end:\2 -->)", re.DOTALL)

@@ -316,7 +316,11 @@ def change(folder: Path, pattern: str, kind: str, more: object, secret: Path) ->
             (folder / "swapped").rename(other)
             return
         case "table" if path.suffix == ".parquet" and path.is_file():
-            data = _changed_table(pq.read_table(path), *more)
+            try:
+                table = pq.read_table(path)
+            except (pa.ArrowException, OSError):  # an earlier change damaged it
+                return
+            data = _changed_table(table, *more)
             path.unlink()
             digest = hashlib.sha256(data).hexdigest()[:16]
             named = path.name.count("-") == 2 and path.parent.name != "scores"

@@ -117,7 +117,8 @@ def score(
     if images is None and (runs or against):
         find_runs(str(values["out"].value), [*(runs or ()), *([against] if against else [])])  # before torch is loaded
     from specbench import api
-    from specbench.metrics.base import Settings, best_device
+    from specbench.metrics.base import Settings
+    from specbench.system.torch_device import best_device
 
     verbose = not values["quiet"].value
     settings = Settings(

@@ -23,6 +23,7 @@ from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.stats import Difference, Estimate
 from specbench.stats import mean_difference as paired_mean
 from specbench.system.downloads import Progress
+from specbench.system.torch_device import require_device
 
 # Imports inside functions: torch and downloads, not for `list metrics`.
 
@@ -47,23 +48,9 @@ class Settings:
 
     def check(self) -> None:
         """Raise a SpecbenchError if the device does not exist here or there is no such reference folder."""
-        import torch
-
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as error:
-            raise SpecbenchError(f"--device {self.device}: {str(error).splitlines()[0]}", "cpu always works") from None
+        require_device(self.device)
         if self.reference is not None and not self.reference.is_dir():
             raise SpecbenchError(f"reference folder {self.reference} does not exist")
-
-
-def best_device() -> str:
-    """Name the fastest kind of torch device available: "cuda", "mps" or "cpu"."""
-    import torch
-
-    if torch.cuda.is_available():
-        return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def _openai(file: str, sha256: str) -> Checkpoint:
 
 
 def _hub(file: str, repository: str, sha256: str, size: int, licence: str) -> Checkpoint:
-    url = f"https://huggingface.co/{repository}/resolve/{REVISIONS.get(repository, 'main')}/{file}"
+    url = f"https://huggingface.co/{repository}/resolve/{REVISIONS[repository]}/{file}"
     return Checkpoint(file, Remote(url, f"sha256:{sha256}", size), licence)
 
 

@@ -17,6 +17,7 @@ from specbench.models.hub_model import RANDOM, RELEASED_ENDING, RELEASED_PROMPT_
 from specbench.models.transformer.size import Size, llama_size
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
+from specbench.system.torch_device import require_device
 
 if TYPE_CHECKING:
     from specbench.models.interface import ImageModel
@@ -254,21 +255,6 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
 
         return load(info, device, dtype or info.dtype, info.fetch())
     return info.load(device, dtype)
-
-
-def require_device(device: str) -> None:
-    """Raise a SpecbenchError with exit code 5 for a device that torch does not find."""
-    kind = device.partition(":")[0]
-    if kind == "cpu":
-        return
-    import torch  # not for plans on a CPU, which do without
-
-    if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.backends.mps.is_available()):
-        raise SpecbenchError(
-            f"--device {device}: torch {torch.__version__} finds no such device",
-            "use --device cpu",
-            MISSING_PREREQUISITE,
-        )
 
 
 def check_model(info: ModelFacts) -> None:

@@ -23,6 +23,7 @@ REVISIONS: Mapping[str, str] = {
     "google/owlv2-base-patch16-ensemble": "cfd3195ba4ea9592eec887ded089f4c08eff231d",
     "leloy/Anole-7b-v0.1-hf": "96df52301e844d8a624a13953051ead4c008343b",
     "xswu/HPSv2": "697403c78157020a1ae59d23f111aa58ced35b0a",
+    "zai-org/ImageReward": "5736be03b2652728fb87788c9797b0570450ab72",
 }
 
 DIGESTS: Mapping[str, Mapping[str, str]] = {

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import require_device
 from specbench.models.facts import ModelFacts
 from specbench.prompts import PromptSet, downloadable, load_prompts, public_names
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders
@@ -22,6 +21,7 @@ from specbench.runs.plan import Plan, make_plan, plan_drawing, plan_model, plan_
 from specbench.runs.settings import Value
 from specbench.specs.run_spec import Sampling
 from specbench.store.run_store import RunStore
+from specbench.system.torch_device import require_device
 
 ON_DISK = "on disk"
 ROW = (

@@ -6,7 +6,6 @@ All user errors are reported here, before a model is loaded or a file is written
 from __future__ import annotations
 
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -28,6 +27,7 @@ from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.find import find_runs_like, read_infos
 from specbench.system import compiler
 from specbench.system.environment import available_cores
+from specbench.system.torch_device import check_device_name
 
 RUN_ORIGINS = (
     "model",
@@ -58,7 +58,6 @@ SAMPLING_SETTINGS = {
     "entropy_scale": "entropy-scale",
 }
 MAX_IMAGES = 1_000_000
-_DEVICE = re.compile(r"(cpu|mps|cuda(:\d{1,3})?)")
 
 
 @dataclass(frozen=True)
@@ -191,7 +190,8 @@ def make_plan(
                 require_head(head, model.name, model.head)
     if workers.elsewhere and value["batch"] == "auto":
         raise SpecbenchError("--batch auto: cannot be estimated with --workers or --ray", "omit them, or set a number")
-    sampling, dtype, device = plan_sampling(model, values), value["dtype"] or model.dtype, _device(value["device"])
+    sampling, dtype, device = plan_sampling(model, values), value["dtype"] or model.dtype, value["device"]
+    check_device_name(device)
     compiled, refusal = compiler.should_compile(value["compile"], device)
     out = Path(value["out"]) / shard_folder(*shard)
     with tried:
@@ -377,12 +377,6 @@ def plan_sampling(model: ModelFacts, values: Mapping[str, Value]) -> Sampling:
             f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens", "0 keeps all of them"
         )
     return sampling
-
-
-def _device(name: str) -> str:
-    if not _DEVICE.fullmatch(name):
-        raise SpecbenchError(f"--device {name}: not a device", "valid: cpu, cuda, cuda:0, cuda:1, ..., mps")
-    return name
 
 
 def available_threads() -> int:

@@ -151,5 +151,7 @@ def test_commits_are_those_of_the_cache(tmp_path):
 
 
 def test_pins_are_commits_and_digests():
+    on_hub = [one.remote.url for one in CHECKPOINTS.values() if "huggingface.co" in one.remote.url]
+    assert on_hub and all(re.search(r"/resolve/[0-9a-f]{40}/", url) for url in on_hub)
     assert all(re.fullmatch(r"[0-9a-f]{40}", revision) for revision in REVISIONS.values())
     assert DIGESTS.keys() <= REVISIONS.keys() and "main" not in json.dumps(REVISIONS)
