@@ -217,10 +217,8 @@ def _scores(
     from specbench.metrics.scoring import score_images
 
     shown = list(images)
-    if metrics or not protocol:
-        score_images(shown, metrics or None, settings, reporter)
-    if protocol:
-        score_images(shown, find_protocol(protocol), settings, reporter, where_they_fit=True)
+    added = find_protocol(protocol) if protocol else ()
+    score_images(shown, metrics or (() if protocol else None), settings, reporter, added)
     return [
         {"run_id": found.name, **row}
         for found in shown

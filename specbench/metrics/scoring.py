@@ -77,14 +77,14 @@ def score(
     metrics: Sequence[str] | None = None,
     settings: Settings | None = None,
     reporter: ScoreReporter | None = None,
-    where_they_fit: bool = False,
+    where_they_fit: Sequence[str] = (),
 ) -> list[Scored]:
     """Score the images of run folders and keep the results beside them.
 
     Args:
         metrics: names; None means every metric that needs nothing from outside but an installed package and can
             score any of the run's prompts.
-        where_they_fit: named metrics that cannot score a run are left out instead of refused.
+        where_they_fit: further metrics, which are left out of runs that they cannot score instead of refused.
 
     Raises:
         SpecbenchError: unknown metric, one that lacks something or cannot score a run it was named for, or a missing
@@ -98,22 +98,27 @@ def score_images(
     metrics: Sequence[str] | None = None,
     settings: Settings | None = None,
     reporter: ScoreReporter | None = None,
-    where_they_fit: bool = False,
+    where_they_fit: Sequence[str] = (),
 ) -> list[Scored]:
     """As `score`, for images from anywhere. The networks of all metrics stay loaded until the last image is scored."""
     reporter = reporter or ScoreReporter()
-    names = metric_catalog.bundled_metrics() if metrics is None else metrics
-    made = {metric.name: metric for metric in (metric_catalog.metric(name)(settings) for name in names)}
+    named = metric_catalog.bundled_metrics() if metrics is None else metrics
+    required = _made(named, settings)
+    made = required | _made([name for name in where_they_fit if name not in named], settings)
     absent = {name: metric.missing_packages() for name, metric in made.items()} if metrics is None else {}
-    if metrics is not None and not where_they_fit:
-        for images in shown:
-            _refuse_unfit(images, made.values())
+    for images in shown if metrics is not None else ():
+        _refuse_unfit(images, required.values())
     outcomes = []
     for images in shown:
         scored = score_together(images, [metric for name, metric in made.items() if not absent.get(name)], reporter)
         by_metric = {outcome.metric: outcome for outcome in scored}
         outcomes += [by_metric.get(name) or _left_out(images, name, absent[name][0], reporter) for name in made]
     return outcomes
+
+
+def _made(names: Iterable[str], settings: Settings | None) -> dict[str, Metric]:
+    """Metrics by their names, which differ from those given for "package.module:NAME"."""
+    return {metric.name: metric for metric in (metric_catalog.metric(name)(settings) for name in names)}
 
 
 def _left_out(images: Images, metric: str, problem: tuple[str, str], reporter: ScoreReporter) -> Scored:

@@ -117,7 +117,7 @@ def score_table(
         problem = _unready(name, settings, trial or settings.offline)
         for folder in () if problem else dict.fromkeys(done.folders.values()):
             try:
-                scoring.score([folder], [name], settings, reporter, where_they_fit=True)
+                scoring.score([folder], (), settings, reporter, where_they_fit=[name])
             except SpecbenchError as error:
                 if error.exit_code not in (BAD_INPUT, MISSING_PREREQUISITE):
                     raise

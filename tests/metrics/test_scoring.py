@@ -21,6 +21,7 @@ import tiny
 from drawn import drawn_run
 from PIL import Image
 
+from specbench import api
 from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
@@ -35,6 +36,7 @@ from specbench.reporting import report_rows
 from specbench.reporting.contact_sheet import contact_sheet
 from specbench.stats import mean_interval
 from specbench.store.run_folders import find_runs
+from specbench.store.run_images import read_image
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
 from specbench.system.files import take_lock
@@ -378,3 +380,16 @@ def test_pictures_are_preprocessed_while_read_and_a_network_is_loaded_once_for_a
         kept = feature_parts(folder, Means()).read().to_pandas().set_index("prompt_id")["value"]
         for row in RunStore(folder).samples().itertuples():
             assert kept[row.prompt_id] == pytest.approx(np.asarray(Image.open(folder / row.image)).mean(), rel=1e-6)
+
+
+def test_metrics_and_a_protocol_read_each_picture_once(tmp_path, monkeypatch):
+    monkeypatch.setitem(metric_catalog.METRICS, "means", metric_catalog.MetricEntry(f"{__name__}:Means", ""))
+    monkeypatch.setattr(
+        "specbench.metrics.protocols.find_protocol", lambda name: ("shapes-detector", "geneval[hf-m2f]")
+    )
+    reads = []
+    monkeypatch.setattr(scoring, "read_image", lambda *image: reads.append(image[1]) or read_image(*image))
+    drawn_run(tmp_path, n=3)
+    rows = api.score(metrics=["means"], out=tmp_path, protocol="sjd")
+    assert len(reads) == len(set(reads)) == 3
+    assert {row["metric"].partition(":")[0] for row in rows} == {"means", "shapes-detector"}
