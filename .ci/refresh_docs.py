@@ -25,7 +25,7 @@ from specbench.models.families.model_specs import MODELS
 from specbench.models.hub_pins import REVISIONS
 from specbench.papers.table_files import load_table, table_names
 from specbench.prompts import load_prompts
-from specbench.prompts import names as prompt_sets
+from specbench.prompts import prompt_set_names as prompt_sets
 from specbench.prompts.loading import public_names
 from specbench.specs.components import CHOICES, Component
 from specbench.specs.options import Option, plain

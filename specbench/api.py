@@ -559,9 +559,9 @@ def audit(
     Raises:
         SpecbenchError: an unknown decoder or option, or too few samples.
     """
-    from specbench.checks.losslessness import SAMPLES, audit_named  # brings torch
+    from specbench.checks.losslessness import AUDIT_SAMPLES, audit_named  # brings torch
 
-    count = SAMPLES if samples is None else samples
+    count = AUDIT_SAMPLES if samples is None else samples
     return list(audit_named(_several(decoders), count, seed, compiled=compiled))
 
 
@@ -585,10 +585,10 @@ def check(
     Raises:
         SpecbenchError: an unknown name or option.
     """
-    from specbench.checks.losslessness import SAMPLES  # brings torch
+    from specbench.checks.losslessness import AUDIT_SAMPLES  # brings torch
     from specbench.checks.plugin_contracts import check_all
 
-    count = SAMPLES if samples is None else samples
+    count = AUDIT_SAMPLES if samples is None else samples
     return list(check_all(_several(decoders), model, metric, prompts, count))
 
 

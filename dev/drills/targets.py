@@ -137,7 +137,7 @@ def _read_table(box: Path, case) -> None:
     (path,) = box.iterdir()
     table = read_table(path)
     joined = join(table, {})
-    for fmt in papers_render.FORMATS:
+    for fmt in papers_render.TABLE_FORMATS:
         papers_render.render_tables([joined], fmt)
     plan_table(table, {"model": "shapes", "prompts": "shapes", "out": str(box / "results"), "limit": "1"}, env={})
 

@@ -30,7 +30,7 @@ from throughput import timed_images
 from timing import CAPTION, in_turns, median, timed_decode
 
 from specbench.checks.audit_settings import AUDIT_SETTINGS, COMPILED_SETTINGS, setting_model
-from specbench.checks.divergence import LEVEL, p_value
+from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.losslessness import observe
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.loop import decode
@@ -102,7 +102,7 @@ def exactness(device: str, scale: Scale) -> Outcome:
         with _moved(setting_model(setting, 0)[0], device):
             for name in names if not setting.compiled else ("ar", "sjd", "gsd", "scd-gs"):
                 rows.append({"setting": setting.name, **_audited(setting, name, scale.images)})
-    wrong = [row for row in rows if row.get("p_value") is not None and row["lossless"] and row["p_value"] < LEVEL]
+    wrong = [row for row in rows if row.get("p_value") is not None and row["lossless"] and row["p_value"] < AUDIT_LEVEL]
     tried = sum(row.get("p_value") is not None for row in rows)
     found = f"{tried - len(wrong)} of {tried} audits" + "".join(f"; deviates: {row['decoder']}" for row in wrong)
     return [claim("no decoder declared lossless deviates from the exact joint", found, "all", not wrong)], rows

@@ -31,7 +31,7 @@ from specbench.metrics.fid import Fid
 from specbench.metrics.geneval import GenEval
 from specbench.metrics.hpsv2 import ARCHITECTURE, Hpsv2
 from specbench.metrics.imagereward import ImageReward, RewardNetwork
-from specbench.metrics.inception import SIZE, Inception
+from specbench.metrics.inception import INCEPTION_SIZE, Inception
 from specbench.metrics.inception_preprocessing import FRONT_ENDS
 from specbench.metrics.mask2former import Mask2Former
 from specbench.metrics.openclip import import_open_clip
@@ -61,7 +61,7 @@ def frozen(network: torch.nn.Module) -> torch.nn.Module:
 def fid(front_end: str, settings: Settings) -> Case:
     metric = ready(Fid(front_end, settings))
     metric.network = frozen(Inception())
-    return metric, lambda n: metric.network(torch.rand(n, 3, SIZE, SIZE))
+    return metric, lambda n: metric.network(torch.rand(n, 3, INCEPTION_SIZE, INCEPTION_SIZE))
 
 
 def clip(settings: Settings) -> Case:

@@ -31,7 +31,7 @@ from specbench.metrics.base import Metric, Settings
 from specbench.metrics.clip import Clip
 from specbench.metrics.fid import Fid
 from specbench.metrics.hpsv2 import Hpsv2
-from specbench.metrics.inception import FEATURES
+from specbench.metrics.inception import INCEPTION_FEATURES
 from specbench.metrics.protocols import find_protocol
 from specbench.store.run_images import read_image
 from specbench.system import environment
@@ -72,7 +72,7 @@ class StubNetwork:
     visual, context_length = StubVision(), 77
 
     def __call__(self, x_BCHW: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(len(x_BCHW), FEATURES)
+        return torch.zeros(len(x_BCHW), INCEPTION_FEATURES)
 
     def encode_image(self, x_BCHW: torch.Tensor, normalize: bool) -> torch.Tensor:
         return torch.zeros(len(x_BCHW), 8)

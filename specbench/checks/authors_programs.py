@@ -19,9 +19,9 @@ from pathlib import Path
 
 # Imports inside functions: each program has an environment of its own, which holds nothing else.
 
-OWN = {"pytorch-fid": ("pytorch-fid",), "clean-fid": ("clean-fid", "pytorch-fid")}
-OWN |= {"torchmetrics": ("torchmetrics", "torch-fidelity"), "hpsv2": ("hpsv2", "clint")}
-OWN |= {"image-reward": ("image-reward", "transformers", "timm", "fairscale")}
+_OWN = {"pytorch-fid": ("pytorch-fid",), "clean-fid": ("clean-fid", "pytorch-fid")}
+_OWN |= {"torchmetrics": ("torchmetrics", "torch-fidelity"), "hpsv2": ("hpsv2", "clint")}
+_OWN |= {"image-reward": ("image-reward", "transformers", "timm", "fairscale")}
 """By package: the distributions that must be there, of which it names some and does not ask for others."""
 
 
@@ -202,7 +202,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     name = request["package"]
     try:
-        versions = {package: importlib.metadata.version(package) for package in OWN[name]}
+        versions = {package: importlib.metadata.version(package) for package in _OWN[name]}
         answer = {"versions": versions} | (PROGRAMS[name](request) if not request.get("versions_only") else {})
     except importlib.metadata.PackageNotFoundError as error:
         answer = {"missing": error.name}

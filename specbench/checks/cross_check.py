@@ -31,7 +31,7 @@ from specbench.system.images import pictures_in
 PROGRAM = Path(__file__).with_name("authors_programs.py")
 MOST_IMAGES = 16
 """Of a metric with a value per image: hpsv2 reads its 2 GB of weights again for each."""
-TOLERANCE = 1e-3
+_TOLERANCE = 1e-3
 """Largest difference between equal programs: of a value per image, or of a distance relative to it."""
 COLUMNS = ("run_id", "metric", "package", "ours", "theirs", "largest_difference", "n", "verdict")
 TEXT_CONFIG = {
@@ -53,7 +53,7 @@ class Package:
 
 _COMMON = ("torch torchvision torchmetrics 'scipy<1.18' requests clint ftfy regex",)
 _TOGETHER = (*_COMMON, "--no-deps hpsv2 clean-fid pytorch-fid torch-fidelity")
-PACKAGES: Mapping[str, Package] = {
+AUTHORS_PACKAGES: Mapping[str, Package] = {
     **dict.fromkeys(("pytorch-fid", "clean-fid", "torchmetrics", "hpsv2"), Package("authors", _TOGETHER)),
     "image-reward": Package(
         "authors-image-reward",
@@ -79,20 +79,20 @@ def python_of(package: str) -> Path:
             return Path(sys.executable)
     except importlib.metadata.PackageNotFoundError:
         pass
-    return cache_folder() / PACKAGES[package].environment / "bin" / "python"
+    return cache_folder() / AUTHORS_PACKAGES[package].environment / "bin" / "python"
 
 
 def recipe(package: str) -> str:
     """The commands that make an environment for a package."""
-    folder = cache_folder() / PACKAGES[package].environment
-    steps = [f"{folder}/bin/pip install {arguments}" for arguments in PACKAGES[package].install]
+    folder = cache_folder() / AUTHORS_PACKAGES[package].environment
+    steps = [f"{folder}/bin/pip install {arguments}" for arguments in AUTHORS_PACKAGES[package].install]
     return " && ".join([f"{Path(sys.executable).name} -m venv {folder}", *steps])
 
 
 def readiness(python: Path | None = None) -> list[dict[str, str]]:
     """Rows of `specbench doctor` about the authors' packages."""
     rows = []
-    for package in PACKAGES:
+    for package in AUTHORS_PACKAGES:
         answer = _ask(python or python_of(package), {"package": package, "versions_only": True})
         versions = ", ".join(f"{name} {version}" for name, version in answer.get("versions", {}).items())
         ready = {"status": "ok", "detail": f"{versions} in {python or python_of(package)}", "fix": ""}
@@ -159,7 +159,7 @@ def _compare_features(images: Images, metric: Metric, kept: pd.DataFrame, answer
 
 
 def _verdict(gap: float) -> str:
-    return "agrees" if gap <= TOLERANCE else "differs"
+    return "agrees" if gap <= _TOLERANCE else "differs"
 
 
 def _files(images: Images, kept: pd.DataFrame) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 from specbench.checks.audit_settings import in_window
 from specbench.checks.enumerable_model import EnumerableModel, processed
 from specbench.checks.findings import FAILED, OK, SKIPPED, SLOW, Finding, finding, run_tests
-from specbench.checks.losslessness import SAMPLES, Auditable, Decode, audit_one, load_decoder, verdict_line
+from specbench.checks.losslessness import AUDIT_SAMPLES, Auditable, Decode, audit_one, load_decoder, verdict_line
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode
@@ -30,7 +30,7 @@ _LAYOUT = TokenLayout.with_row_ends(2, 3, 3)
 _TEXTS = ("one", "two")
 
 
-def check_decoder(decoder: Auditable, samples: int = SAMPLES, seed: int = 0) -> list[Finding]:
+def check_decoder(decoder: Auditable, samples: int = AUDIT_SAMPLES, seed: int = 0) -> list[Finding]:
     """Run every conformance test on a decoder.
 
     Args:
@@ -46,7 +46,7 @@ def check_decoder(decoder: Auditable, samples: int = SAMPLES, seed: int = 0) -> 
 
 
 def check_named(
-    names: Sequence[str], samples: int = SAMPLES, announce: Callable[[str], None] = lambda name: None
+    names: Sequence[str], samples: int = AUDIT_SAMPLES, announce: Callable[[str], None] = lambda name: None
 ) -> Iterator[dict[str, object]]:
     """Yield `decoder, check, status, detail` of every test of decoders named as on the command line.
 

@@ -12,8 +12,8 @@ import numpy as np
 from scipy.special import chndtrinc
 from scipy.stats import chi2
 
-LEVEL = 1e-4
-POWER = 0.95
+AUDIT_LEVEL = 1e-4
+AUDIT_POWER = 0.95
 COUNTABLE = 2000
 """Images are counted whole where there are at most this many, else by runs of consecutive tokens."""
 RUN_CELLS = 128
@@ -200,8 +200,8 @@ def noncentrality(statistic: float, dof: float, chance: float) -> float:
 
 
 def detectable_tv(tables: Sequence[Counts]) -> float:
-    """Mean total variation over the blocks that the summed test misses with probability at most 1 - POWER, however it
-    is spread.
+    """Mean total variation over the blocks that the summed test misses with probability at most 1 - AUDIT_POWER,
+    however it is spread.
 
     By Cauchy-Schwarz a distance t makes a chi-square divergence of at least 4 t**2.
     """
@@ -209,4 +209,4 @@ def detectable_tv(tables: Sequence[Counts]) -> float:
     n = sum(int(block.total.sum()) for block in blocks)
     scale = _scale(tables)
     dof = max(sum(degrees_of_freedom(block) for block in blocks), 1) / scale
-    return math.sqrt(scale * noncentrality(chi2.isf(LEVEL / 2, dof), dof, 1 - POWER) / n) / 2
+    return math.sqrt(scale * noncentrality(chi2.isf(AUDIT_LEVEL / 2, dof), dof, 1 - AUDIT_POWER) / n) / 2

@@ -209,7 +209,7 @@ def _metric(name: str) -> list[dict[str, str]]:
 
 def _plugins() -> list[dict[str, str]]:
     rows = []
-    for kind in plugins.KINDS:
+    for kind in plugins.PLUGIN_KINDS:
         for name, point in plugins.plugins(kind).items():
             try:
                 plugins.load_object(point.value, f"plug-in {name}")

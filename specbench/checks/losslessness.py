@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from specbench.checks.audit_settings import AUDIT_SETTINGS, COMPILED_SETTINGS, AuditSetting, in_window, setting_model
-from specbench.checks.divergence import LEVEL, Counts, detectable_tv, p_value, total_variation
+from specbench.checks.divergence import AUDIT_LEVEL, Counts, detectable_tv, p_value, total_variation
 from specbench.checks.enumerable_model import image_index
 from specbench.decoding.build import build
 from specbench.decoding.continuous_batching import decode_tokens_each
@@ -29,9 +29,9 @@ from specbench.specs.presets import PRESETS, DecoderSpec, Preset, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 
-SAMPLES = 220_000
+AUDIT_SAMPLES = 220_000
 """Images per decoder: 20,000 of each setting."""
-BATCH = 8192
+_BATCH = 8192
 SMALL_ENOUGH = 0.05
 """An audit calls a decoder lossless only where its `detectable_tv` is at most this, which takes some 15,000 images."""
 LOSSLESS, LOSSY, UNSEEN = "lossless", "lossy", "no deviation seen"
@@ -41,7 +41,7 @@ Auditable = str | DecoderSpec | Decode
 
 
 def audit_decoders(
-    decoders: Sequence[Auditable], samples: int = SAMPLES, seed: int = 0, workers: int = 1, compiled: bool = False
+    decoders: Sequence[Auditable], samples: int = AUDIT_SAMPLES, seed: int = 0, workers: int = 1, compiled: bool = False
 ) -> list[dict[str, object]]:
     """Decode `samples` images of enumerable models with each decoder and judge whether it keeps their joint
     distribution.
@@ -58,7 +58,7 @@ def audit_decoders(
     Returns:
         One dict per decoder: `decoder`, `verdict` (see `audit_verdict`), `tv, tv_low, tv_high` (mean total variation
         over the settings, as `total_variation` defines it), `samples`, `p_value`, `detectable_tv` (a distance the test
-        would have found with probability POWER), `models`, `declared` (what the spec says of itself; None for a user
+        would have found with probability AUDIT_POWER), `models`, `declared` (what the spec says of itself; None for a user
         decoder), `worst_setting` (the one with the smallest p-value), and `refused` (settings whose model the decoder
         does not accept).
 
@@ -66,7 +66,7 @@ def audit_decoders(
         SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples.
     """
     if samples < 1000:
-        raise SpecbenchError(f"--samples {samples}: must be at least 1000", f"default: {SAMPLES}")
+        raise SpecbenchError(f"--samples {samples}: must be at least 1000", f"default: {AUDIT_SAMPLES}")
     return list(audit_each(decoders, samples, seed, workers, compiled))
 
 
@@ -91,7 +91,7 @@ def audit_each(
 
 
 def audit_named(
-    names: Sequence[str] = (), samples: int = SAMPLES, seed: int = 0, workers: int = 1, compiled: bool = False
+    names: Sequence[str] = (), samples: int = AUDIT_SAMPLES, seed: int = 0, workers: int = 1, compiled: bool = False
 ) -> Iterator[dict[str, object]]:
     """Yield the rows of `audit_decoders` for decoders named as on the command line, under those names; all if empty.
 
@@ -100,7 +100,7 @@ def audit_named(
     """
     named = labelled_decoders(names or list(PRESETS))
     if samples < 1000:
-        raise SpecbenchError(f"--samples {samples}: must be at least 1000", f"default: {SAMPLES}")
+        raise SpecbenchError(f"--samples {samples}: must be at least 1000", f"default: {AUDIT_SAMPLES}")
     if seed < 0:
         raise SpecbenchError(f"--seed {seed}: must be at least 0")
     rows = audit_each([decoder for _, decoder in named], samples, seed, workers, compiled)
@@ -147,11 +147,11 @@ def audit_one(
 def audit_verdict(p: float, detectable: float, declared: str | None) -> str:
     """Verdict of an audit with p-value `p` that could see a total variation of `detectable`.
 
-    "lossy" where the test rejects at LEVEL. Elsewhere "lossless", but only "no deviation seen" where the audit was too
+    "lossy" where the test rejects at AUDIT_LEVEL. Elsewhere "lossless", but only "no deviation seen" where the audit was too
     small to say so or the decoder is declared lossy: whoever made it knows why it deviates, even where small models do
     not show it.
     """
-    if p < LEVEL:
+    if p < AUDIT_LEVEL:
         return LOSSY
     return UNSEEN if declared == LOSSY or detectable > SMALL_ENOUGH else LOSSLESS
 
@@ -197,7 +197,7 @@ def load_decoder(decoder: Auditable) -> tuple[str, DecoderSpec | Decode]:
 
 
 def observe(
-    setting: AuditSetting, decoder: DecoderSpec | Decode, samples: int, seed: int, batch: int = BATCH
+    setting: AuditSetting, decoder: DecoderSpec | Decode, samples: int, seed: int, batch: int = _BATCH
 ) -> list[Counts]:
     """Decode `samples` images of each of the setting's tables, `batch` at a time, and count them."""
     model, exact = setting_model(setting, seed)

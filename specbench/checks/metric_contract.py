@@ -14,7 +14,7 @@ from specbench.metrics.base import Metric, Sample
 from specbench.metrics.catalog import metric
 from specbench.prompts import load_prompts
 
-IMAGES = 6
+_IMAGES = 6
 PIXELS = 64
 RELATIVE = 1e-3
 """Difference between an image's feature alone and in a batch that rounding explains."""
@@ -40,7 +40,7 @@ def metric_findings(name: str, prompts: str | None = None) -> list[Finding]:
     draw = np.random.default_rng(0)
     samples = [
         Sample(one.id, 0, one.text, one.category, one.meta, draw.integers(0, 256, (PIXELS, PIXELS, 3), np.uint8))
-        for one in accepted[:IMAGES]
+        for one in accepted[:_IMAGES]
     ]
     made.prepare()
     return MetricChecks(made, lambda: metric(name)(), samples).all_findings()

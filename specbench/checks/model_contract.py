@@ -16,13 +16,13 @@ from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model, load_model
 from specbench.models.facts import ModelFacts
 from specbench.models.interface import ImageModel, Session
-from specbench.prompts import load_prompts, names
+from specbench.prompts import load_prompts, prompt_set_names
 
 GUIDANCE = 3.0
-WINDOW = 4
+_WINDOW = 4
 MOST_SLOTS = 64
 """Slots of an image that are tested."""
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
 """Largest difference of logits, over their standard deviation, that rounding explains."""
 _TEXTS = ("a bright red circle", "a dark blue square beside a dog")
 
@@ -38,7 +38,7 @@ def model_findings(name: str, prompts: str | None = None) -> list[Finding]:
         SpecbenchError: there is no such model, its weights are missing, or it cannot read the prompts.
     """
     info = find_model(name)
-    if prompts is None and info.name in names():
+    if prompts is None and info.name in prompt_set_names():
         prompts = info.name
     texts = [prompt.text for prompt in load_prompts(prompts).prompts[:2]] if prompts else list(_TEXTS)
     if len(texts) < 2:
@@ -57,7 +57,7 @@ class ModelChecks:
         free = torch.randint(layout.v_image, (2, layout.length), generator=drawn)
         forced = torch.tensor(layout.forced)
         self._tokens = torch.where(forced >= 0, forced, free).to(model.device)
-        self._tolerance = TOLERANCE[str(model.dtype).removeprefix("torch.")]
+        self._tolerance = _TOLERANCE[str(model.dtype).removeprefix("torch.")]
 
     def all_findings(self) -> list[Finding]:
         return run_tests(self.all())
@@ -101,13 +101,13 @@ class ModelChecks:
 
     def window(self) -> Finding:
         """Forwards of several tokens give the logits of one token at a time."""
-        return self._same("window", self._fed(self._begin(), WINDOW), f"{WINDOW} tokens a forward")
+        return self._same("window", self._fed(self._begin(), _WINDOW), f"{_WINDOW} tokens a forward")
 
     def causality(self) -> Finding:
         """Logits do not depend on later tokens of the same forward."""
         changed = self._tokens.clone()
-        changed[:, WINDOW - 2 :] = (changed[:, WINDOW - 2 :] + 1) % self._model.layout.v_image
-        first = self._forward(self._begin(), changed, 0, WINDOW)[:, : WINDOW - 1]
+        changed[:, _WINDOW - 2 :] = (changed[:, _WINDOW - 2 :] + 1) % self._model.layout.v_image
+        first = self._forward(self._begin(), changed, 0, _WINDOW)[:, : _WINDOW - 1]
         return self._same("causality", first, "other tokens behind a slot")
 
     def rejection(self) -> Finding:
@@ -115,7 +115,7 @@ class ModelChecks:
         session, wrong, found = self._begin(), (self._tokens + 1) % self._model.layout.v_image, []
         for start in range(self._slots):
             drafts = torch.cat([self._tokens[:, :start], wrong[:, start:]], 1)
-            end = min(start + WINDOW, self._model.layout.length)
+            end = min(start + _WINDOW, self._model.layout.length)
             found.append(self._forward(session, drafts, start, end)[:, :1])
         return self._same("rejection", torch.cat(found, 1), "wrong drafts in every forward")
 
@@ -127,7 +127,7 @@ class ModelChecks:
     def refill(self) -> Finding:
         """A row that is given to a new prompt forgets the old one."""
         session = self._begin([self._texts[1]] * 2)
-        self._forward(session, self._tokens.flip(0), 0, min(WINDOW, self._slots))
+        self._forward(session, self._tokens.flip(0), 0, min(_WINDOW, self._slots))
         with torch.inference_mode():
             session.refill(torch.tensor([0], device=self._model.device), self._model.encode([self._texts[0]]))
         return self._same("refill", self._fed(session, 1)[:1], "a row that held another image", rows=1)
@@ -146,7 +146,7 @@ class ModelChecks:
 
     def _begin(self, texts: Sequence[str] | None = None) -> Session:
         with torch.inference_mode():
-            return self._model.begin(self._model.encode(list(texts or self._texts)), GUIDANCE, WINDOW)
+            return self._model.begin(self._model.encode(list(texts or self._texts)), GUIDANCE, _WINDOW)
 
     def _fed(self, session: Session, width: int, rows: Sequence[int] = (0, 1)) -> Tensor:
         """Logits of all tested slots, `width` columns a forward."""

@@ -26,7 +26,7 @@ from specbench.store.schema import KEY
 
 # Imports inside functions: torch takes seconds, and only numbers that are computed anew need it.
 
-ORDERS = {
+PRINTED_ORDERS = {
     "u_id": "token id",
     "u_p": "p descending",
     "u_pq": "p/q descending",
@@ -35,10 +35,21 @@ ORDERS = {
 """Printed names of the orders of the vocabulary; see `specbench.decoding.generation.ORDERS`."""
 OF_TARGET = ("u_id", "u_p")
 """Orders that need the model and the tokens alone."""
-CHUNK = 2**24
+_CHUNK = 2**24
 """Maximum number of probabilities in memory while recomputing."""
-TOLERANCE = 0.01
-_COLUMNS = (*KEY, "prompt", "status", "started_at", "seed", "tokens", "forced", "committed_step", "entropy", *ORDERS)
+_TOLERANCE = 0.01
+_COLUMNS = (
+    *KEY,
+    "prompt",
+    "status",
+    "started_at",
+    "seed",
+    "tokens",
+    "forced",
+    "committed_step",
+    "entropy",
+    *PRINTED_ORDERS,
+)
 
 
 def audit_run(
@@ -80,14 +91,14 @@ def audit_run(
         agreement = {name: _agreement(stored[name], values.u[name]) for name in stored}
     else:
         rows = _with_values(rows, folder)
-        values, agreement = Values(_stacked(rows, ORDERS), np.stack(rows["entropy"])), {}
+        values, agreement = Values(_stacked(rows, PRINTED_ORDERS), np.stack(rows["entropy"])), {}
     try:
         result = audit_tokens(_tokens(rows, values), level)
     except ValueError as error:
         raise SpecbenchError(f"run '{folder.name}': {error} to test", "decode more images") from None
     described = _described(info, result) | {
         "recomputed": recompute,
-        "unavailable": [ORDERS[name] for name in ORDERS if name not in values.u],
+        "unavailable": [PRINTED_ORDERS[name] for name in PRINTED_ORDERS if name not in values.u],
         "agreement": agreement,
         "fingerprint": images_fingerprint(rows),
     }
@@ -154,10 +165,10 @@ def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
         "tv": result.deviation.value,
         "tv_low": result.deviation.low,
         "tv_high": result.deviation.high,
-        "tv_order": ORDERS[result.deviation.order],
+        "tv_order": PRINTED_ORDERS[result.deviation.order],
         "p_value": worst.corrected,
         "level": result.level,
-        "order": ORDERS[worst.order],
+        "order": PRINTED_ORDERS[worst.order],
         "kind": worst.kind,
         "group": worst.group,
         "place": _worst_group(result, "place"),
@@ -165,8 +176,8 @@ def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
         "detectable": result.detectable,
         "images": result.images,
         "tokens": result.tokens,
-        "by_order": {ORDERS[name]: _bound(bound) for name, bound in result.by_order.items()},
-        "tests": [vars(test) | {"order": ORDERS[test.order]} for test in result.tests],
+        "by_order": {PRINTED_ORDERS[name]: _bound(bound) for name, bound in result.by_order.items()},
+        "tests": [vars(test) | {"order": PRINTED_ORDERS[test.order]} for test in result.tests],
     }
 
 
@@ -199,12 +210,12 @@ def _place(steps: np.ndarray) -> np.ndarray | None:
 
 
 def _agreement(stored: np.ndarray, recomputed: np.ndarray) -> dict[str, float]:
-    """Mean difference between recorded and recomputed values, and the share of tokens beyond `TOLERANCE`."""
+    """Mean difference between recorded and recomputed values, and the share of tokens beyond `_TOLERANCE`."""
     gap = np.abs(stored - recomputed)
     gap = gap[~np.isnan(gap)]
     if not len(gap):
         return {"mean": math.nan, "beyond": math.nan}
-    return {"mean": float(gap.mean()), "beyond": float((gap > TOLERANCE).mean())}
+    return {"mean": float(gap.mean()), "beyond": float((gap > _TOLERANCE).mean())}
 
 
 def _recomputed(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str) -> Values:
@@ -214,8 +225,8 @@ def _recomputed(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision
 
     model = load_model(_model_of(spec, weights, revision), device, "float32")
     sampling, length = spec.sampling, model.layout.length
-    width = max(1, min(length, CHUNK // model.layout.vocab))
-    batch = max(1, min(16, CHUNK // (model.layout.vocab * width)))
+    width = max(1, min(length, _CHUNK // model.layout.vocab))
+    batch = max(1, min(16, _CHUNK // (model.layout.vocab * width)))
     pieces = []
     for start in range(0, len(rows), batch):
         part = rows.iloc[start : start + batch]

@@ -108,9 +108,9 @@ def _table_names(ctx) -> Iterable[str]:
 
 
 def _set_names(ctx) -> Iterable[str]:
-    from specbench.prompts import names
+    from specbench.prompts import prompt_set_names
 
-    return names()
+    return prompt_set_names()
 
 
 def _run_names(ctx) -> Iterable[str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench.models.interface import Tree
 from specbench.specs.tree_paths import node_paths
 
-DEPTHS = 8
+RECORDED_DEPTHS = 8
 """Draft depths for which the distance to the target is recorded separately."""
 
 
@@ -115,10 +115,10 @@ def routes(tree: Tree, device: torch.device) -> Routes:
 
 @lru_cache(maxsize=256)
 def first_drafts_by_depth(tree: Tree, device: torch.device) -> Tensor:
-    """[C - 1, DEPTHS] float32, 1 where draft d (of column d + 1) is its parent's first child and has that depth."""
+    """[C - 1, RECORDED_DEPTHS] float32, 1 where draft d (column d + 1) is its parent's first child, of that depth."""
     first = [parent not in tree.parents[:column] for column, parent in enumerate(tree.parents)]
     depth = torch.tensor([depth if own else 0 for depth, own in zip(tree.depth, first, strict=True)][1:], device=device)
-    return (depth[:, None] == torch.arange(1, DEPTHS + 1, device=device)).float()
+    return (depth[:, None] == torch.arange(1, RECORDED_DEPTHS + 1, device=device)).float()
 
 
 def parse_tree(text: str) -> Tree:

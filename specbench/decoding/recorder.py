@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.decoding.draft_tree import DEPTHS
+from specbench.decoding.draft_tree import RECORDED_DEPTHS
 from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import Verification
 from specbench.decoding.noise import Noise
@@ -67,7 +67,7 @@ class StepRecorder:
         self._nfe, self._rounds = torch.zeros(2, rows, dtype=torch.long, device=device)
         self._sums: dict[tuple[str, ...], Tensor] = {}
         """Per group of verifier facts, [1 + facts, B]: number of drafts tested, and the sum of each fact."""
-        self._by_depth = torch.zeros(2, rows, DEPTHS, dtype=torch.double, device=device)
+        self._by_depth = torch.zeros(2, rows, RECORDED_DEPTHS, dtype=torch.double, device=device)
         """Number of first drafts tested by depth, and the sum of their total variations."""
         self._siblings: Tensor | None = None
         """[2, B, ranks] tested and accepted drafts by sibling index, for trees with siblings."""

@@ -18,7 +18,7 @@ from transformers.models.blip.modeling_blip_text import BlipTextLMHeadModel
 
 Weights = Mapping[str, Tensor]
 HEAD_WIDTH = 64
-TOKENS = 35
+_TOKENS = 35
 DECODE_TOKEN, ENCODE_TOKEN = 30522, 30523
 """[DEC] and [ENC], which the authors appended to BERT's vocabulary."""
 
@@ -98,12 +98,12 @@ class Tokenizer:
     def padded(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Tokenize texts to ids and mask, int64 [n, 35] each."""
         found = self._tokenizer(
-            list(texts), padding="max_length", truncation=True, max_length=TOKENS, return_tensors="pt"
+            list(texts), padding="max_length", truncation=True, max_length=_TOKENS, return_tensors="pt"
         )
         return found.input_ids, found.attention_mask
 
     def ids(self, text: str) -> list[int]:
-        return self._tokenizer(text, truncation=True, max_length=TOKENS).input_ids
+        return self._tokenizer(text, truncation=True, max_length=_TOKENS).input_ids
 
 
 def _vision_name(name: str) -> str:

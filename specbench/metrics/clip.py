@@ -21,7 +21,7 @@ from specbench.metrics.base import Sample, Settings
 from specbench.metrics.code_version import described
 from specbench.metrics.inception_preprocessing import center256
 from specbench.metrics.openclip import (
-    PACKAGES,
+    OPENCLIP_PACKAGES,
     image_embeddings,
     load_openai,
     normalised,
@@ -30,7 +30,7 @@ from specbench.metrics.openclip import (
 )
 from specbench.metrics.per_image import PerImageMetric
 
-PREFIX = "A photo depicts "
+_PREFIX = "A photo depicts "
 
 
 def as_saved(pixels: np.ndarray) -> np.ndarray:
@@ -63,8 +63,8 @@ VARIANTS: Mapping[str, Variant] = {
     "b16": Variant("clip-b16"),
     "b16+299": Variant("clip-b16", prepare=bilinear299),
     "b32": Variant("clip-b32"),
-    "b32+prefix": Variant("clip-b32", PREFIX),
-    "b32+prefix+center256": Variant("clip-b32", PREFIX, center256),
+    "b32+prefix": Variant("clip-b32", _PREFIX),
+    "b32+prefix+center256": Variant("clip-b32", _PREFIX, center256),
     "l14": Variant("clip-l14"),
 }
 
@@ -75,7 +75,7 @@ class Clip(PerImageMetric):
 
     summary = "cosine of CLIP's image and caption embeddings, mean over images"
     batch = 32
-    packages = PACKAGES
+    packages = OPENCLIP_PACKAGES
 
     def __init__(self, variant: str, settings: Settings | None = None):
         super().__init__(settings)

@@ -21,7 +21,7 @@ from specbench.metrics.base import Score, Settings
 from specbench.metrics.clip import clip_versions
 from specbench.metrics.code_version import described
 from specbench.metrics.frechet import Mmd, gaussian_mmd
-from specbench.metrics.openclip import PACKAGES, image_embeddings, load_openai, normalised
+from specbench.metrics.openclip import OPENCLIP_PACKAGES, image_embeddings, load_openai, normalised
 from specbench.metrics.reference import ReferenceMetric, distance_difference, feature_matrix, with_influence
 from specbench.stats import Difference
 
@@ -42,7 +42,7 @@ def squashed(pixels: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))
 
 
-SHAPES: Mapping[str, tuple[Callable[[np.ndarray, int], np.ndarray], str]] = {
+PREPARATIONS: Mapping[str, tuple[Callable[[np.ndarray, int], np.ndarray], str]] = {
     "l14-336": (centre_square, "centre square, Pillow bicubic"),
     "l14-336+squashed+unbiased": (squashed, "squashed, Pillow bicubic"),
 }
@@ -56,12 +56,12 @@ class Cmmd(ReferenceMetric):
     batch = 16
     columns: ClassVar = {"feature": pa.list_(pa.float32())}
     checkpoints = ("clip-l14-336",)
-    packages = PACKAGES
+    packages = OPENCLIP_PACKAGES
 
     def __init__(self, variant: str, settings: Settings | None = None):
         super().__init__(settings)
         self.name = f"cmmd[{variant}]"
-        self.prepare_image, self.resize = SHAPES[variant]
+        self.prepare_image, self.resize = PREPARATIONS[variant]
         self.unbiased = variant.endswith("+unbiased")
 
     def feature_identity(self) -> Mapping[str, str]:

@@ -131,7 +131,7 @@ class BlipVqa(CategoryMetric):
     categories = ("color", "shape", "texture")
     batch = 8
     checkpoints = ("blip-vqa", "bert-vocabulary")
-    packages = noun_phrases.PACKAGES
+    packages = noun_phrases.SPACY_PACKAGES
 
     def identity(self) -> Mapping[str, str]:
         return {

@@ -20,8 +20,8 @@ from specbench.metrics import noun_phrases as grammar
 from specbench.metrics.base import Metric, Sample, Settings
 from specbench.metrics.compbench import BlipVqa, CategoryMetric, CompBenchClip
 from specbench.metrics.compbench_rules import (
-    DEPTHS,
-    RELATIONS,
+    DEPTH_SIGNS,
+    SPATIAL_RELATIONS,
     THREE_IN_ONE,
     Box,
     around_preposition,
@@ -31,12 +31,12 @@ from specbench.metrics.compbench_rules import (
     spatial_3d,
     three_in_one,
 )
-from specbench.metrics.depth_anything import REPOSITORY as DEPTH
+from specbench.metrics.depth_anything import DEPTH_REPOSITORY as DEPTH
 from specbench.metrics.depth_anything import Depth
 from specbench.metrics.geneval_rules import Found
 from specbench.metrics.hub_weights import folder_identity, hub_folder, hub_problem
-from specbench.metrics.openclip import PACKAGES
-from specbench.metrics.owlv2 import DUPLICATE, QUERY, REPOSITORY, THRESHOLD, Owl
+from specbench.metrics.openclip import OPENCLIP_PACKAGES
+from specbench.metrics.owlv2 import DUPLICATE, OWLV2_REPOSITORY, QUERY, THRESHOLD, Owl
 
 Seen = Mapping[str, Sequence[Found]]
 
@@ -51,9 +51,9 @@ class Detected(CategoryMetric):
 
     batch = 8
     columns: ClassVar = {"value": pa.float32(), "details": pa.string()}
-    repositories: ClassVar[Mapping[str, str]] = {"detector": REPOSITORY}
+    repositories: ClassVar[Mapping[str, str]] = {"detector": OWLV2_REPOSITORY}
     objects: ClassVar[str] = "first and last noun"
-    packages: ClassVar = {**PACKAGES, **grammar.PACKAGES}
+    packages: ClassVar = {**OPENCLIP_PACKAGES, **grammar.SPACY_PACKAGES}
 
     def identity(self) -> Mapping[str, str]:
         weights = {
@@ -66,7 +66,7 @@ class Detected(CategoryMetric):
             "query": QUERY,
             "threshold": f"{THRESHOLD}, duplicates above {DUPLICATE}",
             "resize": "black to a square, tensor bilinear, antialiased",
-            **(grammar.identity() if grammar.MODEL in self.packages else {}),
+            **(grammar.identity() if grammar.SPACY_MODEL in self.packages else {}),
             **{package: version(package) for package in ("transformers", "torch", "pillow")},
             "open_clip": version("open_clip_torch"),
         }
@@ -82,7 +82,7 @@ class Detected(CategoryMetric):
 
     @cached_property
     def detector(self) -> Owl:
-        return Owl(hub_folder(REPOSITORY, self.settings.offline), self.settings.device)
+        return Owl(hub_folder(OWLV2_REPOSITORY, self.settings.offline), self.settings.device)
 
     @cached_property
     def grammar(self) -> grammar.Grammar:
@@ -113,7 +113,7 @@ class Spatial2d(Detected):
     categories = ("spatial",)
 
     def judge(self, sample: Sample, names: Sequence[str], seen: Seen) -> float:
-        asked = relation(sample.prompt, RELATIONS)
+        asked = relation(sample.prompt, SPATIAL_RELATIONS)
         return spatial(*_two_best(names, seen), asked, min(sample.pixels.shape[:2]))
 
 
@@ -133,7 +133,7 @@ class Spatial3d(Detected):
     name = "compbench[3d-spatial-owlv2]"
     summary = "T2I-CompBench++'s 3D rules on what OWLv2 and Depth Anything V2 find, mean over images of 3D prompts"
     categories = ("3d_spatial",)
-    repositories: ClassVar = {"detector": REPOSITORY, "depth": DEPTH}
+    repositories: ClassVar = {"detector": OWLV2_REPOSITORY, "depth": DEPTH}
 
     @cached_property
     def depth(self) -> Depth:
@@ -147,7 +147,7 @@ class Spatial3d(Detected):
                 near.append(self.depth(sample.pixels))
             return mean_in(near[0], box)
 
-        return spatial_3d(*_two_best(names, seen), relation(sample.prompt, DEPTHS), nearness)
+        return spatial_3d(*_two_best(names, seen), relation(sample.prompt, DEPTH_SIGNS), nearness)
 
 
 class Numeracy(Detected):
@@ -157,7 +157,7 @@ class Numeracy(Detected):
     summary = "T2I-CompBench++'s counting rules on what OWLv2 finds, mean over images of numeracy prompts"
     categories = ("numeracy",)
     objects = "as counted in the prompt"
-    packages = PACKAGES
+    packages = OPENCLIP_PACKAGES
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return super().accepts(category, meta) and bool(meta.get("counts"))
@@ -178,7 +178,7 @@ class ThreeInOne(CategoryMetric):
     categories = ("complex",)
     batch = 8
     columns: ClassVar = {"value": pa.float32(), **dict.fromkeys(("blip", "clip", "spatial"), pa.float32())}
-    packages: ClassVar = {**PACKAGES, **grammar.PACKAGES}
+    packages: ClassVar = {**OPENCLIP_PACKAGES, **grammar.SPACY_PACKAGES}
 
     def __init__(self, settings: Settings | None = None):
         super().__init__(settings)
@@ -195,7 +195,7 @@ class ThreeInOne(CategoryMetric):
         return {f"{name}.{key}": value for name, part in self.parts.items() for key, value in part.identity().items()}
 
     def missing(self) -> list[tuple[str, str]]:
-        problem = hub_problem(REPOSITORY)
+        problem = hub_problem(OWLV2_REPOSITORY)
         return super().missing() + ([problem] if problem else [])
 
     def prepare(self) -> None:

@@ -9,7 +9,7 @@ from specbench.metrics.geneval_rules import Found
 
 Box = tuple[float, float, float, float]
 
-RELATIONS = (
+SPATIAL_RELATIONS = (
     "on side of",
     "next to",
     "near",
@@ -21,7 +21,7 @@ RELATIONS = (
 )
 """Of 2D prompts, in the order they are looked for. The paper's program has no rule for the last one."""
 
-DEPTHS = {"in front of": 1, "behind": -1, "hidden": -1}
+DEPTH_SIGNS = {"in front of": 1, "behind": -1, "hidden": -1}
 """Of 3D prompts: the sign of how much nearer the first object must be than the second."""
 
 BESIDE = ("on side of", "next to", "near")
@@ -103,7 +103,7 @@ def spatial_3d(first: Found | None, second: Found | None, asked: str | None, dep
     is larger for nearer boxes."""
 
     def behind_each_other(a: Box, b: Box) -> float:
-        if asked is None or DEPTHS[asked] * (depth(a) - depth(b)) <= 0:
+        if asked is None or DEPTH_SIGNS[asked] * (depth(a) - depth(b)) <= 0:
             return 0.0
         return min(1.0, overlap(a, b) / 0.5)
 

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from specbench.metrics.mask2former import MEAN, STD
 
-REPOSITORY = "depth-anything/Depth-Anything-V2-Small-hf"
+DEPTH_REPOSITORY = "depth-anything/Depth-Anything-V2-Small-hf"
 SHORT, PATCH = 518, 14
 
 
-def network_input(pixels: np.ndarray) -> Tensor:
+def depth_input(pixels: np.ndarray) -> Tensor:
     """Resize uint8 [H, W, 3] to float32 [3, h, w]: short side 518, long side to whole patches, Pillow bicubic."""
     height, width = pixels.shape[:2]
     scale = SHORT / min(height, width)
@@ -39,7 +39,7 @@ class Depth:
     @torch.inference_mode()
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
         """Estimate the nearness of each pixel of uint8 [H, W, 3]: float32 [H, W] from 0 (farthest) to 1 (nearest)."""
-        found = self.network(network_input(pixels)[None].to(self.device)).predicted_depth[None]
+        found = self.network(depth_input(pixels)[None].to(self.device)).predicted_depth[None]
         near = F.interpolate(found, pixels.shape[:2], mode="bicubic", align_corners=False)[0, 0].cpu().numpy()
         low, high = near.min(), near.max()
         return (near - low) / (high - low) if high > low else np.zeros_like(near)

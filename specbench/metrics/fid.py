@@ -18,7 +18,7 @@ from specbench.metrics.base import Score, Settings
 from specbench.metrics.code_version import described
 from specbench.metrics.fid_infinity import Extrapolated, fid_infinity
 from specbench.metrics.frechet import Gaussian, frechet_distance, frechet_influence, kid_influence
-from specbench.metrics.inception import FEATURES, Inception, load_inception
+from specbench.metrics.inception import INCEPTION_FEATURES, Inception, load_inception
 from specbench.metrics.inception_preprocessing import CROPS, FRONT_ENDS
 from specbench.metrics.reference import ReferenceMetric, distance_difference, feature_matrix, with_influence
 from specbench.metrics.torchmetrics_states import KID_SEED, KID_SUBSET_SIZE, KID_SUBSETS, kid
@@ -31,7 +31,7 @@ class Fid(ReferenceMetric):
 
     summary = "distance to the reference images in Inception features; FID-infinity and KID beside it"
     batch = 32
-    columns: ClassVar = {"feature": pa.list_(pa.float32(), FEATURES)}
+    columns: ClassVar = {"feature": pa.list_(pa.float32(), INCEPTION_FEATURES)}
     checkpoints = ("inception",)
     packages: ClassVar = {"torchmetrics": "pip install torchmetrics"}
 

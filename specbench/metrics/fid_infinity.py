@@ -16,7 +16,7 @@ from scipy import stats
 from specbench.metrics.frechet import Gaussian, frechet_distance
 
 SPLITS = 4
-SEED = 0
+_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], 
     The interval takes the spread of the FID of a half, which is at least that of the extrapolated value, from the two
     halves of each of four random splits (t distribution of four degrees of freedom). Whole prompts go into a half.
     """
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(_SEED)
     units = np.unique(np.asarray(prompts), return_inverse=True)[1]
     if units.max() < 3 or reference.n < 4:
         return None

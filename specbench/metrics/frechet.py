@@ -15,7 +15,7 @@ import numpy as np
 
 from specbench.metrics.torchmetrics_states import moments
 
-ROWS = 512
+_ROWS = 512
 
 
 @dataclass(frozen=True)
@@ -148,13 +148,13 @@ def _mean_kernel(
     """Mean kernel of each row of x with the rows of y, without itself where x is y, and its kernel with itself there;
     [len(x)] each."""
     means, alone = np.empty(len(x)), np.zeros(len(x))
-    for start in range(0, len(x), ROWS):
-        block = kernel(x[start : start + ROWS], y)
+    for start in range(0, len(x), _ROWS):
+        block = kernel(x[start : start + _ROWS], y)
         if x is y:
             place = np.arange(len(block)), start + np.arange(len(block))
-            alone[start : start + ROWS] = block[place]
+            alone[start : start + _ROWS] = block[place]
             block[place] = 0
-        means[start : start + ROWS] = block.sum(1)
+        means[start : start + _ROWS] = block.sum(1)
     return means / (len(y) - 1 if x is y else len(y)), alone
 
 

@@ -19,11 +19,11 @@ import torch
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Metric, Sample, Score, column_difference, paired_features
 from specbench.metrics.clip import clip_versions
-from specbench.metrics.geneval_rules import COLORS, Found, confident, judge_image
+from specbench.metrics.geneval_rules import GENEVAL_COLORS, Found, confident, judge_image
 from specbench.metrics.hub_weights import folder_identity, hub_folder, hub_problem
 from specbench.metrics.mask2former import Instance, Mask2Former
 from specbench.metrics.openclip import (
-    PACKAGES,
+    OPENCLIP_PACKAGES,
     image_embeddings,
     load_openai,
     normalised,
@@ -32,7 +32,7 @@ from specbench.metrics.openclip import (
 )
 from specbench.stats import Difference, mean_of_estimates, proportion_interval
 
-REPOSITORY = "facebook/mask2former-swin-small-coco-instance"
+GENEVAL_REPOSITORY = "facebook/mask2former-swin-small-coco-instance"
 RENAMED = {64: "computer mouse", 65: "tv remote", 66: "computer keyboard"}
 BACKGROUND = 0x99
 TEMPLATES = ("a photo of a {color} {name}", "a photo of a {color}-colored {name}", "a photo of a {color} object")
@@ -79,29 +79,29 @@ class GenEval(JudgedMetric):
     summary = "share of images in which the asked-for objects are found by transformers' Mask2Former, mean over tags"
     batch = 4
     checkpoints = ("clip-l14",)
-    packages = PACKAGES
+    packages = OPENCLIP_PACKAGES
 
     def identity(self) -> Mapping[str, str]:
         return {
-            "detector": folder_identity(hub_folder(REPOSITORY, self.settings.offline)),
+            "detector": folder_identity(hub_folder(GENEVAL_REPOSITORY, self.settings.offline)),
             "colors": checkpoints.CHECKPOINTS["clip-l14"].digest,
             "resize": "short side 800, long side at most 1333, Pillow bilinear, padded",
             **clip_versions(),
         }
 
     def missing(self) -> list[tuple[str, str]]:
-        problem = hub_problem(REPOSITORY)
+        problem = hub_problem(GENEVAL_REPOSITORY)
         return super().missing() + ([problem] if problem else [])
 
     def prepare(self) -> None:
         super().prepare()
-        hub_folder(REPOSITORY, self.settings.offline)
+        hub_folder(GENEVAL_REPOSITORY, self.settings.offline)
 
     @cached_property
     def detector(self) -> Callable[[Sequence[np.ndarray]], list[list[Instance]]]:
         from transformers import AutoConfig  # takes seconds
 
-        folder = hub_folder(REPOSITORY, self.settings.offline)
+        folder = hub_folder(GENEVAL_REPOSITORY, self.settings.offline)
         labels = AutoConfig.from_pretrained(folder, local_files_only=True).id2label
         return Mask2Former(folder, self.settings.device, dict(labels) | RENAMED)
 
@@ -126,16 +126,16 @@ class GenEval(JudgedMetric):
         }  # fmt: skip
 
     def color(self, pixels: np.ndarray, instance: Instance) -> str:
-        """Classify the colour of an object, masked on grey, as one of `COLORS`."""
+        """Classify the colour of an object, masked on grey, as one of `GENEVAL_COLORS`."""
         x1, y1, x2, y2 = instance.box
         alone = np.where(instance.mask[..., None], pixels, np.uint8(BACKGROUND))[y1:y2, x1:x2]
         size = self.clip.visual.image_size[0]
         seen = image_embeddings(self.clip, [normalised(short_side_centre(alone, size))], self.settings.device)
-        return COLORS[int((self._color_embeddings(instance.label) @ seen[0]).argmax())]
+        return GENEVAL_COLORS[int((self._color_embeddings(instance.label) @ seen[0]).argmax())]
 
     def _color_embeddings(self, name: str) -> torch.Tensor:
         """Embed the colours of an object by CLIP: unit vectors [10, d]."""
-        texts = [template.format(color=color, name=name) for color in COLORS for template in TEMPLATES]
+        texts = [template.format(color=color, name=name) for color in GENEVAL_COLORS for template in TEMPLATES]
         found = text_embeddings(self.clip, texts, self.settings.device)
-        means = found.unflatten(0, (len(COLORS), len(TEMPLATES))).mean(1)
+        means = found.unflatten(0, (len(GENEVAL_COLORS), len(TEMPLATES))).mean(1)
         return means / means.norm(dim=1, keepdim=True)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
+GENEVAL_COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 THRESHOLD, COUNTING_THRESHOLD = 0.3, 0.9
 MOST_OBJECTS = 16
-NEAR = 0.1
+_NEAR = 0.1
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def relations(a: Found, b: Found) -> set[str]:
     corners = np.array([a.box, b.box], dtype=np.float64).reshape(2, 2, 2)
     centres, sizes = corners.mean(axis=1), np.abs(corners[:, 1] - corners[:, 0])
     offset = centres[0] - centres[1]
-    beyond = np.maximum(np.abs(offset) - NEAR * sizes.sum(axis=0), 0) * np.sign(offset)
+    beyond = np.maximum(np.abs(offset) - _NEAR * sizes.sum(axis=0), 0) * np.sign(offset)
     if np.all(np.abs(beyond) < 1e-3):
         return set()
     across, down = beyond / np.linalg.norm(offset)

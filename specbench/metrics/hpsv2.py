@@ -20,22 +20,22 @@ from specbench.metrics import published_weights
 from specbench.metrics.base import Sample, Settings
 from specbench.metrics.clip import clip_versions
 from specbench.metrics.code_version import described
-from specbench.metrics.openclip import MEAN, PACKAGES, STD, image_embeddings, import_open_clip, text_embeddings
+from specbench.metrics.openclip import MEAN, OPENCLIP_PACKAGES, STD, image_embeddings, import_open_clip, text_embeddings
 from specbench.metrics.per_image import PerImageMetric
 
 ARCHITECTURE = "ViT-H-14"
-SIZE = 224
+_SIZE = 224
 
 
 def hps_input(pixels: np.ndarray) -> Tensor:
     """Preprocess uint8 [H, W, 3] for HPSv2: normalised float32 [3, 224, 224]."""
     x_BCHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32)[None] / 255
     height, width = x_BCHW.shape[2:]
-    scale = SIZE / max(height, width)
+    scale = _SIZE / max(height, width)
     target = (round(height * scale), round(width * scale))
     if scale != 1:
         x_BCHW = F.interpolate(x_BCHW, target, mode="bicubic", antialias=True, align_corners=False)
-    down, across = SIZE - target[0], SIZE - target[1]
+    down, across = _SIZE - target[0], _SIZE - target[1]
     x_BCHW = F.pad(x_BCHW, (across // 2, across - across // 2, down // 2, down - down // 2))
     return (x_BCHW[0] - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
 
@@ -52,7 +52,7 @@ class Hpsv2(PerImageMetric):
     """HPSv2 (Wu et al. 2023): cosine of image and caption, -1 to 1, in float32."""
 
     summary = "human preference score: cosine of image and caption under the HPSv2 network, mean over images"
-    packages = PACKAGES
+    packages = OPENCLIP_PACKAGES
 
     def __init__(self, variant: str, settings: Settings | None = None):
         super().__init__(settings)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-FEATURES = 2048
-SIZE = 299
+INCEPTION_FEATURES = 2048
+INCEPTION_SIZE = 299
 Fork = tuple[str, ...]
 
 
@@ -170,7 +170,7 @@ class Inception(nn.Module):
         self.Mixed_7a = _reduce_17(768)
         self.Mixed_7b = _block_8(1280, "average")
         self.Mixed_7c = _block_8(2048, "maximum")
-        self.fc = nn.Linear(FEATURES, 1008)
+        self.fc = nn.Linear(INCEPTION_FEATURES, 1008)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         x = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(x_BCHW)))

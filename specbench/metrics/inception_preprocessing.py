@@ -14,14 +14,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specbench.metrics.code_version import code_version
-from specbench.metrics.inception import SIZE
+from specbench.metrics.inception import INCEPTION_SIZE
 
 
 def pytorch_fid(pixels: np.ndarray) -> Tensor:
     """Resize as pytorch-fid: bilinear without antialiasing on values in 0..1. uint8 [H, W, 3] to float32 [3, 299,
     299]."""
     scaled = _planes(pixels)[None] / 255
-    return 2 * F.interpolate(scaled, (SIZE, SIZE), mode="bilinear", align_corners=False)[0] - 1
+    return 2 * F.interpolate(scaled, (INCEPTION_SIZE, INCEPTION_SIZE), mode="bilinear", align_corners=False)[0] - 1
 
 
 def tf1(pixels: np.ndarray) -> Tensor:
@@ -38,7 +38,9 @@ def tf1(pixels: np.ndarray) -> Tensor:
 def tm_aa(pixels: np.ndarray) -> Tensor:
     """Resize as torchmetrics since 1.8: bilinear with antialiasing. uint8 [H, W, 3] to float32 [3, 299, 299]."""
     x_BCHW = _planes(pixels)[None]
-    return _centred(F.interpolate(x_BCHW, (SIZE, SIZE), mode="bilinear", align_corners=False, antialias=True)[0])
+    return _centred(
+        F.interpolate(x_BCHW, (INCEPTION_SIZE, INCEPTION_SIZE), mode="bilinear", align_corners=False, antialias=True)[0]
+    )
 
 
 @code_version(2)
@@ -46,7 +48,9 @@ def clean(pixels: np.ndarray) -> Tensor:
     """Resize as clean-fid (Parmar et al. 2022): Pillow's antialiased bicubic on float channels, clipped to 0..255,
     not rounded. uint8 [H, W, 3] to float32 [3, 299, 299]."""
     channels = [Image.fromarray(pixels[..., channel].astype(np.float32)) for channel in range(3)]
-    resized = [np.asarray(channel.resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for channel in channels]
+    resized = [
+        np.asarray(channel.resize((INCEPTION_SIZE, INCEPTION_SIZE), Image.Resampling.BICUBIC)) for channel in channels
+    ]
     return _centred(torch.from_numpy(np.stack(resized).clip(0, 255)))
 
 
@@ -84,6 +88,6 @@ def _centred(x: Tensor) -> Tensor:
 
 def _corner_grid(length: int) -> tuple[Tensor, Tensor, Tensor]:
     """Interpolation indices and weights [299] of a length: pixel before, pixel after, and the share of the latter."""
-    place = torch.arange(SIZE, dtype=torch.float32) * (length / SIZE)
+    place = torch.arange(INCEPTION_SIZE, dtype=torch.float32) * (length / INCEPTION_SIZE)
     before = place.floor().long()
     return before, (before + 1).clamp(max=length - 1), place - before

@@ -29,7 +29,7 @@ class Instance:
     mask: np.ndarray
 
 
-def network_input(pixels: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
+def mask2former_input(pixels: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
     """Resize uint8 [H, W, 3] to float32 [3, h, w], padded right and below to multiples of 32; also the size before
     padding."""
     height, width = pixels.shape[:2]
@@ -107,7 +107,7 @@ class Mask2Former:
             by_size[pixels.shape].append(number)
         found: list[list[Instance]] = [[] for _ in images]
         for numbers in by_size.values():
-            inputs, inner = zip(*(network_input(images[number]) for number in numbers), strict=True)
+            inputs, inner = zip(*(mask2former_input(images[number]) for number in numbers), strict=True)
             output = self.network(torch.stack(inputs).to(self.device))
             for row, number in enumerate(numbers):
                 found[number] = instances(

@@ -7,11 +7,11 @@ from functools import cached_property
 from importlib.metadata import version
 from types import MappingProxyType
 
-MODEL = "en_core_web_sm"
-PACKAGES = MappingProxyType(
+SPACY_MODEL = "en_core_web_sm"
+SPACY_PACKAGES = MappingProxyType(
     {
         "spacy": "pip install spacy",
-        MODEL: f"python -m spacy download {MODEL} (the paper's programs use its version 3.5.0)",
+        SPACY_MODEL: f"python -m spacy download {SPACY_MODEL} (the paper's programs use its version 3.5.0)",
     }
 )
 
@@ -23,7 +23,7 @@ class Grammar:
     def _parse(self):
         import spacy  # an extra
 
-        return spacy.load(MODEL)
+        return spacy.load(SPACY_MODEL)
 
     def noun_phrases(self, text: str) -> list[str]:
         return [chunk.text for chunk in self._parse(text).noun_chunks]
@@ -41,4 +41,4 @@ class Grammar:
 
 def identity() -> Mapping[str, str]:
     """Versions of spaCy and its model, for identities."""
-    return {"phrases": f"{MODEL} {version(MODEL)}", "spacy": version("spacy")}
+    return {"phrases": f"{SPACY_MODEL} {version(SPACY_MODEL)}", "spacy": version("spacy")}

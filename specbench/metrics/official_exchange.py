@@ -25,7 +25,7 @@ from specbench.metrics.geneval import JudgedMetric
 from specbench.metrics.score_store import read_scores
 from specbench.metrics.scoring import run_images, score_with
 from specbench.prompts.geneval import official_row
-from specbench.prompts.t2i_compbench import CATEGORIES
+from specbench.prompts.t2i_compbench import COMPBENCH_CATEGORIES
 from specbench.stats import mean_interval
 from specbench.store.run_images import read_image
 from specbench.store.run_store import RunStore
@@ -55,7 +55,11 @@ RESULTS: Mapping[str, str] = {
 }
 """Where the official programs leave the results of a category, under the folder its images were exported to."""
 
-PARTS: Mapping[str, str] = {"blip": RESULTS["color"], "clip": RESULTS["non_spatial"], "spatial": RESULTS["spatial"]}
+COMPLEX_PARTS: Mapping[str, str] = {
+    "blip": RESULTS["color"],
+    "clip": RESULTS["non_spatial"],
+    "spatial": RESULTS["spatial"],
+}
 """The same of what the score of complex prompts is made of. The official program that combines them takes exactly ten
 images a prompt; where it left nothing, the parts are combined here, for any number."""
 
@@ -130,8 +134,8 @@ def export_compbench(run: Path, target: Path) -> int:
         SpecbenchError: not a run of T2I-CompBench prompts, a prompt lacks a sample, a category lacks a prompt at its
             start (the scripts pair by position), a prompt cannot be a file name, or `target` is not empty.
     """
-    rows = _rows(run, lambda category, meta: category in CATEGORIES and "line" in meta, "T2I-CompBench")
-    categories = {category: [row for row in rows if row.category == category] for category in CATEGORIES}
+    rows = _rows(run, lambda category, meta: category in COMPBENCH_CATEGORIES and "line" in meta, "T2I-CompBench")
+    categories = {category: [row for row in rows if row.category == category] for category in COMPBENCH_CATEGORIES}
     samples = {category: _samples_per_prompt(category, mine) for category, mine in categories.items() if mine}
     with export_folder(target) as folder:
         for row in rows:
@@ -189,7 +193,7 @@ class OfficialCompBench(Metric):
             if (results / category / file).is_file()
         }
         if "complex" not in self._files:
-            parts = {f"complex/{part}": results / "complex" / file for part, file in PARTS.items()}
+            parts = {f"complex/{part}": results / "complex" / file for part, file in COMPLEX_PARTS.items()}
             self._files |= parts if all(file.is_file() for file in parts.values()) else {}
         self._answers = {name: _read_answers(file, LOWEST.get(name, 0.0)) for name, file in self._files.items()}
         if not self._answers:

@@ -21,7 +21,7 @@ from specbench.metrics.torchvision_stub import torchvision_if_it_loads
 Tokenize = Callable[[Sequence[str]], Tensor]
 """Texts to ids [n, context length]."""
 
-PACKAGES = {"open_clip_torch": "pip install open_clip_torch"}
+OPENCLIP_PACKAGES = {"open_clip_torch": "pip install open_clip_torch"}
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 

@@ -14,14 +14,14 @@ from specbench.metrics.compbench_rules import distinct, overlap
 from specbench.metrics.geneval_rules import Found
 from specbench.metrics.openclip import MEAN, STD, import_open_clip
 
-REPOSITORY = "google/owlv2-base-patch16-ensemble"
+OWLV2_REPOSITORY = "google/owlv2-base-patch16-ensemble"
 QUERY = "a photo of a {name}"
 QUERY_TOKENS = 16
 THRESHOLD, DUPLICATE = 0.2, 0.5
 """Least score of a detection, and the overlap above which only the better of two counts."""
 
 
-def network_input(pixels: np.ndarray, size: int) -> Tensor:
+def owlv2_input(pixels: np.ndarray, size: int) -> Tensor:
     """Pad uint8 [H, W, 3] with black below or beside to a square and resize to float32 [3, size, size], bilinear,
     antialiased."""
     height, width = pixels.shape[:2]
@@ -49,7 +49,7 @@ class Owl:
         if not most:
             return [{} for _ in images]
         size = self.network.config.vision_config.image_size
-        x_BCHW = torch.stack([network_input(pixels, size) for pixels in images]).to(self.device)
+        x_BCHW = torch.stack([owlv2_input(pixels, size) for pixels in images]).to(self.device)
         ids_BQT = torch.stack([_queries(asked, most) for asked in names]).to(self.device)
         output = self.network(
             pixel_values=x_BCHW, input_ids=ids_BQT.flatten(0, 1), attention_mask=(ids_BQT > 0).long().flatten(0, 1)

@@ -31,7 +31,7 @@ RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "ide
 of the run that could be scored."""
 
 
-MAX_BYTES = 2**26
+_MAX_BYTES = 2**26
 _SCORE_TYPES = {
     **dict.fromkeys(("metric", "fingerprint", "identity"), str),
     **dict.fromkeys(("value", "low", "high"), float | None),
@@ -45,7 +45,7 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
     scores: list[dict[str, object]] = []
     for path in sorted((Path(folder) / "scores").glob("*.parquet")):
         try:
-            table = pq.ParquetFile(pa.BufferReader(read_regular(path, MAX_BYTES))).read()
+            table = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES))).read()
             scores += [_known_score(row) for row in table.to_pylist()]
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise read_error(path, error, "is damaged: not readable as scores", "delete it and score again") from error
@@ -133,7 +133,7 @@ def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bo
     take minutes.)"""
     path = _scores_file(folder, metric)
     try:
-        table = pq.ParquetFile(pa.BufferReader(read_regular(path, MAX_BYTES))).read(columns=["images"])
+        table = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES))).read(columns=["images"])
         rows = table.to_pylist()
     except (pa.ArrowException, OSError, ValueError, SpecbenchError):
         return False

@@ -14,7 +14,7 @@ import torch
 from specbench.metrics.base import Sample
 from specbench.metrics.clip import clip_versions
 from specbench.metrics.openclip import (
-    PACKAGES,
+    OPENCLIP_PACKAGES,
     Tokenize,
     folder_tokenizer,
     image_embeddings,
@@ -37,7 +37,7 @@ class ShapesClip(PerImageMetric):
     name = "shapes-clip"
     summary = "cosine similarity of image and caption under the small CLIP of `shapes`, mean over images"
     batch = 64
-    packages = PACKAGES
+    packages = OPENCLIP_PACKAGES
 
     def identity(self) -> Mapping[str, str]:
         return {

@@ -16,7 +16,7 @@ from specbench.metrics.torchvision_stub import torchvision_if_it_loads
 KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
 """As published (Binkowski et al. 2018), and torchmetrics' defaults."""
 KID_SEED = 0
-ROWS = 512
+_ROWS = 512
 
 
 class FeaturesAsImages(nn.Module):
@@ -33,8 +33,8 @@ class FeaturesAsImages(nn.Module):
 def moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean [d] and unbiased covariance [d, d] of features [n, d], accumulated by torchmetrics in float64."""
     states = _library("fid").FrechetInceptionDistance(FeaturesAsImages(features.shape[1]))
-    for start in range(0, len(features), ROWS):
-        states.update(torch.tensor(features[start : start + ROWS]), real=True)
+    for start in range(0, len(features), _ROWS):
+        states.update(torch.tensor(features[start : start + _ROWS]), real=True)
     n = len(features)
     mean = (states.real_features_sum / n).numpy()
     return mean, (states.real_features_cov_sum.numpy() - n * np.outer(mean, mean)) / (n - 1)

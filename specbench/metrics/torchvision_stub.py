@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
-NAME = "torchvision"
+_NAME = "torchvision"
 
 
 class _Placeholder(type):
@@ -35,7 +35,7 @@ class _StandIn(ModuleType):
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, fullname, path=None, target=None):
-        ours = fullname.partition(".")[0] == NAME
+        ours = fullname.partition(".")[0] == _NAME
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if ours else None
 
     def create_module(self, spec):
@@ -63,10 +63,10 @@ def torchvision_if_it_loads() -> Iterator[bool]:
 
 def torchvision_loads() -> bool:
     """Tell whether torchvision is installed and fits this torch."""
-    if NAME not in sys.modules and importlib.util.find_spec(NAME) is None:
+    if _NAME not in sys.modules and importlib.util.find_spec(_NAME) is None:
         return False
     try:
-        importlib.import_module(NAME)
+        importlib.import_module(_NAME)
     except (ImportError, OSError, RuntimeError):
         _forget()
         return False
@@ -74,5 +74,5 @@ def torchvision_loads() -> bool:
 
 
 def _forget() -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == NAME]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == _NAME]:
         del sys.modules[name]

@@ -18,7 +18,7 @@ from specbench.system.json_values import parse_json
 from specbench.system.reading import read_error, read_regular
 
 INDEX = "model.safetensors.index.json"
-WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
 """Suffixes of files that hold tensors."""
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([^/]+)")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
@@ -107,7 +107,7 @@ class CheckpointFiles:
     @property
     def where(self) -> str:
         """The weight file, or the folder of several, for messages."""
-        paths = self.ending(*WEIGHTS) or self.paths
+        paths = self.ending(*_WEIGHTS) or self.paths
         return str(paths[0] if len(paths) == 1 else paths[0].parent)
 
     @property
@@ -254,7 +254,7 @@ def _in_folder(source: Source, folder: Path, repo: str | None = None) -> Checkpo
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
     """Files of a pattern, less what a download in progress leaves behind."""
-    known = (*WEIGHTS, ".json", ".txt", ".tiktoken")
+    known = (*_WEIGHTS, ".json", ".txt", ".tiktoken")
     return sorted(path for path in folder.glob(pattern) if path.is_file() and path.suffix in known)
 
 

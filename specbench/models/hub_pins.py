@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from specbench.errors import SpecbenchError
 
-VARIABLE = "SPECBENCH_REVISIONS"
+_VARIABLE = "SPECBENCH_REVISIONS"
 """Environment variable with revisions chosen by the user: "owner/name@revision", separated by commas."""
 
 REVISIONS: Mapping[str, str] = {
@@ -45,10 +45,10 @@ def revision_of(repo: str) -> str | None:
         SpecbenchError: the variable is not a list of owner/name@revision.
     """
     chosen = {}
-    for entry in filter(None, os.environ.get(VARIABLE, "").split(",")):
+    for entry in filter(None, os.environ.get(_VARIABLE, "").split(",")):
         name, _, revision = entry.strip().partition("@")
         if not revision or name.count("/") != 1:
-            raise SpecbenchError(f"{VARIABLE}: '{entry}' is not owner/name@revision", "separate several by commas")
+            raise SpecbenchError(f"{_VARIABLE}: '{entry}' is not owner/name@revision", "separate several by commas")
         chosen[name] = revision
     return chosen.get(repo) or REVISIONS.get(repo)
 
@@ -56,5 +56,5 @@ def revision_of(repo: str) -> str | None:
 def how_to_pin(repo: str) -> str:
     """How to name a revision of a repository for which none is pinned."""
     return (
-        f"set {VARIABLE}={repo}@COMMIT with a commit of huggingface.co/{repo}/commits (or {repo}@main for the newest)"
+        f"set {_VARIABLE}={repo}@COMMIT with a commit of huggingface.co/{repo}/commits (or {repo}@main for the newest)"
     )

@@ -13,7 +13,7 @@ import torch
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles
 
-VARIABLE = "SPECBENCH_TRUST"
+_VARIABLE = "SPECBENCH_TRUST"
 TRUSTED: set[str] = set()
 """SHA-256 digests that need no consent. None of a publisher's is known to this project."""
 
@@ -27,10 +27,10 @@ def load_script(files: CheckpointFiles, path: Path, device: str) -> torch.jit.Sc
     try:
         data = path.read_bytes()
         digest = hashlib.sha256(data).hexdigest()
-        if digest not in TRUSTED | set(os.environ.get(VARIABLE, "").split(",")):
+        if digest not in TRUSTED | set(os.environ.get(_VARIABLE, "").split(",")):
             raise SpecbenchError(
                 f"{path} is a program (TorchScript) with the unknown SHA-256 {digest}",
-                f"to run it, compare the digest with the publisher's and set {VARIABLE} to it",
+                f"to run it, compare the digest with the publisher's and set {_VARIABLE} to it",
                 MISSING_PREREQUISITE,
             )
         with warnings.catch_warnings():

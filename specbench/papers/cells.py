@@ -16,7 +16,7 @@ from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.pareto import lower_is_better
 from specbench.reporting.report_rows import Run
 from specbench.stats import Estimate
-from specbench.stats.intervals import LEVEL, without_few
+from specbench.stats.intervals import UPPER_QUANTILE, without_few
 from specbench.store.run_info import Invocation
 
 RATIOS_TO_AR = ("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead")
@@ -231,7 +231,7 @@ def _interval(key: str, measured: Measured) -> tuple[float | None, float | None]
     if key == "nll_gap":
         if row["nll_gap_se"] is None:
             return None, None
-        half = float(stdtrit(row["n"] - 1, LEVEL)) * row["nll_gap_se"]
+        half = float(stdtrit(row["n"] - 1, UPPER_QUANTILE)) * row["nll_gap_se"]
         return row[key] - half, row[key] + half
     if key in _MEANS:
         timed = rows[rows[_MEANS[key]].notna()]

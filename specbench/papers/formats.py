@@ -41,7 +41,7 @@ class TextLine(NamedTuple):
     best: tuple[bool, ...] = ()
 
 
-def markdown(joined: PaperTable) -> str:
+def table_markdown(joined: PaperTable) -> str:
     """Format as markdown: heading, table, footnotes, definitions, notes."""
     head = ["", "", *map(heading, joined.table.columns)]
     lines = [_markdown_line(head), _markdown_line(["---", "---", *["---:"] * len(joined.table.columns)])]
@@ -56,7 +56,7 @@ def markdown(joined: PaperTable) -> str:
     return f"### {escape(joined.heading)}\n\n" + "\n".join(lines) + f"\n\n{notes}\n"
 
 
-def latex(joined: PaperTable) -> str:
+def table_latex(joined: PaperTable) -> str:
     """Format as a booktabs `tabular` as wide as the text in a `table`; footnotes and notes follow the float."""
     columns = joined.table.columns
     rows = [r"\toprule", " & & " + " & ".join(tex(heading(column)) for column in columns) + r" \\"]
@@ -78,13 +78,13 @@ def latex(joined: PaperTable) -> str:
     )
 
 
-def to_json(tables: Sequence[PaperTable]) -> str:
+def table_json(tables: Sequence[PaperTable]) -> str:
     """Format as one JSON array with an object per row; `cells` by column name."""
     rows = [row for joined in tables for row in records(joined)]
     return json.dumps(nonfinite_as_null(rows), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def to_csv(joined: PaperTable) -> str:
+def table_csv(joined: PaperTable) -> str:
     """Format as csv, one line per row; columns "NAME paper", "NAME measured" and so on."""
     rows = [{name: inert(value) for name, value in row.items()} for row in flat(joined)]
     text = io.StringIO()
@@ -94,7 +94,7 @@ def to_csv(joined: PaperTable) -> str:
     return text.getvalue()
 
 
-def to_parquet(joined: PaperTable) -> bytes:
+def table_parquet(joined: PaperTable) -> bytes:
     """Format as parquet with the columns of csv; the table's description is in the file's metadata."""
     rows = flat(joined)
     fields = [(name, _arrow(name)) for name in rows[0]]

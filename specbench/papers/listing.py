@@ -19,26 +19,26 @@ from specbench.system.json_values import nonfinite_as_text
 
 # Imports inside functions: a list waits only for what it shows.
 
-Rows = list[dict[str, object]]
+_Rows = list[dict[str, object]]
 
 
-def list_items(kind: str, out: Path, warn: Callable[[str], None] = lambda text: None) -> Rows:
+def list_items(kind: str, out: Path, warn: Callable[[str], None] = lambda text: None) -> _Rows:
     """The items of a kind, one dict each.
 
     Args:
-        kind: one of `KINDS`.
+        kind: one of `LISTABLE`.
         out: the results folder whose runs are listed.
         warn: called with a line for each damaged run.
 
     Raises:
         SpecbenchError: an unknown kind.
     """
-    if kind not in KINDS:
-        raise unknown_name("thing to list", kind, KINDS)
+    if kind not in LISTABLE:
+        raise unknown_name("thing to list", kind, LISTABLE)
     return run_rows(out, warn) if kind == "runs" else _ROWS[kind]()
 
 
-def decoder_rows() -> Rows:
+def decoder_rows() -> _Rows:
     rows = []
     for name, preset in PRESETS.items():
         spec = resolve(name)
@@ -56,7 +56,7 @@ def decoder_rows() -> Rows:
     return rows
 
 
-def model_rows() -> Rows:
+def model_rows() -> _Rows:
     from specbench.models import catalog
     from specbench.runs.memory_estimate import single_image_bytes
 
@@ -80,7 +80,7 @@ def model_rows() -> Rows:
     return rows
 
 
-def metric_rows() -> Rows:
+def metric_rows() -> _Rows:
     from specbench.metrics import catalog as metric_catalog
 
     points = plugins.plugins("metrics")
@@ -99,11 +99,11 @@ def _plugin_summary(name: str) -> str:
         return f"cannot be loaded: {error.what}"
 
 
-def prompt_rows() -> Rows:
+def prompt_rows() -> _Rows:
     from specbench import prompts
 
     rows = [_public_row(name) for name in prompts.public_names()]
-    for name in sorted(set(prompts.names()) - set(prompts.public_names())):
+    for name in sorted(set(prompts.prompt_set_names()) - set(prompts.public_names())):
         found = prompts.load_prompts(name)
         categories = sorted({prompt.category for prompt in found.prompts if prompt.category})
         rows.append(
@@ -134,7 +134,7 @@ def _public_row(name: str) -> dict[str, object]:
     }
 
 
-def table_rows() -> Rows:
+def table_rows() -> _Rows:
     from specbench.papers.table_files import load_tables, papers
 
     rows = []
@@ -157,7 +157,7 @@ def table_rows() -> Rows:
     return rows
 
 
-def run_rows(out: Path, warn: Callable[[str], None]) -> Rows:
+def run_rows(out: Path, warn: Callable[[str], None]) -> _Rows:
     rows = []
     for folder in runs_in(out):
         try:
@@ -189,11 +189,11 @@ def _count_images(folder: Path) -> int:
         return 0
 
 
-_ROWS: dict[str, Callable[[], Rows]] = {
+_ROWS: dict[str, Callable[[], _Rows]] = {
     "models": model_rows,
     "decoders": decoder_rows,
     "metrics": metric_rows,
     "prompts": prompt_rows,
     "tables": table_rows,
 }
-KINDS = (*_ROWS, "runs")
+LISTABLE = (*_ROWS, "runs")

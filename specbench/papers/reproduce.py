@@ -172,7 +172,7 @@ def _settings(asked: CellSettings, model: object) -> dict[str, object]:
         settings |= {"guidance-rows": asked.guidance_rows, "prompt-form": asked.prompt_form}
     else:
         own = find_model(str(model))
-        settings["prompts"] = own.name if own.name in prompts.names() else asked.prompts
+        settings["prompts"] = own.name if own.name in prompts.prompt_set_names() else asked.prompts
         settings["top-k"] = settings.get("top-k") if (settings.get("top-k") or 0) <= own.v_image else 0
     return {name: value for name, value in settings.items() if value is not None}
 

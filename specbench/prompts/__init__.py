@@ -1,6 +1,6 @@
 """Prompt sets: shipped, public, from plug-ins, or from a file. Imports no torch."""
 
-from specbench.prompts.loading import downloadable, fetch_prompts, load_prompts, names, public_names
+from specbench.prompts.loading import downloadable, fetch_prompts, load_prompts, prompt_set_names, public_names
 from specbench.prompts.prompt_set import Prompt, PromptSet, build_prompt_set, content_sha256, select, text_id
 from specbench.prompts.request import Request, requests_for
 
@@ -13,7 +13,7 @@ __all__ = [
     "downloadable",
     "fetch_prompts",
     "load_prompts",
-    "names",
+    "prompt_set_names",
     "public_names",
     "requests_for",
     "select",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts.prompt_set import Prompt, PromptSet, select
 
-SEED = 0
+_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Drawing:
         parts += [f"category {', '.join(self.categories)}"] if self.categories else []
         parts += [f"without the first {self.offset}"] if self.offset else []
         parts += [f"first {self.per_category} per category"] if self.per_category else []
-        parts += [f"random sample of {self.sample} (seed {SEED})"] if self.sample else []
+        parts += [f"random sample of {self.sample} (seed {_SEED})"] if self.sample else []
         parts += [f"first {self.limit}"] if self.limit else []
         count, total = len(self.of(prompts)), len(prompts.prompts)
         return f"{count:,} of {total:,}: {', '.join(parts)}" if count < total else None
@@ -79,7 +79,7 @@ def _first_of_each(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]
 
 def _sampled(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
     def place(prompt: Prompt) -> bytes:
-        return hashlib.sha256(f"{SEED}\n{prompt.id}".encode()).digest()
+        return hashlib.sha256(f"{_SEED}\n{prompt.id}".encode()).digest()
 
     if count is None:
         return list(prompts)

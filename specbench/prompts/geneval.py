@@ -7,13 +7,13 @@ from pathlib import Path
 
 from specbench.prompts.prompt_set import Prompt, text_id
 
-FILE = "evaluation_metadata.jsonl"
+_FILE = "evaluation_metadata.jsonl"
 
 
 def read(folder: Path) -> list[Prompt]:
     """Read the prompts in file order. `meta` has the official `include` and `exclude` clauses, and `line`, the number
     by which the official evaluator identifies the prompt."""
-    lines = (folder / FILE).read_text(encoding="utf-8").splitlines()
+    lines = (folder / _FILE).read_text(encoding="utf-8").splitlines()
     return [_prompt(number, json.loads(line)) for number, line in enumerate(lines) if line.strip()]
 
 

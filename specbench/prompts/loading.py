@@ -14,14 +14,14 @@ from specbench.system.downloads import Progress
 from specbench.system.package_data import data_folder
 
 
-def names() -> list[str]:
+def prompt_set_names() -> list[str]:
     """List the prompt sets known by name; public ones must be fetched once."""
     return sorted({*_shipped(), *plugins.plugins("prompts"), *public_names()})
 
 
 def public_names() -> list[str]:
     """List the public prompt sets of the papers, see `specbench.prompts.public`."""
-    return public.names()
+    return public.published_names()
 
 
 def downloadable(name: str) -> public.PublicSet:
@@ -30,10 +30,10 @@ def downloadable(name: str) -> public.PublicSet:
     Raises:
         SpecbenchError: no such set, or one that needs no download.
     """
-    if name not in public.names():
-        if name in names():
+    if name not in public.published_names():
+        if name in prompt_set_names():
             raise SpecbenchError(f"prompts '{name}' need no download", f"specbench prompts show {name}")
-        raise unknown_name("public prompt set", name, public.names())
+        raise unknown_name("public prompt set", name, public.published_names())
     return public.find(name)[0]
 
 
@@ -72,7 +72,7 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
         return build_prompt_set(name, read_file(_shipped()[name]))
     if name in plugins.plugins("prompts"):
         return build_prompt_set(name, read_file(_plugin_path(name)))
-    if name in public.names():
+    if name in public.published_names():
         return build_prompt_set(name, public.read(name))
     path = Path(name)
     if not _exists(path):
@@ -83,11 +83,13 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
                 f"'{name}' is neither a prompt set nor a file; is it a caption?",
                 "write captions of your own into a text file, one per line: --prompts mine.txt",
             )
-        if parts := [known for known in public.names() if known.startswith(f"{path.parts[0]}/")]:
+        if parts := [known for known in public.published_names() if known.startswith(f"{path.parts[0]}/")]:
             raise unknown_name("prompt set", name, parts)
         if path.suffix or len(path.parts) > 1:
-            raise SpecbenchError(f"prompt file '{name}' does not exist", f"or name a set: {', '.join(names())}")
-        raise unknown_name("prompt set", name, names())
+            raise SpecbenchError(
+                f"prompt file '{name}' does not exist", f"or name a set: {', '.join(prompt_set_names())}"
+            )
+        raise unknown_name("prompt set", name, prompt_set_names())
     return build_prompt_set(name, read_file(path))
 
 

@@ -25,7 +25,7 @@ from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.prompts.prompt_set import Prompt
 from specbench.system.downloads import Progress, Remote, adopt, cache_folder, digest_of, fetch, matches, offline
 from specbench.system.package_data import data_folder
-from specbench.system.remote_file import BLOCK, NoRanges, RemoteFile
+from specbench.system.remote_file import BLOCK_BYTES, NoRanges, RemoteFile
 
 MIRROR = "SPECBENCH_PROMPTS_MIRROR"
 """Environment variable with the address of a copy of the public sets, one folder per set."""
@@ -102,7 +102,7 @@ def _entry(name: str, entry: dict) -> PublicSet:
     )  # fmt: skip
 
 
-def names() -> list[str]:
+def published_names() -> list[str]:
     """List the public sets, and their categories that are also sets."""
     sets = public_sets().values()
     return [name for found in sets for name in (found.name, *(f"{found.name}/{part}" for part in found.categories))]
@@ -180,7 +180,7 @@ def _mirrored(found: PublicSet, remote: Remote, name: str) -> Remote:
 def _unpack_remote(found: PublicSet, archive: Remote, progress: Progress | None) -> bool:
     """Download only the wanted files of an archive; False where its server sends no parts, or not of this archive."""
     try:
-        with io.BufferedReader(RemoteFile(archive, progress), BLOCK) as file:
+        with io.BufferedReader(RemoteFile(archive, progress), BLOCK_BYTES) as file:
             _unpack(found, file, archive.url)
     except (NoRanges, zipfile.BadZipFile, zlib.error, EOFError, KeyError):
         return False

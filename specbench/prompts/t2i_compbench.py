@@ -8,21 +8,21 @@ from pathlib import Path
 
 from specbench.prompts.prompt_set import Prompt, text_id
 
-CATEGORIES = ("color", "shape", "texture", "spatial", "3d_spatial", "numeracy", "non_spatial", "complex")
-NUMBERS = {"a": 1, "an": 1} | {
+COMPBENCH_CATEGORIES = ("color", "shape", "texture", "spatial", "3d_spatial", "numeracy", "non_spatial", "complex")
+_NUMBERS = {"a": 1, "an": 1} | {
     word: number
     for number, word in enumerate(("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 1)
 }
-KINDS = ("spatial", "action", "spatialaction")
+_KINDS = ("spatial", "action", "spatialaction")
 
 
 def read(folder: Path) -> list[Prompt]:
-    """Read all categories in the order of `CATEGORIES`.
+    """Read all categories in the order of `COMPBENCH_CATEGORIES`.
 
-    `meta` has `line`, the prompt's number in its file; for complex prompts `kind`, one of `KINDS`, which selects the
+    `meta` has `line`, the prompt's number in its file; for complex prompts `kind`, one of `_KINDS`, which selects the
     parts of their score; for numeracy prompts `counts`, the requested number of each object.
     """
-    return [prompt for category in CATEGORIES for prompt in _category(folder, category)]
+    return [prompt for category in COMPBENCH_CATEGORIES for prompt in _category(folder, category)]
 
 
 def _category(folder: Path, category: str) -> list[Prompt]:
@@ -42,15 +42,15 @@ def _category(folder: Path, category: str) -> list[Prompt]:
 
 
 def _kinds(folder: Path) -> dict[str, str]:
-    return {text: kind for kind in KINDS for text in _lines(folder / f"complex_val_{kind}.txt")}
+    return {text: kind for kind in _KINDS for text in _lines(folder / f"complex_val_{kind}.txt")}
 
 
 def counts(text: str, names: Mapping[str, str]) -> dict[str, int]:
     """Count the objects requested by a prompt; `names` maps each singular and plural noun to its singular."""
     words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     found: dict[str, int] = {}
-    for number, word in re.findall(rf"\b({'|'.join(NUMBERS)}) ({words})\b", text.lower()):
-        found[names[word]] = found.get(names[word], 0) + NUMBERS[number]
+    for number, word in re.findall(rf"\b({'|'.join(_NUMBERS)}) ({words})\b", text.lower()):
+        found[names[word]] = found.get(names[word], 0) + _NUMBERS[number]
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specbench.store.run_info import RunInfo
 
-SAMPLING = ("guidance", "temperature", "top_k", "top_p", "entropy_scale")
+_SAMPLING = ("guidance", "temperature", "top_k", "top_p", "entropy_scale")
 _WORK = ("model", "weights_sha256", "prompts_sha256", "seed", "batch", "device")
 _CONFIGURATION = ("dtype", "threads", "compiled")
 
@@ -43,7 +43,7 @@ def _fields(info: RunInfo) -> dict[str, object]:
     spec = info.spec
     fields = {name: getattr(spec, name) for name in (*_WORK, *_CONFIGURATION)} | {"mode": spec.mode or "latency"}
     fields["compiled"] = "yes" if spec.compiled else "no"
-    fields |= {name: getattr(spec.sampling, name) for name in SAMPLING}
+    fields |= {name: getattr(spec.sampling, name) for name in _SAMPLING}
     return fields | {"hardware": " and ".join(info.machines)}
 
 

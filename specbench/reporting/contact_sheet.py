@@ -18,7 +18,7 @@ from specbench.system.files import write_atomically
 
 TILE = 128
 TEXT_WIDTH = 190
-GAP = 10
+_GAP = 10
 FONT_SIZE = 13
 LINE = 17
 _INK, _PALE, _PAPER = "#1a1a1a", "#6a6a6a", "#ffffff"
@@ -39,18 +39,18 @@ def contact_sheet(folders: Sequence[Path], path: Path, limit: int = 8, sample: i
     prompts = list(dict.fromkeys(key for _, rows in columns for key in rows))[:limit]
     if not prompts:
         raise SpecbenchError("these runs have no images to show", "decode some with `specbench run`")
-    head = LINE * max(len(lines) for lines, _ in columns) + GAP
-    size = (TEXT_WIDTH + len(columns) * (TILE + GAP) + GAP, head + len(prompts) * (TILE + LINE + GAP) + GAP)
+    head = LINE * max(len(lines) for lines, _ in columns) + _GAP
+    size = (TEXT_WIDTH + len(columns) * (TILE + _GAP) + _GAP, head + len(prompts) * (TILE + LINE + _GAP) + _GAP)
     sheet = Image.new("RGB", size, _PAPER)
     draw = ImageDraw.Draw(sheet)
     for number, (lines, rows) in enumerate(columns):
-        left = TEXT_WIDTH + number * (TILE + GAP)
-        _write(draw, (left, GAP // 2), lines, _INK)
+        left = TEXT_WIDTH + number * (TILE + _GAP)
+        _write(draw, (left, _GAP // 2), lines, _INK)
         for place, prompt in enumerate(prompts):
-            _tile(sheet, draw, (left, head + place * (TILE + LINE + GAP)), rows.get(prompt))
+            _tile(sheet, draw, (left, head + place * (TILE + LINE + _GAP)), rows.get(prompt))
     for place, (_, text) in enumerate(prompts):
         lines = textwrap.wrap(printable(text), 24)[: TILE // LINE]
-        _write(draw, (GAP, head + place * (TILE + LINE + GAP)), lines, _INK)
+        _write(draw, (_GAP, head + place * (TILE + LINE + _GAP)), lines, _INK)
     png = io.BytesIO()
     sheet.save(png, format="png", optimize=True)
     write_atomically(Path(path), png.getvalue())
@@ -73,7 +73,7 @@ def _tile(sheet: Image.Image, draw: ImageDraw.ImageDraw, corner: tuple[int, int]
     left, top = corner
     if row is None or row["status"] != "ok" or not isinstance(row["image"], str):
         draw.rectangle((left, top, left + TILE - 1, top + TILE - 1), outline=_PALE)
-        _write(draw, (left + GAP, top + TILE // 2), ["not decoded" if row is None else "failed"], _PALE)
+        _write(draw, (left + _GAP, top + TILE // 2), ["not decoded" if row is None else "failed"], _PALE)
         return
     image = Image.fromarray(read_image(row["folder"], row["image"], row["image_sha256"]))
     scale = TILE / max(image.size)

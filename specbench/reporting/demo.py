@@ -16,9 +16,9 @@ from specbench.runs.runner import run_plans
 from specbench.runs.settings import merge, run_settings
 
 # The papers' distance threshold applies to another codebook; with this one it would leave clusters of one token.
-GSD = "gsd:G=10,d=inf"
-DECODERS = ("ar", "jacobi", "sjd", "sjd++", GSD, "scd-mc", "scd-gs", "predictive")
-WINDOW = 16
+_GSD = "gsd:G=10,d=inf"
+DECODERS = ("ar", "jacobi", "sjd", "sjd++", _GSD, "scd-mc", "scd-gs", "predictive")
+_WINDOW = 16
 THREADS = 1  # a model this small gains little from more threads, and is slowed down when other processes use the cores
 PICTURE, TABLES = "grid.png", "report.md"
 
@@ -35,7 +35,7 @@ def run_demo(out: Path, limit: int, reporter: Reporter) -> list[dict]:
     Raises:
         SpecbenchError: an image failed, the run was interrupted, or `out` cannot be written.
     """
-    flags = {"decoder": list(DECODERS), "window": WINDOW, "threads": THREADS, "limit": limit, "out": str(out)}
+    flags = {"decoder": list(DECODERS), "window": _WINDOW, "threads": THREADS, "limit": limit, "out": str(out)}
     summary = run_plans(make_plan(merge(run_settings(), flags, env={})), reporter)
     if problem := summary.problem():
         raise problem

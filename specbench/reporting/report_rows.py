@@ -70,7 +70,7 @@ ROOFLINE_WRONG = (
 )
 """Stands in the place of a roofline ratio below 1."""
 
-TRACED = ("draft_tv", "draft_tv_by_offset", "draft_top1")
+_TRACED = ("draft_tv", "draft_tv_by_offset", "draft_top1")
 """Numbers of `specbench.stats` that need traces."""
 
 
@@ -164,7 +164,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "acceptance_by_offset": stats.acceptance_by_offset(rows),
         **{name: getattr(stats, name)(rows) for name in DRAFTED},
         "top1": stats.top1(rows),
-        **{name: getattr(stats, name)(run.traced) if len(run.traced) else None for name in TRACED},
+        **{name: getattr(stats, name)(run.traced) if len(run.traced) else None for name in _TRACED},
         **{name: getattr(tokens, name, None) for name in stats.TokenStats.__dataclass_fields__},
         "scores": scores_to_show(run.folder, rows["prompt_id"]),
         **({"audit": audit} if audit else {}),

@@ -50,7 +50,7 @@ TREES = 256
 """Number of trees whose tables are cached; see `specbench.decoding.draft_tree.routes`."""
 MARGIN = 0.9
 """Share of the free memory that may be used."""
-MOST = 4096
+_MOST = 4096
 WINDOWS = (2, 4, 8, 16, 32, 64, 96, 128)
 """Windows that `--window auto` tries."""
 
@@ -216,7 +216,7 @@ def settle_batch(
             f"do not fit into {MARGIN:.0%} of the {_gib(free)} free on {device}",
             f"--batch {most} fits" if most > 0 else "another device, or a smaller model",
         )
-    chosen = min(most, MOST) if batch == "auto" else int(batch)
+    chosen = min(most, _MOST) if batch == "auto" else int(batch)
     return chosen, {"batch": chosen, "largest": most, "free": free, "margin": MARGIN} | asdict(heaviest)
 
 

@@ -12,7 +12,7 @@ import torch
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model
 from specbench.models.facts import ModelFacts
-from specbench.models.families.generation_config import FILE, logits_processors
+from specbench.models.families.generation_config import GENERATION_CONFIG, logits_processors
 from specbench.models.interface import CompilableModel, ImageModel
 from specbench.runs.decoder_args import PlannedDecoder, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor
@@ -97,7 +97,7 @@ def specs_to_run(
         source = plan.model.source_facts and plan.model.source_facts | {"sha256": weights_sha256}
         memory, processors = plan.memory and dict(plan.memory), logits_processors(plan.model)
         for name, value in processors.items():
-            said = f"{name.replace('_', ' ')} {value:g} from {FILE} is part of the target distribution"
+            said = f"{name.replace('_', ' ')} {value:g} from {GENERATION_CONFIG} is part of the target distribution"
             reporter.note(f"{plan.model.name}: {said}")
         for planned in plan.decoders:
             decoder, curve = planned.spec, None

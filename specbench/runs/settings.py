@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.specs.components import CHOICES, KINDS
+from specbench.specs.components import CHOICES, COMPONENT_KINDS
 from specbench.specs.options import Option
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import compiler
 
-PREFIX = "SPECBENCH_"
+_PREFIX = "SPECBENCH_"
 MAX_SEED = 2**63 - 1
 # Read at start-up by other modules, so also allowed in the environment.
 OTHER_VARIABLES = (
@@ -57,7 +57,7 @@ class Setting:
 
     @property
     def env(self) -> str:
-        return PREFIX + self.name.replace("-", "_").upper()
+        return _PREFIX + self.name.replace("-", "_").upper()
 
     @property
     def default(self) -> object:
@@ -110,7 +110,7 @@ def split_list(text: str) -> list[str]:
 
 
 _DTYPES = ("float32", "bfloat16", "float16")
-MODES = ("latency", "throughput")
+_MODES = ("latency", "throughput")
 _RUN, _WORKER_PANEL, _MODEL_PANEL = "What to run", "Where to run", "Model"
 
 DRAWN = (
@@ -178,7 +178,7 @@ _WORKERS = (
             "mode",
             "",
             "purpose of the run; latency: one image at a time, alone on the device; throughput: no latency is reported",
-            choices=MODES,
+            choices=_MODES,
         ),
         _WORKER_PANEL,
         "MODE",
@@ -321,7 +321,7 @@ def decoder_settings() -> tuple[Setting, ...]:
     """List one setting per component kind (drafter, init, ...) and per option of any decoder, in help order."""
     choices = (
         Setting(
-            Option(kind, "", f"{KINDS[kind]}: {', '.join(values)}", choices=tuple(values)),
+            Option(kind, "", f"{COMPONENT_KINDS[kind]}: {', '.join(values)}", choices=tuple(values)),
             "Decoder choices",
             "NAME",
             unset="the decoder",
@@ -414,7 +414,7 @@ def check_environment(env: Mapping[str, str] | None = None) -> None:
     """Reject `SPECBENCH_` variables that no command reads; a mistyped name would otherwise be ignored."""
     valid = [setting.env for setting in run_settings()] + list(OTHER_VARIABLES)
     for variable in os.environ if env is None else env:
-        if variable.startswith(PREFIX) and variable not in valid:
+        if variable.startswith(_PREFIX) and variable not in valid:
             raise unknown_name("environment variable", variable, valid)
 
 

@@ -45,7 +45,7 @@ class Component:
     redraws: bool = False
 
 
-WINDOW = Option(
+_WINDOW = Option(
     "window", 16, "tokens per target forward: the last committed token and window - 1 drafts", minimum=1, maximum=65536
 )
 FRESH_Q = Option(
@@ -131,13 +131,13 @@ DRAFTERS = {
     "jacobi": Component(
         "specbench.decoding.drafters.jacobi:Jacobi",
         "unverified tokens of the previous iteration, then fresh tokens",
-        (WINDOW,),
+        (_WINDOW,),
     ),
     "jacobi-tree": Component(
         "specbench.decoding.drafters.jacobi:JacobiTree",
         "jacobi window plus sibling branches at its first draft token",
         (
-            WINDOW,
+            _WINDOW,
             Option("siblings", 3, "candidates for the first draft token", minimum=1, maximum=16),
             Option("depth", 4, "length of each sibling branch, in tokens", minimum=1),
         ),
@@ -146,7 +146,7 @@ DRAFTERS = {
     "jacobi-paths": Component(
         "specbench.decoding.path_jacobi:PathJacobi",
         "several independent jacobi windows, of which the one with most accepted drafts is committed",
-        (WINDOW, Option("paths", 2, "number of independent windows; 1 is jacobi", minimum=1, maximum=16)),
+        (_WINDOW, Option("paths", 2, "number of independent windows; 1 is jacobi", minimum=1, maximum=16)),
         lossless=False,
         loop="specbench.decoding.path_jacobi:PathLoop",
         is_chain=lambda values: values["paths"] == 1,
@@ -418,7 +418,7 @@ REFINES = {
 }
 
 CHOICES = {"drafter": DRAFTERS, "init": INITS, "verifier": VERIFIERS, "residual": RESIDUALS, "refine": REFINES}
-KINDS = {
+COMPONENT_KINDS = {
     "drafter": "drafter",
     "init": "initialisation of fresh draft tokens",
     "verifier": "acceptance test",

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtr, ndtri, stdtrit
 
-LEVEL = 0.975
+UPPER_QUANTILE = 0.975
 BOOTSTRAP_RESAMPLES = 2000
 FEW_UNITS = 8
 """Below this number of clusters the bootstrap has too few distinct resamples for its nominal coverage, and none is
@@ -59,7 +59,7 @@ def mean_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Esti
     mean, error, n = clustered_mean(values, clusters)
     if error is None:
         return Estimate(mean, None, None)
-    half = float(stdtrit(n - 1, LEVEL)) * error
+    half = float(stdtrit(n - 1, UPPER_QUANTILE)) * error
     return Estimate(mean, mean - half, mean + half)
 
 
@@ -71,7 +71,7 @@ def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -
     if error is None:
         return Estimate(share, None, None)
     n = min(float(len(values)), share * (1 - share) / error**2) if error > 0 else float(prompts)
-    z = float(ndtri(LEVEL))
+    z = float(ndtri(UPPER_QUANTILE))
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n * n))
     return Estimate(share, min(share, centre - half), max(share, centre + half))
@@ -108,7 +108,7 @@ def _delta_t(totals: np.ndarray) -> tuple[float | None, float | None]:
         return None, None
     relative = totals / sums
     error = math.sqrt(n / (n - 1) * np.square(relative[:, 0] - relative[:, 1]).sum())
-    ratio, half = float(sums[0] / sums[1]), float(stdtrit(n - 1, LEVEL)) * error
+    ratio, half = float(sums[0] / sums[1]), float(stdtrit(n - 1, UPPER_QUANTILE)) * error
     if ratio < 0:
         return ratio * (1 + half), ratio * (1 - half)
     factor = math.exp(half)
@@ -124,7 +124,7 @@ def _bootstrap(totals: np.ndarray, seed: int) -> tuple[float, float]:
         drawn = draw.integers(0, n, (size, n)) + n * np.arange(size)[:, None]
         times = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n).astype(float)
         ratios.extend((times @ units[:, 0]) / (times @ units[:, 1]))
-    outside = 100 * ndtr(-math.sqrt(n / (n - 1)) * stdtrit(n - 1, LEVEL))
+    outside = 100 * ndtr(-math.sqrt(n / (n - 1)) * stdtrit(n - 1, UPPER_QUANTILE))
     low, high = np.percentile(ratios, [outside, 100 - outside])
     return float(low), float(high)
 

@@ -21,13 +21,13 @@ from specbench.stats.significance import holm
 
 LEVEL = 0.001
 """Family-wise error rate of the verdict: the share of exact runs that are flagged."""
-POWER = 0.95
+_POWER = 0.95
 FEWEST = 200
 """Tokens that a group needs to be tested."""
 PLACES = (0, 1, 2, 4, 8, 16, 32, 64)
 ENTROPIES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
 """Lower ends of the groups by place in the window and by entropy of p in nats."""
-PARTS = 4
+_PARTS = 4
 """Groups of consecutive slots."""
 LAGS = (1, 2, 4, 8, 16, 32)
 """Distances of the tokens whose values are compared; among them common windows."""
@@ -101,7 +101,7 @@ class RosenblattResult:
         deviates: whether any corrected p-value is below the level.
         deviation: over all orders and groupings; None without images.
         by_order: the same for each order alone, over all tokens.
-        detectable: mean deviation in one order that would have been flagged with probability `POWER`.
+        detectable: mean deviation in one order that would have been flagged with probability `_POWER`.
     """
 
     tests: tuple[Test, ...]
@@ -164,7 +164,7 @@ def groupings(tokens: Tokens) -> dict[str, tuple[Sequence[str], np.ndarray]]:
     # Rounding may put the entropy of a one-hot p just below 0.
     found["entropy"] = (_names(ENTROPIES), np.searchsorted(ENTROPIES, np.maximum(tokens.entropy, 0), side="right") - 1)
     length = tokens.entropy.shape[1]
-    bounds = np.arange(PARTS) * length // PARTS
+    bounds = np.arange(_PARTS) * length // _PARTS
     part = np.searchsorted(bounds, np.arange(length), side="right") - 1
     found["part"] = (_names(bounds.tolist(), whole=True), np.broadcast_to(part, tokens.entropy.shape))
     return found
@@ -233,7 +233,7 @@ def _measure(u: np.ndarray, group: np.ndarray, points: Mapping[int, tuple[float,
 
 def detectable(tokens: Tokens, level: float) -> float:
     """Mean deviation in one order, over all tokens, that the test of all tokens misses with probability at most
-    1 - `POWER` where it must reject at `level`.
+    1 - `_POWER` where it must reject at `level`.
 
     Whole images are the independent units: the variance is multiplied by what it is larger between images than
     independent tokens allow, as measured at the median.
@@ -244,7 +244,7 @@ def detectable(tokens: Tokens, level: float) -> float:
         if len(u) > 1 and not np.isnan(u).any():
             between = float((u <= 0.5).mean(1).var(ddof=1))
             factor = max(factor, between * u.shape[1] / 0.25)
-    return (float(kolmogi(level)) + NormalDist().inv_cdf(POWER) * 0.5 * math.sqrt(factor)) / math.sqrt(n)
+    return (float(kolmogi(level)) + NormalDist().inv_cdf(_POWER) * 0.5 * math.sqrt(factor)) / math.sqrt(n)
 
 
 def _correlation(order: str, kind: str, group: str, one: np.ndarray, other: np.ndarray) -> Iterator[Test]:

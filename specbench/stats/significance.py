@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import pandas as pd
 from scipy.special import nctdtr, stdtr, stdtrit  # importing scipy.stats takes as long as a report
 
-from specbench.stats.intervals import FEW_UNITS, LEVEL, Estimate, clustered_mean, without_few
+from specbench.stats.intervals import FEW_UNITS, UPPER_QUANTILE, Estimate, clustered_mean, without_few
 
-POWER = 0.8
+_POWER = 0.8
 MOST_PROMPTS = 10**7
 
 
@@ -45,7 +45,7 @@ def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: 
     value = mean if value is None else value
     if error is None:
         return Difference(value, None, None, prompts=n)
-    half = float(stdtrit(n - 1, LEVEL)) * error
+    half = float(stdtrit(n - 1, UPPER_QUANTILE)) * error
     return Difference(value, value - half, value + half, _p(value, error, n), error * math.sqrt(n), n)
 
 
@@ -97,19 +97,19 @@ def prompts_needed(spread: float | None, change: float) -> int | None:
         return None
     effect = abs(change) / spread
     few, many = 1, 2
-    while _power(effect, many) < POWER:
+    while _power(effect, many) < _POWER:
         few, many = many, many * 2
         if many > MOST_PROMPTS:
             return None
     while many - few > 1:
         middle = (few + many) // 2
-        few, many = (few, middle) if _power(effect, middle) >= POWER else (middle, many)
+        few, many = (few, middle) if _power(effect, middle) >= _POWER else (middle, many)
     return many
 
 
 def _power(effect: float, n: int) -> float:
     """Power of the paired t test at the 5 % level for an effect of `effect` standard deviations, correct sign."""
-    return 1 - float(nctdtr(n - 1, effect * math.sqrt(n), stdtrit(n - 1, LEVEL)))
+    return 1 - float(nctdtr(n - 1, effect * math.sqrt(n), stdtrit(n - 1, UPPER_QUANTILE)))
 
 
 def _p(value: float, error: float, n: int) -> float:

@@ -19,7 +19,7 @@ from specbench.store.run_info import RUN_JSON, read_info
 from specbench.store.run_store import RunStore
 from specbench.system.files import write_atomically
 
-ROWS = 1024
+_ROWS = 1024
 """Rows per copied batch."""
 
 
@@ -71,7 +71,7 @@ def _copy_rows(source: RunStore, target: RunStore) -> int:
     done = target.completed()
     traces = {(row["prompt_id"], row["sample"]): row for row in source.trace_rows()}
     copied = 0
-    for batch in source.batches(None, ROWS):
+    for batch in source.batches(None, _ROWS):
         rows = [row for row in batch.to_pylist() if _wanted(row, known, done)]
         for row in rows:
             if row["image"]:

@@ -16,7 +16,7 @@ from specbench.system.json_values import nonfinite_as_null, parse_json
 from specbench.system.reading import read_error, read_regular
 
 AUDIT_JSON = "audit.json"
-MAX_BYTES = 2**26
+_MAX_BYTES = 2**26
 
 
 def images_fingerprint(rows: pd.DataFrame) -> str:
@@ -48,7 +48,7 @@ def read_audit(folder: Path) -> dict | None:
     if not path.is_file():
         return None
     try:
-        result = parse_json(read_regular(path, MAX_BYTES))
+        result = parse_json(read_regular(path, _MAX_BYTES))
         if not isinstance(result["deviates"], bool) or not isinstance(result["fingerprint"], str):
             raise TypeError("deviates or fingerprint")
         float(result["tv"]), int(result["images"])

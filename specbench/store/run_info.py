@@ -22,7 +22,7 @@ from specbench.system.json_values import nonfinite_as_text, parse_json
 from specbench.system.reading import read_error, read_regular
 
 RUN_JSON = "run.json"
-MAX_BYTES = 2**26
+_MAX_BYTES = 2**26
 """A description grows by a few kilobytes with each invocation."""
 SCHEMA_VERSION = 4
 """Version of everything specbench stores: `run.json`, sample rows, traces, scores. Version 2 added the sample columns
@@ -222,7 +222,7 @@ def read_info(folder: Path) -> RunInfo:
     """
     path = folder / RUN_JSON
     try:
-        info = RunInfo.from_json(parse_json(read_regular(path, MAX_BYTES)))
+        info = RunInfo.from_json(parse_json(read_regular(path, _MAX_BYTES)))
     except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError) as error:
         raise read_error(
             path,

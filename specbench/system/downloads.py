@@ -26,11 +26,11 @@ Progress = Callable[[int, int | None], None]
 """Progress callback with (bytes received, total bytes or None)."""
 
 TIMEOUT_S = 30.0
-ATTEMPTS = 4
+DOWNLOAD_ATTEMPTS = 4
 """Tries in a row that gain no bytes before a download is given up."""
 PAUSE_S = 1.0
-CHUNK = 1 << 20
-MAX_BYTES = 32 * 2**30
+_CHUNK = 1 << 20
+_MAX_BYTES = 32 * 2**30
 """Size limit of files whose size is not known beforehand."""
 _HERE = ("127.0.0.1", "::1", "localhost")
 OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE")
@@ -162,12 +162,12 @@ def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
             reason = transient_reason(remote.url, error)
         except _TooLarge:
             part.unlink()
-            raise SpecbenchError(f"{remote.url} is larger than the expected {remote.size or MAX_BYTES:,} bytes",
+            raise SpecbenchError(f"{remote.url} is larger than the expected {remote.size or _MAX_BYTES:,} bytes",
                                  "the published file changed, or a proxy altered it; nothing was stored",
                                  FAILURE) from None  # fmt: skip
         gained = part.exists() and part.stat().st_size > before
         idle = 0 if gained else idle + 1
-        if idle == ATTEMPTS:
+        if idle == DOWNLOAD_ATTEMPTS:
             raise SpecbenchError(f"{remote.url}: {reason}", "run the same command again to resume", FAILURE)
         time.sleep(PAUSE_S * max(1, idle))
 
@@ -235,9 +235,9 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
         total = remote.size or (start + int(length) if length else None)
         with part.open("ab" if start else "wb") as file:
             done = start
-            while chunk := response.read1(CHUNK):
+            while chunk := response.read1(_CHUNK):
                 done += len(chunk)
-                if done > (remote.size or MAX_BYTES):
+                if done > (remote.size or _MAX_BYTES):
                     raise _TooLarge
                 file.write(chunk)
                 if progress:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("specbench", "torch", "transformers", "numpy", "pandas", "pyarrow", "safetensors")
+_PACKAGES = ("specbench", "torch", "transformers", "numpy", "pandas", "pyarrow", "safetensors")
 
 
 def available_cores() -> int:
@@ -37,7 +37,7 @@ def environment_facts() -> dict[str, object]:
 
 def versions() -> dict[str, str | None]:
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -14,11 +14,11 @@ from specbench.errors import SpecbenchError
 from specbench.system.reading import read_error, read_regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 """Formats by content, whatever the suffix: Pillow's readers of others may start programs."""
 MAX_PIXELS = 2**26
 """Pixels an image may have by its header (8192 x 8192), before any is decoded."""
-MAX_BYTES = 2**28
+_MAX_BYTES = 2**28
 
 
 def read_picture(path: Path, try_this: str = "", sha256: str | None = None, inside: Path | None = None) -> np.ndarray:
@@ -36,7 +36,7 @@ def read_picture(path: Path, try_this: str = "", sha256: str | None = None, insi
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # `MAX_PIXELS` is stricter
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            image = Image.open(io.BytesIO(data), formats=_FORMATS)
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise _too_large(path, f"{width:,} x {height:,}")
@@ -64,7 +64,7 @@ def picture_bytes(path: Path, try_this: str = "", sha256: str | None = None, ins
         SpecbenchError: missing, refused, not a regular file, outside, or another digest; the message names the file.
     """
     try:
-        data = read_regular(path, MAX_BYTES, inside)
+        data = read_regular(path, _MAX_BYTES, inside)
     except FileNotFoundError:
         raise SpecbenchError(f"{path} is missing", try_this) from None
     except (OSError, ValueError, MemoryError) as error:

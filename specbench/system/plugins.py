@@ -21,7 +21,7 @@ from importlib.metadata import EntryPoint, entry_points
 from specbench.errors import SpecbenchError
 
 _REFERENCE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
-KINDS = ("decoders", "models", "metrics", "prompts")
+PLUGIN_KINDS = ("decoders", "models", "metrics", "prompts")
 
 
 class PluginWarning(UserWarning):

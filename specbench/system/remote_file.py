@@ -11,7 +11,7 @@ from specbench.errors import FAILURE, SpecbenchError
 from specbench.system import downloads
 from specbench.system.downloads import TRANSIENT, Progress, Remote, open_url, transient_reason
 
-BLOCK = 1 << 18
+BLOCK_BYTES = 1 << 18
 """Bytes asked for at once, at least."""
 
 
@@ -60,7 +60,7 @@ class RemoteFile(io.RawIOBase):
         return len(content)
 
     def _tried(self, start: int, stop: int) -> bytes:
-        for attempt in range(1, downloads.ATTEMPTS + 1):
+        for attempt in range(1, downloads.DOWNLOAD_ATTEMPTS + 1):
             try:
                 if content := self._range(start, stop):
                     return content

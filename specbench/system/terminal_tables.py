@@ -11,7 +11,7 @@ from rich.text import Text
 
 from specbench.system.console import one_line
 
-MISSING = "-"
+_MISSING = "-"
 _GAP = 2
 _WHOLE = 28
 """Cells up to this width are not wrapped while another panel can be opened."""
@@ -53,7 +53,7 @@ def fitted_distinct(
     alike = [
         f"{heading} {rows[0][place]}"
         for place, heading in enumerate(headings)
-        if rows and place not in shown and rows[0][place] != MISSING
+        if rows and place not in shown and rows[0][place] != _MISSING
     ]
     table = fitted(
         [headings[place] for place in shown],
@@ -74,7 +74,7 @@ def used_columns(rows: Sequence[Sequence[str]], kept: Sequence[int]) -> list[int
     for place in range(len(rows[0]) if rows else 0):
         texts = {row[place] for row in rows}
         constant = len(texts) == 1 and len(rows) > 1 and place not in kept
-        if texts != {MISSING} and not constant:
+        if texts != {_MISSING} and not constant:
             found.append(place)
     return found
 
@@ -112,6 +112,6 @@ def _panel(
         table.add_column(Text(headings[place]), width=width, justify=justify, overflow="fold", vertical="top")
     first_panel = len(chosen) == 1 or 1 in chosen
     for row in rows:
-        if first_panel or any(row[place] not in ("", MISSING) for place in chosen[1:]):
+        if first_panel or any(row[place] not in ("", _MISSING) for place in chosen[1:]):
             table.add_row(*(Text(row[place]) for place in chosen))
     return table

@@ -14,7 +14,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.interface import FeatureSession
 from specbench.models.transformer.model import TransformerModel
 
-CHUNK = 16
+_CHUNK = 16
 
 
 def check_counts(**counts: int) -> None:
@@ -124,14 +124,14 @@ class FeatureStore:
         self._folder.mkdir(parents=True, exist_ok=True)
         draw = torch.Generator().manual_seed(seed)
         unconditional = torch.rand(len(images.texts), generator=draw) < null
-        for start in range(0, len(images.texts), CHUNK):
-            path = self._path(start // CHUNK)
+        for start in range(0, len(images.texts), _CHUNK):
+            path = self._path(start // _CHUNK)
             if not path.is_file():
-                part = slice(start, start + CHUNK)
+                part = slice(start, start + _CHUNK)
                 piece = Corpus(images.texts[part], images.tokens[part].to(model.device))
                 torch.save(vars(examples(model, piece, unconditional[part])), path.with_suffix(".part"))
                 path.with_suffix(".part").rename(path)
-            tell(min(start + CHUNK, len(images.texts)))
+            tell(min(start + _CHUNK, len(images.texts)))
 
     def rows(self, indices: list[int]) -> Examples:
         """Load the examples of some rows, float16 features, padded to the longest."""
@@ -141,7 +141,7 @@ class FeatureStore:
         return Examples(pad(ids, True), pad(features, True), torch.stack(prompt), torch.stack(length))
 
     def _row(self, index: int) -> tuple[Tensor, ...]:
-        chunk, row = divmod(index, CHUNK)
+        chunk, row = divmod(index, _CHUNK)
         if chunk not in self._loaded:
             self._loaded[chunk] = Examples(**torch.load(self._path(chunk), weights_only=True, mmap=True))
         found = self._loaded[chunk]

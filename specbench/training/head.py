@@ -128,7 +128,7 @@ class HeadTrainer:
             group["lr"] = self._plan.lr * rate(step, self._plan)
         batch = self._store.rows(self._rows(step))
         draw = torch.Generator().manual_seed(self._plan.seed * 1_000_003 + step)
-        parts = losses(self._model, self.head, batch, torch.rand(batch.features.shape, generator=draw) - 0.5)
+        parts = head_losses(self._model, self.head, batch, torch.rand(batch.features.shape, generator=draw) - 0.5)
         self._optimizer.zero_grad(set_to_none=True)
         parts["loss"].backward()
         torch.nn.utils.clip_grad_value_(self.head.parameters(), CLIP)
@@ -163,7 +163,7 @@ def rate(step: int, plan: HeadPlan) -> float:
     return min((step + 1) / warm, (plan.steps - step) / max(1, plan.steps - warm))
 
 
-def losses(model: TransformerModel, head: EagleHead, batch: Examples, noise: Tensor) -> dict[str, Tensor]:
+def head_losses(model: TransformerModel, head: EagleHead, batch: Examples, noise: Tensor) -> dict[str, Tensor]:
     """Loss and its parts for one batch; `noise` [n, E, d] is uniform in -0.5 .. 0.5."""
     features = batch.features.float().to(model.device)
     elements = features.shape[1]

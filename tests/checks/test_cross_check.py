@@ -28,7 +28,7 @@ from specbench.metrics.scoring import Images, run_images, score_with
 from specbench.system.images import read_picture
 
 PYTHONS = [Path(path) for path in os.environ.get("AUTHORS_PYTHON", "").split(os.pathsep) if path]
-PYTHONS += sorted({cross_check.python_of(package) for package in cross_check.PACKAGES})
+PYTHONS += sorted({cross_check.python_of(package) for package in cross_check.AUTHORS_PACKAGES})
 
 
 @functools.cache
@@ -138,7 +138,7 @@ def test_a_package_that_is_not_there_comes_with_the_commands_that_install_it(tmp
 
 def test_every_metric_of_an_authors_package_names_it():
     found = {name: cross_check.package_of(name) for name in METRICS}
-    assert set(found.values()) == {None, *cross_check.PACKAGES}
+    assert set(found.values()) == {None, *cross_check.AUTHORS_PACKAGES}
     assert found["fid[clean+center256]"] == "clean-fid" and found["fid[pytorch-fid+center256]"] is None
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.checks.divergence import LEVEL, POWER, Counts, detectable_tv, p_value
+from specbench.checks.divergence import AUDIT_LEVEL, AUDIT_POWER, Counts, detectable_tv, p_value
 from specbench.checks.divergence import total_variation as tv
 from specbench.checks.enumerable_model import EnumerableModel, image_index, joint, processed
 from specbench.checks.enumerable_transformer import EnumerableTransformer
@@ -161,7 +161,7 @@ def experiment(shift: float, images: int, seed: int, tables: int = 6, cells: int
 def test_an_exact_sampler_is_called_lossless_with_p_values_spread_evenly():
     runs = [experiment(0.0, 60_000, seed)[0] for seed in range(300)]
     p = np.array([p_value(run) for run in runs])
-    assert p.min() > LEVEL
+    assert p.min() > AUDIT_LEVEL
     assert (p < 0.1).mean() < 0.16
     distances = np.array([tv(run) for run in runs])
     assert distances[:, 0].mean() < 0.002
@@ -171,8 +171,8 @@ def test_an_exact_sampler_is_called_lossless_with_p_values_spread_evenly():
 def test_a_distance_of_detectable_size_is_found_with_the_declared_power():
     sizes = [experiment(0.0, 60_000, seed)[0] for seed in range(3)]
     threshold = max(detectable_tv(run) for run in sizes)
-    found = [p_value(experiment(threshold, 60_000, seed)[0]) < LEVEL for seed in range(200)]
-    assert np.mean(found) > POWER - 0.04
+    found = [p_value(experiment(threshold, 60_000, seed)[0]) < AUDIT_LEVEL for seed in range(200)]
+    assert np.mean(found) > AUDIT_POWER - 0.04
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.01, 0.03, 0.1, 0.4])

@@ -1,4 +1,7 @@
-"""Drafts that are refined over several steps, in images longer than the window, keep the exact joint distribution."""
+"""Drafts that are refined over several steps, in images longer than the window, keep the exact joint distribution.
+
+It concerns several modules: the drafters, verification and residuals of specbench.decoding, through the audit.
+"""
 
 import pytest
 from scipy.stats import chi2

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from specbench.checks.audit_settings import AUDIT_SETTINGS, in_window, setting_model
-from specbench.checks.divergence import LEVEL, p_value
+from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.checks.losslessness import (
     SMALL_ENOUGH,
@@ -140,7 +140,7 @@ def test_rows_of_a_batch_commit_at_their_own_pace():
 @pytest.mark.parametrize("name", ["sjd", "scd-mc", "sjd-pac"])
 def test_ragged_batches_of_four_keep_the_joint(name):
     tables = [counts for setting in AUDIT_SETTINGS for counts in observe(setting, resolve(name), 240, seed=3, batch=4)]
-    assert p_value(tables) > LEVEL
+    assert p_value(tables) > AUDIT_LEVEL
 
 
 @pytest.mark.parametrize("setting", AUDIT_SETTINGS, ids=lambda setting: setting.name)
@@ -168,7 +168,7 @@ def test_siblings_drawn_from_the_residual_are_caught(monkeypatch):
 
     monkeypatch.setattr(jacobi, "draw", from_residual)
     [setting] = [setting for setting in AUDIT_SETTINGS if setting.name.startswith("1x3 of 6")]
-    assert p_value(observe(setting, resolve("sjd-pac"), IMAGES, seed=0)) < LEVEL
+    assert p_value(observe(setting, resolve("sjd-pac"), IMAGES, seed=0)) < AUDIT_LEVEL
 
 
 USER_MODULE = """
@@ -242,8 +242,8 @@ def test_a_small_audit_or_a_lossy_decoder_is_not_called_lossless():
         (0.5, 0.01, "lossy", "no deviation seen"),
         (0.5, 0.1, "lossless", "no deviation seen"),
         (0.5, 0.1, None, "no deviation seen"),
-        (LEVEL / 2, 0.1, "lossless", "lossy"),
-        (LEVEL / 2, 0.01, "lossy", "lossy"),
+        (AUDIT_LEVEL / 2, 0.1, "lossless", "lossy"),
+        (AUDIT_LEVEL / 2, 0.01, "lossy", "lossy"),
     ],
 )
 def test_the_verdict_claims_no_more_than_was_seen(p, detectable, declared, verdict):

@@ -1,6 +1,8 @@
 """Every combination of components that calls itself lossless is lossless, not the presets alone.
 
 `make audit-menu` audits all of them; the default suite takes every SHARE-th.
+
+It concerns several modules: every component of specbench.specs.components, through the audit.
 """
 
 import json

@@ -1,14 +1,18 @@
-"""Each planted bug is caught by the audit; without it, the same decoder passes on the same setting."""
+"""Each planted bug is caught by the audit; without it, the same decoder passes on the same setting.
+
+It concerns several modules: the modules of specbench.decoding and specbench.models in which a bug is planted, and the
+audit that catches it.
+"""
 
 import pytest
 from planted_bugs import BUGS, Edit, plant
 
 from specbench.checks.audit_settings import AUDIT_SETTINGS
-from specbench.checks.divergence import LEVEL, p_value
-from specbench.checks.losslessness import SAMPLES, observe
+from specbench.checks.divergence import AUDIT_LEVEL, p_value
+from specbench.checks.losslessness import AUDIT_SAMPLES, observe
 from specbench.specs.presets import resolve
 
-IMAGES = SAMPLES // len(AUDIT_SETTINGS)
+IMAGES = AUDIT_SAMPLES // len(AUDIT_SETTINGS)
 
 
 def setting_of(bug):
@@ -34,7 +38,7 @@ def case(bug):
 def test_a_planted_bug_is_caught(bug, monkeypatch):
     plant(bug.edits, monkeypatch)
     # Far below the audit's level, whatever its other settings show.
-    assert measured(bug) < LEVEL / 100
+    assert measured(bug) < AUDIT_LEVEL / 100
 
 
 SOUND = {(bug.setting, bug.decoder, tuple(bug.options.items())): bug for bug in BUGS}
@@ -42,7 +46,7 @@ SOUND = {(bug.setting, bug.decoder, tuple(bug.options.items())): bug for bug in 
 
 @pytest.mark.parametrize("bug", [*map(case, SOUND.values())], ids=lambda bug: f"{bug.decoder} {bug.setting}")
 def test_the_same_decoder_passes_without_the_bug(bug):
-    assert measured(bug) > LEVEL
+    assert measured(bug) > AUDIT_LEVEL
 
 
 def test_a_bug_whose_place_is_gone_is_reported(monkeypatch):

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from specbench import api
-from specbench.checks.run_audit import ORDERS, audit_run
+from specbench.checks.run_audit import PRINTED_ORDERS, audit_run
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Target
 from specbench.errors import BAD_INPUT, GATE, MISSING_PREREQUISITE, SpecbenchError
@@ -89,7 +89,7 @@ def test_recomputed_values_are_those_recorded(folder_of):
 def test_recomputing_in_pieces_changes_nothing(folder_of, monkeypatch):
     folder = folder_of("sjd")
     whole = audit_run(folder, recompute=True)
-    monkeypatch.setattr("specbench.checks.run_audit.CHUNK", 512 * 50)  # 50 columns at a time, one image
+    monkeypatch.setattr("specbench.checks.run_audit._CHUNK", 512 * 50)  # 50 columns at a time, one image
     pieces = audit_run(folder, recompute=True)
     assert pieces["tv"] == pytest.approx(whole["tv"], abs=1e-3)
     assert pieces["agreement"]["u_p"]["beyond"] == 0
@@ -157,7 +157,7 @@ def test_rows_that_were_decoded_before_the_values_were_kept_are_null_and_left_ou
     folder = folder_of("sjd")
     store = RunStore(folder)
     (old, *_) = store._samples.read().to_pylist()
-    store._samples.append([old | dict.fromkeys(ORDERS)])
+    store._samples.append([old | dict.fromkeys(PRINTED_ORDERS)])
     assert audit_run(folder)["images"] == IMAGES - 1
 
 

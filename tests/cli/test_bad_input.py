@@ -1,4 +1,7 @@
-"""Bad input: exit code 2, one line on stderr that names the error, nothing on stdout, nothing written."""
+"""Bad input: exit code 2, one line on stderr that names the error, nothing on stdout, nothing written.
+
+It concerns several modules: every command, and the modules that refuse its input.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Commands run, score, report, show and list on the embedded model: results on stdout, messages on stderr,
-documented keys and exit codes."""
+documented keys and exit codes.
+
+It concerns several modules: the modules of these commands.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A few hundred fuzzed inputs of `make drills`; FUZZ_SEED selects others."""
+"""A few hundred fuzzed inputs of `make drills`; FUZZ_SEED selects others.
+
+It concerns several modules: every reader of options and files.
+"""
 
 from __future__ import annotations
 

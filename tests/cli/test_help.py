@@ -1,4 +1,7 @@
-"""Help: start-up without heavy imports, literals printed as they are typed, each command's own defaults."""
+"""Help: start-up without heavy imports, literals printed as they are typed, each command's own defaults.
+
+It concerns several modules: every command.
+"""
 
 from __future__ import annotations
 

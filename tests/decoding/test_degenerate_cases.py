@@ -1,5 +1,8 @@
 """Every decoder turns into a simpler one where its knob has no effect, token for token under the same
-seed."""
+seed.
+
+It concerns several modules: every drafter and verification.
+"""
 
 import math
 

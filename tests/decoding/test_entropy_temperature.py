@@ -1,4 +1,7 @@
-"""A temperature by entropy is part of the target distribution: AR uses it, and lossless decoders keep it."""
+"""A temperature by entropy is part of the target distribution: AR uses it, and lossless decoders keep it.
+
+It concerns several modules: sampling, and the decoders that keep its distribution.
+"""
 
 import math
 
@@ -7,7 +10,7 @@ import pytest
 import torch
 
 from specbench.checks.audit_settings import AuditSetting
-from specbench.checks.divergence import LEVEL, p_value
+from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel, joint
 from specbench.checks.losslessness import observe
 from specbench.decoding.sampling import truncate
@@ -33,7 +36,7 @@ def test_the_temperature_is_the_formula_of_the_released_code():
 
 @pytest.mark.parametrize("name", ["ar", "sjd-block", "scd-mc"])
 def test_lossless_decoders_are_lossless_for_that_target(name):
-    assert p_value(observe(SETTING, resolve(name), 20_000, seed=0)) > LEVEL
+    assert p_value(observe(SETTING, resolve(name), 20_000, seed=0)) > AUDIT_LEVEL
 
 
 def test_it_is_another_target():

@@ -1,5 +1,8 @@
 """The grammar always wins: no verifier, however lossy, puts a wrong token into a forced slot or a special id
-elsewhere."""
+elsewhere.
+
+It concerns several modules: every drafter and verification.
+"""
 
 import math
 

@@ -1,4 +1,7 @@
-"""Where options switch off what a decoder adds, it returns the tokens of the decoder it extends, one by one."""
+"""Where options switch off what a decoder adds, it returns the tokens of the decoder it extends, one by one.
+
+It concerns several modules: every drafter and verification.
+"""
 
 import numpy as np
 import pytest

@@ -2,6 +2,8 @@
 
 A meta tensor has a shape and no numbers. Models and decoders take the branches of a GPU for it, as they do for every
 device but a CPU.
+
+It concerns several modules: the decode step with every model and decoder.
 """
 
 from __future__ import annotations

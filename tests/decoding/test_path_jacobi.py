@@ -8,7 +8,7 @@ import torch
 from scipy.stats import chisquare
 
 from specbench.checks.audit_settings import AuditSetting
-from specbench.checks.divergence import LEVEL
+from specbench.checks.divergence import AUDIT_LEVEL
 from specbench.checks.enumerable_model import EnumerableModel, joint
 from specbench.checks.enumerable_transformer import EnumerableTransformer
 from specbench.checks.losslessness import stream_tokens
@@ -56,8 +56,8 @@ def test_tokens_follow_the_law_of_the_rule(paths):
     requests = [Request("", "prompt", sample) for sample in range(IMAGES)]
     tokens = stream_tokens(model, requests, resolve("pathexplore", {"paths": paths}), TWO, 0)
     seen, p = np.bincount(tokens @ [3, 1], minlength=9), joint(model, TWO.sampling)
-    assert chisquare(seen, IMAGES * two_token_distribution(p.reshape(3, 3), paths).ravel()).pvalue > LEVEL
-    assert (chisquare(seen, IMAGES * p).pvalue > LEVEL) == (paths == 1)
+    assert chisquare(seen, IMAGES * two_token_distribution(p.reshape(3, 3), paths).ravel()).pvalue > AUDIT_LEVEL
+    assert (chisquare(seen, IMAGES * p).pvalue > AUDIT_LEVEL) == (paths == 1)
 
 
 def test_the_paths_of_a_tree_are_chains_from_its_root():

@@ -1,4 +1,7 @@
-"""Relaxed acceptance and the residual distribution: the papers' formulas, a linear program, and the exact joint."""
+"""Relaxed acceptance and the residual distribution: the papers' formulas, a linear program, and the exact joint.
+
+It concerns several modules: verification.cool_sd, lantern, residuals and tree_verification.
+"""
 
 import itertools
 import math

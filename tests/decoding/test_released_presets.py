@@ -1,4 +1,7 @@
-"""The presets that follow released code, against their rules written out slowly, and against what they declare."""
+"""The presets that follow released code, against their rules written out slowly, and against what they declare.
+
+It concerns several modules: drafters.token_init, verification.grouped, lantern and ratio_tests.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import pytest
 import torch
 
 from specbench.checks.audit_settings import AuditSetting
-from specbench.checks.divergence import LEVEL, p_value
+from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.losslessness import observe
 from specbench.decoding.build import build
 from specbench.decoding.context import Context
@@ -133,7 +136,7 @@ def test_what_a_released_preset_declares_and_takes(name):
 
 def test_sjd_as_released_is_exact():
     setting = AuditSetting("sjd-released", TokenLayout.plain(2, 2, 3), tables=2)
-    assert p_value(observe(setting, resolve("sjd-released", {"window": 4}), 20_000, seed=0)) > LEVEL
+    assert p_value(observe(setting, resolve("sjd-released", {"window": 4}), 20_000, seed=0)) > AUDIT_LEVEL
 
 
 def test_gsd_as_released_is_biased():
@@ -182,4 +185,4 @@ def test_released_horizontal_sampling_takes_the_most_probable_token_of_the_left_
 def test_released_horizontal_sampling_is_exact():
     setting = AuditSetting("left-top1", TokenLayout.plain(2, 2, 3), tables=2)
     decoder = resolve("sjd", {"window": 4, "init": "left-top1"})
-    assert p_value(observe(setting, decoder, 20_000, seed=0)) > LEVEL
+    assert p_value(observe(setting, decoder, 20_000, seed=0)) > AUDIT_LEVEL

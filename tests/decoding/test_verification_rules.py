@@ -1,4 +1,7 @@
-"""The rules a decoder is made of agree with their formulas, computed slowly in float64."""
+"""The rules a decoder is made of agree with their formulas, computed slowly in float64.
+
+It concerns several modules: sampling, verification.grouped, ratio_tests and residuals.
+"""
 
 import math
 

@@ -6,7 +6,7 @@ import torch
 from grouped_key_llama import TinyModel
 
 from specbench.checks.audit_settings import AuditSetting
-from specbench.checks.divergence import LEVEL, p_value
+from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.checks.losslessness import observe
 from specbench.decoding.loop import decode
@@ -73,7 +73,7 @@ def test_a_window_as_wide_as_the_row_is_ar(layout, adaptive):
 def test_a_first_token_that_saw_its_whole_past_in_the_end_follows_it(adaptive, exact):
     setting = AuditSetting("zipar", TokenLayout.plain(2, 2, 3), tables=2)
     spec = resolve("zipar", {"rows-window": 1, "adaptive": adaptive})
-    assert (p_value(observe(setting, spec, 20_000, seed=0)) > LEVEL) == exact
+    assert (p_value(observe(setting, spec, 20_000, seed=0)) > AUDIT_LEVEL) == exact
 
 
 def test_an_image_does_not_depend_on_its_batch():

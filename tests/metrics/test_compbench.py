@@ -167,7 +167,7 @@ def test_official_answers_come_back_to_their_images(tmp_path):
 
 def test_three_in_one_is_combined_from_official_answers_where_the_official_program_cannot(tmp_path):
     answers = {"blip": [0.6, 0.2, 0.8], "clip": [0.3, 0.25, 0.35], "spatial": [0.9, 0.0, 0.5]}
-    for part, file in official_exchange.PARTS.items():
+    for part, file in official_exchange.COMPLEX_PARTS.items():
         path = tmp_path / "complex" / file
         path.parent.mkdir(parents=True)
         rows = [{"question_id": number, "answer": str(answer)} for number, answer in enumerate(answers[part])]

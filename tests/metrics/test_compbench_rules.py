@@ -23,8 +23,8 @@ from specbench.metrics.compbench_detected import (
     mean_in,
 )
 from specbench.metrics.compbench_rules import (
-    DEPTHS,
-    RELATIONS,
+    DEPTH_SIGNS,
+    SPATIAL_RELATIONS,
     around_preposition,
     contained,
     numeracy,
@@ -82,7 +82,7 @@ def test_the_2d_score_is_scores_and_place_and_nothing_below_a_half():
     assert spatial(Found(box(0, 0), 1.0), Found(box(50, 0), 1.0), "on top of", 100) == 0.5, "no rule for it"
 
 
-@pytest.mark.parametrize("asked", DEPTHS)
+@pytest.mark.parametrize("asked", DEPTH_SIGNS)
 @pytest.mark.parametrize("shift", [0, 2, 4, 20])
 @pytest.mark.parametrize("nearer", [1, -1])
 def test_the_3d_score_is_order_and_overlap(asked, shift, nearer):
@@ -96,9 +96,9 @@ def test_the_3d_score_is_order_and_overlap(asked, shift, nearer):
 
 
 def test_relations_are_found_in_their_order():
-    assert relation("A girl on the top of a frog", RELATIONS) == "on the top of"
-    assert relation("the hat was on top of the rack", RELATIONS) == "on top of"
-    assert relation("a chair hidden by a mouse", DEPTHS) == "hidden" and relation("a chair", DEPTHS) is None
+    assert relation("A girl on the top of a frog", SPATIAL_RELATIONS) == "on the top of"
+    assert relation("the hat was on top of the rack", SPATIAL_RELATIONS) == "on top of"
+    assert relation("a chair hidden by a mouse", DEPTH_SIGNS) == "hidden" and relation("a chair", DEPTH_SIGNS) is None
 
 
 @pytest.mark.parametrize(("sentence", "objects"), [

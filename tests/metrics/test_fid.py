@@ -199,7 +199,7 @@ def test_extrapolation_halves_whole_prompts_and_claims_no_interval_without_image
 def test_rows_in_blocks_or_at_once_are_one_number(monkeypatch):
     x, y = cloud(50, 5, 1), cloud(40, 5, 2)
     at_once = frechet.gaussian_mmd(x, y, 3.0)
-    monkeypatch.setattr(frechet, "ROWS", 7)
+    monkeypatch.setattr(frechet, "_ROWS", 7)
     in_blocks = frechet.gaussian_mmd(x, y, 3.0)
     assert in_blocks[:2] == pytest.approx(at_once[:2]) and np.allclose(in_blocks.influence, at_once.influence)
 

@@ -21,7 +21,7 @@ from specbench.metrics import geneval, official_exchange
 from specbench.metrics.base import Sample, Settings
 from specbench.metrics.geneval import GenEval
 from specbench.metrics.geneval_rules import Found, confident, judge_image, relations
-from specbench.metrics.mask2former import Instance, Mask2Former, instances, network_input
+from specbench.metrics.mask2former import Instance, Mask2Former, instances, mask2former_input
 from specbench.prompts import Prompt, Request
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
@@ -131,7 +131,7 @@ def test_the_mean_over_other_tags_is_not_called_geneval(tags):
     ((100, 400), (333, 1333), (352, 1344)),
 ])  # fmt: skip
 def test_pictures_go_in_with_their_shape_kept(shape, size, padded):
-    x_CHW, inner = network_input(calibrated.images(1, *shape)[0])
+    x_CHW, inner = mask2former_input(calibrated.images(1, *shape)[0])
     assert inner == size and tuple(x_CHW.shape[1:]) == padded
     assert (x_CHW[:, size[0] :] == 0).all() and (x_CHW[:, :, size[1] :] == 0).all() and x_CHW.std() > 0.1
 
@@ -212,7 +212,7 @@ def test_colours_see_the_object_alone_on_grey(monkeypatch, tmp_path):
     mask = np.zeros((40, 60), dtype=bool)
     mask[10:30, 5:15] = True
     color = GenEval(Settings(offline=True)).color(pixels, Instance("cup", 1.0, (5, 10, 25, 30), mask))
-    assert color in geneval.COLORS
+    assert color in geneval.GENEVAL_COLORS
     assert seen[0].shape == (20, 20, 3) and (seen[0][:, :10] == 255).all() and (seen[0][:, 10:] == 0x99).all()
 
 
@@ -221,7 +221,7 @@ def test_the_detector_is_named_when_it_is_missing(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nonexistent")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     problems = dict(GenEval().missing())
-    assert any(geneval.REPOSITORY in what and "hf download" in hint for what, hint in problems.items())
+    assert any(geneval.GENEVAL_REPOSITORY in what and "hf download" in hint for what, hint in problems.items())
 
 
 def run_of(out: Path, prompts: list[Prompt], samples: int) -> Path:

@@ -19,7 +19,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import clip, compbench, hpsv2
 from specbench.metrics.base import Sample, Settings, fingerprint
 from specbench.metrics.blip import part_of
-from specbench.metrics.cmmd import SHAPES as CMMD_SHAPES
+from specbench.metrics.cmmd import PREPARATIONS as CMMD_SHAPES
 from specbench.metrics.cmmd import Cmmd
 from specbench.metrics.imagereward import MEAN, STD, ImageReward
 from specbench.metrics.openclip import MEAN as CLIP_MEAN

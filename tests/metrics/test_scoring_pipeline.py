@@ -1,5 +1,8 @@
 """Published metrics on a stored run, from the command line to the report: one row per image, one column per
-fingerprint."""
+fingerprint.
+
+It concerns several modules: scoring, the metrics of published weights, and the report.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Scorers of the embedded model: known captions score high, and each scorer detects damaged images."""
+"""Scorers of the embedded model: known captions score high, and each scorer detects damaged images.
+
+It concerns several modules: shapes_clip, shapes_detector and shapes_frechet.
+"""
 
 import json
 import math
@@ -123,8 +126,8 @@ def test_the_contrastive_loss_leaves_out_what_is_true_by_chance():
 
 
 def test_training_a_scorer_ends_alike_interrupted_or_not(monkeypatch, tmp_path):
-    monkeypatch.setattr(train_features, "IMAGES", 24)
-    monkeypatch.setattr(train_features, "BATCH", 8)
+    monkeypatch.setattr(train_features, "_IMAGES", 24)
+    monkeypatch.setattr(train_features, "_BATCH", 8)
     monkeypatch.setattr(train_features, "accuracies", lambda *_, **__: {"done": 1})
     whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
     assert train_features.train_features(tmp_path / "whole", whole, steps=4) == {"done": 1}
@@ -178,7 +181,7 @@ def test_scores_name_their_weights_and_renderer(monkeypatch):
     for metric, fact in ((ShapesClip, "weights"), (ShapesFrechet, "weights"), (ShapesFrechet, "renderer")):
         assert metric().identity()[fact]
     before = fingerprint(ShapesFrechet())
-    monkeypatch.setattr(shapes_frechet, "SEED", 1)
+    monkeypatch.setattr(shapes_frechet, "_SEED", 1)
     assert fingerprint(ShapesFrechet()) != before
     for name in ("shapes-clip", "shapes-frechet"):
         assert (

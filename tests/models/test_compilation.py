@@ -8,7 +8,7 @@ import tiny_llama
 import torch
 from tiny_llama import VOCAB
 
-from specbench.checks.divergence import LEVEL, Counts, p_value
+from specbench.checks.divergence import AUDIT_LEVEL, Counts, p_value
 from specbench.checks.enumerable_model import image_index, processed
 from specbench.decoding import sampling
 from specbench.decoding.continuous_batching import decode_each
@@ -153,7 +153,7 @@ def test_the_joint_of_compiled_steps_is_exact(eager, compiled):
         drawn = tokens(compiled, DECODERS[1], requests)
         image = drawn[:, eager.layout.free_slots()]
         np.add.at(observed[half], image_index(image, VOCAB), 1)
-    assert p_value([Counts(observed, exact)]) > LEVEL
+    assert p_value([Counts(observed, exact)]) > AUDIT_LEVEL
 
 
 @torch.inference_mode()

@@ -1,5 +1,8 @@
 """Commands with model families: `run` decodes from a checkpoint folder, `list` and `doctor` report the state, and
-random weights are labelled and never scored."""
+random weights are labelled and never scored.
+
+It concerns several modules: every model family, and the commands run, list and doctor.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Grammar, prompts, guidance and defaults equal the official ones; facts shown without loading are correct."""
+"""Grammar, prompts, guidance and defaults equal the official ones; facts shown without loading are correct.
+
+It concerns several modules: every model family.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """Model families from files in the published layout: cached windows give the logits of the library's full forward,
-windows of any width give the AR tokens, and image decoding equals the reference."""
+windows of any width give the AR tokens, and image decoding equals the reference.
+
+It concerns several modules: every model family.
+"""
 
 from __future__ import annotations
 

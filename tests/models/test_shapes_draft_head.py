@@ -1,5 +1,8 @@
 """The shipped draft head yields more than one token per round for every decoder with a head; runs with different
-heads are kept apart."""
+heads are kept apart.
+
+It concerns several modules: draft_head, draft_head_files, and the head of the shapes model.
+"""
 
 import json
 import shutil

@@ -46,7 +46,7 @@ def test_captions_fill_all_slots_and_unknown_words_are_named(network):
 def test_weights_are_read_strictly_and_survive_the_file(network, tmp_path):
     tokenizer = ShapesTokenizer(codes=32, encoder=16, decoder=16, fine=8)
     shapes.save(network, tokenizer, {"sampling": {"guidance": 3.0}}, tmp_path)
-    again = shapes.load(folder=tmp_path)
+    again = shapes.load_network(folder=tmp_path)
     assert all(torch.allclose(a, b, atol=2e-3) for a, b in zip(network.parameters(), again.parameters(), strict=True))
     assert shapes.load_tokenizer(folder=tmp_path).config == tokenizer.config
     state = load_file(tmp_path / "network.safetensors")
@@ -56,13 +56,13 @@ def test_weights_are_read_strictly_and_survive_the_file(network, tmp_path):
     for broken in (state | {"surplus": torch.zeros(1)}, {k: v for k, v in state.items() if k != "row.weight"}):
         save_file(broken, tmp_path / "network.safetensors")
         with pytest.raises(RuntimeError, match=r"surplus|row\.weight"):
-            shapes.load(folder=tmp_path)
+            shapes.load_network(folder=tmp_path)
 
 
 def test_the_shipped_weights_are_small_half_precision_and_complete():
     files = [f for f in shapes.WEIGHTS.rglob("*") if f.is_file()]
     assert sum(f.stat().st_size for f in files) <= 30e6
-    for name, module in (("network", shapes.load()), ("tokenizer", shapes.load_tokenizer())):
+    for name, module in (("network", shapes.load_network()), ("tokenizer", shapes.load_tokenizer())):
         state = load_file(shapes.WEIGHTS / f"{name}.safetensors")
         assert set(state) == set(module.state_dict())
         assert {t.dtype for t in state.values()} == {torch.float16}

@@ -1,4 +1,7 @@
-"""What is downloaded is what was meant: pinned revisions, digests of contents, no program that nobody trusts."""
+"""What is downloaded is what was meant: pinned revisions, digests of contents, no program that nobody trusts.
+
+It concerns several modules: hub_pins, torch_script, and the weights of models and metrics.
+"""
 
 from __future__ import annotations
 

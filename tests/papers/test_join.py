@@ -24,7 +24,7 @@ from specbench.errors import SpecbenchError
 from specbench.papers.cells import Measured, make_cell, same_hardware
 from specbench.papers.html_page import figure_curves
 from specbench.papers.join import PaperTable, join
-from specbench.papers.render import FORMATS, render_tables
+from specbench.papers.render import TABLE_FORMATS, render_tables
 from specbench.papers.table import Column
 from specbench.papers.table_files import read_table
 from specbench.papers.terminal import terminal
@@ -366,7 +366,7 @@ def test_several_tables_go_into_one_text_or_are_refused(joined):
             render_tables([joined] * 2, fmt)
     with pytest.raises(SpecbenchError, match="unknown format 'xls'"):
         render_tables([joined], "xls")
-    assert set(FORMATS) == {*SUFFIXES, "parquet"}
+    assert set(TABLE_FORMATS) == {*SUFFIXES, "parquet"}
 
 
 def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):

@@ -1,4 +1,7 @@
-"""Promise: the files in `benchmarks/` hold what the papers print, and every row of them can be asked for."""
+"""Promise: the files in `benchmarks/` hold what the papers print, and every row of them can be asked for.
+
+It concerns several modules: the files in benchmarks/, with every module that reads them.
+"""
 
 from __future__ import annotations
 
@@ -232,7 +235,7 @@ def test_every_row_names_a_model_a_decoder_and_prompts_that_exist(tables):
             assert dict(case.options).items() <= {**vars(spec), **dict(spec.options)}.items(), (table.name, case)
             model = find_model(case.model)
             assert dict(case.sampling).get("top_k", 0) <= model.v_image
-            assert case.prompts in prompts.names()
+            assert case.prompts in prompts.prompt_set_names()
 
 
 def test_scores_are_of_metrics_that_exist(tables):

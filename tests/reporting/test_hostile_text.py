@@ -1,5 +1,8 @@
 """Untrusted text (prompts, ids, categories, names) is escaped in markdown, csv, LaTeX, json, html, on a terminal,
-and in file names."""
+and in file names.
+
+It concerns several modules: every module that prints or writes text.
+"""
 
 from __future__ import annotations
 

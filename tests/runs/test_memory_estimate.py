@@ -139,7 +139,7 @@ def test_the_peak_is_predicted_where_distributions_dominate(name, sampling, tmp_
 def test_drawing_a_picture_takes_what_the_catalog_says():
     decoder = vq_decoder.random_taming(vq_decoder.CHAMELEON_VQ, normalise=False, attention=False, device="cpu")
     with torch.inference_mode(), BENCH["Live"]() as live:
-        vq_decoder.render(decoder, torch.zeros(2, 4, 4, dtype=torch.long))
+        vq_decoder.render_codes(decoder, torch.zeros(2, 4, 4, dtype=torch.long))
     assert 4 * 64 * 64 * find_model("lumina").pixel_numbers == pytest.approx(live.most, rel=0.1)
 
 

@@ -1,4 +1,7 @@
-"""However many workers decode, and whichever of them die, the rows are those of a single process."""
+"""However many workers decode, and whichever of them die, the rows are those of a single process.
+
+It concerns several modules: executors.worker_pool, ray_workers, ray_watch and local.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Derived numbers against hand-computed values, closed forms and simulations."""
+"""Derived numbers against hand-computed values, closed forms and simulations.
+
+It concerns several modules: speed, drafts, tokens, ratios and condense.
+"""
 
 from __future__ import annotations
 

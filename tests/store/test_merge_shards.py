@@ -102,7 +102,7 @@ def test_a_merge_that_was_cut_off_is_done_by_merging_again(tmp_path, undivided, 
             raise KeyboardInterrupt
         return healthy(self, rows, *rest, **more)
 
-    monkeypatch.setattr("specbench.store.merge_shards.ROWS", 5)
+    monkeypatch.setattr("specbench.store.merge_shards._ROWS", 5)
     monkeypatch.setattr(RunStore, "append", dying)
     with pytest.raises(KeyboardInterrupt):
         merge_shards([tmp_path], tmp_path / "out")

@@ -158,7 +158,7 @@ def test_a_busy_server_is_asked_again(server, remote, tmp_path):
 
 def test_a_silent_server_is_given_up(server, remote, tmp_path, monkeypatch):
     monkeypatch.setattr(downloads, "TIMEOUT_S", 0.05)
-    monkeypatch.setattr(downloads, "ATTEMPTS", 2)
+    monkeypatch.setattr(downloads, "DOWNLOAD_ATTEMPTS", 2)
     server.stall_s = 0.3
     with pytest.raises(SpecbenchError, match="timed out"):
         fetch(remote, tmp_path / "file")
@@ -177,7 +177,7 @@ def test_a_full_disk_keeps_what_arrived(server, remote, tmp_path, monkeypatch):
                 raise OSError(errno.ENOSPC, "No space left on device")
             return super().write(chunk)
 
-    monkeypatch.setattr(downloads, "CHUNK", 60_000)
+    monkeypatch.setattr(downloads, "_CHUNK", 60_000)
     with monkeypatch.context() as patch:
         patch.setattr("pathlib.Path.open", lambda path, mode="r": Full(path, mode.replace("b", "")))
         with pytest.raises(SpecbenchError, match="No space left") as caught:
@@ -211,7 +211,7 @@ def _archive(members: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED)
 def captions(server, tmp_path, monkeypatch):
     """A set whose file of captions is a small part of a large published archive."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(public, "BLOCK", 1 << 16)
+    monkeypatch.setattr(public, "BLOCK_BYTES", 1 << 16)
     content = published.files("coco")["captions_val2017.json"]
     others = {f"annotations/{name}.json": random.Random(name).randbytes(500_000) for name in ("a", "b")}
     server.content = _archive({**others, "annotations/captions_val2017.json": content, "z.json": others.popitem()[1]})
@@ -297,8 +297,8 @@ def test_images_are_refused_where_a_set_has_none(cli):
 
 @pytest.mark.parametrize("known", [True, False])
 def test_more_than_there_should_be_ends_the_download(server, tmp_path, monkeypatch, known):
-    monkeypatch.setattr(downloads, "CHUNK", 1000)
-    monkeypatch.setattr(downloads, "MAX_BYTES", 5000)
+    monkeypatch.setattr(downloads, "_CHUNK", 1000)
+    monkeypatch.setattr(downloads, "_MAX_BYTES", 5000)
     remote = Remote(f"{server.url}/file", published.digest(CONTENT), 5000 if known else None)
     with pytest.raises(SpecbenchError, match="larger than the expected 5,000 bytes"):
         fetch(remote, tmp_path / "file")

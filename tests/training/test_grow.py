@@ -1,3 +1,5 @@
+"""Growth of the network keeps its function: the grown one gives the logits of the one it was grown from."""
+
 import pytest
 import torch
 

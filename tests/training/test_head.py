@@ -298,13 +298,13 @@ def test_alignment_tells_a_trained_head_from_an_untrained_and_a_misled_one(tmp_p
     assert good[0]["tv"] < raw[0]["tv"] - 0.05
     assert good[0]["tv"] < good[3]["tv"]
 
-    honest = training.losses
+    honest = training.head_losses
 
     def shifted(model, head, batch, noise):
         ids = torch.nn.functional.pad(batch.ids[:, :-1], (1, 0))
         return honest(model, head, training.Examples(ids, batch.features, batch.prompt, batch.length), noise)
 
-    monkeypatch.setattr(training, "losses", shifted)
+    monkeypatch.setattr(training, "head_losses", shifted)
     misled = alignment(model, train_head(model, tmp_path / "misled", plan), images, Sampling(2.0), depths=3, starts=4)
     assert misled[3]["tv"] < misled[0]["tv"]
 

@@ -20,7 +20,9 @@ def lines(name: str) -> list[dict]:
     return [json.loads(line) for line in (FOLDER / f"{name}.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(("name", "build"), [("shapes", prompts.standard), ("shapes-hard", prompts.hard)])
+@pytest.mark.parametrize(
+    ("name", "build"), [("shapes", prompts.standard_prompts), ("shapes-hard", prompts.hard_prompts)]
+)
 def test_the_files_are_what_their_builder_writes(name, build):
     assert lines(name) == build()
 

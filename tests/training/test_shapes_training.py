@@ -1,4 +1,7 @@
-"""Training of the `shapes` network is seeded: an interrupted training ends with the same weights."""
+"""Training of the `shapes` network is seeded: an interrupted training ends with the same weights.
+
+It concerns several modules: shapes.train_ar, train_tokenizer, muon and the command.
+"""
 
 import json
 import os
@@ -13,9 +16,9 @@ from specbench.models.shapes.tokenizer import TOKENS, ShapesTokenizer
 from specbench.training.shapes import __main__ as command
 from specbench.training.shapes import data, train_ar, train_tokenizer
 from specbench.training.shapes.muon import orthogonalize
-from specbench.training.shapes.train_ar import NOTHING, Plan, Trainer, auxiliary_targets, loss_weights
+from specbench.training.shapes.train_ar import NOTHING, Trainer, TrainingPlan, auxiliary_targets, loss_weights
 
-PLAN = Plan(samples=32, batch=4, warmup=8, evaluate_every=1 << 30, prompts=6)
+PLAN = TrainingPlan(samples=32, batch=4, warmup=8, evaluate_every=1 << 30, prompts=6)
 
 
 @pytest.fixture
@@ -119,7 +122,7 @@ def test_attention_in_blocks_is_causal_attention():
 
 
 def test_loss_weights_look_only_at_positions_and_emitted_neighbours():
-    plan = Plan(object_weight=6.0, corner_weight=3.0, noise_weight=0.5)
+    plan = TrainingPlan(object_weight=6.0, corner_weight=3.0, noise_weight=0.5)
     owner, noisy = torch.zeros(1, TOKENS, dtype=torch.uint8), torch.zeros(1, TOKENS, dtype=torch.bool)
     owner[0, 5 * 16 + 5] = 1
     weights = loss_weights(owner, noisy, plan)[0]

@@ -62,7 +62,7 @@ class Lantern(RatioTest):
         return torch.where(mass > 0, mass / q.gather(-1, x), 0.0)
 
     def residual_weights(self, tests: DraftTests) -> Tensor:
-        if self._residual not in RESIDUALS:
+        if self._residual not in _RESIDUALS:
             return super().residual_weights(tests)
         around = self.neighbourhood(tests.p, tests.draft[..., None])
         return or_target(self._residual(tests.p, tests.q, around).clamp(min=0), tests.p)
@@ -112,7 +112,7 @@ def release(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
     raise NotImplementedError("chosen when the verifier is built")
 
 
-RESIDUALS = (paper, release_q, release_p)
+_RESIDUALS = (paper, release_q, release_p)
 
 
 def _scaled(distribution: Tensor, ids: Tensor, kept: Tensor) -> Tensor:

@@ -146,4 +146,4 @@ class FamilyModel(TransformerModel):
         return functional.linear(hidden, self._head)
 
     def render(self, image_tokens: Tensor) -> Tensor:
-        return vq_decoder.render(self._decoder, image_tokens.view(-1, self.layout.height, self.layout.width))
+        return vq_decoder.render_codes(self._decoder, image_tokens.view(-1, self.layout.height, self.layout.width))

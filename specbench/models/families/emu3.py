@@ -37,7 +37,7 @@ from specbench.system.console import warn
 START, LINE_END = "<|extra_203|>", "<|extra_200|>"
 BEGIN_IMAGE, IMAGE_TOKENS = "<|image start|>", "<|image token|>"
 POSITIVE = " masterpiece, film grained, best quality."
-NEGATIVE = (
+_NEGATIVE = (
     "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
     "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
 )
@@ -57,7 +57,7 @@ class Emu3(FamilyModel):
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
         image = f"{BEGIN_IMAGE}{self.layout.height}*{self.layout.width}{IMAGE_TOKENS}"
-        return self.words(START + text + POSITIVE + image), self.words(START + NEGATIVE + image)
+        return self.words(START + text + POSITIVE + image), self.words(START + _NEGATIVE + image)
 
 
 def load(request: LoadRequest) -> Emu3:

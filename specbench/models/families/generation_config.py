@@ -7,7 +7,7 @@ from specbench.models.checkpoint_files import CheckpointFiles, read_json
 from specbench.models.facts import ModelFacts
 from specbench.models.hub_model import HubModel
 
-FILE = "generation_config.json"
+GENERATION_CONFIG = "generation_config.json"
 _WITHOUT_EFFECT = {
     "bad_words_ids": (None,),
     "begin_suppress_tokens": (None,),
@@ -36,7 +36,7 @@ def logits_processors(info: ModelFacts) -> dict[str, float]:
     """Logits processors that are part of a model's target distribution, by their names in its file; its files are on
     this disk.
     """
-    if not isinstance(info, HubModel) or info.random or FILE not in info.source.optional:
+    if not isinstance(info, HubModel) or info.random or GENERATION_CONFIG not in info.source.optional:
         return {}
     penalty = read_repetition_penalty(info.find()[0])
     return {} if penalty == 1.0 else {"repetition_penalty": penalty}
@@ -48,9 +48,9 @@ def read_repetition_penalty(files: CheckpointFiles) -> float:
     Raises:
         SpecbenchError: exit code 2 for another logits processor that `generate` would apply; 5 for a damaged file.
     """
-    if not files.holds(FILE):
+    if not files.holds(GENERATION_CONFIG):
         return 1.0
-    path = files.named(FILE)
+    path = files.named(GENERATION_CONFIG)
     held = read_json(files.source, path)
     for name, harmless in _WITHOUT_EFFECT.items():
         if held.get(name) not in harmless:

@@ -27,7 +27,7 @@ from specbench.models.transformer.model import Prefix, TransformerSession
 from specbench.models.transformer.repetition_penalty import PenalisedSession
 
 BEGIN, BEGIN_IMAGE = "<|t2i|>", "<|soi|>"
-NEGATIVE = (
+_NEGATIVE = (
     "An image of aerial view, overexposed, low quality, deformation, a poor composition, bad hands, bad teeth, "
     "bad eyes, bad limbs, distortion"
 )
@@ -61,7 +61,7 @@ class SimpleAR(FamilyModel):
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
         asked = f"{BEGIN}A highly realistic image of {text}{BEGIN_IMAGE}"
-        return self.words(asked), self.words(BEGIN + NEGATIVE + BEGIN_IMAGE)
+        return self.words(asked), self.words(BEGIN + _NEGATIVE + BEGIN_IMAGE)
 
 
 def load(request: LoadRequest) -> SimpleAR:

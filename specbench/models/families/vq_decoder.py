@@ -35,7 +35,7 @@ def to_pixels(image: Tensor) -> Tensor:
     return ((image.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
-def render(decoder: ImageDecoder, codes: Tensor) -> Tensor:
+def render_codes(decoder: ImageDecoder, codes: Tensor) -> Tensor:
     """[B, h, w] image tokens to uint8 [B, 3, H, W], one image at a time to bound the memory."""
     return torch.cat([to_pixels(decoder.decode(one[None])) for one in codes])
 

@@ -68,4 +68,4 @@ def load(device: str = "cpu", dtype: torch.dtype = torch.float32) -> ShapesModel
     digest = hashlib.sha256()
     for name in ("network.safetensors", "tokenizer.safetensors"):
         digest.update((shapes.WEIGHTS / name).read_bytes())
-    return ShapesModel(shapes.load(device, dtype), shapes.load_tokenizer(device), digest.hexdigest())
+    return ShapesModel(shapes.load_network(device, dtype), shapes.load_tokenizer(device), digest.hexdigest())

@@ -130,7 +130,7 @@ def settings(folder: Path = WEIGHTS) -> dict:
     return json.loads((folder / "config.json").read_text())
 
 
-def load(device: Device = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS) -> ShapesNetwork:
+def load_network(device: Device = "cpu", dtype: torch.dtype = torch.float32, folder: Path = WEIGHTS) -> ShapesNetwork:
     """The shipped network, in evaluation mode; every tensor of the file must be known and present."""
     network = ShapesNetwork(**settings(folder)["network"])
     network.load_state_dict(load_file(folder / "network.safetensors"), strict=True)

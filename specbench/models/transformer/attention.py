@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-NAME = "specbench_grouped"
+_NAME = "specbench_grouped"
 
 
 def grouped_attention(
@@ -37,12 +37,12 @@ def grouped_attention(
     return output.reshape(rows, heads, columns, -1).transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(NAME, grouped_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionInterface.register(_NAME, grouped_attention)
+AttentionMaskInterface.register(_NAME, sdpa_mask)
 
 
 def use_grouped_attention(backbone: nn.Module) -> None:
     """Use `grouped_attention` in a network with grouped keys and values."""
     config = backbone.config
     if config._attn_implementation == "sdpa" and config.num_key_value_heads != config.num_attention_heads:
-        config._attn_implementation = NAME
+        config._attn_implementation = _NAME

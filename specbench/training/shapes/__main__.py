@@ -14,20 +14,22 @@ import torch
 
 from specbench.errors import INTERRUPTED
 from specbench.models.shapes.network import WEIGHTS, load_tokenizer, save
-from specbench.training.shapes.train_ar import Plan, Trainer
+from specbench.training.shapes.train_ar import Trainer, TrainingPlan
 from specbench.training.shapes.train_clip import train_clip
 from specbench.training.shapes.train_features import train_features
 from specbench.training.shapes.train_tokenizer import STEPS, train_tokenizer
 
-SAMPLING = {"guidance": 2.0, "top_k": 256, "temperature": 0.9}
+_SAMPLING = {"guidance": 2.0, "top_k": 256, "temperature": 0.9}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m specbench.training.shapes", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("shapes-training"), help="checkpoints, shards and logs")
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="where the trained weights are written")
-    parser.add_argument("--samples", type=int, default=Plan.samples, help="training samples of the network")
-    parser.add_argument("--decay", type=float, default=Plan.decay, help="share of them over which the rate falls to 0")
+    parser.add_argument("--samples", type=int, default=TrainingPlan.samples, help="training samples of the network")
+    parser.add_argument(
+        "--decay", type=float, default=TrainingPlan.decay, help="share of them over which the rate falls to 0"
+    )
     parser.add_argument(
         "--resume-from", type=Path, help="continue the network's run of this folder; see --export-state"
     )
@@ -36,8 +38,12 @@ def main() -> None:
         "--reading-order", action="store_true", help="train on scenes and captions that keep one order of objects"
     )
     parser.add_argument("--rate", type=float, default=1.0, help="factor on the learning rates")
-    parser.add_argument("--relation-weight", type=float, default=Plan.relation_weight, help="of captions with one")
-    parser.add_argument("--pair-weight", type=float, default=Plan.pair_weight, help="of scenes of two unlike objects")
+    parser.add_argument(
+        "--relation-weight", type=float, default=TrainingPlan.relation_weight, help="of captions with one"
+    )
+    parser.add_argument(
+        "--pair-weight", type=float, default=TrainingPlan.pair_weight, help="of scenes of two unlike objects"
+    )
     parser.add_argument("--tokenizer-steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -65,12 +71,12 @@ def train_model(args: argparse.Namespace) -> bool:
         tokenizer = train_tokenizer(args.out, args.tokenizer_steps, seed=args.seed, device=args.device)
     if tokenizer is None:
         return False
-    plan = Plan(
+    plan = TrainingPlan(
         samples=args.samples,
         decay=args.decay,
         seed=args.seed,
-        muon_lr=args.rate * Plan.muon_lr,
-        adam_lr=args.rate * Plan.adam_lr,
+        muon_lr=args.rate * TrainingPlan.muon_lr,
+        adam_lr=args.rate * TrainingPlan.adam_lr,
         relation_weight=args.relation_weight,
         pair_weight=args.pair_weight,
         reading_order=args.reading_order,
@@ -82,7 +88,7 @@ def train_model(args: argparse.Namespace) -> bool:
         sys.exit()
     done = args.export_only or trainer.run()
     if done:
-        extra = {"sampling": SAMPLING, "trained_samples": trainer.samples}
+        extra = {"sampling": _SAMPLING, "trained_samples": trainer.samples}
         save(trainer.averaged, trainer.tokenizer, extra, args.weights)
     return done
 

@@ -18,7 +18,7 @@ from scipy.special import logit
 
 from specbench.models.shapes.scene import CATEGORIES
 from specbench.stats import Estimate, mean_of_estimates, proportion_interval
-from specbench.training.shapes.train_ar import Plan
+from specbench.training.shapes.train_ar import TrainingPlan
 
 TARGET = 0.80
 RESAMPLES = 4000
@@ -30,7 +30,7 @@ def log_rows(file: Path, column: str) -> list[dict]:
     return [row for row in rows if column in row]
 
 
-def small_estimate(row: Mapping[str, float], prompts: int = Plan.prompts) -> Estimate:
+def small_estimate(row: Mapping[str, float], prompts: int = TrainingPlan.prompts) -> Estimate:
     """The detector's score of a row of the log, over equally many prompts of each category."""
     each = prompts // len(CATEGORIES)
     hits = [round(row[name] * each) for name in CATEGORIES]
@@ -76,7 +76,7 @@ def panels(figure: Figure, held: Sequence[Mapping], rates: Sequence[Mapping], sc
     gain.plot(thousands, [row["gain"] for row in held], "o-", color="tab:green")
     gain.set_ylabel("gain of the caption, nats per image")
     gain.set_ylim(bottom=0)
-    label = f"{Plan.prompts} prompts"
+    label = f"{TrainingPlan.prompts} prompts"
     _bars(detector, thousands, [small_estimate(row) for row in held], label, color="tab:orange", alpha=0.6)
     shuffled = [row["shuffled"] for row in held]
     detector.plot(thousands, shuffled, ":", color="tab:orange", label=f"{label}, shuffled captions")

@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from specbench.models.shapes.detector import detect, judge
-from specbench.models.shapes.network import WEIGHTS, ShapesNetwork, load, load_tokenizer, settings
+from specbench.models.shapes.network import WEIGHTS, ShapesNetwork, load_network, load_tokenizer, settings
 from specbench.models.shapes.scene import CATEGORIES, TEXTURES, SceneRequest, describe, realize, sample_request
 from specbench.models.shapes.tokenizer import ShapesTokenizer
 from specbench.stats import mean_of_estimates, proportion_interval
@@ -169,7 +169,7 @@ def main() -> None:
     given = {name: getattr(args, name) for name in shipped["sampling"]}
     sampling = shipped["sampling"] | {name: value for name, value in given.items() if value is not None}
     scores = {"trained_samples": shipped["trained_samples"], "sampling": sampling, "seed": args.seed}
-    network, tokenizer = load(folder=args.weights), load_tokenizer(folder=args.weights)
+    network, tokenizer = load_network(folder=args.weights), load_tokenizer(folder=args.weights)
     if args.renders:
         scores |= reconstructions(tokenizer, args.renders)
     for name in ("shapes", "shapes-hard"):

@@ -9,7 +9,7 @@ import numpy as np
 from specbench.models.shapes.detector import Detection, judge
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, OPPOSITE, SHAPES, TEXTURES, Clause, Scene, SceneRequest
 
-TRIES = 20
+_TRIES = 20
 
 
 def seen(scene: Scene) -> list[Detection]:
@@ -31,7 +31,7 @@ def near_misses(request: SceneRequest, scene: Scene, count: int, rng: np.random.
     """Up to `count` different requests that differ from a true one in one attribute and are false of the scene; none
     has a held-out meaning."""
     found, objects = [], seen(scene)
-    for _ in range(TRIES):
+    for _ in range(_TRIES):
         if len(found) == count:
             break
         other = altered(request, rng)

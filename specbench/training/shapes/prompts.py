@@ -73,7 +73,7 @@ def prompt(request: SceneRequest) -> dict:
     return {"id": name, "prompt": text, "category": request.category, "scene": request.to_json()}
 
 
-def standard(seed: int = 2026) -> list[dict]:
+def standard_prompts(seed: int = 2026) -> list[dict]:
     """The `shapes` set, its categories in turn so that any beginning of it covers them all."""
     rng = np.random.default_rng(seed)
     found: dict[str, dict[str, dict]] = defaultdict(dict)
@@ -89,7 +89,7 @@ def standard(seed: int = 2026) -> list[dict]:
     return [line for row in itertools.zip_longest(*columns) for line in row if line]
 
 
-def hard(seed: int = 2027) -> list[dict]:
+def hard_prompts(seed: int = 2027) -> list[dict]:
     """The `shapes-hard` set."""
     lines: dict[str, dict] = {}
     for request in chained(np.random.default_rng(seed)):
@@ -105,7 +105,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m specbench.training.shapes.prompts", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("prompts"))
     folder = parser.parse_args().folder
-    for name, lines in (("shapes", standard()), ("shapes-hard", hard())):
+    for name, lines in (("shapes", standard_prompts()), ("shapes-hard", hard_prompts())):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

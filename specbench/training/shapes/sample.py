@@ -75,7 +75,7 @@ def held_out_requests(count: int, seed: int) -> list[SceneRequest]:
     return found
 
 
-def score(requests: list[SceneRequest], images: Tensor) -> dict[str, float]:
+def detector_scores(requests: list[SceneRequest], images: Tensor) -> dict[str, float]:
     """Shares of correct images (uint8 [N, 3, 64, 64]): overall (mean of the categories), per category, per tag,
     and overall against the captions shifted by a third of the list (`shuffled`)."""
     seen = [detect(image.permute(1, 2, 0).numpy()) for image in images.cpu()]

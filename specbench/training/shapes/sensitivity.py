@@ -31,8 +31,8 @@ from specbench.store.run_store import RunStore
 from specbench.training.shapes.retrieval import retrieval
 
 SHARES = (0.0, 0.1, 0.2, 0.4)
-METRICS = {metric.name: metric for metric in (ShapesDetector, ShapesClip, ShapesFrechet)}
-BETTER = {"shapes-detector": 1, "shapes-clip": 1, "shapes-frechet": -1}
+_METRICS = {metric.name: metric for metric in (ShapesDetector, ShapesClip, ShapesFrechet)}
+_BETTER = {"shapes-detector": 1, "shapes-clip": 1, "shapes-frechet": -1}
 """Which way a score goes when pictures get better."""
 
 
@@ -72,7 +72,7 @@ def measure(metrics: Sequence[Metric], levels: Mapping[str, Sequence[Sample]]) -
             change = None if before is None else metric.difference(kept, before)
             if change:
                 row |= {f"change_{k}".removesuffix("_value"): v for k, v in _bounds(change[0]).items()}
-                row["seen"] = _worse(change[0], BETTER[metric.name])
+                row["seen"] = _worse(change[0], _BETTER[metric.name])
             rows.append(row)
             before = kept
     return rows
@@ -128,7 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m specbench.training.shapes.sensitivity", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/shapes-training"))
     parser.add_argument("--run", type=Path, nargs="+", help="folders of runs of shapes, whose pictures are damaged")
-    parser.add_argument("--metric", choices=METRICS, nargs="+", default=list(METRICS))
+    parser.add_argument("--metric", choices=_METRICS, nargs="+", default=list(_METRICS))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     tokenizer = load_tokenizer()
@@ -138,7 +138,7 @@ def main() -> None:
         prompts = load_prompts("shapes").prompts
         numbers, tokens = [0] * len(prompts), rendered_tokens(prompts, tokenizer, args.seed)
     levels = damage_levels(prompts, numbers, tokens, tokenizer, args.seed)
-    rows = measure([METRICS[name]() for name in args.metric], levels)
+    rows = measure([_METRICS[name]() for name in args.metric], levels)
     found = {"pictures": "model", "damage": rows}
     if not args.run:
         found |= {"pictures": "renders", "retrieval": retrieval()}

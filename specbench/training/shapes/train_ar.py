@@ -28,7 +28,7 @@ from specbench.models.shapes.tokenizer import GRID, PATCH, TOKENS, ShapesTokeniz
 from specbench.training.shapes.data import SHARD, Shard, shard_file, write_shard
 from specbench.training.shapes.muon import Muon
 from specbench.training.shapes.resumable import stop_signals
-from specbench.training.shapes.sample import held_out_requests, sample_images, score
+from specbench.training.shapes.sample import detector_scores, held_out_requests, sample_images
 
 AUX_LAYER = 4
 DROPPED = 0.1
@@ -39,7 +39,7 @@ RELATION_IDS = torch.tensor([captions.WORD_ID[name] for name in RELATIONS])
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """The hyper-parameters of a run.
 
     Attributes:
@@ -111,7 +111,7 @@ def auxiliary_targets(owner: Tensor, shape: Tensor, color: Tensor) -> Tensor:
     return torch.stack([*attributes, remaining])
 
 
-def loss_weights(owner: Tensor, noisy: Tensor, plan: Plan) -> Tensor:
+def loss_weights(owner: Tensor, noisy: Tensor, plan: TrainingPlan) -> Tensor:
     """Loss weight of each token [B, 256]. It depends on the position and on emitted neighbours alone, never on the
     token itself, so the minimum of the loss stays the true distribution.
 
@@ -169,7 +169,7 @@ def hidden_states(network: ShapesNetwork, ids: Tensor, tokens: Tensor) -> tuple[
     return llama.norm(hidden)[:, start:], middle[:, start:]
 
 
-def losses(
+def ar_losses(
     network: ShapesNetwork, auxiliary: Auxiliary, ids: Tensor, tokens: Tensor, weights: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weighted cross-entropy, auxiliary loss, and plain cross-entropy per token."""
@@ -208,7 +208,7 @@ class Trainer:
         self,
         out: Path,
         tokenizer: ShapesTokenizer,
-        plan: Plan,
+        plan: TrainingPlan,
         device: str = "cpu",
         compiled: bool = True,
         resume_from: Path | None = None,
@@ -221,7 +221,7 @@ class Trainer:
         self.averaged = ShapesNetwork(**self.network.config).to(device).eval().requires_grad_(False)
         self.averaged.load_state_dict(self.network.state_dict())
         self.network.llama.set_attn_implementation("causal_blocks")
-        self.losses = torch.compile(losses, dynamic=False) if compiled else losses
+        self.losses = torch.compile(ar_losses, dynamic=False) if compiled else ar_losses
         blocks = [p for p in self.network.llama.layers.parameters() if p.ndim == 2]
         inside = {id(p) for p in blocks}
         rest = [p for m in (self.network, self.auxiliary) for p in m.parameters() if id(p) not in inside]
@@ -345,7 +345,7 @@ class Trainer:
         requests = held_out_requests(self.plan.prompts, seed=11)
         texts = [captions.caption(r) for r in requests]
         _, images = sample_images(self.averaged, self.tokenizer, texts, seed=self.plan.seed, batch=len(texts))
-        return {k: round(v, 4) for k, v in self.held_out().items()} | score(requests, images)
+        return {k: round(v, 4) for k, v in self.held_out().items()} | detector_scores(requests, images)
 
     def log(self, row: dict) -> None:
         with open(self.out / "ar.jsonl", "a") as log:

@@ -27,16 +27,16 @@ from specbench.training.shapes.negatives import is_true, near_misses, seen
 from specbench.training.shapes.resumable import save_half, train
 from specbench.training.shapes.train_tokenizer import learning_rate
 
-IMAGES = 12_288
-BATCH = 64
-STEPS = 400
-PEAK = 1.5e-3
+_IMAGES = 12_288
+_BATCH = 64
+_STEPS = 400
+_PEAK = 1.5e-3
 NEAR_MISSES = 3
-TRIES = 1000
+_TRIES = 1000
 MAX_SCALE = 50.0
 UNKNOWN, START, END = "<unknown>", "<start>", "<end>"
 CONTEXT = captions.PREFIX + 1
-MODEL = {
+_MODEL = {
     "embed_dim": 64,
     "vision_cfg": {"image_size": 64, "layers": [1, 1, 1, 1], "width": 16, "head_width": 64},
     "text_cfg": {
@@ -53,7 +53,7 @@ MODEL = {
 def write_definition(folder: Path) -> None:
     """The model's configuration and vocabulary as open_clip reads them from a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"model_cfg": MODEL, "preprocess_cfg": {"mean": MEAN, "std": STD}}
+    config = {"model_cfg": _MODEL, "preprocess_cfg": {"mean": MEAN, "std": STD}}
     (folder / "open_clip_config.json").write_text(json.dumps(config, indent=1) + "\n")
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=word_tokenizer(),
@@ -93,14 +93,14 @@ def scenes_with_captions(count: int, rng: np.random.Generator, held_out: bool = 
     return scenes
 
 
-def network_input(images: Tensor) -> Tensor:
+def clip_input(images: Tensor) -> Tensor:
     """uint8 [B, 3, 64, 64] to CLIP's normalised floats."""
     return (images.float() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
 def told(scene: Scene, rng: np.random.Generator, held_out: bool = False) -> SceneRequest | None:
     """A true request that is, or is not, held out; None where many tries found none."""
-    tries = (describe(scene, rng) for _ in range(TRIES))
+    tries = (describe(scene, rng) for _ in range(_TRIES))
     return next((request for request in tries if request.held_out() == held_out), None)
 
 
@@ -141,12 +141,12 @@ class ClipTrainer:
         self.model = empty_folder_model(folder)
         self.words = word_tokenizer()
         self.words.enable_padding(length=CONTEXT)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=PEAK, betas=(0.9, 0.98), weight_decay=0.05)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=_PEAK, betas=(0.9, 0.98), weight_decay=0.05)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda s: learning_rate(s, steps))
 
     @cached_property
     def scenes(self) -> list[Scene]:
-        return scenes_with_captions(IMAGES, np.random.default_rng([9, self.seed]))
+        return scenes_with_captions(_IMAGES, np.random.default_rng([9, self.seed]))
 
     @cached_property
     def images(self) -> Tensor:
@@ -154,22 +154,22 @@ class ClipTrainer:
 
     def step(self, number: int) -> dict[str, float]:
         rng = np.random.default_rng([10, self.seed, number])
-        rows = rng.choice(len(self.scenes), BATCH, replace=False)
+        rows = rng.choice(len(self.scenes), _BATCH, replace=False)
         scenes = [self.scenes[row] for row in rows]
         requests = [request for scene in scenes if (request := told(scene, rng))]
-        assert len(requests) == BATCH, "every scene had a caption before"
+        assert len(requests) == _BATCH, "every scene had a caption before"
         near = [near_misses(r, s, NEAR_MISSES, rng) for r, s in zip(requests, scenes, strict=True)]
         there = torch.tensor([[m < len(found) for m in range(NEAR_MISSES)] for found in near])
         texts = [captions.caption(request) for request in [*requests, *(miss for found in near for miss in found)]]
         self.model.train()
-        images = self.model.encode_image(network_input(self.images[torch.from_numpy(rows)]), normalize=True)
+        images = self.model.encode_image(clip_input(self.images[torch.from_numpy(rows)]), normalize=True)
         ids = torch.tensor([encoding.ids for encoding in self.words.encode_batch(texts)])
         embedded = self.model.encode_text(ids, normalize=True)
-        misses = images.new_zeros(BATCH, NEAR_MISSES, images.shape[1]).masked_scatter(
-            there[..., None], embedded[BATCH:]
+        misses = images.new_zeros(_BATCH, NEAR_MISSES, images.shape[1]).masked_scatter(
+            there[..., None], embedded[_BATCH:]
         )
         scale = self.model.logit_scale.exp().clamp(max=MAX_SCALE)
-        loss = contrastive_loss(images, embedded[:BATCH], misses, true_pairs(requests, scenes), scale)
+        loss = contrastive_loss(images, embedded[:_BATCH], misses, true_pairs(requests, scenes), scale)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
@@ -178,7 +178,7 @@ class ClipTrainer:
         return {"loss": loss.item(), "scale": scale.item()}
 
 
-def train_clip(out: Path, folder: Path, steps: int = STEPS, seed: int = 0) -> bool:
+def train_clip(out: Path, folder: Path, steps: int = _STEPS, seed: int = 0) -> bool:
     """Train, or take up the checkpoint in `out`, and once all steps are done write the weights to `folder`, in
     float16."""
     out.mkdir(parents=True, exist_ok=True)

@@ -17,11 +17,11 @@ from specbench.training.shapes.data import pixels
 from specbench.training.shapes.resumable import save_half, train
 from specbench.training.shapes.train_tokenizer import learning_rate
 
-IMAGES = 12_288
-BATCH = 64
-STEPS = 500
-PEAK = 5e-3
-KINDS = [(shape, color) for shape in SHAPES for color in COLORS]
+_IMAGES = 12_288
+_BATCH = 64
+_STEPS = 500
+_PEAK = 5e-3
+_KINDS = [(shape, color) for shape in SHAPES for color in COLORS]
 
 
 class Reader(nn.Module):
@@ -31,7 +31,7 @@ class Reader(nn.Module):
         super().__init__()
         self.features = FeatureNetwork()
         self.texture = nn.Linear(FEATURES, len(TEXTURES))
-        self.kinds = nn.Linear(FEATURES, len(KINDS))
+        self.kinds = nn.Linear(FEATURES, len(_KINDS))
         self.count = nn.Linear(FEATURES, MAX_COUNT)
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -47,9 +47,9 @@ def scenes_of(count: int, seed: int) -> list[Scene]:
 
 def labels(scenes: Sequence[Scene]) -> tuple[Tensor, Tensor, Tensor]:
     """What `Reader` should say: background [N], kinds 0 or 1 [N, 24], number of objects less one [N]."""
-    kinds = torch.zeros(len(scenes), len(KINDS))
+    kinds = torch.zeros(len(scenes), len(_KINDS))
     for row, scene in enumerate(scenes):
-        kinds[row, [KINDS.index((item.shape, item.color)) for item in scene.items]] = 1
+        kinds[row, [_KINDS.index((item.shape, item.color)) for item in scene.items]] = 1
     texture = torch.tensor([TEXTURES.index(scene.texture) for scene in scenes])
     return texture, kinds, torch.tensor([len(scene.items) - 1 for scene in scenes])
 
@@ -75,19 +75,19 @@ class FeatureTrainer:
         torch.manual_seed(seed)
         self.seed = seed
         self.reader = Reader()
-        self.optimizer = torch.optim.AdamW(self.reader.parameters(), lr=PEAK, weight_decay=0.01)
+        self.optimizer = torch.optim.AdamW(self.reader.parameters(), lr=_PEAK, weight_decay=0.01)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda s: learning_rate(s, steps))
 
     @cached_property
     def data(self) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
         """Pictures and labels."""
-        scenes = scenes_of(IMAGES, seed=2 * self.seed)
+        scenes = scenes_of(_IMAGES, seed=2 * self.seed)
         return pixels(scenes), labels(scenes)
 
     def step(self, number: int) -> dict[str, float]:
         images, known = self.data
         rng = np.random.default_rng([12, self.seed, number])
-        rows = torch.from_numpy(rng.choice(len(images), BATCH, replace=False))
+        rows = torch.from_numpy(rng.choice(len(images), _BATCH, replace=False))
         texture, kinds, count = self.reader(images[rows])
         wanted = [label[rows] for label in known]
         losses = {
@@ -103,7 +103,7 @@ class FeatureTrainer:
         return {name: loss.item() for name, loss in losses.items()}
 
 
-def train_features(out: Path, file: Path, steps: int = STEPS, seed: int = 0) -> dict[str, float] | None:
+def train_features(out: Path, file: Path, steps: int = _STEPS, seed: int = 0) -> dict[str, float] | None:
     """Train, or take up the checkpoint in `out`. Once all steps are done, write the network to `file` in float16 and
     return its accuracies on fresh pictures."""
     out.mkdir(parents=True, exist_ok=True)

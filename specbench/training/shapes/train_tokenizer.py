@@ -15,8 +15,8 @@ from specbench.training.shapes.data import render_batch
 from specbench.training.shapes.resumable import train
 
 LEARNING_RATE = 2e-3
-BATCH = 32
-IMAGES = 16_000
+_BATCH = 32
+_IMAGES = 16_000
 STEPS = 1600
 WARMUP = 100
 CODEBOOK_START = 150
@@ -69,7 +69,7 @@ class Codebook:
         self.model.codebook.copy_(self.sums / self.counts.clamp(min=1e-4)[:, None])
 
 
-def losses(model: ShapesTokenizer, images: Tensor, masks: Tensor, quantize: bool) -> tuple[Tensor, ...]:
+def tokenizer_losses(model: ShapesTokenizer, images: Tensor, masks: Tensor, quantize: bool) -> tuple[Tensor, ...]:
     """Total loss, mean squared error, latents [N, dim] and ids [N] of a batch.
 
     Objects weigh three times the background, and gradients count, so that outlines stay sharp.
@@ -107,19 +107,19 @@ class TokenizerTrainer:
     @cached_property
     def data(self) -> tuple[Tensor, Tensor]:
         """Pictures, and which pixels show an object or its card."""
-        return render_batch(IMAGES, self.seed + 1)
+        return render_batch(_IMAGES, self.seed + 1)
 
     def step(self, number: int) -> dict[str, float]:
         images, masks = self.data
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
-        rows = torch.randint(len(images), (BATCH,), generator=generator)
+        rows = torch.randint(len(images), (_BATCH,), generator=generator)
         pixels, mask = images[rows].to(self.device), masks[rows].to(self.device).float()
         quantize = number >= CODEBOOK_START
         if number == CODEBOOK_START:
             with torch.no_grad():
                 latents = self.model.latents(images[:256].to(self.device))
             self.codebook.start(latents.permute(0, 2, 3, 1).reshape(-1, latents.shape[1]))
-        loss, mse, flat, ids = losses(self.model, pixels, mask, quantize)
+        loss, mse, flat, ids = tokenizer_losses(self.model, pixels, mask, quantize)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

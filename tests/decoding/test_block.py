@@ -6,7 +6,7 @@ import torch
 from planted_bugs import Edit, plant
 
 from specbench.checks.audit_settings import AuditSetting
-from specbench.checks.divergence import LEVEL, p_value
+from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.checks.losslessness import observe
 from specbench.decoding.build import build
@@ -173,13 +173,13 @@ def test_the_joint_ratio_is_the_recursion():
 @pytest.mark.parametrize("name", ["sjd-block", "eagle-block", "sjd-tilt"])
 def test_the_exact_ones_keep_the_joint_distribution_of_long_images(name):
     for setting in SETTINGS:
-        assert p_value(observe(setting, resolve(name), 20_000, seed=0)) > LEVEL
+        assert p_value(observe(setting, resolve(name), 20_000, seed=0)) > AUDIT_LEVEL
 
 
 @pytest.mark.parametrize("name", ["sjd-sv", "sjd-pairs", "sjd-relax"])
 def test_the_relaxed_ones_do_not(name):
     assert not resolve(name).lossless
-    assert p_value(observe(SETTINGS[0], resolve(name), 20_000, seed=0)) < LEVEL
+    assert p_value(observe(SETTINGS[0], resolve(name), 20_000, seed=0)) < AUDIT_LEVEL
 
 
 def test_a_block_of_one_draft_is_the_usual_test():
