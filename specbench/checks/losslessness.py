@@ -58,9 +58,9 @@ def audit_decoders(
     Returns:
         One dict per decoder: `decoder`, `verdict` (see `audit_verdict`), `tv, tv_low, tv_high` (mean total variation
         over the settings, as `total_variation` defines it), `samples`, `p_value`, `detectable_tv` (a distance the test
-        would have found with probability AUDIT_POWER), `models`, `declared` (what the spec says of itself; None for a user
-        decoder), `worst_setting` (the one with the smallest p-value), and `refused` (settings whose model the decoder
-        does not accept).
+        would have found with probability AUDIT_POWER), `models`, `declared` (what the spec says of itself; None for a
+        user decoder), `worst_setting` (the one with the smallest p-value), and `refused` (settings whose model the
+        decoder does not accept).
 
     Raises:
         SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples.
@@ -147,9 +147,9 @@ def audit_one(
 def audit_verdict(p: float, detectable: float, declared: str | None) -> str:
     """Verdict of an audit with p-value `p` that could see a total variation of `detectable`.
 
-    "lossy" where the test rejects at AUDIT_LEVEL. Elsewhere "lossless", but only "no deviation seen" where the audit was too
-    small to say so or the decoder is declared lossy: whoever made it knows why it deviates, even where small models do
-    not show it.
+    "lossy" where the test rejects at AUDIT_LEVEL. Elsewhere "lossless", but only "no deviation seen" where the audit was
+    too small to say so or the decoder is declared lossy: whoever made it knows why it deviates, even where small models
+    do not show it.
     """
     if p < AUDIT_LEVEL:
         return LOSSY

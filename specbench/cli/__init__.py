@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import typer
 
+from specbench.cli.command_line import CommandLine
 from specbench.cli.completion import command_completed
 from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, unknown_name
 from specbench.specs import plugin_decoders
@@ -57,7 +58,7 @@ def build_app(named: str | None = None) -> typer.Typer:
     Plug-ins are looked up first, because options of plug-in decoders become flags.
     """
     plugin_decoders.add_plugin_decoders()
-    app = typer.Typer(
+    app = CommandLine(
         name="specbench",
         help="Measure speed-up and image quality of decoders for autoregressive text-to-image models.",
         epilog="Start with: specbench demo",
@@ -81,19 +82,16 @@ def _version(wanted: bool) -> None:
 
 def _root(
     version: bool = typer.Option(
-        False, "--version", metavar="", help="Print the version and exit.", is_eager=True, callback=_version
+        False, "--version", help="Print the version and exit.", is_eager=True, callback=_version
     ),
     debug: bool = typer.Option(
         False,
         _DEBUG,
-        metavar="",
         help="Show tracebacks; allowed anywhere on the command line (also SPECBENCH_DEBUG=1).",
     ),
-    no_color: bool = typer.Option(
-        False, _NO_COLOR, metavar="", help="Print without colours; allowed anywhere (also NO_COLOR=1)."
-    ),
+    no_color: bool = typer.Option(False, _NO_COLOR, help="Print without colours; allowed anywhere (also NO_COLOR=1)."),
     no_progress: bool = typer.Option(
-        False, _NO_PROGRESS, metavar="", help="Print no progress of images and downloads; allowed anywhere."
+        False, _NO_PROGRESS, help="Print no progress of images and downloads; allowed anywhere."
     ),
 ) -> None:
     pass

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from specbench.cli import completion
+from specbench.cli.arguments import TABLE_FORMATS, dry_run_switch, format_option, option
 from specbench.cli.options import flags, print_json
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
 from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
-FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 _HELP = "\n\n".join(
     (
         "Reproduce a paper's table: decode and score what is missing, and print measured beside printed values.",
@@ -32,10 +32,13 @@ _HELP = "\n\n".join(
     )
 )
 _SETTINGS = tuple(setting for setting in run_settings() if setting.name in OPEN_IN_TABLES)
-FORMAT = typer.Option(
-    "markdown", "--format", metavar="NAME", help=f"One of {', '.join(FORMATS)}.", autocompletion=completion.of(*FORMATS)
-)
-TO = typer.Option(None, "--to", metavar="FILE", help="Write the table to this file; required for parquet.")
+_Table = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="A table or figure, see 'specbench list tables'.", autocompletion=completion.tables
+    ),
+]
+_To = Annotated[Path | None, option("--to", "FILE", "Write the table to this file; required for parquet.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -47,17 +50,10 @@ def add_to(app: typer.Typer) -> None:
 @flags(_SETTINGS, dict.fromkeys(("model", "prompts", "samples", "seed", "batch"), "the table's"))
 def bench(
     flags: dict,
-    name: str = typer.Argument(
-        metavar="NAME", help="A table or figure, see 'specbench list tables'.", autocompletion=completion.tables
-    ),
-    dry_run: bool = typer.Option(
-        False,
-        "--dry-run",
-        metavar="",
-        help="Print every setting of the runs, what they take, and what stands in their way, and stop.",
-    ),
-    fmt: str = FORMAT,
-    to: Path = TO,
+    name: _Table,
+    dry_run: Annotated[bool, dry_run_switch()] = False,
+    fmt: Annotated[str, format_option(TABLE_FORMATS)] = "markdown",
+    to: _To = None,
 ) -> None:
     from specbench.papers.table_files import load_table
 
@@ -134,8 +130,8 @@ def print_tables(joined: Sequence[PaperTable], fmt: str, to: Path | None) -> Non
 
 def check_format(fmt: str, to: Path | None) -> None:
     """Reject an unknown format, and a binary one without a file."""
-    if fmt not in FORMATS:
-        raise unknown_name("format", fmt, FORMATS)
+    if fmt not in TABLE_FORMATS:
+        raise unknown_name("format", fmt, TABLE_FORMATS)
     if fmt == "parquet" and to is None:
         raise SpecbenchError("--format parquet: binary, not for a terminal", "write it to a file with --to")
 

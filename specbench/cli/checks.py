@@ -5,10 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from specbench.cli import completion
+from specbench.cli.arguments import (
+    decoders_argument,
+    device_option,
+    metric_option,
+    model_option,
+    option,
+    prompts_option,
+    python_option,
+    revision_option,
+    switch,
+    weights_option,
+)
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import JSON, OUT, QUIET, merge
@@ -19,7 +32,39 @@ from specbench.system import console
 _DOCTOR = (OUT, JSON)
 _AUDIT = (OUT, QUIET, JSON)
 _CHECK = (QUIET, JSON)
-AUDIT_SAMPLES = 220_000
+_DEFAULT_SAMPLES = 220_000
+_RandomWeights = Annotated[
+    bool, switch("--random-weights", "Do not require its checkpoint, as run --random-weights does not.")
+]
+_Measure = Annotated[
+    bool,
+    switch(
+        "--measure", "Measure memory bandwidth and peak FLOP/s, for the roofline in reports; on an idle machine only."
+    ),
+]
+_Metrics = Annotated[list[str] | None, metric_option("Also require this metric to be ready; may be repeated.")]
+_CrossCheck = Annotated[
+    bool, switch("--cross-check", "Look for the packages of score --cross-check, and say how to get them.")
+]
+_Samples = Annotated[int, option("--samples", "N", "Images per decoder.", min=1000)]
+_Seed = Annotated[int, option("--seed", "N", "Random seed of the models and of the decoding noise.", min=0)]
+_Compile = Annotated[bool, switch("--compile", "Also audit compiled steps (a minute or more per decoder).")]
+_StoredRuns = Annotated[
+    list[str] | None,
+    option(
+        "--run",
+        "RUN",
+        "Audit stored runs instead: run ids, prefixes of run ids, or run folders.",
+        autocompletion=completion.runs,
+    ),
+]
+_Recompute = Annotated[bool, switch("--recompute", "With --run: recompute p, teacher-forced in float32.")]
+_RunWeights = Annotated[str | None, weights_option("With --recompute: the run's checkpoint, if not official.")]
+_RunRevision = Annotated[str | None, revision_option("With --recompute: revision of its hub repository.")]
+_TestedPrompts = Annotated[
+    str | None, prompts_option("Test this prompt set, and use its prompts for the model and the metric.")
+]
+_ContractSamples = Annotated[int, option("--samples", "N", "Images for losslessness.", min=10_000)]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -33,37 +78,15 @@ def add_to(app: typer.Typer) -> None:
 @flags(_DOCTOR)
 def doctor(
     flags: dict,
-    model: str = typer.Option(
-        None, "--model", metavar="NAME", help="Require this model to be ready.", autocompletion=completion.models
-    ),
-    weights: str = typer.Option(
-        None, "--weights", metavar="DIR|OWNER/NAME", help="Its checkpoint instead of the official one."
-    ),
-    revision: str = typer.Option(None, "--revision", metavar="REF", help="Revision of its hub repository."),
-    random_weights: bool = typer.Option(
-        False, "--random-weights", metavar="", help="Do not require its checkpoint, as run --random-weights does not."
-    ),
-    scale: str = typer.Option("full", "--scale", metavar="SIZE", help="full or tiny, as for run."),
-    measure: bool = typer.Option(
-        False,
-        "--measure",
-        metavar="",
-        help="Measure memory bandwidth and peak FLOP/s, for the roofline in reports; on an idle machine only.",
-    ),
-    metric: list[str] = typer.Option(
-        None,
-        "--metric",
-        metavar="NAME",
-        help="Also require this metric to be ready; may be repeated.",
-        autocompletion=completion.metrics,
-    ),
-    cross_check: bool = typer.Option(
-        False,
-        "--cross-check",
-        metavar="",
-        help="Look for the packages of score --cross-check, and say how to get them.",
-    ),
-    python: Path = typer.Option(None, "--python", metavar="PATH", help="Python that should have these packages."),
+    model: Annotated[str | None, model_option("Require this model to be ready.")] = None,
+    weights: Annotated[str | None, weights_option("Its checkpoint instead of the official one.")] = None,
+    revision: Annotated[str | None, revision_option("Revision of its hub repository.")] = None,
+    random_weights: _RandomWeights = False,
+    scale: Annotated[str, option("--scale", "SIZE", "full or tiny, as for run.")] = "full",
+    measure: _Measure = False,
+    metric: _Metrics = None,
+    cross_check: _CrossCheck = False,
+    python: Annotated[Path | None, python_option("Python that should have these packages.")] = None,
 ) -> None:
     from specbench.checks.cross_check import readiness, require_python
     from specbench.checks.doctor import MISSING, check_machine
@@ -116,64 +139,60 @@ _AUDIT_HELP = "\n\n".join(
 @flags(_AUDIT)
 def audit(
     flags: dict,
-    decoders: list[str] = typer.Argument(
-        None,
-        metavar="DECODER",
-        help="Decoder names, or plug-ins as package.module:Name.",
-        show_default="all",
-        autocompletion=completion.decoders,
-    ),
-    samples: int = typer.Option(AUDIT_SAMPLES, "--samples", metavar="N", min=1000, help="Images per decoder."),
-    seed: int = typer.Option(
-        0, "--seed", metavar="N", min=0, help="Random seed of the models and of the decoding noise."
-    ),
-    compiled: bool = typer.Option(
-        False, "--compile", metavar="", help="Also audit compiled steps (a minute or more per decoder)."
-    ),
-    run: list[str] = typer.Option(
-        None,
-        "--run",
-        metavar="RUN",
-        help="Audit stored runs instead: run ids, prefixes of run ids, or run folders.",
-        autocompletion=completion.runs,
-    ),
-    recompute: bool = typer.Option(
-        False, "--recompute", metavar="", help="With --run: recompute p, teacher-forced in float32."
-    ),
-    weights: str = typer.Option(
-        None, "--weights", metavar="DIR|OWNER/NAME", help="With --recompute: the run's checkpoint, if not official."
-    ),
-    revision: str = typer.Option(
-        None, "--revision", metavar="REF", help="With --recompute: revision of its hub repository."
-    ),
-    device: str = typer.Option("cpu", "--device", metavar="DEVICE", help="With --recompute: torch device."),
+    decoders: Annotated[list[str] | None, decoders_argument("all")] = None,
+    samples: _Samples = _DEFAULT_SAMPLES,
+    seed: _Seed = 0,
+    compiled: _Compile = False,
+    run: _StoredRuns = None,
+    recompute: _Recompute = False,
+    weights: _RunWeights = None,
+    revision: _RunRevision = None,
+    device: Annotated[str, device_option("With --recompute: torch device.")] = "cpu",
 ) -> None:
     values = merge(_AUDIT, flags)
+    out, as_json, quiet = str(values["out"].value), bool(values["json"].value), bool(values["quiet"].value)
+    _check_audit(decoders or (), bool(run), compiled, bool(recompute or weights or revision), device)
     if run:
-        if decoders:
-            raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other")
-        if compiled:
-            raise SpecbenchError("--compile and --run exclude each other")
         from specbench.cli.run_audit import audit_runs
 
-        out, as_json, quiet = (values[name].value for name in ("out", "json", "quiet"))
-        return audit_runs(run, str(out), recompute, weights, revision, device, bool(as_json), bool(quiet))
-    if recompute or weights or revision:
+        return audit_runs(run, out, recompute, weights, revision, device, as_json, quiet)
+    rows = _audit_decoders(decoders or (), samples, seed, compiled, quiet)
+    print_json(rows) if as_json else _print_audit(rows)
+    from specbench.checks.losslessness import LOSSLESS, LOSSY
+
+    if failed := [str(row["decoder"]) for row in rows if row["declared"] == LOSSLESS and row["verdict"] == LOSSY]:
+        raise SpecbenchError(f"declared lossless, but measured lossy: {', '.join(failed)}", exit_code=GATE)
+
+
+def _check_audit(decoders: Sequence[str], runs: bool, compiled: bool, recomputed: bool, device: str) -> None:
+    """Refuse flags of `audit` that contradict or need each other.
+
+    Args:
+        runs: whether stored runs are audited.
+        recomputed: whether a flag that recomputes p is given.
+    """
+    if runs and decoders:
+        raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other")
+    if runs and compiled:
+        raise SpecbenchError("--compile and --run exclude each other")
+    if recomputed and not runs:
         raise SpecbenchError("--recompute, --weights and --revision require --run")
-    if device != "cpu":
+    if device != "cpu" and not runs:
         raise SpecbenchError(f"--device {device} requires --run", "models to enumerate run on the CPU")
-    from specbench.checks.losslessness import LOSSLESS, LOSSY, audit_named, verdict_line
+
+
+def _audit_decoders(decoders: Sequence[str], samples: int, seed: int, compiled: bool, quiet: bool) -> list[dict]:
+    """Audit decoders on models small enough to enumerate, and say how far it is."""
+    from specbench.checks.losslessness import audit_named, verdict_line
 
     rows = []
-    for row in audit_named(decoders or (), samples, seed, os.cpu_count() or 1, compiled):
+    for row in audit_named(decoders, samples, seed, os.cpu_count() or 1, compiled):
         rows.append(row)
-        if not values["quiet"].value:
+        if not quiet:
             console.say(f"audited {row['decoder']}: {verdict_line(row)}")
         if row["refused"]:
             console.say(f"{row['decoder']} does not accept these settings: {'; '.join(row['refused'])}")
-    print_json(rows) if values["json"].value else _print_audit(rows)
-    if failed := [str(row["decoder"]) for row in rows if row["declared"] == LOSSLESS and row["verdict"] == LOSSY]:
-        raise SpecbenchError(f"declared lossless, but measured lossy: {', '.join(failed)}", exit_code=GATE)
+    return rows
 
 
 def _print_audit(rows: Sequence[dict]) -> None:
@@ -214,27 +233,11 @@ _CHECK_HELP = "\n\n".join(
 @flags(_CHECK)
 def check(
     flags: dict,
-    decoders: list[str] = typer.Argument(
-        None,
-        metavar="DECODER",
-        help="Decoder names, or plug-ins as package.module:Name.",
-        show_default="none",
-        autocompletion=completion.decoders,
-    ),
-    model: str = typer.Option(
-        None, "--model", metavar="NAME", help="Test this model.", autocompletion=completion.models
-    ),
-    metric: str = typer.Option(
-        None, "--metric", metavar="NAME", help="Test this metric.", autocompletion=completion.metrics
-    ),
-    prompts: str = typer.Option(
-        None,
-        "--prompts",
-        metavar="SET|FILE",
-        help="Test this prompt set, and use its prompts for the model and the metric.",
-        autocompletion=completion.prompt_sets,
-    ),
-    samples: int = typer.Option(AUDIT_SAMPLES, "--samples", metavar="N", min=10_000, help="Images for losslessness."),
+    decoders: Annotated[list[str] | None, decoders_argument("none")] = None,
+    model: Annotated[str | None, model_option("Test this model.")] = None,
+    metric: Annotated[str | None, metric_option("Test this metric.")] = None,
+    prompts: _TestedPrompts = None,
+    samples: _ContractSamples = _DEFAULT_SAMPLES,
 ) -> None:
     values = merge(_CHECK, flags)
     if not (decoders or model or metric or prompts):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from specbench.cli import completion
+from specbench.cli.arguments import Reference, option, run_argument
 from specbench.cli.options import flags, print_json, print_table
 from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console
@@ -18,6 +18,15 @@ from specbench.system.terminal_tables import fitted
 _SETTINGS = (OUT, JSON)
 _HELP = "Compare two runs on their common images: speed-up, score differences, and their significance."
 
+_FailIf = Annotated[
+    list[str] | None,
+    option(
+        "--fail-if",
+        "CONDITION",
+        "Exit with code 4 if this condition holds, for example 'speedup<0.98'; may be repeated.",
+    ),
+]
+
 
 def add_to(app: typer.Typer) -> None:
     app.command(name="compare", help=_HELP, epilog='In a script: --fail-if "speedup<0.98" exits with code 4')(compare)
@@ -26,21 +35,10 @@ def add_to(app: typer.Typer) -> None:
 @flags(_SETTINGS)
 def compare(
     flags: dict,
-    run_a: str = typer.Argument(
-        metavar="RUN_A", help="Baseline run: run id, prefix of a run id, or run folder.", autocompletion=completion.runs
-    ),
-    run_b: str = typer.Argument(
-        metavar="RUN_B", help="Run to compare with the baseline.", autocompletion=completion.runs
-    ),
-    fail_if: list[str] = typer.Option(
-        None,
-        "--fail-if",
-        metavar="CONDITION",
-        help="Exit with code 4 if this condition holds, for example 'speedup<0.98'; may be repeated.",
-    ),
-    reference: Path = typer.Option(
-        None, "--reference", metavar="DIR", help="Folder of reference images for FID.", show_default="the COCO images"
-    ),
+    run_a: Annotated[str, run_argument("RUN_A", "Baseline run: run id, prefix of a run id, or run folder.")],
+    run_b: Annotated[str, run_argument("RUN_B", "Run to compare with the baseline.")],
+    fail_if: _FailIf = None,
+    reference: Reference = None,
 ) -> None:
     values = merge(_SETTINGS, flags)
     from specbench import api

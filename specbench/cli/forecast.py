@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from specbench.cli import completion
+from specbench.cli.arguments import model_option, option, runs_argument, switch, threads_option
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import JSON, OUT, merge
@@ -30,6 +31,24 @@ _COLUMNS = ("source", "decoder", "window", "tokens_per_step", "ms_per_step", "s_
 _PRINTED = ("row", "gpu", "ms_per_step", "weights_ms", "over_weights", "floor_ms", "over_floor")
 
 
+def _range(name: str, help: str) -> Any:
+    return option(name, "LOW,HIGH", help)
+
+
+_Sources = Annotated[
+    list[str] | None,
+    runs_argument("RUN|TABLE", "Run ids, prefixes of run ids, run folders, or tables of the papers.", True),
+]
+_On = Annotated[
+    str | None, option("--on", "DEVICE", "Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s.")
+]
+_Overhead = Annotated[
+    str,
+    _range("--overhead-ms", "Milliseconds of a step besides forward and drafting; run: as measured in each run."),
+]
+_Printed = Annotated[bool, switch("--printed", "Print the papers' latencies beside the floors of their GPUs instead.")]
+
+
 def add_to(app: typer.Typer) -> None:
     epilog = "For example: specbench forecast gsd-1 --on A100 --model lumina"
     app.command(name="forecast", help=_HELP, epilog=epilog)(forecast)
@@ -38,42 +57,16 @@ def add_to(app: typer.Typer) -> None:
 @flags(_SETTINGS)
 def forecast(
     flags: dict,
-    sources: list[str] = typer.Argument(
-        None,
-        metavar="RUN|TABLE",
-        help="Run ids, prefixes of run ids, run folders, or tables of the papers.",
-        show_default="all runs",
-        autocompletion=completion.runs_or_tables,
-    ),
-    on: str = typer.Option(
-        None, "--on", metavar="DEVICE", help="Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s."
-    ),
-    model: str = typer.Option(
-        None,
-        "--model",
-        metavar="NAME",
-        help="Model.",
-        show_default="the sources' model",
-        autocompletion=completion.models,
-    ),
-    batch: int = typer.Option(1, "--batch", metavar="N", help="Images decoded together."),
-    dtype: str = typer.Option(None, "--dtype", metavar="TYPE", help="Number format.", show_default="the model's"),
-    bandwidth: str = typer.Option(
-        "0.6,0.9", "--bandwidth-share", metavar="LOW,HIGH", help="Share of the peak bandwidth that is reached."
-    ),
-    flops: str = typer.Option(
-        "0.4,0.75", "--flops-share", metavar="LOW,HIGH", help="Share of the peak FLOP/s that is reached."
-    ),
-    overhead: str = typer.Option(
-        "0.5,5",
-        "--overhead-ms",
-        metavar="LOW,HIGH",
-        help="Milliseconds of a step besides forward and drafting; run: as measured in each run.",
-    ),
-    threads: int = typer.Option(0, "--threads", metavar="N", help="Threads of --on cpu; 0 uses all."),
-    printed: bool = typer.Option(
-        False, "--printed", metavar="", help="Print the papers' latencies beside the floors of their GPUs instead."
-    ),
+    sources: _Sources = None,
+    on: _On = None,
+    model: Annotated[str | None, model_option("Model.", show_default="the sources' model")] = None,
+    batch: Annotated[int, option("--batch", "N", "Images decoded together.")] = 1,
+    dtype: Annotated[str | None, option("--dtype", "TYPE", "Number format.", show_default="the model's")] = None,
+    bandwidth: Annotated[str, _range("--bandwidth-share", "Share of the peak bandwidth that is reached.")] = "0.6,0.9",
+    flops: Annotated[str, _range("--flops-share", "Share of the peak FLOP/s that is reached.")] = "0.4,0.75",
+    overhead: _Overhead = "0.5,5",
+    threads: Annotated[int, threads_option("Threads of --on cpu; 0 uses all.")] = 0,
+    printed: _Printed = False,
 ) -> None:
     values = merge(_SETTINGS, flags)
     out, as_json = str(values["out"].value), bool(values["json"].value)

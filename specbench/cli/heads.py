@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from specbench.cli import completion
+from specbench.cli.arguments import device_option, model_option, option, threads_option
 from specbench.cli.options import flags, print_json, print_table
 from specbench.runs.settings import JSON, QUIET, merge
 from specbench.system import console
@@ -38,29 +39,35 @@ _CHECK_HELP = "\n\n".join(
     )
 )
 
-_MODEL = typer.Option(
-    "shapes", "--model", metavar="NAME", help="Target model.", show_default="shapes", autocompletion=completion.models
-)
-_DEVICE = typer.Option("cpu", "--device", metavar="DEVICE", help="Torch device.", show_default="cpu")
-_THREADS = typer.Option(0, "--threads", metavar="N", help="CPU threads; 0 uses all.")
-_DATA = typer.Option(
-    None, "--data", metavar="FOLDER", help="Folder of a run whose images replace the model's training data."
-)
+_Model = Annotated[str, model_option("Target model.", show_default="shapes")]
+_Device = Annotated[str, device_option("Torch device.", show_default="cpu")]
+_Threads = Annotated[int, threads_option("CPU threads; 0 uses all.")]
+_Data = Annotated[
+    Path | None, option("--data", "FOLDER", "Folder of a run whose images replace the model's training data.")
+]
+_Head = Annotated[
+    str, option("--head", "FOLDER", "Folder of the head; without it, the head that comes with the model.")
+]
+_Out = Annotated[Path, option("--out", "FOLDER", "Folder of the trained head.")]
+_SelectionSeed = Annotated[
+    int, option("--seed", "N", "Seed of the image selection; the default differs from training.", min=0)
+]
 
 
 @flags(_TRAIN)
 def train_head(
     flags: dict,
-    model: str = _MODEL,
-    out: Path = typer.Option(..., "--out", metavar="FOLDER", help="Folder of the trained head."),
-    data: Path = _DATA,
-    images: int = typer.Option(1024, "--images", metavar="N", help="Training images."),
-    epochs: int = typer.Option(16, "--epochs", metavar="N", help="Passes over the training images."),
-    batch: int = typer.Option(16, "--batch", metavar="N", help="Images per training step."),
-    lr: float = typer.Option(2e-3, "--lr", metavar="X", help="Peak learning rate."),
-    seed: int = typer.Option(0, "--seed", metavar="N", help="Random seed."),
-    device: str = _DEVICE,
-    threads: int = _THREADS,
+    *,
+    model: _Model = "shapes",
+    out: _Out,
+    data: _Data = None,
+    images: Annotated[int, option("--images", "N", "Training images.")] = 1024,
+    epochs: Annotated[int, option("--epochs", "N", "Passes over the training images.")] = 16,
+    batch: Annotated[int, option("--batch", "N", "Images per training step.")] = 16,
+    lr: Annotated[float, option("--lr", "X", "Peak learning rate.")] = 2e-3,
+    seed: Annotated[int, option("--seed", "N", "Random seed.")] = 0,
+    device: _Device = "cpu",
+    threads: _Threads = 0,
 ) -> None:
     from specbench import api
 
@@ -111,18 +118,14 @@ class _Progress:
 @flags(_CHECK)
 def check_head(
     flags: dict,
-    model: str = _MODEL,
-    head: str = typer.Option(
-        "", "--head", metavar="FOLDER", help="Folder of the head; without it, the head that comes with the model."
-    ),
-    data: Path = _DATA,
-    images: int = typer.Option(32, "--images", metavar="N", min=1, help="Images to evaluate."),
-    depths: int = typer.Option(5, "--depths", metavar="N", min=1, help="Number of draft depths."),
-    seed: int = typer.Option(
-        10**6, "--seed", metavar="N", min=0, help="Seed of the image selection; the default differs from training."
-    ),
-    device: str = _DEVICE,
-    threads: int = _THREADS,
+    model: _Model = "shapes",
+    head: _Head = "",
+    data: _Data = None,
+    images: Annotated[int, option("--images", "N", "Images to evaluate.", min=1)] = 32,
+    depths: Annotated[int, option("--depths", "N", "Number of draft depths.", min=1)] = 5,
+    seed: _SelectionSeed = 10**6,
+    device: _Device = "cpu",
+    threads: _Threads = 0,
 ) -> None:
     from specbench import api
 

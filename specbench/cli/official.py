@@ -4,10 +4,12 @@ T2I-CompBench++."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from specbench.cli import completion
+from specbench.cli.arguments import Run, option
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import unknown_name
 from specbench.runs.settings import JSON, OUT, merge
@@ -17,10 +19,15 @@ from specbench.system import console
 
 _SETTINGS = (OUT, JSON)
 _BENCHMARKS = ("geneval", "t2i-compbench")
-_BENCHMARK = typer.Argument(
-    metavar="BENCHMARK", help=f"One of {', '.join(_BENCHMARKS)}.", autocompletion=completion.of(*_BENCHMARKS)
-)
-_RUN = typer.Argument(metavar="RUN", help="Run id, prefix of a run id, or run folder.", autocompletion=completion.runs)
+_Benchmark = Annotated[
+    str,
+    typer.Argument(
+        metavar="BENCHMARK", help=f"One of {', '.join(_BENCHMARKS)}.", autocompletion=completion.of(*_BENCHMARKS)
+    ),
+]
+_Results = Annotated[
+    Path, option("--from", "PATH", "Results file of GenEval, or the exported folder of T2I-CompBench++.")
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -35,9 +42,9 @@ def add_to(app: typer.Typer) -> None:
 @flags(_SETTINGS)
 def export(
     flags: dict,
-    benchmark: str = _BENCHMARK,
-    run: str = _RUN,
-    to: Path = typer.Option(..., "--to", metavar="DIR", help="New or empty folder."),
+    benchmark: _Benchmark,
+    run: Run,
+    to: Annotated[Path, option("--to", "DIR", "New or empty folder.")],
 ) -> None:
     folder = _run(flags, benchmark, run)
     from specbench.metrics.official_exchange import export_images
@@ -50,11 +57,9 @@ def export(
 @flags(_SETTINGS)
 def import_results(
     flags: dict,
-    benchmark: str = _BENCHMARK,
-    run: str = _RUN,
-    results: Path = typer.Option(
-        ..., "--from", metavar="PATH", help="Results file of GenEval, or the exported folder of T2I-CompBench++."
-    ),
+    benchmark: _Benchmark,
+    run: Run,
+    results: _Results,
 ) -> None:
     folder = _run(flags, benchmark, run)
     from specbench.metrics.official_exchange import import_scores

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from specbench.cli import completion
+from specbench.cli.arguments import Offline, option, switch
+from specbench.cli.command_line import CommandLine
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import transfer
 from specbench.runs.settings import DRAWN, JSON, merge
@@ -15,13 +18,22 @@ from specbench.system import console
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _SHOW = (*DRAWN, JSON)
-_NAME = typer.Argument(
-    metavar="NAME", help="Prompt set, one of 'specbench list prompts'.", autocompletion=completion.prompt_sets
-)
+_Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="Prompt set, one of 'specbench list prompts'.", autocompletion=completion.prompt_sets
+    ),
+]
+_NameOrFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME|FILE", help="Prompt set, or file with prompts.", autocompletion=completion.prompt_sets
+    ),
+]
 
 
 def add_to(parent: typer.Typer) -> None:
-    app = typer.Typer(help="Download public prompt sets, and print prompts.", no_args_is_help=True)
+    app = CommandLine(help="Download public prompt sets, and print prompts.", no_args_is_help=True)
     app.callback()(lambda: None)
     app.command(
         name="fetch",
@@ -34,12 +46,10 @@ def add_to(parent: typer.Typer) -> None:
 
 
 def fetch(
-    name: str = _NAME,
-    source: Path = typer.Option(None, "--from", metavar="PATH", help="Import this local copy instead of downloading."),
-    images: bool = typer.Option(
-        False, "--images", metavar="", help="Download the reference images of the set instead."
-    ),
-    offline: bool = typer.Option(False, "--offline", metavar="", help="Disable downloads (also HF_HUB_OFFLINE=1)."),
+    name: _Name,
+    source: Annotated[Path | None, option("--from", "PATH", "Import this local copy instead of downloading.")] = None,
+    images: Annotated[bool, switch("--images", "Download the reference images of the set instead.")] = False,
+    offline: Offline = False,
 ) -> None:
     from specbench.prompts import downloadable, fetch_prompts
 
@@ -60,9 +70,7 @@ def fetch(
 @flags(_SHOW)
 def show(
     flags: dict,
-    name: str = typer.Argument(
-        metavar="NAME|FILE", help="Prompt set, or file with prompts.", autocompletion=completion.prompt_sets
-    ),
+    name: _NameOrFile,
 ) -> None:
     from specbench import api
 

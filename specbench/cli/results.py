@@ -6,10 +6,26 @@ import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from specbench.cli import completion
+from specbench.cli.arguments import (
+    RUN_FORMATS,
+    Offline,
+    Reference,
+    Runs,
+    device_option,
+    format_option,
+    metric_option,
+    model_option,
+    option,
+    prompts_option,
+    python_option,
+    runs_argument,
+    switch,
+)
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import ScoreProgress, TransferLines
 from specbench.errors import SpecbenchError, unknown_name
@@ -29,14 +45,6 @@ _REPORT = "\n\n".join(
         "paper's values beside the values of the runs in the results folder.",
     )
 )
-_RUNS = typer.Argument(
-    None,
-    metavar="RUN",
-    help="Run ids, prefixes of run ids, or run folders.",
-    show_default="all runs",
-    autocompletion=completion.runs_or_tables,
-)
-FORMATS = ("markdown", "csv", "json", "latex", "html", "parquet")
 _TO_FILES = ("html", "parquet")
 """Formats that are not for a terminal."""
 
@@ -50,93 +58,80 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="report", help=_REPORT)(report)
 
 
+_Metrics = Annotated[list[str] | None, metric_option("Compute only this metric; may be repeated.")]
+_Protocol = Annotated[
+    str | None,
+    option(
+        "--protocol",
+        "NAME",
+        "Metrics and settings of a paper: sjd or cool-sd.",
+        autocompletion=completion.of("sjd", "cool-sd"),
+    ),
+]
+_Device = Annotated[str | None, device_option("Torch device of the metrics' networks.", show_default="the best here")]
+_Batch = Annotated[
+    int | None,
+    option("--batch", "N", "Images per forward of a metric's network.", min=1, max=4096, show_default="the metric's"),
+]
+_Images = Annotated[
+    Path | None, option("--images", "DIR", "Score external images named <prompt id>.png or <prompt id>-<sample>.png.")
+]
+_Against = Annotated[
+    str | None,
+    option("--against", "RUN", "Print paired score differences from this run instead.", autocompletion=completion.runs),
+]
+_CrossCheck = Annotated[
+    bool, switch("--cross-check", "Compare the scores with the metrics' authors' packages instead.")
+]
+_Python = Annotated[
+    Path | None,
+    python_option(
+        "Python of the environment with these packages.", show_default="as 'specbench doctor --cross-check' says"
+    ),
+]
+
+
 @flags(_SCORE)
 def score(
     flags: dict,
-    runs: list[str] = _RUNS,
-    metric: list[str] = typer.Option(
-        None,
-        "--metric",
-        metavar="NAME",
-        help="Compute only this metric; may be repeated.",
-        autocompletion=completion.metrics,
-    ),
-    protocol: str = typer.Option(
-        None,
-        "--protocol",
-        metavar="NAME",
-        help="Metrics and settings of a paper: sjd or cool-sd.",
-        autocompletion=completion.of("sjd", "cool-sd"),
-    ),
-    device: str = typer.Option(
-        None, "--device", metavar="DEVICE", help="Torch device of the metrics' networks.", show_default="the best here"
-    ),
-    batch: int = typer.Option(
-        None,
-        "--batch",
-        metavar="N",
-        min=1,
-        max=4096,
-        help="Images per forward of a metric's network.",
-        show_default="the metric's",
-    ),
-    reference: Path = typer.Option(
-        None, "--reference", metavar="DIR", help="Folder of reference images for FID.", show_default="the COCO images"
-    ),
-    offline: bool = typer.Option(False, "--offline", metavar="", help="Disable downloads (also HF_HUB_OFFLINE=1)."),
-    images: Path = typer.Option(
-        None,
-        "--images",
-        metavar="DIR",
-        help="Score external images named <prompt id>.png or <prompt id>-<sample>.png.",
-    ),
-    prompts: str = typer.Option(
-        None, "--prompts", metavar="SET|FILE", help="Prompts of --images.", autocompletion=completion.prompt_sets
-    ),
-    against: str = typer.Option(
-        None,
-        "--against",
-        metavar="RUN",
-        help="Print paired score differences from this run instead.",
-        autocompletion=completion.runs,
-    ),
-    cross_check: bool = typer.Option(
-        False, "--cross-check", metavar="", help="Compare the scores with the metrics' authors' packages instead."
-    ),
-    python: Path = typer.Option(
-        None,
-        "--python",
-        metavar="PATH",
-        help="Python of the environment with these packages.",
-        show_default="as 'specbench doctor --cross-check' says",
-    ),
+    runs: Runs = None,
+    metric: _Metrics = None,
+    protocol: _Protocol = None,
+    device: _Device = None,
+    batch: _Batch = None,
+    reference: Reference = None,
+    offline: Offline = False,
+    images: _Images = None,
+    prompts: Annotated[str | None, prompts_option("Prompts of --images.")] = None,
+    against: _Against = None,
+    cross_check: _CrossCheck = False,
+    python: _Python = None,
 ) -> None:
     values = merge(_SCORE, flags)
+    out, as_json, verbose = str(values["out"].value), bool(values["json"].value), not values["quiet"].value
     names = _metrics_asked_for(metric or (), protocol)
     _check_score(images, prompts, bool(runs), bool(names), against, cross_check, python)
-    if images is None and (runs or against):
-        find_runs(str(values["out"].value), [*(runs or ()), *([against] if against else [])])  # before torch is loaded
+    named = [*(runs or ()), *([against] if against else [])]
+    if images is None and named:
+        find_runs(out, named)  # before torch is loaded
     from specbench import api
     from specbench.metrics.base import Settings
     from specbench.system.torch_device import best_device
 
-    verbose = not values["quiet"].value
-    settings = Settings(
-        device or best_device(), batch, reference, offline, TransferLines("weights") if verbose else None
-    )
+    progress = TransferLines("weights") if verbose else None
+    settings = Settings(device or best_device(), batch, reference, offline, progress)
     settings.check()
     options = {"protocol": protocol, "settings": settings, "reporter": ScoreProgress() if verbose else None}
-    out = str(values["out"].value)
     if images is not None:
         rows = api.score_folder(images, prompts, metric or None, out, **options)
     else:
-        rows = api.score([*runs, against] if runs and against else runs or (), metric or None, out, **options)
+        rows = api.score(named if runs else (), metric or None, out, **options)
     if cross_check:
         rows = api.cross_check(names, runs or (), out, images, prompts, settings, python)
-        return print_json(rows) if values["json"].value else print_table(rows, list(rows[0]) if rows else ())
+        return print_json(rows) if as_json else print_table(rows, list(rows[0]) if rows else ())
     if against:
         rows = api.differences(against, runs or (), names, out, settings)
-    _print_scores(rows, bool(against), values["json"].value)
+    _print_scores(rows, bool(against), as_json)
 
 
 def _check_score(
@@ -222,40 +217,29 @@ def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str
     return list(dict.fromkeys([*metrics, *(find_protocol(protocol) if protocol else ())]))
 
 
+_Page = Annotated[
+    Path | None, option("--html", "FILE", "Write an HTML page with tables, plots and images to this file instead.")
+]
+_Explain = Annotated[bool, switch("--explain", "On a terminal: print the definition of every column.")]
+_To = Annotated[Path | None, option("--to", "FILE", "Write the tables to this file; required for parquet.")]
+_TableModel = Annotated[
+    str | None, model_option("Model to report instead of the table's model.", show_default="the table's")
+]
+_TablePrompts = Annotated[
+    str | None, prompts_option("Prompts to report instead of the table's prompts.", show_default="the table's")
+]
+
+
 @flags(_READ)
 def report(
     flags: dict,
-    runs: list[str] = _RUNS,
-    fmt: str = typer.Option(
-        "markdown",
-        "--format",
-        metavar="NAME",
-        help=f"One of {', '.join(FORMATS)}.",
-        autocompletion=completion.of(*FORMATS),
-    ),
-    html: Path = typer.Option(
-        None, "--html", metavar="FILE", help="Write an HTML page with tables, plots and images to this file instead."
-    ),
-    explain: bool = typer.Option(
-        False, "--explain", metavar="", help="On a terminal: print the definition of every column."
-    ),
-    to: Path = typer.Option(None, "--to", metavar="FILE", help="Write the tables to this file; required for parquet."),
-    model: str = typer.Option(
-        None,
-        "--model",
-        metavar="NAME",
-        help="Model to report instead of the table's model.",
-        autocompletion=completion.models,
-        show_default="the table's",
-    ),
-    prompts: str = typer.Option(
-        None,
-        "--prompts",
-        metavar="SET|FILE",
-        help="Prompts to report instead of the table's prompts.",
-        autocompletion=completion.prompt_sets,
-        show_default="the table's",
-    ),
+    runs: Annotated[list[str] | None, runs_argument(with_tables=True)] = None,
+    fmt: Annotated[str, format_option(RUN_FORMATS)] = "markdown",
+    html: _Page = None,
+    explain: _Explain = False,
+    to: _To = None,
+    model: _TableModel = None,
+    prompts: _TablePrompts = None,
 ) -> None:
     from specbench.papers.table_files import table_names
 
@@ -270,15 +254,25 @@ def report(
         return _write_page(runs, out, html)
     if model or prompts:
         raise SpecbenchError("--model and --prompts require the name of a table", "see: specbench list tables")
-    if fmt not in FORMATS:
-        raise unknown_name("format", fmt, FORMATS)
-    if fmt in _TO_FILES and to is None:
-        raise SpecbenchError(f"--format {fmt}: not for a terminal", "name a file with --to")
+    _check_format(fmt, to)
     if fmt == "html":
         return _write_page(runs, out, to)
+    _print_report(runs or (), out, fmt, to, explain)
+
+
+def _check_format(fmt: str, to: Path | None) -> None:
+    """Refuse an unknown format, and one that is not for a terminal without a file."""
+    if fmt not in RUN_FORMATS:
+        raise unknown_name("format", fmt, RUN_FORMATS)
+    if fmt in _TO_FILES and to is None:
+        raise SpecbenchError(f"--format {fmt}: not for a terminal", "name a file with --to")
+
+
+def _print_report(runs: Sequence[str], out: str, fmt: str, to: Path | None, explain: bool) -> None:
+    """Print or write the tables of runs; on a terminal they are fitted to its width."""
     from specbench import api, reporting
 
-    rows = api.report(runs or (), out)
+    rows = api.report(runs, out)
     if to is not None:
         return _write_tables(rows, fmt, to)
     if fmt == "markdown" and console.is_terminal():

@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.text import Text
 
+from specbench.cli.arguments import dry_run_switch, option, switch
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import Value, check_environment, merge, read_config, run_settings
@@ -28,6 +30,20 @@ _HELP = "\n\n".join(
     )
 )
 
+_Config = Annotated[str | None, option("--config", "FILE", "Read settings from a TOML file.", rich_help_panel="Output")]
+_ShowConfig = Annotated[
+    bool, switch("--show-config", "Print every setting with its origin, and stop.", rich_help_panel="Output")
+]
+_Sweep = Annotated[
+    list[str] | None,
+    option(
+        "--sweep",
+        "NAME=VALUE,...",
+        "Run with each of these values of a setting; may be repeated for every combination.",
+        rich_help_panel="What to run",
+    ),
+]
+
 
 def add_to(app: typer.Typer) -> None:
     app.command(name="run", help=_HELP, epilog="Then: specbench score, specbench report")(run)
@@ -36,30 +52,10 @@ def add_to(app: typer.Typer) -> None:
 @flags(_SETTINGS)
 def run(
     flags: dict,
-    config: str = typer.Option(
-        None, "--config", metavar="FILE", help="Read settings from a TOML file.", rich_help_panel="Output"
-    ),
-    show_config: bool = typer.Option(
-        False,
-        "--show-config",
-        metavar="",
-        help="Print every setting with its origin, and stop.",
-        rich_help_panel="Output",
-    ),
-    dry_run: bool = typer.Option(
-        False,
-        "--dry-run",
-        metavar="",
-        help="Print every setting of the runs, what they take, and what stands in their way, and stop.",
-        rich_help_panel="Output",
-    ),
-    sweep: list[str] = typer.Option(
-        None,
-        "--sweep",
-        metavar="NAME=VALUE,...",
-        help="Run with each of these values of a setting; may be repeated for every combination.",
-        rich_help_panel="What to run",
-    ),
+    config: _Config = None,
+    show_config: _ShowConfig = False,
+    dry_run: Annotated[bool, dry_run_switch(rich_help_panel="Output")] = False,
+    sweep: _Sweep = None,
 ) -> None:
     from specbench.runs.sweep import parse_sweep, sweep_plans
 

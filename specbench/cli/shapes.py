@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from specbench.cli.command_line import CommandLine
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import MAX_SEED
 
@@ -13,7 +14,7 @@ from specbench.runs.settings import MAX_SEED
 
 
 def add_to(parent: typer.Typer) -> None:
-    app = typer.Typer(help="Render captions of the embedded model `shapes`.", no_args_is_help=True)
+    app = CommandLine(help="Render captions of the embedded model `shapes`.", no_args_is_help=True)
     app.callback()(lambda: None)
     app.command(name="render", help="Render a caption as a PNG file, and print its path.")(render)
     parent.add_typer(app, name="shapes")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console, RenderableType
 
 from specbench.cli import completion
+from specbench.cli.arguments import Run, option
 from specbench.cli.options import flags, print_json
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import JSON, OUT, merge
@@ -17,6 +19,15 @@ from specbench.runs.settings import JSON, OUT, merge
 
 _SETTINGS = (OUT, JSON)
 _PLAIN_WIDTH = 120
+_Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROMPT",
+        help="Prompt id, prefix of an id, or words of the prompt.",
+        show_default="the run",
+        autocompletion=completion.prompt_ids,
+    ),
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -26,17 +37,9 @@ def add_to(app: typer.Typer) -> None:
 @flags(_SETTINGS)
 def show(
     flags: dict,
-    run: str = typer.Argument(
-        metavar="RUN", help="Run id, prefix of a run id, or run folder.", autocompletion=completion.runs
-    ),
-    prompt: str = typer.Argument(
-        None,
-        metavar="PROMPT",
-        help="Prompt id, prefix of an id, or words of the prompt.",
-        show_default="the run",
-        autocompletion=completion.prompt_ids,
-    ),
-    sample: int = typer.Option(0, "--sample", metavar="N", min=0, help="Sample index of the image."),
+    run: Run,
+    prompt: _Prompt = None,
+    sample: Annotated[int, option("--sample", "N", "Sample index of the image.", min=0)] = 0,
 ) -> None:
     values = merge(_SETTINGS, flags)
     from specbench.store.run_folders import find_runs
