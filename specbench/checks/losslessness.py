@@ -147,7 +147,7 @@ def audit_one(
 def audit_verdict(p: float, detectable: float, declared: str | None) -> str:
     """Verdict of an audit with p-value `p` that could see a total variation of `detectable`.
 
-    "lossy" where the test rejects at AUDIT_LEVEL. Elsewhere "lossless", but only "no deviation seen" where the audit was
+    "lossy" if the test rejects at AUDIT_LEVEL. Elsewhere "lossless", but only "no deviation seen" where the audit was
     too small to say so or the decoder is declared lossy: whoever made it knows why it deviates, even where small models
     do not show it.
     """
