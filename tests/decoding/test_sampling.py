@@ -9,6 +9,8 @@ from specbench.decoding import sampling
 from specbench.decoding.loop import decode
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import kept, run_race, without
+from specbench.decoding.verification.ratio_tests import DraftTests
+from specbench.decoding.verification.refinement import Couple
 from specbench.errors import SpecbenchError
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
@@ -40,6 +42,21 @@ def test_only_tokens_of_positive_weight_run_the_race():
     assert torch.equal(torch.zeros_like(weights).scatter_add_(-1, held.ids, held.mass), weights)
     everyone = run_race(weights, noise.race(positions, Stream.TOKEN))
     assert torch.equal(noise.run_race(weights, positions, Stream.TOKEN), everyone)
+
+
+def test_coupled_drafts_are_the_same_either_way(monkeypatch):
+    draws = torch.Generator().manual_seed(0)
+    p = torch.rand(64, 3, 12, generator=draws) * (torch.rand(64, 3, 12, generator=draws) < 0.4)
+    p[..., -1] += 0.1
+    p, q = p / p.sum(-1, keepdim=True), torch.rand(64, 2, 12, generator=draws).softmax(-1)
+    positions, step = torch.arange(3).repeat(64, 1), torch.ones(64, 1, dtype=torch.long)
+    draft, coin = torch.randint(12, (64, 2), generator=draws), torch.rand(64, 2, generator=draws)
+    tests = DraftTests.of(p[:, :2], q, draft, coin, positions[:, :2], torch.arange(1, 3))
+    found = []
+    for wide in (99, 0):
+        monkeypatch.setattr(sampling, "WIDE", wide)
+        found.append(Couple(None).refine(p, tests, Noise(range(64), 12), positions, step))
+    assert torch.equal(*found)
 
 
 def test_a_nan_distribution_still_fails_its_image(monkeypatch):
