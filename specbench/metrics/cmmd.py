@@ -14,14 +14,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import torch
-from PIL import Image
 
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Score, Settings
 from specbench.metrics.clip import clip_versions
 from specbench.metrics.code_version import described
 from specbench.metrics.frechet import Mmd, gaussian_mmd
-from specbench.metrics.openclip import OPENCLIP_PACKAGES, image_embeddings, load_openai, normalised
+from specbench.metrics.openclip import OPENCLIP_PACKAGES, image_embeddings, load_openai, normalised, squashed
 from specbench.metrics.reference import ReferenceMetric, distance_difference, feature_matrix, with_influence
 from specbench.stats import Difference
 
@@ -35,11 +34,6 @@ def centre_square(pixels: np.ndarray, size: int) -> np.ndarray:
     side = min(height, width)
     top, left = (height - side) // 2, (width - side) // 2
     return squashed(pixels[top : top + side, left : left + side], size)
-
-
-def squashed(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Resize uint8 [H, W, 3] to [size, size, 3] without a crop, by Pillow's bicubic."""
-    return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))
 
 
 PREPARATIONS: Mapping[str, tuple[Callable[[np.ndarray, int], np.ndarray], str]] = {

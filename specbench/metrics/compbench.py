@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from specbench.metrics import noun_phrases
@@ -33,7 +32,8 @@ from specbench.metrics.blip import (
     vision_network,
 )
 from specbench.metrics.clip import Clip
-from specbench.metrics.openclip import normalised
+from specbench.metrics.code_version import described
+from specbench.metrics.openclip import normalised, squashed
 from specbench.metrics.per_image import PerImageMetric
 from specbench.stats import Difference, mean_interval
 
@@ -137,7 +137,7 @@ class BlipVqa(CategoryMetric):
         return {
             "weights": checkpoints.file_digest("blip-vqa"),
             "vocabulary": checkpoints.CHECKPOINTS["bert-vocabulary"].digest,
-            "resize": "squashed to 480, Pillow bicubic",
+            "resize": described("squashed to 480, Pillow bicubic", squashed),
             **noun_phrases.identity(),
             **{package: version(package) for package in ("transformers", "torch", "pillow")},
         }
@@ -155,7 +155,7 @@ class BlipVqa(CategoryMetric):
         return noun_phrases.Grammar().noun_phrases
 
     def preprocess(self, pixels: np.ndarray) -> Tensor:
-        return normalised(_squashed(pixels, self.network.vision.config.image_size))
+        return normalised(squashed(pixels, self.network.vision.config.image_size))
 
     @torch.inference_mode()
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
@@ -186,7 +186,3 @@ class BlipVqa(CategoryMetric):
             for place, answer in zip(places, found.tolist(), strict=True):
                 answers[place] = answer
         return answers
-
-
-def _squashed(pixels: np.ndarray, size: int) -> np.ndarray:
-    return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))

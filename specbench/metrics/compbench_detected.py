@@ -7,7 +7,7 @@ for the very words of the prompt. Their own answers come by `specbench.metrics.o
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from specbench.metrics import noun_phrases as grammar
 from specbench.metrics.base import Metric, Sample, Settings
+from specbench.metrics.code_version import described
 from specbench.metrics.compbench import BlipVqa, CategoryMetric, CompBenchClip
 from specbench.metrics.compbench_rules import (
     DEPTH_SIGNS,
@@ -32,11 +33,11 @@ from specbench.metrics.compbench_rules import (
     three_in_one,
 )
 from specbench.metrics.depth_anything import DEPTH_REPOSITORY as DEPTH
-from specbench.metrics.depth_anything import Depth
+from specbench.metrics.depth_anything import Depth, depth_input
 from specbench.metrics.geneval_rules import Found
 from specbench.metrics.hub_weights import folder_identity, hub_folder, hub_problem
 from specbench.metrics.openclip import OPENCLIP_PACKAGES
-from specbench.metrics.owlv2 import DUPLICATE, OWLV2_REPOSITORY, QUERY, THRESHOLD, Owl
+from specbench.metrics.owlv2 import DUPLICATE, OWLV2_REPOSITORY, QUERY, THRESHOLD, Owl, owlv2_input
 
 Seen = Mapping[str, Sequence[Found]]
 
@@ -47,12 +48,14 @@ class Detected(CategoryMetric):
     Attributes:
         repositories: names in the identity, and the hub repositories whose weights are needed.
         objects: where the objects that are looked for come from.
+        resizes: code that prepares an image for the networks.
     """
 
     batch = 8
     columns: ClassVar = {"value": pa.float32(), "details": pa.string()}
     repositories: ClassVar[Mapping[str, str]] = {"detector": OWLV2_REPOSITORY}
     objects: ClassVar[str] = "first and last noun"
+    resizes: ClassVar[tuple[Callable, ...]] = (owlv2_input,)
     packages: ClassVar = {**OPENCLIP_PACKAGES, **grammar.SPACY_PACKAGES}
 
     def identity(self) -> Mapping[str, str]:
@@ -65,7 +68,7 @@ class Detected(CategoryMetric):
             "objects": self.objects,
             "query": QUERY,
             "threshold": f"{THRESHOLD}, duplicates above {DUPLICATE}",
-            "resize": "black to a square, tensor bilinear, antialiased",
+            "resize": described("black to a square, tensor bilinear, antialiased", *self.resizes),
             **(grammar.identity() if grammar.SPACY_MODEL in self.packages else {}),
             **{package: version(package) for package in ("transformers", "torch", "pillow")},
             "open_clip": version("open_clip_torch"),
@@ -134,6 +137,7 @@ class Spatial3d(Detected):
     summary = "T2I-CompBench++'s 3D rules on what OWLv2 and Depth Anything V2 find, mean over images of 3D prompts"
     categories = ("3d_spatial",)
     repositories: ClassVar = {"detector": OWLV2_REPOSITORY, "depth": DEPTH}
+    resizes: ClassVar = (owlv2_input, depth_input)
 
     @cached_property
     def depth(self) -> Depth:

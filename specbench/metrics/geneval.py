@@ -19,9 +19,10 @@ import torch
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Metric, Sample, Score, column_difference, paired_features
 from specbench.metrics.clip import clip_versions
+from specbench.metrics.code_version import described
 from specbench.metrics.geneval_rules import GENEVAL_COLORS, Found, confident, judge_image
 from specbench.metrics.hub_weights import folder_identity, hub_folder, hub_problem
-from specbench.metrics.mask2former import Instance, Mask2Former
+from specbench.metrics.mask2former import Instance, Mask2Former, mask2former_input
 from specbench.metrics.openclip import (
     OPENCLIP_PACKAGES,
     image_embeddings,
@@ -85,7 +86,7 @@ class GenEval(JudgedMetric):
         return {
             "detector": folder_identity(hub_folder(GENEVAL_REPOSITORY, self.settings.offline)),
             "colors": checkpoints.CHECKPOINTS["clip-l14"].digest,
-            "resize": "short side 800, long side at most 1333, Pillow bilinear, padded",
+            "resize": described("short side 800, long side at most 1333, Pillow bilinear, padded", mask2former_input),
             **clip_versions(),
         }
 

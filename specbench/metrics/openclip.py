@@ -75,6 +75,11 @@ def short_side_centre(pixels: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(resized.crop((left, top, left + size, top + size)))
 
 
+def squashed(pixels: np.ndarray, size: int) -> np.ndarray:
+    """Resize uint8 [H, W, 3] to [size, size, 3] without a crop, by Pillow's bicubic."""
+    return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))
+
+
 @torch.inference_mode()
 def image_embeddings(model: torch.nn.Module, images: Sequence[Tensor], device: str) -> Tensor:
     """Embed preprocessed images [3, H, W]: unit vectors float32 [n, d] on the CPU."""

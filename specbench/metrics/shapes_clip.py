@@ -13,6 +13,7 @@ import torch
 
 from specbench.metrics.base import Sample
 from specbench.metrics.clip import clip_versions
+from specbench.metrics.code_version import described
 from specbench.metrics.openclip import (
     OPENCLIP_PACKAGES,
     Tokenize,
@@ -43,7 +44,7 @@ class ShapesClip(PerImageMetric):
         return {
             "weights": digest_of(FOLDER / "open_clip_model.safetensors"),
             "words": digest_of(FOLDER / "tokenizer.json"),
-            "resize": "short side, Pillow bicubic, centre",
+            "resize": described("short side, Pillow bicubic, centre", short_side_centre),
             **clip_versions(),
         }
 

@@ -43,7 +43,7 @@ def metric(tmp_path, monkeypatch):
 
 
 def written_out(weights: dict, pixels: np.ndarray, ids: list[int]) -> float:
-    seen = formats.vision_forward(part_of(weights, "visual_encoder."), normalised(compbench._squashed(pixels, 32)))
+    seen = formats.vision_forward(part_of(weights, "visual_encoder."), normalised(compbench.squashed(pixels, 32)))
     states = formats.text_forward(part_of(weights, "text_encoder."), ids, seen)
     decoder = part_of(weights, "text_decoder.")
     out = formats.text_forward(part_of(decoder, "bert."), [30522], states)

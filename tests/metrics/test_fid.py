@@ -11,17 +11,26 @@ import torch
 from PIL import Image
 from scipy import linalg
 
-from specbench.metrics import frechet, published_weights
+from specbench.metrics import (
+    compbench_detected,
+    depth_anything,
+    frechet,
+    geneval,
+    mask2former,
+    owlv2,
+    published_weights,
+)
 from specbench.metrics.base import Sample, Settings, feature_fingerprint, fingerprint
+from specbench.metrics.catalog import metric
 from specbench.metrics.clip import bilinear299
-from specbench.metrics.cmmd import centre_square, squashed
+from specbench.metrics.cmmd import centre_square
 from specbench.metrics.fid import Fid, fid_difference, fid_estimate
 from specbench.metrics.fid_infinity import fid_infinity
 from specbench.metrics.frechet import Gaussian, frechet_distance, frechet_influence
 from specbench.metrics.hpsv2 import hps_input
 from specbench.metrics.inception import load_inception
 from specbench.metrics.inception_preprocessing import CROPS, FRONT_ENDS
-from specbench.metrics.openclip import short_side_centre
+from specbench.metrics.openclip import short_side_centre, squashed
 from specbench.metrics.torchmetrics_states import FeaturesAsImages, kid
 from specbench.stats import Estimate
 
@@ -244,6 +253,9 @@ GOLDEN = {
     ("hps_input", 1): 16.186,
     ("centre_square", 1): 12.161,
     ("squashed", 1): 4.759,
+    ("owlv2", 1): 4.385,
+    ("depth", 1): 4.372,
+    ("mask2former", 1): 5.334,
 }
 """What each version of the preprocessing code makes of one picture. If this test fails, raise the `code_version` of the
 function, so that nobody's stored features of before are used again, and write down what the new version makes."""
@@ -253,11 +265,13 @@ def test_preprocessing_of_another_result_has_another_version():
     pixels = calibrated.images(1, 90, 121, seed=4)[0]
     functions = {**FRONT_ENDS, "whole": CROPS["none"], "center256": CROPS["center256"], "bilinear299": bilinear299}
     functions |= {"short_side_centre": short_side_centre, "hps_input": hps_input}
-    functions |= {"centre_square": centre_square, "squashed": squashed}
-    sized = {"short_side_centre": (64,), "centre_square": (64,), "squashed": (64,)}
+    functions |= {"centre_square": centre_square, "squashed": squashed, "owlv2": owlv2.owlv2_input}
+    functions |= {"depth": depth_anything.depth_input, "mask2former": mask2former.mask2former_input}
+    sized = dict.fromkeys(("short_side_centre", "centre_square", "squashed", "owlv2"), (64,))
     found = {}
     for name, function in functions.items():
-        made = np.asarray(function(pixels, *sized.get(name, ())), dtype=np.float64)
+        made = function(pixels, *sized.get(name, ()))
+        made = np.asarray(made[0] if isinstance(made, tuple) else made, dtype=np.float64)
         weights = np.cos(np.arange(made.size)).reshape(made.shape)
         found[name, getattr(function, "code_version", 1)] = float((made * weights).sum() / made.std())
     assert found == pytest.approx(GOLDEN, abs=0.02)
@@ -270,6 +284,28 @@ def test_features_of_older_preprocessing_are_not_used_again(published, tmp_path,
         monkeypatch.setattr(function, "code_version", 3)
     later = feature_fingerprint(Fid("clean", settings)), feature_fingerprint(Fid("tf1+center256", settings))
     assert now[0] != later[0] and now[1] != later[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("geneval[hf-m2f]", mask2former.mask2former_input),
+        ("compbench[blip-vqa]", squashed),
+        ("compbench[spatial-owlv2]", owlv2.owlv2_input),
+        ("compbench[3d-spatial-owlv2]", depth_anything.depth_input),
+        ("compbench[3-in-1-owlv2]", owlv2.owlv2_input),
+        ("shapes-clip", short_side_centre),
+    ],
+)
+def test_every_network_of_several_says_which_version_prepared_its_images(name, function, monkeypatch):
+    for module in (geneval, compbench_detected):
+        monkeypatch.setattr(module, "hub_folder", lambda *_: None)
+        monkeypatch.setattr(module, "folder_identity", lambda _: "weights")
+    monkeypatch.setattr(published_weights, "file_digest", lambda _: "digest")
+    monkeypatch.setattr("specbench.metrics.noun_phrases.identity", dict)
+    now = feature_fingerprint(metric(name)(Settings()))
+    monkeypatch.setattr(function, "code_version", 2, raising=False)
+    assert feature_fingerprint(metric(name)(Settings())) != now
 
 
 def test_features_equal_torch_fidelity_and_torchmetrics(weights):
