@@ -96,9 +96,9 @@ def _torch() -> dict[str, str]:
     except (ImportError, OSError) as error:
         return _row("torch", MISSING, f"cannot be imported: {error}", "pip install torch")
     devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return _row(
-        "torch", OK, f"{torch.__version__}, {available_threads()} CPU threads, {', '.join(devices) or 'no GPU'}"
-    )
+    threads = available_threads()
+    cpu = f"{threads} CPU thread{'s' if threads > 1 else ''}"
+    return _row("torch", OK, f"{torch.__version__}, {cpu}, {', '.join(devices) or 'no GPU'}")
 
 
 def _torchvision() -> list[dict[str, str]]:

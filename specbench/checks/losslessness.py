@@ -17,7 +17,7 @@ from specbench.checks.audit_settings import AUDIT_SETTINGS, COMPILED_SETTINGS, A
 from specbench.checks.divergence import AUDIT_LEVEL, Counts, detectable_tv, p_value, total_variation
 from specbench.checks.enumerable_model import image_index
 from specbench.decoding.build import build
-from specbench.decoding.continuous_batching import decode_tokens_each
+from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode_tokens
 from specbench.errors import SpecbenchError
@@ -227,7 +227,7 @@ def stream_tokens(
     spec = in_window(decoder, setting.window)
     if not setting.rows:
         return decode_tokens(model, requests, spec, setting.sampling, seed, setting.trace).numpy()
-    found = dict(decode_tokens_each(model, requests, setting.rows, spec, setting.sampling, seed, setting.trace))
+    found = dict(decode_each(model, requests, setting.rows, spec, setting.sampling, seed, setting.trace, measure=False))
     return np.stack([found[request] for request in requests])
 
 

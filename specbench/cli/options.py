@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Annotated
 
 import typer
@@ -88,15 +89,20 @@ def _sentence(text: str) -> str:
 def _decoder_help(option: Option) -> str:
     """Describe a decoder option with its default by decoder: "Cluster size (gsd 10)"."""
     defaults: dict[object, list[str]] = {}
-    for name, preset in PRESETS.items():
-        known = options_of(preset).get(option.name)
-        if known and known.help == option.help:
-            defaults.setdefault(known.default, []).append(name)
+    for name, known in _options_by_preset(tuple(PRESETS)).items():
+        own = known.get(option.name)
+        if own and own.help == option.help:
+            defaults.setdefault(own.default, []).append(name)
     shown = {value: _default(value) for value in defaults}
     rare = [f"{'/'.join(names)} {shown[value]}".strip() for value, names in defaults.items() if len(names) <= 4]
     common = [f"default {shown[value]}" for value, names in defaults.items() if len(names) > 4 and shown[value]]
     owners = ", ".join([*common, *rare]) or ("" if defaults else "used by no preset")
     return _sentence(option.help) + (f" [dim]({escape(owners)})[/dim]" if owners else "")
+
+
+@cache
+def _options_by_preset(names: tuple[str, ...]) -> dict[str, dict[str, Option]]:
+    return {name: options_of(PRESETS[name]) for name in names}
 
 
 def _default(value: object) -> str:

@@ -29,9 +29,7 @@ from specbench.cli.arguments import (
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import ScoreProgress, TransferLines
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.metrics import catalog as metric_catalog
 from specbench.runs.settings import JSON, OUT, QUIET, merge
-from specbench.store.run_folders import find_runs
 from specbench.system import console
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
@@ -113,6 +111,8 @@ def score(
     _check_score(images, prompts, bool(runs), bool(names), against, cross_check, python)
     named = [*(runs or ()), *([against] if against else [])]
     if images is None and named:
+        from specbench.store.run_folders import find_runs
+
         find_runs(out, named)  # before torch is loaded
     from specbench import api
     from specbench.metrics.base import Settings
@@ -210,10 +210,11 @@ def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
 
 
 def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str]:
+    from specbench.metrics.catalog import require_metric
     from specbench.metrics.protocols import find_protocol
 
     for name in metrics:
-        metric_catalog.require_metric(name)
+        require_metric(name)
     return list(dict.fromkeys([*metrics, *(find_protocol(protocol) if protocol else ())]))
 
 
@@ -310,5 +311,6 @@ def _refuse_mistyped_tables(names: Sequence[str], out: str) -> None:
 
 def _write_page(runs: Sequence[str], out: str, path: Path) -> None:
     from specbench.reporting.html import write_page
+    from specbench.store.run_folders import find_runs
 
     print(write_page(find_runs(out, runs or ()), path))

@@ -27,7 +27,8 @@ from specbench.prompts import Request
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import Sampling
 
-Outcome = tuple[Request, Generation | SpecbenchError]
+Outcome = tuple[Request, Generation | SpecbenchError | np.ndarray]
+"""A request with its image or error; with its stream tokens [N] where nothing is measured."""
 
 
 def refills(method: Method) -> bool:
@@ -47,37 +48,28 @@ def decode_each(
     sampling: Sampling,
     seed: int,
     trace: bool = False,
+    measure: bool = True,
 ) -> Iterator[Outcome]:
     """Decode `requests`, `rows` at a time, and yield each with its image or error as soon as it is complete.
 
     A request is taken only when a row is free. Decoders whose rows cannot be refilled run in whole batches.
+
+    Args:
+        measure: False yields the stream tokens [N] instead of images, by the same steps; nothing is timed, recorded or
+            rendered.
     """
     waiting = iter(requests)
     if refills(build(decoder, model)):
-        yield from ContinuousBatch(model, waiting, rows, decoder, sampling, seed, trace).run()
+        kind = ContinuousBatch if measure else TokenBatch
+        yield from kind(model, waiting, rows, decoder, sampling, seed, trace).run()
         return
     while batch := list(islice(waiting, rows)):
         rare = len(batch) < rows
-        yield from zip(batch, decode(model, batch, decoder, sampling, seed, trace=trace, rare=rare), strict=True)
-
-
-def decode_tokens_each(
-    model: ImageModel,
-    requests: Iterable[Request],
-    rows: int,
-    decoder: DecoderSpec,
-    sampling: Sampling,
-    seed: int,
-    trace: bool = False,
-) -> Iterator[tuple[Request, np.ndarray]]:
-    """The stream tokens [N] of what `decode_each` yields, by the same steps and without measurements."""
-    waiting = iter(requests)
-    if refills(build(decoder, model)):
-        yield from TokenBatch(model, waiting, rows, decoder, sampling, seed, trace).run()
-        return
-    while batch := list(islice(waiting, rows)):
-        rare = len(batch) < rows
-        yield from zip(batch, decode_tokens(model, batch, decoder, sampling, seed, trace, rare).numpy(), strict=True)
+        if measure:
+            done = decode(model, batch, decoder, sampling, seed, trace=trace, rare=rare)
+        else:
+            done = decode_tokens(model, batch, decoder, sampling, seed, trace, rare).numpy()
+        yield from zip(batch, done, strict=True)
 
 
 @dataclass
@@ -213,7 +205,7 @@ class TokenBatch(ContinuousBatch):
             self._loop.recorder = NoRecorder()
         return begun
 
-    def _finish(self, done: Sequence[int]) -> list[tuple[Request, np.ndarray]]:
+    def _finish(self, done: Sequence[int]) -> list[Outcome]:
         tokens = self._loop.tokens[done, : self._model.layout.length].numpy()
         return [(self._in_work.pop(row).request, own) for row, own in zip(done, tokens, strict=True)]
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import PRESETS, resolve
-from specbench.store.run_folders import runs_in
-from specbench.store.run_info import read_info
 from specbench.system import plugins
 from specbench.system.json_values import nonfinite_as_text
 
@@ -158,6 +156,9 @@ def table_rows() -> _Rows:
 
 
 def run_rows(out: Path, warn: Callable[[str], None]) -> _Rows:
+    from specbench.store.run_folders import runs_in
+    from specbench.store.run_info import read_info
+
     rows = []
     for folder in runs_in(out):
         try:

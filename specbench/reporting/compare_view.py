@@ -27,11 +27,14 @@ _LEAST_P = 0.0001
 def verdict(rows: Sequence[Mapping]) -> str:
     """What of the rows of `specbench.reporting.compare.compare_runs` is real at the 5 % level, in one sentence."""
     said = {True: [], False: []}
+    tests = sum(row["p_holm"] is not None for row in rows)
     for row in rows:
         if row["value"] is None or (row["name"] in _NAMES and row["name"] != "speedup"):
             continue
         real = row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT
-        said[real].append(_speed(row, real) if row["name"] == "speedup" else _score(row, real))
+        said[real].append(
+            _speed(row) if real and row["name"] == "speedup" else _score(row) if real else _open(row, tests)
+        )
     real = f"Real: {', '.join(said[True])}" if said[True] else "No difference is shown to be real"
     open_ = f"; not told apart: {', '.join(said[False])}" if said[False] else ""
     return f"{real}{open_}." if said[True] or said[False] else "Nothing could be compared."
@@ -77,16 +80,25 @@ def reasons(rows: Sequence[Mapping]) -> list[str]:
     ]
 
 
-def _speed(row: Mapping, real: bool) -> str:
-    if not real:
-        return f"speed ({_value(row)}{_interval(row)})"
+def _correction(row: Mapping, tests: int) -> str:
+    """Why a number whose own interval leaves out "no difference" is not told apart."""
+    none = 1 if row["name"] == "speedup" else 0
+    if row["low"] is None or row["p_holm"] is None or row["low"] <= none <= row["high"]:
+        return ""
+    return f"; p = {_p(row['p_holm'])} once corrected for {tests} comparisons"
+
+
+def _open(row: Mapping, tests: int) -> str:
+    name = "speed" if row["name"] == "speedup" else row["name"]
+    return f"{name} ({_value(row)}{_interval(row)}{_correction(row, tests)})"
+
+
+def _speed(row: Mapping) -> str:
     way = "faster" if row["value"] > 1 else "slower"
     return f"B is {way} than A, {_value(row)} times its speed{_interval(row)}"
 
 
-def _score(row: Mapping, real: bool) -> str:
-    if not real:
-        return f"{row['name']} ({_value(row)}{_interval(row)})"
+def _score(row: Mapping) -> str:
     return f"B scores {'higher' if row['value'] > 0 else 'lower'} in {row['name']}, by {_value(row)}{_interval(row)}"
 
 

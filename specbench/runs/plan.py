@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +19,10 @@ from specbench.models.draft_head_files import find_head, require_head
 from specbench.models.facts import ModelFacts
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
 from specbench.prompts.drawing import Drawing
-from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders
+from specbench.runs.decoder_args import PlannedDecoder, plan_decoders
 from specbench.runs.memory_estimate import fitting_windows, settle_batch
 from specbench.runs.settings import Value
+from specbench.runs.workers import THIS_PROCESS, Workers, plan_shard, plan_workers, run_mode, shard_folder
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.find import find_runs_like, read_infos
@@ -61,23 +62,6 @@ MAX_IMAGES = 1_000_000
 
 
 @dataclass(frozen=True)
-class Workers:
-    """Worker configuration: this process, unless `count` is above 1 or `address` names a Ray cluster.
-
-    `count` None: as many as the cluster allows; `references` are the decoders ("package.module:NAME") workers must
-        import.
-    """
-
-    count: int | None = 1
-    address: str | None = None
-    references: tuple[str, ...] = ()
-
-    @property
-    def elsewhere(self) -> bool:
-        return self.address is not None or self.count != 1
-
-
-@dataclass(frozen=True)
 class Plan:
     """Input of `specbench.runs.runner.run_plans`.
 
@@ -105,7 +89,7 @@ class Plan:
     trace: bool
     settings: Mapping[str, Value]
     notes: tuple[str, ...] = ()
-    workers: Workers = Workers()
+    workers: Workers = THIS_PROCESS
     mode: str = "latency"
     shard: tuple[int, int] = (1, 1)
     memory: Mapping[str, object] | None = None
@@ -172,24 +156,14 @@ def make_plan(
     """
     value = {name: held.value for name, held in values.items()}
     tried = _Tried(obstacles)
-    model = plan_model(values)
-    decoders = plan_decoders(value["decoder"], values)
-    drawing = plan_drawing(values)
+    model, decoders = plan_model(values), plan_decoders(value["decoder"], values)
     workers, shard = plan_workers(values), plan_shard(value["shard"])
-    chosen = prompts = None
+    drawing, prompts, chosen = plan_drawing(values), None, ()
     with tried:
         prompts = load(value["prompts"])
-        chosen = drawing.of(prompts)
+        chosen = tuple(drawing.of(prompts))
         _check_images(len(chosen), value["samples"], shard)
-    with tried:
-        model.require_weights()
-        model.check_prompts(chosen or ())
-    for decoder in decoders:
-        if (head := dict(decoder.spec.options).get("head")) is not None:
-            with tried:
-                require_head(head, model.name, model.head)
-    if workers.elsewhere and value["batch"] == "auto":
-        raise SpecbenchError("--batch auto: cannot be estimated with --workers or --ray", "omit them, or set a number")
+    _require_files(model, decoders, chosen, tried)
     sampling, dtype, device = plan_sampling(model, values), value["dtype"] or model.dtype, value["device"]
     check_device_name(device)
     compiled, refusal = compiler.should_compile(value["compile"], device)
@@ -203,7 +177,7 @@ def make_plan(
         decoders=tuple(decoders),
         sampling=sampling,
         prompts=prompts,
-        chosen=tuple(chosen),
+        chosen=chosen,
         drawn=drawing.text(prompts),
         samples=value["samples"],
         seed=value["seed"],
@@ -217,14 +191,25 @@ def make_plan(
         settings=values,
         notes=tuple(note for note in (refusal, model.size_note) if note),
         workers=workers,
-        mode=_mode(value["mode"], value["batch"], workers, value["device"]),
+        mode=run_mode(value["mode"], value["batch"], workers, device),
         shard=shard,
     )
-    if workers.elsewhere:
-        return plan
     with tried:
-        return _settle_batch(_settle_windows(plan))
+        return plan if workers.elsewhere else _settle_batch(_settle_windows(plan))
     return None
+
+
+def _require_files(
+    model: ModelFacts, decoders: Sequence[PlannedDecoder], chosen: Sequence[Prompt], tried: _Tried
+) -> None:
+    """Require the weights of the model and of the draft heads, and prompts that the model reads."""
+    with tried:
+        model.require_weights()
+        model.check_prompts(chosen)
+    for decoder in decoders:
+        if (head := dict(decoder.spec.options).get("head")) is not None:
+            with tried:
+                require_head(head, model.name, model.head)
 
 
 class _Tried(AbstractContextManager):
@@ -313,44 +298,6 @@ def _check_images(prompts: int, samples: int, shard: tuple[int, int]) -> None:
             f"--samples {samples}: {images:,} images of {prompts:,} prompts, more than {MAX_IMAGES:,} of one run",
             "use --limit, or --shard I/N with another --out for each part",
         )
-
-
-def plan_workers(values: Mapping[str, Value]) -> Workers:
-    """Worker configuration from the settings; rejects settings incompatible with several workers."""
-    value = {name: held.value for name, held in values.items()}
-    references = tuple(name for name, _ in parse_decoders(value["decoder"]) if ":" in name)
-    workers = Workers(value["workers"] or (None if value["ray"] else 1), value["ray"] or None, references)
-    if workers.elsewhere and ":" in value["device"]:
-        raise SpecbenchError(f"--device {value['device']}: each worker has its own GPU", "write --device cuda")
-    return workers
-
-
-def plan_shard(text: str | None) -> tuple[int, int]:
-    """Parse "2/8" to (2, 8)."""
-    if not text:
-        return 1, 1
-    number, slash, shards = text.partition("/")
-    if not (slash and number.isdecimal() and shards.isdecimal() and 1 <= int(number) <= int(shards) <= 100_000):
-        raise SpecbenchError(
-            f"--shard {text}: expected I/N with 1 <= I <= N", "for example 2/8, the second of eight parts"
-        )
-    return int(number), int(shards)
-
-
-def shard_folder(number: int, shards: int) -> str:
-    """Folder of a shard's runs inside --out, so that shards never write to the same folder."""
-    return f"shard-{number}-of-{shards}" if shards > 1 else ""
-
-
-def _mode(given: str | None, batch: int | str, workers: Workers, device: str) -> str:
-    """Latency mode, or throughput if images share a device, which invalidates their latencies."""
-    alone = not workers.elsewhere or (device == "cuda" and given == "latency")
-    if given == "latency" and (batch != 1 or not alone):
-        raise SpecbenchError(
-            "--mode latency: needs one image at a time on an exclusive device",
-            "use --batch 1, and one worker or one GPU per worker",
-        )
-    return given or ("latency" if batch == 1 and alone else "throughput")
 
 
 def plan_model(values: Mapping[str, Value]) -> ModelFacts:

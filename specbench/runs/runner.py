@@ -145,8 +145,8 @@ def _advise(stores: Mapping[RunSpec, RunStore], reporter: Reporter) -> None:
     found = [f"{spec.run_id}: {problem}" for spec, store in stores.items() for problem in _disturbances(store)]
     for text in found[:_MOST_NAMED]:
         reporter.note(f"{text}; repeat on a quiet machine with another --out")
-    if len(found) > _MOST_NAMED:
-        reporter.note(f"{len(found) - _MOST_NAMED} more such disturbances; specbench report names the worst")
+    if (more := len(found) - _MOST_NAMED) > 0:
+        reporter.note(f"{more} more such disturbance{'s' * (more > 1)}; specbench report names the worst")
 
 
 def _disturbances(store: RunStore) -> list[str]:

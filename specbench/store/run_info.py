@@ -17,7 +17,7 @@ from specbench.models.transformer.size import Size
 from specbench.specs.options import plain
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
-from specbench.system.environment import describe_machine
+from specbench.system.environment import core_count, describe_machine
 from specbench.system.json_values import nonfinite_as_text, parse_json
 from specbench.system.reading import read_error, read_regular
 
@@ -90,7 +90,7 @@ class Invocation:
     def machine(self) -> str:
         """Platform, processor, cores and accelerators as one line: equal lines mean comparable latencies."""
         platform, cpu, cores = (self.hardware.get(name) or "unknown" for name in ("platform", "cpu", "cores"))
-        return ", ".join([str(platform), str(cpu), f"{cores} cores", *map(str, self.hardware.get("gpus") or ())])
+        return ", ".join([str(platform), str(cpu), core_count(cores), *map(str, self.hardware.get("gpus") or ())])
 
 
 @dataclass

@@ -43,11 +43,16 @@ def stdout() -> Console:
 
 def say(text: str) -> None:
     """Print one line for the user."""
-    stderr().print(Text(one_line(text)))
+    _print_line(stderr(), Text(one_line(text)))
 
 
 def warn(text: str) -> None:
-    stderr().print(Text.assemble(("warning: ", "yellow"), one_line(text)))
+    _print_line(stderr(), Text.assemble(("warning: ", "yellow"), one_line(text)))
+
+
+def _print_line(console: Console, text: Text) -> None:
+    """Print a line, on a terminal broken between words; errors are not, so that what they say to type can be copied."""
+    console.print(text, soft_wrap=not console.is_terminal)
 
 
 def show_error(error: SpecbenchError) -> None:
@@ -97,7 +102,7 @@ class ProgressReporter:
             self.note(self._plain())
 
     def note(self, text: str) -> None:
-        self._console.print(Text(one_line(text)))
+        _print_line(self._console, Text(one_line(text)))
 
     def finish(self) -> None:
         if self._bar is not None:

@@ -75,9 +75,14 @@ def load_average() -> float | None:
         return None
 
 
+def core_count(cores: object) -> str:
+    """The number of cores in words: "1 core", "8 cores"."""
+    return f"{cores} core" if cores == 1 else f"{cores} cores"
+
+
 def describe_machine(hardware: Mapping, versions: Mapping, git: Mapping) -> str:
     """Format hardware and versions as the line printed under tables."""
-    parts = [hardware.get("cpu"), f"{hardware.get('cores')} cores", *(hardware.get("gpus") or [])]
+    parts = [hardware.get("cpu"), core_count(hardware.get("cores")), *(hardware.get("gpus") or [])]
     shown = ("python", "torch", "transformers", "specbench")
     parts += [f"{name} {versions[name]}" for name in shown if versions.get(name)]
     if git.get("revision"):

@@ -32,6 +32,7 @@ def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, r
     most = [max(pair) for pair in zip(least, most, strict=True)]
     wanted = [max(small, min(large, _WHOLE)) for small, large in zip(least, most, strict=True)]
     first = min(wanted[0], max(least[0], width // 2))
+    first = max(first, min(most[0], width - sum(most[1:]) - _GAP * (len(most) - 1)))
     panels = []
     for chosen in _packed(wanted, width - first - _GAP):
         widths = _widened(chosen, least, most, wanted, width - first - _GAP)

@@ -21,7 +21,7 @@ from specbench.metrics import scoring
 from specbench.metrics.per_image import PerImageMetric
 from specbench.prompts import Prompt, Request
 from specbench.reporting.compare import FEW_NOTE, FIELDS, Gate, compare_runs
-from specbench.reporting.compare_view import comparison_lines
+from specbench.reporting.compare_view import comparison_lines, verdict
 from specbench.reporting.image_card import image_card
 from specbench.reporting.report_rows import Run
 from specbench.reporting.terminal import half_blocks, image_view
@@ -105,6 +105,16 @@ def test_scores_are_paired_and_p_values_corrected_together(runs):
     assert rows["brightness"]["p_holm"] == pytest.approx(min(1, 2 * found["p"])), "the smaller of two"
     assert found["prompts_needed"] == stats.prompts_needed(np.std(gaps, ddof=1), 0.02 * 900 / 8)
     assert all(tuple(row) == FIELDS for row in rows.values())
+
+
+def test_an_interval_that_says_more_than_the_corrected_p_is_explained():
+    def row(name, value, low, high, p):
+        return dict.fromkeys(FIELDS) | {"name": name, "value": value, "low": low, "high": high, "p_holm": p}
+
+    rows = [row("speedup", 1.4, 1.1, 1.8, 0.054), row("brightness", -0.1, -0.2, 0.1, 0.3)]
+    said = verdict(rows)
+    assert "speed (1.40 [1.10–1.80]; p = 0.0540 once corrected for 2 comparisons)" in said
+    assert said.count("corrected") == 1, "an interval that holds 0 explains itself"
 
 
 def test_few_prompts_give_values_without_intervals_and_p_values(runs, tmp_path):

@@ -44,3 +44,11 @@ def test_empty_and_constant_columns_say_nothing():
         console.print(fitted_distinct(("name", "note", "images", "value"), rows, 60, kept=[0], right=[3]))
     shown = text.get()
     assert "in every row: images 4" in shown and "note" not in shown and shown.split()[:2] == ["name", "value"]
+
+
+def test_the_first_column_does_not_wrap_where_all_columns_fit():
+    name = "peak of cpu, bfloat16, 1 thread on this machine"
+    console = Console(width=80, highlight=False)
+    with console.capture() as text:
+        console.print(fitted(("name", "status"), [(name, "ok"), ("python", "missing")], 80))
+    assert name in text.get()
