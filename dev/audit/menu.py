@@ -18,8 +18,9 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "dev")]
 
+from json_rows import read_rows  # noqa: E402 - found through the line above
 from menu import described, lossless_decoders  # noqa: E402 - found through the line above
 from menu_audit import audit_combination, widest_first  # noqa: E402 - likewise
 
@@ -55,8 +56,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     decoders = list(lossless_decoders())
-    lines = options.out.read_text().splitlines() if options.out.exists() else []
-    found = {row["decoder"]: row for row in map(json.loads, lines)}
+    found = {row["decoder"]: row for row in read_rows(options.out)}
     waiting = [spec for spec in widest_first(decoders) if described(spec) not in found]
     with options.out.open("a") as out:
         for number, row in enumerate(menu_rows(waiting[: options.limit], options.workers), start=1):

@@ -94,7 +94,7 @@ def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype
         weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1)
     cache = rows * (ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns) * kv
     inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
-    if decoder.init.endswith(("-sample", "-top1")):
+    if decoder.init.endswith(("-sample", "-top1")) or decoder.drafter == "jacobi-lookup":
         inputs += (model.stream + columns) * distribution
     if decoder.drafter == "row-jacobi":
         inputs += (model.stream + 1) * distribution

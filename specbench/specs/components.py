@@ -55,6 +55,8 @@ FRESH_Q = Option(
     choices=("uniform", "onehot"),
 )
 
+_SIBLINGS = Option("siblings", 3, "candidates for the first draft token", minimum=1, maximum=16)
+_DEPTH = Option("depth", 4, "length of each sibling branch, in tokens", minimum=1)
 TAU = Option("tau", 0.5, "threshold on p/q above which an unverified draft token is kept; inf is SJD", minimum=0.0)
 ANY_TAIL = Option(
     "any-tail",
@@ -138,8 +140,19 @@ DRAFTERS = {
         "jacobi window plus sibling branches at its first draft token",
         (
             _WINDOW,
-            Option("siblings", 3, "candidates for the first draft token", minimum=1, maximum=16),
-            Option("depth", 4, "length of each sibling branch, in tokens", minimum=1),
+            _SIBLINGS,
+            _DEPTH,
+        ),
+        is_chain=lambda values: values["siblings"] == 1,
+    ),
+    "jacobi-lookup": Component(
+        "specbench.decoding.drafters.lookup:LookupJacobi",
+        "jacobi-tree whose drafts are looked up in the image where the tokens around them have changed",
+        (
+            _WINDOW,
+            Option("lookups", 32, "drafts of a window that may be looked up, from the first", minimum=0, maximum=65536),
+            _SIBLINGS,
+            _DEPTH,
         ),
         is_chain=lambda values: values["siblings"] == 1,
     ),

@@ -151,6 +151,14 @@ _PRESETS = (
         _jacobi(drafter="jacobi-tree", refine="couple"),
         {"window": 64},
     ),
+    Preset(
+        "best-lossless",
+        "maximal coupling, siblings, and drafts looked up in the image where the tokens around them have changed",
+        "this project; the training-free lossless decoder of fewest steps in docs/frontier.md",
+        "-",
+        _jacobi(drafter="jacobi-lookup", refine="couple"),
+        {"window": 32},
+    ),
     Preset("eagle", "speculative decoding with an EAGLE-1 head on a static tree", EAGLE, "sec. 4", _eagle()),
     Preset(
         "lantern",

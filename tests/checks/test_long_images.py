@@ -22,7 +22,9 @@ LONG = (
 
 
 @pytest.mark.parametrize("setting", LONG, ids=lambda setting: setting.name)
-@pytest.mark.parametrize("decoder", ["scd-mc", "sjd-pac", "sjd", "sjd-isp", "scd-gs", "predictive", "jacobi"])
+@pytest.mark.parametrize(
+    "decoder", ["scd-mc", "sjd-pac", "sjd", "sjd-isp", "scd-gs", "predictive", "jacobi", "best-lossless"]
+)
 def test_images_longer_than_the_window_follow_the_exact_joint(decoder, setting):
     (counts,) = observe(setting, resolve(decoder), IMAGES, seed=0)
     assert chi2.sf(*chi_square(counts)) > 1e-4

@@ -55,6 +55,9 @@ LOSSLESS = [
     ("sjd-block", {}),
     ("eagle-block", {}),
     ("sjd-tilt", {}),
+    ("best-lossless", {}),
+    ("best-lossless", {"siblings": 1}),
+    ("best-lossless", {"verifier": "match", "refine": "gumbel", "init": "above-repeat"}),
 ]
 
 LOSSY = [

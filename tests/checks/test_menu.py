@@ -63,6 +63,14 @@ def test_an_audit_of_the_menu_goes_on_where_it_stopped(tmp_path, monkeypatch, ca
     assert f"not lossless: {audited[-1]}" in capsys.readouterr().out
 
 
+def test_a_line_that_a_kill_cut_off_is_audited_anew(tmp_path):
+    read_rows = runpy.run_path(str(MENU_SCRIPT))["read_rows"]
+    out = tmp_path / "menu.jsonl"
+    out.write_text('{"decoder": "one"}\n{"decoder": "tw')
+    assert read_rows(out) == [{"decoder": "one"}] and out.read_text() == '{"decoder": "one"}\n'
+    assert read_rows(tmp_path / "nothing.jsonl") == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "zipar" and resolve(name).lossless])
 def test_every_lossless_preset_is_lossless_compiled(name):

@@ -22,6 +22,8 @@ IDENTITIES = [
     ("gsd", {"G": 1, "window": 5}, "sjd", {"window": 5}),
     ("amplify", {"k": 1, "window": 5}, "sjd", {"window": 5}),
     ("sjd-pac", {"siblings": 1, "window": 5}, "scd-mc", {"window": 5}),
+    ("best-lossless", {"lookups": 0, "siblings": 1, "window": 5}, "scd-mc", {"window": 5}),
+    ("best-lossless", {"lookups": 0, "window": 5}, "sjd-pac", {"window": 5}),
     ("pathexplore", {"paths": 1, "window": 5}, "sjd-released", {"window": 5}),
     ("uniform-rsd", {"delta": 1}, "eagle", {}),
 ]

@@ -13,6 +13,7 @@ _VERIFY = _DECODING + "verification."
 _CHAIN = _VERIFY + "chain_verification:"
 _TREE = _VERIFY + "tree_verification:"
 _JACOBI = _DECODING + "drafters.jacobi:"
+_LOOKUP = _DECODING + "drafters.lookup:"
 _CACHE = "specbench.models.transformer.kv_cache:PositionLayer."
 
 
@@ -189,6 +190,13 @@ BUGS = (
     _bug("q", "tilted drafts are recorded as drawn from p", _JACOBI + "Jacobi.observe",
          "verification.p if refined_from is None else refined_from", "verification.p", "sjd-tilt", EIGHT,
          tilt=2.0, clip=8.0),
+    # Looked-up drafts
+    _bug("q", "a looked-up draft is recorded with the q of the draft that it replaced",
+         _LOOKUP + "LookupJacobi._look_up", "torch.where(found[..., None], distribution, q[:, draft : draft + 1])",
+         "q[:, draft : draft + 1]", "best-lossless", EIGHT),
+    _bug("q", "whether a draft is looked up depends on the draft itself", _LOOKUP + "LookupJacobi._find",
+         "(own != around(self._fed, places)).any(-1)", "(self._batch.tokens.gather(1, slot) == 0)",
+         "best-lossless", EIGHT),
     # Cache
     _bug("cache", "keys are written into the neighbour's row", _CACHE + "update",
          "self.keys[self._rows,", "self.keys[self._rows.roll(1, 0),", "sjd", TRANSFORMER),

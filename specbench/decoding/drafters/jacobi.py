@@ -26,6 +26,7 @@ class Jacobi:
     def __init__(self, context: Context, init: Init, window: int):
         self.window = self.columns = window
         self._init = init
+        self._needs_history = init.needs_history
 
     def begin(self, batch: Batch) -> None:
         self._batch = batch
@@ -38,8 +39,9 @@ class Jacobi:
         self._tested: Tensor | None = None
         """[B, W - 1, V] distributions of the drafts that the previous step tested."""
         self._shift = self._drafted_to
-        needs_history = self._init.needs_history
-        self._history = torch.zeros(rows, slots, batch.target.vocab, device=device) if needs_history else None
+        self._history: Tensor | None = None
+        if self._needs_history:
+            self._history = torch.zeros(rows, slots, batch.target.vocab, device=device)
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
         # Compiled code must find every tensor it uses: steps before the first full window run eagerly.

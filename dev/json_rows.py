@@ -1,0 +1,15 @@
+"""Files of JSON lines that a program appends to and that a kill may cut off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+
+def read_rows(path: Path) -> list[dict]:
+    """Rows of the file. A last line without its end, cut off by a kill, is taken out of it."""
+    text = path.read_text() if path.exists() else ""
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        path.write_text(whole)
+    return [json.loads(line) for line in whole.splitlines()]

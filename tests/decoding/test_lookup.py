@@ -1,0 +1,89 @@
+"""Looked-up drafts: the slots found beside a slow search of the image, and the q recorded for them."""
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.checks.enumerable_transformer import EnumerableTransformer
+from specbench.decoding.drafters.lookup import LookupJacobi, neighbour_slots
+from specbench.decoding.loop import decode
+from specbench.models.interface import TokenLayout
+from specbench.prompts import Request
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
+
+LAYOUTS = {
+    "row ends": TokenLayout.with_row_ends(4, 4, 2),
+    "plain": TokenLayout.plain(4, 4, 2),
+    "one column": TokenLayout.with_row_ends(6, 1, 2),
+}
+
+
+def slow_neighbours(layout, slot):
+    """Slots around one slot, found on the grid: left, above, above to the right, above to the left, before the left."""
+    free = layout.free_slots()
+    places = {divmod(number, layout.width): own for number, own in enumerate(free)}
+    place = next((place for place, own in places.items() if own == slot), None)
+    grid = [(-1, 0), (-1, 1), (-1, -1)]
+    above = [-1] * 3 if place is None else [places.get((place[0] + y, place[1] + x), -1) for y, x in grid]
+    return [slot - 1, *above, slot - 2 if slot > 1 else -1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_neighbours_are_those_of_the_grid(layout):
+    expected = [slow_neighbours(layout, slot) for slot in range(layout.length)]
+    free = layout.free_slots()
+    assert neighbour_slots(layout)[free].tolist() == [expected[slot] for slot in free]
+
+
+def slow_find(layout, tokens, fed, committed, slot, refined):
+    """The slot to look up a draft in, None if it keeps the one it has."""
+
+    def at(stream, slots):
+        return [-1 if own < 0 else int(stream[own]) for own in slots]
+
+    own = at(tokens, slow_neighbours(layout, slot))
+    if refined and own == at(fed, slow_neighbours(layout, slot)):
+        return None
+    best, found = 0, None
+    for past in range(committed):
+        if layout.forced[past] >= 0:
+            continue
+        seen = at(tokens, slow_neighbours(layout, past))
+        agree = sum(2 ** (4 - place) for place in range(5) if seen[place] == own[place])
+        if seen[0] == own[0] and agree >= best:
+            best, found = agree, past
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_drafts_are_looked_up_where_a_slow_search_finds_them(layout, monkeypatch):
+    """Every q of the looked-up drafts is the target's distribution at the slot found, and every other q is Jacobi's."""
+    seen = {"looked up": 0, "kept": 0}
+    fill = LookupJacobi._fill
+
+    def checked(self, committed, positions, step):
+        fed, kept_from = self._fed.clone(), self._drafted_to.clone()
+        looked_up = self._lookups
+        self._lookups, before = 0, self._batch.tokens.clone()
+        jacobi = fill(self, committed, positions, step)  # draws the same fresh tokens as the second call
+        self._batch.tokens.copy_(before)
+        self._lookups, self._fed = looked_up, fed.clone()
+        q = fill(self, committed, positions, step)
+        for row, draft in np.ndindex(*positions.shape):
+            slot, tokens = int(positions[row, draft]), self._batch.tokens[row]
+            if slot >= layout.length or layout.forced[slot] >= 0:
+                continue
+            refined = slot < int(kept_from[row])
+            source = slow_find(layout, tokens, fed[row], int(committed[row]), slot, refined)
+            expected = jacobi[row, draft] if source is None else self._history[row, source]
+            assert torch.equal(q[row, draft], expected)
+            assert q[row, draft, tokens[slot]] > 0
+            seen["kept" if source is None else "looked up"] += 1
+        return q
+
+    monkeypatch.setattr(LookupJacobi, "_fill", checked)
+    model = EnumerableTransformer(layout, ("a", "bb"))
+    requests = [Request(text, text, sample) for sample in range(3) for text in model.prompts]
+    decode(model, requests, resolve("best-lossless", {"window": 6}), Sampling(2.0), 0, render=False)
+    assert min(seen.values()) > 10
