@@ -22,7 +22,7 @@ from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics.base import Metric, Sample, Score
 from specbench.metrics.compbench_rules import THREE_IN_ONE, three_in_one
 from specbench.metrics.geneval import JudgedMetric
-from specbench.metrics.score_store import read_scores
+from specbench.metrics.score_store import scores_to_show
 from specbench.metrics.scoring import run_images, score_with
 from specbench.prompts.geneval import official_row
 from specbench.prompts.t2i_compbench import COMPBENCH_CATEGORIES
@@ -41,6 +41,7 @@ MAX_LINES = 10**5
 """Above the number of prompts of any benchmark; file names have five digits for them."""
 MAX_RESULTS_BYTES = 2**30
 _GENEVAL_TEXTS = ("filename", "prompt", "reason", "details")
+_ANSWER = {"question_id", "answer"}
 _GENEVAL_PLACE = re.compile(r"([0-9]{1,9})/samples/([0-9]{1,9})\.png$")
 
 RESULTS: Mapping[str, str] = {
@@ -81,7 +82,7 @@ def export_images(benchmark: str, run: Path, target: Path) -> int:
 
 
 def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, object]]:
-    """Store the results of a benchmark's official evaluator as scores of a run, and return them.
+    """Store the results of a benchmark's official evaluator as scores of a run, and return them as `score` does.
 
     Args:
         results: GenEval's results file, or the folder that T2I-CompBench++ was exported to.
@@ -99,7 +100,8 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     outcome = score_with(images, metric)
     if outcome.skipped:
         raise SpecbenchError(f"the results cannot be scores of {outcome.run_id}: {outcome.skipped}")
-    own = (row for row in read_scores(run) if str(row["metric"]).partition(":")[0] == metric.name)
+    scores = scores_to_show(run, images.rows["prompt_id"])
+    own = (row for row in scores if str(row["metric"]).partition(":")[0] == metric.name)
     return [{"run_id": images.name, **row} for row in own]
 
 
@@ -303,9 +305,13 @@ def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
     verdicts: dict[tuple[int, int], dict] = {}
     with _reading(path, "is not a result of the official GenEval evaluator"):
         for row in (parse_json(line) for line in _text(path).splitlines() if line.strip()):
+            if not isinstance(row, dict) or not isinstance(row.get("filename"), str) or "correct" not in row:
+                raise ValueError("every line is an object with 'filename' and 'correct'")
             if not all(isinstance(row.get(name, ""), str | None) for name in _GENEVAL_TEXTS):
                 raise ValueError(f"{', '.join(_GENEVAL_TEXTS)} are texts")
             place = _GENEVAL_PLACE.search(row["filename"])
+            if place is None:
+                raise ValueError(f"'{row['filename'][-40:]}' does not end in <line>/samples/<sample>.png")
             key = int(place[1]), int(place[2])
             _refuse_contradiction(path, row["filename"], _verdict(path, row), verdicts.get(key, row)["correct"])
             verdicts[key] = row
@@ -326,8 +332,8 @@ def _read_answers(path: Path, lowest: float) -> dict[int, float]:
     answers: dict[int, float] = {}
     with _reading(path, "is not a result of the official scripts"):
         rows = parse_json(_text(path))
-        if not isinstance(rows, list):
-            raise ValueError("not a list")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= _ANSWER for row in rows):
+            raise ValueError("not a list of objects with 'question_id' and 'answer'")
         for row in rows:
             number, answer = int(str(row["question_id"])), _answer(path, row, lowest)
             _refuse_contradiction(path, f"question {number}", answer, answers.get(number, answer))

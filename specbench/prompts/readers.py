@@ -19,7 +19,7 @@ from typing import NamedTuple
 from specbench.errors import SpecbenchError
 from specbench.prompts.prompt_set import Prompt, text_id
 from specbench.system.json_values import parse_json
-from specbench.system.reading import read_error, read_regular
+from specbench.system.reading import check_regular, read_error, read_regular
 
 MAX_LINE_BYTES = 1_000_000
 MAX_PROMPTS = 1_000_000
@@ -44,6 +44,7 @@ def read_file(path: Path) -> list[Prompt]:
     if reader is None:
         raise SpecbenchError(f"prompt file '{path}' has the unknown suffix {suffix}", _FORMATS)
     try:
+        check_regular(path)  # a pipe may be waited for, and cannot be read again to resume a run
         prompts = list(islice(reader(path), MAX_PROMPTS + 1))
     except OSError as error:
         raise SpecbenchError(f"prompt file '{path}' cannot be read: {error.strerror or error}") from None

@@ -113,7 +113,9 @@ def test_geneval_results_that_are_no_rows_are_refused(tmp_path, cli, text):
     run = a_run(tmp_path, counting("p", 0))
     path = tmp_path / "results.jsonl"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    refused(cli("import", "geneval", run, "--from", path), "is not a result of the official GenEval evaluator")
+    outcome = cli("import", "geneval", run, "--from", path)
+    refused(outcome, "is not a result of the official GenEval evaluator")
+    assert "attribute" not in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 import time
 
 import pyarrow
@@ -242,3 +243,11 @@ def test_the_digest_is_that_of_sorted_lines_of_json():
     prompts = [Prompt(f"{number * 7919 % 2503}", f"a \u00e9 {number}", None, {}) for number in range(2503)]
     lines = sorted((one.id, json.dumps([one.id, one.text, None, {}], separators=(",", ":"))) for one in prompts)
     assert content_sha256(prompts) == hashlib.sha256("".join(f"{line}\n" for _, line in lines).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("suffix", ["txt", "json", "jsonl", "csv", "parquet"])
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path, suffix, monkeypatch):
+    monkeypatch.setattr("pathlib.Path.open", lambda *_, **__: pytest.fail("it was opened"))
+    os.mkfifo(path := tmp_path / f"prompts.{suffix}")
+    with pytest.raises(SpecbenchError, match="is not a regular file"):
+        load_prompts(path)
