@@ -50,15 +50,19 @@ def compare(
     if values["json"].value:
         print_json(rows)
     else:
-        _print_comparison(rows, *(_run_name(run, str(values["out"].value)) for run in (run_a, run_b)))
+        _print_comparison(rows, *(_described(run, str(values["out"].value)) for run in (run_a, run_b)))
     for gate in gates:
         gate.check(rows)
 
 
-def _run_name(run: str, out: str) -> str:
+def _described(run: str, out: str) -> str:
+    """Name of a run and which prompts of its set were drawn, where it is a part."""
     from specbench.store.run_folders import find_runs
+    from specbench.store.run_store import RunStore
 
-    return find_runs(out, [run])[0].name
+    folder = find_runs(out, [run])[0]
+    drawn = "; ".join(RunStore(folder).info().drawn)
+    return folder.name + (f" (prompts: {drawn})" if drawn else "")
 
 
 def _print_comparison(rows: list[dict], a: str, b: str) -> None:

@@ -114,6 +114,10 @@ def score(
         from specbench.store.run_folders import find_runs
 
         find_runs(out, named)  # before torch is loaded
+    if cross_check:
+        from specbench.checks.cross_check import require_python
+
+        require_python(python)
     from specbench import api
     from specbench.metrics.base import Settings
     from specbench.system.torch_device import best_device

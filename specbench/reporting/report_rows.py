@@ -134,7 +134,6 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
     spec = info.spec
     tokens, over = stats.token_stats(rows), cache(lambda ar: stats.speed_up(rows, ar.rows))
     audit = _audit(run)
-    drawn = list(dict.fromkeys(call.drawn for call in info.invocations if call.drawn))
     return {
         "run_id": info.run_id,
         "folder": str(run.folder),
@@ -168,7 +167,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         **{name: getattr(tokens, name, None) for name in stats.TokenStats.__dataclass_fields__},
         "scores": scores_to_show(run.folder, rows["prompt_id"]),
         **({"audit": audit} if audit else {}),
-        **({"drawn": drawn} if drawn else {}),
+        **({"drawn": info.drawn} if info.drawn else {}),
         "load": [call.load for call in info.invocations],
         "environment": list(dict.fromkeys(call.environment for call in info.invocations)),
     }

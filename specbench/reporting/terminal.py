@@ -127,6 +127,8 @@ def _setting(card: Mapping) -> Iterator[tuple[str, str]]:
         items = value.items() if isinstance(value, Mapping) else [(name, value)]
         for key, item in items:
             yield key, _with_origin(item, origins.get(key.replace("_", "-")))
+        if name == "prompts":
+            yield from (("prompts drawn", text) for text in card["numbers"].get("drawn", ()))
 
 
 def _with_origin(value: object, origin: str | None) -> str:

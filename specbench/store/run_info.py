@@ -180,6 +180,11 @@ class RunInfo:
         """The distinct machines of the invocations, sorted."""
         return tuple(sorted({call.machine for call in self.invocations}))
 
+    @property
+    def drawn(self) -> list[str]:
+        """Which prompts of the set the invocations were to decode, in words; empty where all."""
+        return list(dict.fromkeys(call.drawn for call in self.invocations if call.drawn))
+
 
 _KEYS = {"roofline": "floor"}
 """Attributes whose key in the file has another name."""

@@ -42,3 +42,11 @@ def test_a_stalled_image_is_named_and_the_median_stands_beside_the_mean(rows):
 
 def test_definitions_are_there_on_demand(rows):
     assert "Median latency:" in shown(rows, 120, explain=True) and "Median latency:" not in shown(rows, 120)
+
+
+def test_report_show_and_compare_say_which_prompts_were_drawn(tmp_path, monkeypatch, cli):
+    drawn = "3 of 318: random sample of 3 (seed 0)"
+    monkeypatch.setitem(synthetic.INVOCATION, "drawn", drawn)
+    runs = [folder(tmp_path, AR, synthetic.ar()), folder(tmp_path, SJD, synthetic.sjd())]
+    for command in (("report", "--out", tmp_path), ("show", runs[0]), ("compare", *runs)):
+        assert drawn in cli(*command).out, command[0]
