@@ -85,7 +85,7 @@ def forecast(
 
 def _print_forecast(rows: Sequence[Mapping]) -> None:
     first = rows[0]
-    print(
+    _say(
         f"Forecast, not measured: {first['model']} on {first['device']}, {first['dtype']}, batch {first['batch']}. "
         "In brackets: low to high.\n"
     )

@@ -54,7 +54,7 @@ class ScoreProgress:
         self._reporter: console.ProgressReporter | None = None
 
     def start(self, name: str, metric: str, total: int, done: int) -> None:
-        if done:
+        if 0 < done < total:
             console.say(f"{done} of {total} images of {name} by {metric} already done")
         self._left[metric] = total - done
 
@@ -62,7 +62,7 @@ class ScoreProgress:
         if self._reporter is None:
             self._slowest = max(self._left, key=self._left.__getitem__)
             busy = ", ".join(one for one, left in self._left.items() if left)
-            self._reporter = console.ProgressReporter(f"images of {name} by {busy}")
+            self._reporter = console.ProgressReporter(f"images of {name} by {busy}", quick_s=1.0)
             self._reporter.start(self._left[self._slowest], 0)
         if metric == self._slowest:
             self._reporter.row(f"{name}-", {})

@@ -53,7 +53,7 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
 
 
 def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object]]:
-    """`read_scores` without the intervals of few prompts; `too_few` says where one was left out.
+    """`read_scores` without the intervals of few prompts; `too_few` says where one was left out, or cannot be.
 
     Args:
         prompt_ids: prompt of each image of the run.
@@ -64,7 +64,8 @@ def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object
 
 def _to_show(row: dict[str, object], prompts: float) -> dict[str, object]:
     shown = without_few(Estimate(row["value"], row["low"], row["high"]), prompts)
-    return row | {"low": shown.low, "high": shown.high, "too_few": shown.low != row["low"]}
+    alone = row["n"] == 1  # one image never has an interval to leave out
+    return row | {"low": shown.low, "high": shown.high, "too_few": alone or shown.low != row["low"]}
 
 
 def _known_score(row: dict[str, object]) -> dict[str, object]:

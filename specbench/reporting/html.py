@@ -206,7 +206,7 @@ def _differences(names: Mapping[str, Mapping]) -> list[list[str]]:
             if row["value"] is not None
             else row["note"],
             number(row["p_holm"], 3),
-            str(row["prompts_needed"] or MISSING),
+            f"{row['prompts_needed']:,}" if row["prompts_needed"] else MISSING,
         ]
         for row in corrected(found)
     ]

@@ -7,6 +7,7 @@ variables NO_COLOR, FORCE_COLOR and TERM=dumb.
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 LINE_EVERY_S = 10.0
+_WARNING = "warning: "
 _progress = {"shown": True}
 
 
@@ -43,16 +45,24 @@ def stdout() -> Console:
 
 def say(text: str) -> None:
     """Print one line for the user."""
-    _print_line(stderr(), Text(one_line(text)))
+    _print_line(stderr(), one_line(text))
 
 
 def warn(text: str) -> None:
-    _print_line(stderr(), Text.assemble(("warning: ", "yellow"), one_line(text)))
+    _print_line(stderr(), f"{_WARNING}{one_line(text)}")
 
 
-def _print_line(console: Console, text: Text) -> None:
-    """Print a line, on a terminal broken between words; errors are not, so that what they say to type can be copied."""
-    console.print(text, soft_wrap=not console.is_terminal)
+def _print_line(console: Console, line: str) -> None:
+    """Print a line, on a terminal broken between words.
+
+    A word that is longer than the terminal is wide, and errors, are left to the terminal, so that an address or a
+    command can be copied from it.
+    """
+    if console.is_terminal:
+        line = textwrap.fill(line, console.width, break_long_words=False, break_on_hyphens=False)
+    text = Text(line)
+    text.stylize("yellow", 0, len(_WARNING) if line.startswith(_WARNING) else 0)
+    console.print(text)
 
 
 def show_error(error: SpecbenchError) -> None:
@@ -73,10 +83,15 @@ def one_line(text: str, limit: int = 2000) -> str:
 
 
 class ProgressReporter:
-    """Progress of a runner (`specbench.runs.run_progress.Reporter`): a bar on a terminal, plain lines elsewhere."""
+    """Progress of a runner (`specbench.runs.run_progress.Reporter`): a bar on a terminal, plain lines elsewhere.
 
-    def __init__(self, what: str = "images"):
-        self.what = what
+    Args:
+        what: what is counted.
+        quick_s: work that took less is not mentioned at its end.
+    """
+
+    def __init__(self, what: str = "images", quick_s: float = 0.0):
+        self.what, self._quick_s = what, quick_s
         self._console = stderr()
         self._bar: Progress | None = None
         self._failed = 0
@@ -102,14 +117,14 @@ class ProgressReporter:
             self.note(self._plain())
 
     def note(self, text: str) -> None:
-        _print_line(self._console, Text(one_line(text)))
+        _print_line(self._console, one_line(text))
 
     def finish(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-        if self._done > self._resumed:
-            seconds = time.monotonic() - self._started
+        seconds = time.monotonic() - self._started
+        if self._done > self._resumed and seconds >= self._quick_s:
             self.note(f"{self._done - self._resumed} {self.what} in {seconds:.0f} s")
 
     def _plain(self) -> str:

@@ -21,6 +21,27 @@ def test_off_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     assert last.startswith("2 images in ")
 
 
+def test_quick_work_is_not_mentioned_at_its_end(capsys):
+    reporter = console.ProgressReporter(quick_s=60.0)
+    reporter.start(total=1, done=0)
+    reporter.row("shapes-ar-00000000", {"status": "ok"})
+    reporter.finish()
+    assert "1 images in" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_messages_break_between_words_on_a_terminal_and_addresses_stay_whole(capsys, monkeypatch, terminal):
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1" if terminal else "0")
+    monkeypatch.setenv("NO_COLOR", "1")
+    address = "https://example.org/" + "a" * 60
+    text = f"weights.pth is not on this disk (download {address} to the folder of weights)"
+    console.warn(text)
+    lines = capsys.readouterr().err.splitlines()
+    assert " ".join(lines) == f"warning: {text}" and (len(lines) > 1) == terminal
+    assert all(len(line) <= 40 for line in lines if address not in line) or not terminal
+
+
 @pytest.mark.parametrize(
     ("variables", "coloured"), [({"FORCE_COLOR": "1"}, True), ({"NO_COLOR": "1"}, False), ({}, False)]
 )

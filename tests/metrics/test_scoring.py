@@ -26,7 +26,7 @@ from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Score, fingerprint
-from specbench.metrics.score_store import feature_parts, read_scores, writing
+from specbench.metrics.score_store import feature_parts, read_scores, scores_to_show, writing
 from specbench.metrics.shapes_detector import ShapesDetector
 from specbench.metrics.stored_difference import stored_difference
 from specbench.models.shapes import render, scene
@@ -207,6 +207,14 @@ def test_prompts_without_a_scene_are_left_out_or_refused_by_name(tmp_path):
     with pytest.raises(SpecbenchError, match="'shapes-detector' cannot score") as caught:
         scoring.score([folder], DETECTOR)
     assert caught.value.exit_code == BAD_INPUT
+
+
+@pytest.mark.parametrize("n, low, few", [(1, None, True), (2, 0.1, True), (40, 0.1, False), (40, None, False)])
+def test_a_score_of_one_image_is_marked_as_one_of_few(monkeypatch, tmp_path, n, low, few):
+    row = {"metric": "m:part", "value": 0.5, "low": low, "high": None if low is None else 0.9, "n": n}
+    monkeypatch.setattr("specbench.metrics.score_store.read_scores", lambda folder: [row])
+    (shown,) = scores_to_show(tmp_path, pd.Series([str(place) for place in range(n)]))
+    assert shown["too_few"] == few and (shown["low"] is None or not few)
 
 
 def test_an_unknown_metric_is_refused(tmp_path):
