@@ -25,6 +25,7 @@ from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.prompts.prompt_set import Prompt
 from specbench.system.downloads import Progress, Remote, adopt, cache_folder, digest_of, fetch, matches, offline
 from specbench.system.package_data import data_folder
+from specbench.system.reading import check_regular
 from specbench.system.remote_file import BLOCK_BYTES, NoRanges, RemoteFile
 
 MIRROR = "SPECBENCH_PROMPTS_MIRROR"
@@ -193,6 +194,8 @@ def adopt_set(found: PublicSet, source: Path) -> Path:
     Raises:
         SpecbenchError: a file is missing, or differs from the published one.
     """
+    if source.exists() and not source.is_dir():
+        check_regular(source)  # a pipe would be waited for
     candidates = [path for path in sorted(source.rglob("*")) if path.is_file()] if source.is_dir() else [source]
     if found.archive is not None and len(candidates) == 1 and zipfile.is_zipfile(candidates[0]):
         _require_right(found.archive, candidates[0])
