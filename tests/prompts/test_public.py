@@ -39,11 +39,12 @@ def read(name: str, tmp_path: Path) -> list:
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_copy_that_is_a_pipe_is_refused_instead_of_waited_for(name, tmp_path, monkeypatch):
+    found = public.public_sets()[name]
     monkeypatch.setattr("zipfile.is_zipfile", lambda _: pytest.fail("it was opened"))
     monkeypatch.setattr("pathlib.Path.open", lambda *_, **__: pytest.fail("it was opened"))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SpecbenchError, match="is not a regular file"):
-        public.adopt_set(public.public_sets()[name], tmp_path / "pipe")
+        public.adopt_set(found, tmp_path / "pipe")
 
 
 def test_coco_takes_the_longest_caption_first_of_equals_and_keeps_its_white_space(tmp_path):
