@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
+from specbench.models.draft_head_files import find_head, require_head
 from specbench.models.facts import ModelFacts
 from specbench.prompts import PromptSet, downloadable, load_prompts, public_names
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders
@@ -83,7 +84,12 @@ def outlooks(
     problems += _caught(lambda: require_device(device))
     digest = _digest(model, {} if digests is None else digests)
     chosen = plan.decoders if plan else plan_decoders(values["decoder"].value, values)
-    return [_outlook(one, model, sampling, plan, digest, values, problems) for one in chosen]
+    heads = [{str(error) for error in _caught(lambda one=one: _require_own_head(model, one))} for one in chosen]
+    of_heads = set().union(*heads)
+    return [
+        _outlook(one, model, sampling, plan, digest, values, [p for p in problems if str(p) not in of_heads - own])
+        for one, own in zip(chosen, heads, strict=True)
+    ]
 
 
 def distinct_outlooks(settings: Iterable[Mapping[str, Value]]) -> list[Outlook]:
@@ -144,7 +150,7 @@ def _outlook(
         "megabytes": megabytes,
         "memory_gib": None if bytes_needed is None else float(f"{bytes_needed / 2**30:.3g}"),
         "weights": _where(model.files),
-        "head": _head(plan, planned),
+        "head": _head(model, planned),
         "obstacles": [str(one) for one in found],
     }
     return Outlook(row, found)
@@ -164,9 +170,16 @@ def _where(files) -> str:
     return (missing[0].try_this or missing[0].what) if missing else ON_DISK
 
 
-def _head(plan: Plan | None, planned: PlannedDecoder) -> str | None:
+def _require_own_head(model: ModelFacts, planned: PlannedDecoder) -> None:
+    """Require the draft head of a decoder that has one."""
+    if (given := dict(planned.spec.options).get("head")) is not None:
+        require_head(given, model.name, model.head)
+
+
+def _head(model: ModelFacts, planned: PlannedDecoder) -> str | None:
     """Where the draft head is; None for decoders without one."""
-    return None if plan is None or "head" not in dict(planned.spec.options) else _where(lambda: plan.head(planned.spec))
+    given = dict(planned.spec.options).get("head")
+    return None if given is None else _where(lambda: find_head(given, model.name, model.head))
 
 
 def _digest(model: ModelFacts, digests: dict[str, str]) -> str | None:

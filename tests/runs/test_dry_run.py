@@ -29,7 +29,8 @@ def test_all_obstacles_are_told_at_once(bare, monkeypatch):
     assert ar["weights"].startswith("type 'hf download Alpha-VLLM/") and 14 < ar["memory_gib"] < 20
     told = " ".join(eagle["obstacles"])
     assert "specbench prompts fetch coco" in told and "no draft head" in told and "1 GiB free" in told
-    assert eagle["options"]["tree"] and eagle["head"] is None
+    assert eagle["options"]["tree"] and "--head FOLDER" in eagle["head"]
+    assert not any("no draft head" in text for text in ar["obstacles"]), "an obstacle of another decoder"
 
 
 def test_a_run_that_can_start_has_no_obstacles_and_an_identity(tmp_path):
