@@ -95,8 +95,8 @@ class GenEval(JudgedMetric):
         return super().missing() + ([problem] if problem else [])
 
     def prepare(self) -> None:
+        hub_folder(GENEVAL_REPOSITORY, self.settings.offline)  # first: it may be refused, and CLIP is 0.9 GB
         super().prepare()
-        hub_folder(GENEVAL_REPOSITORY, self.settings.offline)
 
     @cached_property
     def detector(self) -> Callable[[Sequence[np.ndarray]], list[list[Instance]]]:

@@ -27,7 +27,9 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
     try:
         folder = Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES, local_files_only=local))
     except LocalEntryNotFoundError:
-        raise SpecbenchError(f"{repository} is not on this disk", _hint(repository), MISSING_PREREQUISITE) from None
+        unpinned = "" if revision else ", and without a revision it is not downloaded"
+        what = f"{repository} is not on this disk{unpinned}"
+        raise SpecbenchError(what, _hint(repository), MISSING_PREREQUISITE) from None
     except (HfHubHTTPError, OSError) as error:
         raise SpecbenchError(f"{repository}: {type(error).__name__}: {error}", _hint(repository), FAILURE) from error
     if any(not (folder / name).is_file() for name in _FILES):

@@ -125,6 +125,7 @@ def test_without_a_revision_nothing_is_downloaded(hub, monkeypatch):
         with pytest.raises(SpecbenchError) as caught:
             attempt()
         assert caught.value.exit_code == 5 and "SPECBENCH_REVISIONS=" in caught.value.try_this
+        assert "without a revision it is not downloaded" in caught.value.what
     assert hub == []
     INFO["emu3"].configured(revision="1" * 40).require_weights()
     monkeypatch.setenv("SPECBENCH_REVISIONS", "owner/name@abc, me/tuned@main")
