@@ -25,7 +25,7 @@ from specbench.metrics.frechet import Gaussian
 from specbench.metrics.inception_preprocessing import whole
 from specbench.metrics.reference import ReferenceImages, damaged_features, feature_matrix, kept_features
 from specbench.metrics.shapes_requests import read_request
-from specbench.models.shapes import features, render, scene
+from specbench.models.shapes import features, reading_order, render, scene
 from specbench.stats import Difference
 from specbench.system.downloads import digest_of
 from specbench.system.json_values import parse_json
@@ -114,12 +114,12 @@ def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:
         request = scene.SceneRequest.from_json(json.loads(text))
         rng = np.random.default_rng([_SEED, *hashlib.sha256(text.encode()).digest()])
         for _ in range(copies):
-            yield render.render(scene.realize(request, rng))
+            yield render.render(reading_order.realize_in_order(request, rng))
 
 
 def rendered() -> dict[str, str]:
     """Identity of the rendered reference, apart from the captions."""
-    source = inspect.getsource(render) + inspect.getsource(scene)
+    source = "".join(inspect.getsource(module) for module in (render, scene, reading_order))
     return {
         "reference": f"renders of the captions, {RENDERS} or a few more",
         "reference_seed": str(_SEED),

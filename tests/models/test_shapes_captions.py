@@ -41,6 +41,38 @@ def test_free_wordings_are_read(text, request_):
     assert captions.parse(text) == request_
 
 
+def test_captions_of_one_normal_form_have_one_meaning_and_relations_one_wording():
+    rng = np.random.default_rng(1)
+    meanings, turned, chained = {}, 0, 0
+    for _ in range(3000):
+        request = describe(realize(sample_request(rng), rng), rng)
+        given = captions.words(captions.caption(request))
+        normal = captions.in_normal_form(given)
+        joining = {"and", *captions.RELATIONS}
+        assert sorted(set(normal) - joining) == sorted(set(given) - joining)
+        assert not {"right", "below"} & set(normal)
+        assert meanings.setdefault(tuple(normal), request.key()) == request.key()
+        turned += normal != given
+        chained += len(request.relations) == 2
+    assert turned > 300
+    assert chained > 50
+
+
+@pytest.mark.parametrize(
+    ("text", "normal"),
+    [
+        ("a red circle right of a cross on a grainy background", "cross left red circle on grainy"),
+        ("a circle under a square", "square above circle"),
+        ("a circle left of a square and below a cross", "cross above circle left square"),
+        ("a circle right of a square and below a cross", "square left and cross above circle"),
+        ("a circle left of a square and a cross", "circle left square and cross"),
+        ("two circles and a square", "two circle and square"),
+    ],
+)
+def test_objects_of_the_normal_form_are_in_raster_order(text, normal):
+    assert " ".join(captions.in_normal_form(captions.words(text))) == normal
+
+
 @pytest.mark.parametrize("understand", [captions.encode, captions.parse])
 @pytest.mark.parametrize(("text", "named"), [("a red dog", "dog"), ("a pink circle", "pink"), ("", "''")])
 def test_what_is_not_understood_is_named(understand, text, named):

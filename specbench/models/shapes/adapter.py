@@ -14,8 +14,9 @@ from specbench.models.draft_head_files import head_in
 from specbench.models.interface import TokenLayout
 from specbench.models.shapes import captions
 from specbench.models.shapes import network as shapes
+from specbench.models.shapes.reading_order import realize_in_order, worded_in_reading_order
 from specbench.models.shapes.render import render
-from specbench.models.shapes.scene import describe, realize, sample_request
+from specbench.models.shapes.scene import describe, sample_request
 from specbench.models.shapes.tokenizer import GRID
 from specbench.models.transformer.model import Prefix, TransformerModel
 
@@ -53,8 +54,9 @@ class ShapesModel(TransformerModel):
         rng = np.random.default_rng([8, seed])
         texts, tokens = [], []
         while len(texts) < count:
-            scenes = [realize(sample_request(rng), rng) for _ in range(min(64, count - len(texts)))]
-            texts += [captions.caption(describe(scene, rng)) for scene in scenes]
+            scenes = [realize_in_order(sample_request(rng), rng) for _ in range(min(64, count - len(texts)))]
+            told = [worded_in_reading_order(describe(scene, rng), scene) for scene in scenes]
+            texts += [captions.caption(request) for request in told]
             pixels = torch.from_numpy(np.stack([render(scene) for scene in scenes])).permute(0, 3, 1, 2)
             tokens.append(self._tokenizer.encode(pixels.to(self.device)))
         return tuple(texts), torch.cat(tokens)

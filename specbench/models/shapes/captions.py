@@ -1,7 +1,8 @@
-"""Captions: from words to a fixed-length row of ids, and from words to the `Request` they mean.
+"""Captions: from words to a fixed-length row of ids, and from words to the `SceneRequest` they mean.
 
 Articles and the like carry no meaning and take no slot, plurals read as their singular. Thus the second object of
-"a red circle left of a blue square" and of "a red circle and a blue square" stands in the same slots.
+"a red circle left of a blue square" and of "a red circle and a blue square" stands in the same slots. Of a relation and
+its opposite the network sees one wording only, in which objects are named as a picture in raster order meets them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import re
 
 from specbench.errors import SpecbenchError
-from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES, Clause, SceneRequest
+from specbench.models.shapes.scene import COLORS, MAX_COUNT, OPPOSITE, RELATIONS, SHAPES, TEXTURES, Clause, SceneRequest
 
 PREFIX = 16
 _NUMBERS = {"two": 2, "three": 3, "four": 4}
@@ -19,6 +20,7 @@ WORD_ID = {word: index for index, word in enumerate(VOCABULARY)}
 FILLERS = frozenset({"a", "an", "the", "of", "to", "is", "one", "background", "image", "picture"})
 ALIASES = {"squares": "square", "circles": "circle", "triangles": "triangle", "crosses": "cross", ",": "and",
            "2": "two", "3": "three", "4": "four", "over": "above", "under": "below", "beneath": "below"}  # fmt: skip
+RELATED = re.compile(rf"(?:and )?\b({'|'.join(RELATIONS)})\b")
 PHRASES = {"left": "left of", "right": "right of", "above": "above", "below": "below"}
 
 
@@ -48,8 +50,27 @@ def words(text: str) -> list[str]:
 
 def encode(text: str) -> list[int]:
     """Word ids of a caption, padded to `PREFIX`; the last slot is always the start of the image."""
-    ids = [WORD_ID[word] for word in words(text)]
+    ids = [WORD_ID[word] for word in in_normal_form(words(text))]
     return ids + [WORD_ID[PAD]] * (PREFIX - 1 - len(ids)) + [WORD_ID[IMAGE]]
+
+
+def in_normal_form(found: list[str]) -> list[str]:
+    """Words of a caption with its objects in reading order: what is left of or above the subject before it, the rest
+    after it. `b right a` becomes `a left b`, `b right a and above c` becomes `a left b above c`, and `b right a and
+    below c` becomes `a left and c above b`. Words without relations, or with an unrelated object, stay as they are.
+    """
+    end = next((i for i, word in enumerate(found) if word == "on" or word in TEXTURES), len(found))
+    subject, *rest = (part.split() for part in RELATED.split(" ".join(found[:end])))
+    names, clauses = [name for (name,) in rest[::2]], rest[1::2]
+    if any("and" in clause or not clause for clause in (subject, *clauses)):
+        return found
+    earlier, later = [], []
+    for name, clause in zip(names, clauses, strict=True):
+        if name in ("right", "below"):
+            earlier += [*(["and"] if earlier else []), *clause, OPPOSITE[name]]
+        else:
+            later += [*(["and"] if later else []), name, *clause]
+    return [*earlier, *subject, *later, *found[end:]]
 
 
 def null_caption() -> list[int]:

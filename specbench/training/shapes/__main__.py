@@ -19,7 +19,7 @@ from specbench.training.shapes.train_clip import train_clip
 from specbench.training.shapes.train_features import train_features
 from specbench.training.shapes.train_tokenizer import STEPS, train_tokenizer
 
-_SAMPLING = {"guidance": 2.0, "top_k": 256, "temperature": 0.9}
+_SAMPLING = {"guidance": 1.5, "top_k": 0, "temperature": 1.0, "top_p": 0.95}
 
 
 def main() -> None:
@@ -34,15 +34,18 @@ def main() -> None:
         "--resume-from", type=Path, help="continue the network's run of this folder; see --export-state"
     )
     parser.add_argument("--export-state", type=Path, help="write the state of the run here, and stop")
-    parser.add_argument(
-        "--reading-order", action="store_true", help="train on scenes and captions that keep one order of objects"
-    )
     parser.add_argument("--rate", type=float, default=1.0, help="factor on the learning rates")
+    parser.add_argument(
+        "--corner-weight", type=float, default=TrainingPlan.corner_weight, help="of tokens that may start one"
+    )
     parser.add_argument(
         "--relation-weight", type=float, default=TrainingPlan.relation_weight, help="of captions with one"
     )
     parser.add_argument(
         "--pair-weight", type=float, default=TrainingPlan.pair_weight, help="of scenes of two unlike objects"
+    )
+    parser.add_argument(
+        "--beside-weight", type=float, default=TrainingPlan.beside_weight, help="factor for two in one row"
     )
     parser.add_argument("--tokenizer-steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
@@ -77,9 +80,10 @@ def train_model(args: argparse.Namespace) -> bool:
         seed=args.seed,
         muon_lr=args.rate * TrainingPlan.muon_lr,
         adam_lr=args.rate * TrainingPlan.adam_lr,
+        corner_weight=args.corner_weight,
         relation_weight=args.relation_weight,
         pair_weight=args.pair_weight,
-        reading_order=args.reading_order,
+        beside_weight=args.beside_weight,
     )
     args.out.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(args.out, tokenizer.eval(), plan, args.device, not args.no_compile, args.resume_from)

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from specbench.models.shapes import captions
 from specbench.models.shapes.network import load_tokenizer
+from specbench.models.shapes.reading_order import realize_in_order, worded_in_reading_order
 from specbench.models.shapes.render import card_mask, noisy_rows, render
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, SHAPES, Scene, describe, realize, sample_request
 from specbench.models.shapes.tokenizer import GRID, PATCH, TOKENS, ShapesTokenizer
-from specbench.training.shapes.reading_order import in_reading_order, worded_in_reading_order
 
 SHARD = 4096
 WORDINGS = 4
@@ -78,13 +78,11 @@ def noisy_tokens(scene: Scene) -> np.ndarray:
     return (rows >= first) & (rows < last) & (owners(scene) == 0)
 
 
-def wordings(scene: Scene, rng: np.random.Generator, reading_order: bool = False) -> list[list[int]] | None:
+def wordings(scene: Scene, rng: np.random.Generator) -> list[list[int]] | None:
     """`WORDINGS` encoded captions of a scene, or None where every try was a held-out meaning."""
     found = []
     for _ in range(40):
-        request = describe(scene, rng)
-        if reading_order:
-            request = worded_in_reading_order(request, scene)
+        request = worded_in_reading_order(describe(scene, rng), scene)
         if not request.held_out():
             found.append(captions.encode(captions.caption(request)))
         if len(found) == WORDINGS:
@@ -92,17 +90,13 @@ def wordings(scene: Scene, rng: np.random.Generator, reading_order: bool = False
     return None
 
 
-def make_shard(
-    index: int, tokenizer: ShapesTokenizer, size: int = SHARD, device: str = "cpu", reading_order: bool = False
-) -> Shard:
-    """Shard number `index`, of scenes and captions in reading order or in any."""
+def make_shard(index: int, tokenizer: ShapesTokenizer, size: int = SHARD, device: str = "cpu") -> Shard:
+    """Shard number `index`, of scenes and captions in reading order."""
     rng = np.random.default_rng([7, index])
     scenes, ids = [], []
     while len(scenes) < size:
-        scene: Scene | None = realize(sample_request(rng), rng)
-        if reading_order:
-            scene = in_reading_order(scene)
-        worded = wordings(scene, rng, reading_order) if scene else None
+        scene = realize_in_order(sample_request(rng), rng)
+        worded = wordings(scene, rng)
         if worded:
             scenes.append(scene)
             ids.append(worded)
@@ -126,14 +120,12 @@ def shard_file(out: Path, index: int) -> Path:
     return out / "shards" / f"{index:07d}.pt"
 
 
-def write_shard(
-    out: Path, index: int, tokenizer: ShapesTokenizer, device: str = "cpu", reading_order: bool = False
-) -> None:
+def write_shard(out: Path, index: int, tokenizer: ShapesTokenizer, device: str = "cpu") -> None:
     """Make a shard and write its file; a reader never sees half of it."""
     path = shard_file(out, index)
     path.parent.mkdir(exist_ok=True, parents=True)
     part = path.with_suffix(f".{os.getpid()}")
-    make_shard(index, tokenizer, device=device, reading_order=reading_order).save(part)
+    make_shard(index, tokenizer, device=device).save(part)
     part.replace(path)
 
 
@@ -142,7 +134,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("shapes-training"), help="folder of the training run")
     parser.add_argument("--first", type=int, default=0, help="first shard; each has 4096 scenes")
     parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--reading-order", action="store_true", help="as the training run has it")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if (args.out / "tokenizer.pt").exists():
@@ -152,7 +143,7 @@ def main() -> None:
         tokenizer = load_tokenizer()
     for index in range(args.first, args.first + args.count):
         if not shard_file(args.out, index).exists():
-            write_shard(args.out, index, tokenizer, reading_order=args.reading_order)
+            write_shard(args.out, index, tokenizer)
 
 
 if __name__ == "__main__":

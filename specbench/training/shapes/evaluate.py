@@ -15,10 +15,12 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from specbench.decoding.sampling import truncate
 from specbench.models.shapes.detector import detect, judge
 from specbench.models.shapes.network import WEIGHTS, ShapesNetwork, load_network, load_tokenizer, settings
 from specbench.models.shapes.scene import CATEGORIES, TEXTURES, SceneRequest, describe, realize, sample_request
 from specbench.models.shapes.tokenizer import ShapesTokenizer
+from specbench.specs.run_spec import Sampling
 from specbench.stats import mean_of_estimates, proportion_interval
 from specbench.training.shapes.data import pixels
 from specbench.training.shapes.sample import sample_images
@@ -73,7 +75,9 @@ def reconstructions(tokenizer: ShapesTokenizer, count: int, seed: int = 4242) ->
 
 
 @torch.inference_mode()
-def token_statistics(network: ShapesNetwork, captions: list[str], tokens: Tensor, sampling: dict) -> dict[str, Tensor]:
+def token_statistics(
+    network: ShapesNetwork, captions: list[str], tokens: Tensor, sampling: Sampling
+) -> dict[str, Tensor]:
     """Per image, under the distribution really sampled from: share of tokens whose top-1 probability is below 5 %,
     mean entropy and mean negative log-probability of the tokens, in nats."""
     found = defaultdict(list)
@@ -81,9 +85,7 @@ def token_statistics(network: ShapesNetwork, captions: list[str], tokens: Tensor
         part = tokens[start : start + 16]
         ids = network.encode(captions[start : start + 16])
         plain = network(network.null_ids(len(part)), part)
-        logits = (plain + sampling["guidance"] * (network(ids, part) - plain)) / sampling["temperature"]
-        floor = logits.topk(min(sampling["top_k"], logits.shape[-1])).values[..., -1:]
-        logp = logits.masked_fill(logits < floor, -torch.inf).log_softmax(-1)
+        logp = truncate(plain + sampling.guidance * (network(ids, part) - plain), sampling).log_softmax(-1)
         found["top1_below_5"].append((logp.amax(-1).exp() < 0.05).float().mean(1))
         found["entropy"].append(torch.special.entr(logp.exp()).sum(-1).mean(1))
         found["nll"].append(-logp.gather(2, part[..., None]).mean((1, 2)))
@@ -126,12 +128,12 @@ def evaluate(
     seed: int,
     repeats: int,
     limit: int | None,
-    sampling: dict,
+    sampling: Sampling,
 ) -> dict:
     """Score the prompt set in file `prompts`; grids go to `folder`."""
     lines = [json.loads(line) for line in prompts.read_text().splitlines()][:limit] * repeats
     requests, texts = [SceneRequest.from_json(x["scene"]) for x in lines], [x["prompt"] for x in lines]
-    tokens, images = sample_images(network, tokenizer, texts, seed, **sampling)
+    tokens, images = sample_images(network, tokenizer, texts, seed, sampling=sampling)
     half = len(texts) // repeats // 2
     per_image = token_statistics(network, texts, tokens, sampling)
     names = [x["id"] for x in lines]
@@ -174,7 +176,8 @@ def main() -> None:
         scores |= reconstructions(tokenizer, args.renders)
     for name in ("shapes", "shapes-hard"):
         file = args.prompts / f"{name}.jsonl"
-        scores[name] = evaluate(network, tokenizer, file, args.out, args.seed, args.repeats, args.limit, sampling)
+        drawn = Sampling(**sampling)
+        scores[name] = evaluate(network, tokenizer, file, args.out, args.seed, args.repeats, args.limit, drawn)
     (args.out / "scores.json").write_text(json.dumps(scores, indent=1) + "\n")
     print(json.dumps(scores, indent=1))
 

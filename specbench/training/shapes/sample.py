@@ -10,12 +10,16 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
+from specbench.decoding.sampling import truncate
 from specbench.models.shapes import captions
 from specbench.models.shapes.captions import PREFIX
 from specbench.models.shapes.detector import detect, judge
 from specbench.models.shapes.network import ShapesNetwork
 from specbench.models.shapes.scene import CATEGORIES, SceneRequest, describe, realize, sample_request
 from specbench.models.shapes.tokenizer import TOKENS, ShapesTokenizer
+from specbench.specs.run_spec import Sampling
+
+TRIAL = Sampling(guidance=3.0, top_k=256)
 
 
 class FullLengthLayer(DynamicLayer):
@@ -39,9 +43,7 @@ def sample(
     network: ShapesNetwork,
     ids: Tensor,
     generator: torch.Generator,
-    guidance: float = 3.0,
-    top_k: int = 256,
-    temperature: float = 1.0,
+    sampling: Sampling = TRIAL,
 ) -> Tensor:
     """Image tokens [R, 256] for captions [R, 16], drawn one by one under classifier-free guidance."""
     rows = len(ids)
@@ -53,10 +55,8 @@ def sample(
     for position in range(TOKENS):
         hidden = network.llama(inputs_embeds=embeds, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
         with_caption, without = network.head(hidden).float().chunk(2)
-        logits = (without + guidance * (with_caption - without)) / temperature
-        best = logits.topk(min(top_k, logits.shape[1]))
-        chosen = torch.multinomial(best.values.softmax(-1), 1, generator=generator)
-        tokens[:, position : position + 1] = best.indices.gather(1, chosen)
+        logits = truncate(without + sampling.guidance * (with_caption - without), sampling)
+        tokens[:, position : position + 1] = torch.multinomial(logits.softmax(-1), 1, generator=generator)
         last = tokens[:, position : position + 1].repeat(2, 1)
         embeds = network.token_embeds(last, torch.full_like(last, position + 1), slot_embeds)
     return tokens
@@ -95,10 +95,15 @@ def detector_scores(requests: list[SceneRequest], images: Tensor) -> dict[str, f
 
 
 def sample_images(
-    network: ShapesNetwork, tokenizer: ShapesTokenizer, texts: list[str], seed: int = 0, batch: int = 64, **sampling
+    network: ShapesNetwork,
+    tokenizer: ShapesTokenizer,
+    texts: list[str],
+    seed: int = 0,
+    batch: int = 64,
+    sampling: Sampling = TRIAL,
 ) -> tuple[Tensor, Tensor]:
     """Tokens [N, 256] and images uint8 [N, 3, 64, 64] for captions; the draws depend on seed, batch and order."""
     generator = torch.Generator(network.device).manual_seed(seed)
     ids = torch.tensor([captions.encode(t) for t in texts], device=network.device)
-    tokens = torch.cat([sample(network, part, generator, **sampling) for part in ids.split(batch)])
+    tokens = torch.cat([sample(network, part, generator, sampling) for part in ids.split(batch)])
     return tokens, torch.cat([tokenizer.decode(part) for part in tokens.split(batch)])

@@ -52,7 +52,7 @@ class TrainingPlan:
         relation_weight: how much likelier a wording with a relation is drawn than one without, of the same scene.
         pair_weight: how much likelier a scene of two different objects is drawn than another one; unless it is 1, some
             scenes are drawn twice and some never.
-        reading_order: whether scenes and captions are in reading order, see `reading_order`.
+        beside_weight: factor on it for two objects of which one token row shows both.
         average: decay of the averaged weights, per step.
         evaluate_every, prompts: samples between detector scores, and captions per score.
     """
@@ -69,7 +69,7 @@ class TrainingPlan:
     aux: float = 0.3
     relation_weight: float = 3.0
     pair_weight: float = 1.0
-    reading_order: bool = False
+    beside_weight: float = 1.0
     average: float = 0.998
     evaluate_every: int = 16_384
     prompts: int = 96
@@ -178,13 +178,15 @@ def ar_losses(
     return (nll * weights.flatten()).mean(), auxiliary(middle, targets), nll.detach().mean()
 
 
-def scene_order(shard: Shard, pair_weight: float, generator: torch.Generator) -> Tensor:
-    """Rows of a shard in the order of training, int [N]: each once, or drawn with `pair_weight` if that is not 1."""
-    if pair_weight == 1:
+def scene_order(shard: Shard, pair_weight: float, beside_weight: float, generator: torch.Generator) -> Tensor:
+    """Rows of a shard in the order of training, int [N]: each once, or drawn with the weights if they are not 1."""
+    if pair_weight == beside_weight == 1:
         return torch.randperm(len(shard.tokens), generator=generator)
     two = shard.owner.amax(1) == 2
     alike = (shard.shape[:, 0] == shard.shape[:, 1]) & (shard.color[:, 0] == shard.color[:, 1])
-    weights = torch.where(two & ~alike, pair_weight, 1.0)
+    rows = shard.owner.view(len(alike), GRID, GRID)
+    beside = ((rows == 1).any(-1) & (rows == 2).any(-1)).any(-1)
+    weights = torch.where(two & ~alike, torch.where(beside, pair_weight * beside_weight, pair_weight), 1.0)
     return torch.multinomial(weights, len(weights), replacement=True, generator=generator)
 
 
@@ -274,7 +276,7 @@ class Trainer:
     def load_shard(self, index: int) -> Shard:
         path = shard_file(self.out, index)
         if not path.exists():
-            write_shard(self.out, index, self.tokenizer, self.device, self.plan.reading_order)
+            write_shard(self.out, index, self.tokenizer, self.device)
         return Shard.load(path)
 
     def batch(self) -> tuple[Tensor, ...]:
@@ -283,7 +285,7 @@ class Trainer:
         if lap != self.shard_index:
             self.shard_index, self.shard = lap, self.load_shard(lap)
             order = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + lap)
-            self.order = scene_order(self.shard, self.plan.pair_weight, order)
+            self.order = scene_order(self.shard, self.plan.pair_weight, self.plan.beside_weight, order)
         rows = self.order[within : within + self.plan.batch]
         related = torch.isin(self.shard.ids[rows], RELATION_IDS).any(-1)
         preference = torch.where(related, self.plan.relation_weight, 1.0)
