@@ -15,7 +15,7 @@ from specbench.specs.run_spec import Sampling
 
 
 def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Temperature, then top-k (ties with the k-th logit are kept), then top-p; dropped entries become -inf. A
+    """Temperature, then top-k, then top-p; ties with the last kept entry are kept, dropped entries become -inf. A
     temperature by entropy is applied after top-k.
 
     Args:
@@ -29,10 +29,8 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.entropy_scale is not None:
         logits = logits / (sampling.temperature * entropy_factor(logits, sampling.entropy_scale))
     if sampling.top_p < 1.0:
-        ranked, order = logits.softmax(-1).sort(dim=-1, descending=True)
-        # A token stays while the mass strictly before it is below top_p, so the first always stays.
-        dropped = ranked.cumsum(-1) - ranked >= sampling.top_p
-        logits = logits.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)
+        probabilities = logits.softmax(-1)
+        logits = torch.where(probabilities < least_of_mass(probabilities, sampling.top_p), -torch.inf, logits)
     return logits
 
 
@@ -71,9 +69,19 @@ def _kth_largest(values: Tensor, k: int) -> Tensor:
     return torch.from_numpy(np.partition(values.numpy(), place, axis=-1)[..., place : place + 1].copy())
 
 
-@_by_numpy("sorted_integers", torch.empty_like)
-def _sorted(keys: Tensor) -> Tensor:
-    return torch.from_numpy(np.sort(keys.numpy(), axis=-1))
+def least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
+    """[..., 1] smallest probability in the smallest set of `probabilities` [..., V] that holds `mass`."""
+    on_cpu = probabilities.device.type == "cpu"
+    ranked = (_ascending(probabilities) if on_cpu else probabilities.sort(dim=-1).values).flip(-1)
+    # A token stays while the mass strictly before it is below `mass`, so the first always stays.
+    kept = (ranked.cumsum(-1) - ranked < mass).sum(-1, keepdim=True)
+    return ranked.gather(-1, kept - 1)
+
+
+@_by_numpy("ascending", torch.empty_like)
+def _ascending(values: Tensor) -> Tensor:
+    # numpy sorts with vector instructions: many times faster at 16 rows of V = 512, three times at V = 16,384.
+    return torch.from_numpy(np.sort(values.numpy(), axis=-1))
 
 
 def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
@@ -81,7 +89,7 @@ def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
     # The bits of a non-negative float32 order as it does, so one integer sort of (bits, id) settles value and tie.
     bits = probabilities.float().view(torch.int32).long()
     keys = (0x7FFFFFFF - bits if descending else bits) << 32 | torch.arange(bits.shape[-1], device=bits.device)
-    ordered = _sorted(keys) if keys.device.type == "cpu" else keys.sort(dim=-1).values
+    ordered = _ascending(keys) if keys.device.type == "cpu" else keys.sort(dim=-1).values
     return ordered & 0xFFFFFFFF
 
 

@@ -18,7 +18,7 @@ class Sampling:
         guidance: classifier-free guidance scale s in u + s (c - u); 1 runs the conditional rows only.
         temperature: divides the guided logits; above 0.
         top_k: keep the k largest logits, ties included; 0 keeps all.
-        top_p: keep the smallest set of tokens holding this mass; 1 keeps all.
+        top_p: keep the smallest set of tokens holding this mass, ties included; 1 keeps all.
         entropy_scale: multiplies the temperature by 2.5 exp(-H/entropy_scale) + 0.6, H being the entropy in nats after
             top-k at temperature 1; None for no such factor.
     """
