@@ -68,4 +68,4 @@ def test_the_shipped_weights_are_small_half_precision_and_complete():
         assert {t.dtype for t in state.values()} == {torch.float16}
         assert all(t.isfinite().all() for t in state.values())
     sampling = json.loads((shapes.WEIGHTS / "config.json").read_text())["sampling"]
-    assert set(sampling) == {"guidance", "top_k", "temperature"}
+    assert set(sampling) == {"guidance", "top_k", "temperature", "top_p"}

@@ -54,7 +54,7 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(trainer, tmp_path):
 
 def test_an_interrupted_tokenizer_ends_like_an_uninterrupted_one(monkeypatch, tmp_path):
     torch.set_num_threads(1)
-    for name, value in {"IMAGES": 16, "BATCH": 4, "CODEBOOK_START": 1, "RESTART_EVERY": 2}.items():
+    for name, value in {"_IMAGES": 16, "_BATCH": 4, "CODEBOOK_START": 1, "RESTART_EVERY": 2}.items():
         monkeypatch.setattr(train_tokenizer, name, value)
     monkeypatch.setattr(train_tokenizer.ShapesTokenizer.__init__, "__defaults__", (256, 8, 8, 8, 8))
     whole = train_tokenizer.train_tokenizer(tmp_path / "whole", steps=6)

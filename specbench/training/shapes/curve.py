@@ -1,7 +1,6 @@
-"""Draws what training brought against samples seen, and says how many more the detector's 0.80 would take.
+"""Draws what training brought against samples seen.
 
-Reads `ar.jsonl` and every `scores*.json` of one folder and writes `curve.png` beside them. The extrapolation supposes
-that the log-odds of a correct image go on growing with the logarithm of the samples.
+Reads `ar.jsonl` and every `scores*.json` of one folder and writes `curve.png` beside them.
 """
 
 from __future__ import annotations
@@ -14,14 +13,13 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.special import logit
 
 from specbench.models.shapes.scene import CATEGORIES
 from specbench.stats import Estimate, mean_of_estimates, proportion_interval
+from specbench.training.shapes.sample import TRIAL
 from specbench.training.shapes.train_ar import TrainingPlan
 
 TARGET = 0.80
-RESAMPLES = 4000
 
 
 def log_rows(file: Path, column: str) -> list[dict]:
@@ -37,32 +35,6 @@ def small_estimate(row: Mapping[str, float], prompts: int = TrainingPlan.prompts
     return mean_of_estimates([proportion_interval([1] * k + [0] * (each - k), range(each)) for k in hits])
 
 
-def samples_needed(
-    scores: Sequence[Mapping], target: float = TARGET, seed: int = 0
-) -> tuple[float, float | None, float | None]:
-    """Samples at which the straight line through two scored checkpoints, log-odds against log samples, meets a score.
-
-    Args:
-        scores: the contents of two `scores.json`.
-
-    Returns:
-        The number, and the 5th and 95th percentile of it when every category's hits are drawn anew; a percentile is
-        None where the line does not rise.
-    """
-    at = np.log([found["trained_samples"] for found in scores])
-    parts = [[found["shapes"]["correct"][name] for name in CATEGORIES] for found in scores]
-    n, share = (np.array([[part[key] for part in row] for row in parts], float) for key in ("n", "value"))
-    rng = np.random.default_rng(seed)
-    drawn = (rng.binomial(n.astype(int), share, (RESAMPLES, *n.shape)) / n).mean(-1)
-    odds = logit(np.vstack([share.mean(-1), drawn]))
-    rise = (odds[:, 1] - odds[:, 0]) / (at[1] - at[0])
-    with np.errstate(divide="ignore", over="ignore"):
-        steps = np.where(rise > 0, (logit(target) - odds[:, 1]) / rise, np.inf)
-        found = np.exp(at[1] + steps)
-    low, high = np.percentile(found[1:], (5, 95), method="nearest")
-    return float(found[0]), *(float(bound) if np.isfinite(bound) else None for bound in (low, high))
-
-
 def panels(figure: Figure, held: Sequence[Mapping], rates: Sequence[Mapping], scores: Sequence[Mapping]) -> None:
     """Loss and learning rate, gain of the caption, detector: each against thousands of samples."""
     loss, gain, detector = figure.subplots(1, 3)
@@ -76,16 +48,23 @@ def panels(figure: Figure, held: Sequence[Mapping], rates: Sequence[Mapping], sc
     gain.plot(thousands, [row["gain"] for row in held], "o-", color="tab:green")
     gain.set_ylabel("gain of the caption, nats per image")
     gain.set_ylim(bottom=0)
-    label = f"{TrainingPlan.prompts} prompts"
+    label = f"{TrainingPlan.prompts} prompts, guidance {TRIAL.guidance:g}, temperature {TRIAL.temperature:g}"
     _bars(detector, thousands, [small_estimate(row) for row in held], label, color="tab:orange", alpha=0.6)
     shuffled = [row["shuffled"] for row in held]
     detector.plot(thousands, shuffled, ":", color="tab:orange", label=f"{label}, shuffled captions")
     full = [Estimate(*(found["shapes"]["correct"]["overall"][k] for k in ("value", "low", "high"))) for found in scores]
-    _bars(detector, [s["trained_samples"] / 1000 for s in scores], full, "318 prompts", color="tab:red", marker="s")
+    _bars(
+        detector,
+        [s["trained_samples"] / 1000 for s in scores],
+        full,
+        "318 prompts, default sampling of the weights",
+        color="tab:red",
+        marker="s",
+    )
     detector.axhline(TARGET, color="black", linewidth=0.8, linestyle="--")
     detector.set_ylim(0, 1)
     detector.set_ylabel("share of images that the detector finds correct")
-    detector.legend(frameon=False, fontsize=8)
+    detector.legend(frameon=False, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 0.12))
     for axes in (loss, gain, detector):
         axes.set_xlabel("thousands of training samples")
 
@@ -106,9 +85,6 @@ def main() -> None:
     figure = Figure(figsize=(13, 3.8), layout="constrained")
     panels(figure, log_rows(log, "held_out_nll"), log_rows(log, "lr"), scores)
     figure.savefig(folder / "curve.png", dpi=100)
-    if len(scores) > 1:
-        value, low, high = samples_needed(scores[-2:])
-        print(json.dumps({"target": TARGET, "samples": value, "p5": low, "p95": high}))
 
 
 if __name__ == "__main__":
