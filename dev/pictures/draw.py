@@ -1,16 +1,18 @@
-"""Draw every picture that the README and docs show, each from what stands behind it.
+"""python dev/pictures/draw.py [NAME ...]: draw every picture that the README and docs show, or those so named.
 
 `make pictures` runs this. `PICTURES` names them all; a test compares it with what the documents show. Contact sheets of
 the reference decoders are decoded first, with today's weights, into `build/pictures` (minutes; it continues where it
-stopped). The screenshots of the HTML report need a Chromium.
+stopped), and are drawn last. The screenshots of the HTML report need a Chromium.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -111,23 +113,31 @@ PICTURES: dict[Path, Callable[[Path], None]] = {
     RUNS / PICTURE: demo_sheet,
     RUNS / "page-light.png": partial(page_shot, width=1280, height=1700, dark=False),
     RUNS / "page-dark.png": partial(page_shot, width=390, height=1700, dark=True),
-    REFERENCE / "gallery.png": gallery,
-    REFERENCE / "decoders.png": all_decoders,
     Path("results/speed/steps.png"): partial(program, command=("dev/speed/plot.py", "--out")),
     Path("results/shapes-training/curve.png"): partial(
         program, command=("-m", "specbench.training.shapes.curve", "--folder")
     ),
+    REFERENCE / "gallery.png": gallery,
+    REFERENCE / "decoders.png": all_decoders,
 }
 """By its path in the repository, what draws each picture."""
 
 
 def main() -> int:
-    """Draw all pictures; those that cannot be drawn here are named at the end."""
+    """Draw the pictures; those that cannot be drawn here are named at the end."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(p.name for p in PICTURES)}")
+    names = parser.parse_args().names
+    if unknown := set(names) - {place.name for place in PICTURES}:
+        parser.error(f"no picture is called {', '.join(sorted(unknown))}; see --help")
     problems = {}
     for place, draw in PICTURES.items():
+        if names and place.name not in names:
+            continue
+        started = time.monotonic()
         try:
             draw(ROOT / place)
-            print(place)
+            print(f"{place} ({time.monotonic() - started:.0f} s)", flush=True)
         except SpecbenchError as error:
             problems[place] = error
     for place, error in problems.items():
