@@ -21,10 +21,6 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from json_rows import read_rows
-
 from specbench.decoding.loop import begin
 from specbench.decoding.recorded_step import RecordedStep
 from specbench.decoding.recorder import NoRecorder
@@ -43,6 +39,11 @@ from specbench.specs.run_spec import Sampling
 from specbench.stats.intervals import Estimate, ratio_of_totals
 from specbench.system.device_peaks import peak_of
 from specbench.system.version import __version__
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+
+from field_model import FieldModel  # noqa: E402 - found through the line above
+from json_rows import read_rows  # noqa: E402 - likewise
 
 OUT = Path("results/frontier/search.jsonl")
 BASELINE = "sjd-pac"
@@ -152,7 +153,7 @@ def main() -> None:
     parser.add_argument("decoders", nargs="*", help="as in `specbench run --decoder`")
     parser.add_argument("--grid", action="store_true", help="the decoders of `lossless_grid` too")
     parser.add_argument("--images", type=int, default=24, help="prompts, one image each")
-    parser.add_argument("--model", default="shapes", help="name of a model, or module:NAME")
+    parser.add_argument("--model", default="shapes", help="name of a model, or field (field_model.py)")
     parser.add_argument("--baseline", default=BASELINE, help="decoder that steps are compared with")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--print", action="store_true", dest="only_print", help="decode nothing")
@@ -162,7 +163,10 @@ def main() -> None:
     rows = {(row["decoder"], row["model"], row["images"]): row for row in read_rows(options.out)}
     left = [name for name in wanted if (name, options.model, options.images) not in rows]
     if left and not options.only_print:
-        model, sampling = load_model(options.model), find_model(options.model).sampling()
+        if options.model == FieldModel.name:
+            model, sampling = FieldModel(), Sampling(1.0)
+        else:
+            model, sampling = load_model(options.model), find_model(options.model).sampling()
         requests = spread_requests(options.images)
         for name in left:
             try:

@@ -123,16 +123,18 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
     """Peak number of float32 distributions per column during verification; an int64 tensor counts as two. `forced`:
     whether the grammar forces slots.
 
-    Alive throughout: the last p, q and the guided logits, and with Jacobi drafts the q of the previous step. In
-    addition, the maximum of: truncated logits and p; p padded for the forced slots, their one-hots and the combined
-    p; temporaries of top-p (scaled, sorted and summed logits), of coupling (q, the residual p - q before and after
-    a check), of a race (one hash per token), of grouping (integer keys that rank p), of the record of Jacobi drafts
-    (q of this and the last step by slot, their ratio before and after division, and the mass above a token). On a
-    CPU, eager, with wide vocabularies, the temporaries hold only the tokens kept by top-k, and those of races and
-    grouping are numpy arrays.
+    Alive throughout: the last p, q and the guided logits, and with Jacobi drafts the q of the previous step; where
+    drafts are looked up, the q that these replaced and that found for them. In addition, the maximum of: truncated
+    logits and p; p padded for the forced slots, their one-hots and the combined p; temporaries of top-p (scaled,
+    sorted and summed logits), of coupling (q, the residual p - q before and after a check), of a race (one hash per
+    token), of grouping (integer keys that rank p), of the record of Jacobi drafts (q of this and the last step by
+    slot, their ratio before and after division, and the mass above a token). On a CPU, eager, with wide
+    vocabularies, the temporaries hold only the tokens kept by top-k, and those of races and grouping are numpy
+    arrays.
     """
     alone = decoder.drafter in ("none", "zipar")
-    return (4 if decoder.drafter.startswith("jacobi") else 3) + max(
+    kept = (4 if decoder.drafter.startswith("jacobi") else 3) + 2 * (decoder.drafter == "jacobi-lookup")
+    return kept + max(
         3 if forced else 2,
         5 + (sampling.temperature != 1) if sampling.top_p < 1 else 0,  # [scaled,] ranked, order (2), sum, sum before
         5 if decoder.drafter.startswith("jacobi") else 0,

@@ -157,7 +157,7 @@ _PRESETS = (
         "this project; the training-free lossless decoder of fewest steps in docs/frontier.md",
         "-",
         _jacobi(drafter="jacobi-lookup", refine="couple"),
-        {"window": 32},
+        {"window": 64},
     ),
     Preset("eagle", "speculative decoding with an EAGLE-1 head on a static tree", EAGLE, "sec. 4", _eagle()),
     Preset(

@@ -5,13 +5,15 @@ import pytest
 import torch
 
 from specbench.checks.enumerable_transformer import EnumerableTransformer
-from specbench.decoding.drafters.lookup import LookupJacobi, neighbour_slots
-from specbench.decoding.loop import decode
+from specbench.decoding.drafters.lookup import MARGIN, MATCHES, LookupJacobi, neighbour_slots
+from specbench.decoding.loop import begin, decode
+from specbench.decoding.timing import Spans
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
+CPU = torch.device("cpu")
 LAYOUTS = {
     "row ends": TokenLayout.with_row_ends(4, 4, 2),
     "plain": TokenLayout.plain(4, 4, 2),
@@ -56,6 +58,15 @@ def slow_find(layout, tokens, fed, committed, slot, refined):
     return found
 
 
+def slow_match(layout, tokens, source, slot):
+    """2 if the neighbours above agree, plus 1 if those above to the right do."""
+    above, right = (
+        [-1 if place < 0 else int(tokens[place]) for place in slow_neighbours(layout, own)[1:3]]
+        for own in (source, slot)
+    )
+    return 2 * (above[0] == right[0]) + (above[1] == right[1])
+
+
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_drafts_are_looked_up_where_a_slow_search_finds_them(layout, monkeypatch):
     """Every q of the looked-up drafts is the target's distribution at the slot found, and every other q is Jacobi's."""
@@ -76,6 +87,8 @@ def test_drafts_are_looked_up_where_a_slow_search_finds_them(layout, monkeypatch
                 continue
             refined = slot < int(kept_from[row])
             source = slow_find(layout, tokens, fed[row], int(committed[row]), slot, refined)
+            if source is not None and self._gain[row, slow_match(layout, tokens, source, slot)] < 0:
+                source = None
             expected = jacobi[row, draft] if source is None else self._history[row, source]
             assert torch.equal(q[row, draft], expected)
             assert q[row, draft, tokens[slot]] > 0
@@ -87,3 +100,27 @@ def test_drafts_are_looked_up_where_a_slow_search_finds_them(layout, monkeypatch
     requests = [Request(text, text, sample) for sample in range(3) for text in model.prompts]
     decode(model, requests, resolve("best-lossless", {"window": 6}), Sampling(2.0), 0, render=False)
     assert min(seen.values()) > 10
+
+
+def test_lookups_stop_where_they_are_worse_than_the_drafts_they_replace():
+    """`_gain` is the sum, over tested slots with a match, of the difference of the overlaps, less the margin."""
+    layout = TokenLayout.plain(4, 4, 2)
+    model = EnumerableTransformer(layout, ("a", "bb"))
+    requests = [Request("a", "a", sample) for sample in range(4)]
+    decoder = resolve("best-lossless", {"window": 4, "siblings": 1})
+    loop = begin(model, requests, decoder, Sampling(2.0), 0, Spans(CPU), False, True)
+    drafter, expected = loop._drafter, np.zeros((4, MATCHES))
+    with torch.inference_mode():
+        for _ in range(8):
+            start, history = loop.committed.clone(), drafter._history.clone()
+            loop.step(0)
+            found, source, match, q = drafter._candidates
+            for row, draft in np.ndindex(*found.shape):
+                if not found[row, draft] or start[row] + draft >= loop.committed[row]:
+                    continue
+                p = drafter._history[row, start[row] + draft].double().numpy()
+                looked_up, jacobi = (x.double().numpy() for x in (history[row, source[row, draft]], q[row, draft]))
+                better = np.minimum(p, looked_up).sum() - np.minimum(p, jacobi).sum() - MARGIN
+                expected[row, match[row, draft]] += better
+    np.testing.assert_allclose(drafter._gain.numpy(), expected, atol=1e-5)
+    assert (expected < 0).any() and np.abs(expected).max() > 0.1

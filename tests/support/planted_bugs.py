@@ -192,7 +192,7 @@ BUGS = (
          tilt=2.0, clip=8.0),
     # Looked-up drafts
     _bug("q", "a looked-up draft is recorded with the q of the draft that it replaced",
-         _LOOKUP + "LookupJacobi._look_up", "torch.where(found[..., None], distribution, q[:, draft : draft + 1])",
+         _LOOKUP + "LookupJacobi._look_up", "torch.where(taken[..., None], distribution, q[:, draft : draft + 1])",
          "q[:, draft : draft + 1]", "best-lossless", EIGHT),
     _bug("q", "whether a draft is looked up depends on the draft itself", _LOOKUP + "LookupJacobi._find",
          "(own != around(self._fed, places)).any(-1)", "(self._batch.tokens.gather(1, slot) == 0)",

@@ -6,11 +6,14 @@ anew, from the distribution that the target had at an earlier slot with the same
 so that whatever is looked up is lossless. The idea is that of prompt lookup and retrieval drafts for text (for example
 REST, arXiv 2311.08252), on the grid of an image and with distributions in the place of tokens.
 
-Slots are looked up from the left, each with the drafts before it as its neighbours. Neither whether a slot is looked up
-nor what is found depends on the draft it has.
+Slots are looked up from the left, each with the drafts before it as its neighbours, and only as long as what was looked
+up in this image overlapped with p clearly more than the Jacobi drafts did. Neither whether a slot is looked up nor
+what is found depends on the draft it has.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +21,16 @@ from torch import Tensor
 from specbench.decoding.context import Context
 from specbench.decoding.drafters.jacobi import JacobiTree
 from specbench.decoding.drafters.token_init import Init
-from specbench.decoding.interfaces import Batch, Proposal
+from specbench.decoding.interfaces import Batch, Proposal, Verification
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import draw
 from specbench.models.interface import TokenLayout
+
+MATCHES = 4
+"""Qualities of a match: which of the neighbours above and above to the right agree."""
+
+MARGIN = 0.25
+"""Overlap with p by which looked-up drafts must be better, as each disturbs the refined drafts after it."""
 
 
 class LookupJacobi(JacobiTree):
@@ -45,6 +54,9 @@ class LookupJacobi(JacobiTree):
         super().begin(batch)
         self._fed = torch.full_like(batch.tokens, -1)
         """[B, L] stream tokens that the last forward was fed."""
+        self._gain = torch.zeros(len(batch.tokens), MATCHES, device=batch.tokens.device)
+        """[B, MATCHES] sum of the overlap of looked-up q with p, less Jacobi's and MARGIN, by quality of the match."""
+        self._candidates: Candidates | None = None
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
         proposal = super().propose(committed, width, step)
@@ -53,7 +65,19 @@ class LookupJacobi(JacobiTree):
 
     def restart(self, rows: Tensor) -> None:
         super().restart(rows)
-        self._fed[rows] = -1
+        self._fed[rows], self._gain[rows] = -1, 0
+
+    def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
+        super().observe(verification, positions, shift, keep_tail)
+        if self._candidates is None:
+            return
+        found, source, match, q = self._candidates
+        drafts = found.shape[1]
+        p = verification.p[:, :drafts]
+        better = overlap(p, self._history[self._rows, source]) - overlap(p, q[:, :drafts])
+        # Slots up to the first rejected draft have p given the true tokens before them.
+        known = found & (torch.arange(drafts, device=p.device) < shift[:, None])
+        self._gain.scatter_add_(1, match, torch.where(known, better - MARGIN, 0.0))
 
     def _fill(self, committed: Tensor, positions: Tensor, step: Tensor) -> Tensor:
         return self._look_up(committed, positions, step, super()._fill(committed, positions, step))
@@ -64,20 +88,25 @@ class LookupJacobi(JacobiTree):
         # Only committed slots are searched, so that what their neighbours hold does not change meanwhile.
         seen = around(tokens, self._neighbours.expand(len(tokens), -1, -1))
         past = (torch.arange(length, device=tokens.device) < committed[:, None]) & self._free
-        looked_up = []
+        looked_up, candidates = [], []
         for draft in range(min(self._lookups, positions.shape[1])):
             slot = positions[:, draft : draft + 1]
             inside = slot.clamp(max=length - 1)
-            found, source = self._find(inside, seen, past, slot < self._drafted_to[:, None])
+            found, source, match = self._find(inside, seen, past, slot < self._drafted_to[:, None])
             found = found & (slot < length) & self._free[inside]
+            candidates.append((found, source, match))
+            taken = found & (self._gain.gather(1, match) >= 0)
             distribution = self._history[self._rows, source]
             token = draw(distribution, self._batch.noise.uniform(slot, Stream.SIBLING, step))
-            tokens.scatter_(1, slot, torch.where(found, token, tokens.gather(1, slot)))
-            looked_up.append(torch.where(found[..., None], distribution, q[:, draft : draft + 1]))
+            tokens.scatter_(1, slot, torch.where(taken, token, tokens.gather(1, slot)))
+            looked_up.append(torch.where(taken[..., None], distribution, q[:, draft : draft + 1]))
+        self._candidates = None
+        if candidates:
+            self._candidates = Candidates(*(torch.cat(field, 1) for field in zip(*candidates, strict=True)), q)
         return torch.cat([*looked_up, q[:, len(looked_up) :]], dim=1)
 
-    def _find(self, slot: Tensor, seen: Tensor, past: Tensor, refined: Tensor) -> tuple[Tensor, Tensor]:
-        """Whether the draft of `slot` [B, 1] is looked up, and the slot [B, 1] in which.
+    def _find(self, slot: Tensor, seen: Tensor, past: Tensor, refined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Whether the draft of `slot` [B, 1] may be looked up, the slot [B, 1] in which, and the match's quality.
 
         Args:
             seen: [B, N, K] neighbours of every slot.
@@ -87,11 +116,33 @@ class LookupJacobi(JacobiTree):
         places = self._neighbours[slot]
         own = around(self._batch.tokens, places)
         changed = ~refined | (own != around(self._fed, places)).any(-1)
-        agree = (seen == own).long() @ self._weights
+        agree = torch.where(past, (seen == own).long() @ self._weights, -1)
         # The latest of the best matches; the left neighbour has to agree.
         rank = torch.arange(past.shape[1], device=slot.device)
-        score, source = torch.where(past, agree * past.shape[1] + rank, -1).max(1, keepdim=True)
-        return changed & (score >= self._weights[0] * past.shape[1]), source
+        source = (agree * past.shape[1] + rank).argmax(1, keepdim=True)
+        best = agree.gather(1, source)
+        left = self._weights[0]
+        return changed & (best >= left), source, ((best - left).clamp(min=0) * MATCHES) // left
+
+
+class Candidates(NamedTuple):
+    """Drafts of the latest proposal that may be looked up; D drafts.
+
+    Attributes:
+        found: [B, D] whether there is a match.
+        source, match: [B, D] slot of the match and its quality.
+        q: [B, D', V] distributions of the Jacobi drafts, D' >= D.
+    """
+
+    found: Tensor
+    source: Tensor
+    match: Tensor
+    q: Tensor
+
+
+def overlap(p: Tensor, q: Tensor) -> Tensor:
+    """1 - TV(p, q), the probability that a draft from q is accepted."""
+    return torch.minimum(p, q).sum(-1)
 
 
 def neighbour_slots(layout: TokenLayout) -> Tensor:
