@@ -16,7 +16,7 @@ from specbench.models.draft_head_files import head_in
 from specbench.prompts import Request
 from specbench.specs.presets import PRESETS, resolve
 
-TEXTS = ("three red circles", "a blue square")
+TEXTS = ("three red circles on a grainy background", "a blue square on a cloudy background")
 
 
 @pytest.fixture(scope="module")
