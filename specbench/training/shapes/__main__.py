@@ -1,7 +1,7 @@
 """`python -m specbench.training.shapes`: the tokenizer, the network, the shipped weights, and then the scorers.
 
-Everything goes into one folder and is taken up from there after an interruption. The sizes and lengths that are the
-defaults are those of the shipped weights; what else happened to them is in the model card.
+Everything goes into one folder and is taken up from there after an interruption. The sizes that are the defaults
+are those of the shipped weights; lengths and other settings of their training are in the model card.
 """
 
 from __future__ import annotations
