@@ -19,7 +19,15 @@ IMAGES = 12
 
 
 def decoded(out, decoder):
-    settings = {"limit": IMAGES, "batch": IMAGES, "threads": 1, "cfg": 1.0, "quiet": True}
+    settings = {
+        "limit": IMAGES,
+        "batch": IMAGES,
+        "threads": 1,
+        "cfg": 1.0,
+        "temperature": 2.0,
+        "top_p": 1.0,
+        "quiet": True,
+    }
     (folder,) = api.run(decoder=[decoder], out=str(out), **settings).folders
     return folder
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specbench.checks.enumerable_transformer import EnumerableTransformer
-from specbench.decoding.drafters.lookup import MARGIN, MATCHES, LookupJacobi, neighbour_slots
+from specbench.decoding.drafters.lookup import WORTH_A_LOOKUP, MATCHES, LookupJacobi, neighbour_slots
 from specbench.decoding.loop import begin, decode
 from specbench.decoding.timing import Spans
 from specbench.models.interface import TokenLayout
@@ -120,7 +120,7 @@ def test_lookups_stop_where_they_are_worse_than_the_drafts_they_replace():
                     continue
                 p = drafter._history[row, start[row] + draft].double().numpy()
                 looked_up, jacobi = (x.double().numpy() for x in (history[row, source[row, draft]], q[row, draft]))
-                better = np.minimum(p, looked_up).sum() - np.minimum(p, jacobi).sum() - MARGIN
+                better = np.minimum(p, looked_up).sum() - np.minimum(p, jacobi).sum() - WORTH_A_LOOKUP
                 expected[row, match[row, draft]] += better
     np.testing.assert_allclose(drafter._gain.numpy(), expected, atol=1e-5)
     assert (expected < 0).any() and np.abs(expected).max() > 0.1

@@ -31,7 +31,7 @@ def test_an_installed_specbench_finds_prompts_and_tables(wheel, tmp_path):
         content.extractall(tmp_path)
     script = (
         "import specbench; from specbench.papers.table_files import load_table, papers, table_names;"
-        "from specbench.prompts import load_prompts, names;"
+        "from specbench.prompts import load_prompts;"
         "print(specbench.__file__, len(load_prompts('shapes').prompts), load_table('gsd-1').source, len(papers()));"
         "print(*table_names())"
     )

@@ -29,7 +29,7 @@ from specbench.models.interface import TokenLayout
 MATCHES = 4
 """Qualities of a match: which of the neighbours above and above to the right agree."""
 
-MARGIN = 0.25
+WORTH_A_LOOKUP = 0.25
 """Overlap with p by which looked-up drafts must be better, as each disturbs the refined drafts after it."""
 
 
@@ -55,7 +55,7 @@ class LookupJacobi(JacobiTree):
         self._fed = torch.full_like(batch.tokens, -1)
         """[B, L] stream tokens that the last forward was fed."""
         self._gain = torch.zeros(len(batch.tokens), MATCHES, device=batch.tokens.device)
-        """[B, MATCHES] sum of the overlap of looked-up q with p, less Jacobi's and MARGIN, by quality of the match."""
+        """[B, MATCHES] sum of the overlap of looked-up q with p, less Jacobi's and WORTH_A_LOOKUP, by quality of the match."""
         self._candidates: Candidates | None = None
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
@@ -74,10 +74,10 @@ class LookupJacobi(JacobiTree):
         found, source, match, q = self._candidates
         drafts = found.shape[1]
         p = verification.p[:, :drafts]
-        better = overlap(p, self._history[self._rows, source]) - overlap(p, q[:, :drafts])
+        better = common_mass(p, self._history[self._rows, source]) - common_mass(p, q[:, :drafts])
         # Slots up to the first rejected draft have p given the true tokens before them.
         known = found & (torch.arange(drafts, device=p.device) < shift[:, None])
-        self._gain.scatter_add_(1, match, torch.where(known, better - MARGIN, 0.0))
+        self._gain.scatter_add_(1, match, torch.where(known, better - WORTH_A_LOOKUP, 0.0))
 
     def _fill(self, committed: Tensor, positions: Tensor, step: Tensor) -> Tensor:
         return self._look_up(committed, positions, step, super()._fill(committed, positions, step))
@@ -140,7 +140,7 @@ class Candidates(NamedTuple):
     q: Tensor
 
 
-def overlap(p: Tensor, q: Tensor) -> Tensor:
+def common_mass(p: Tensor, q: Tensor) -> Tensor:
     """1 - TV(p, q), the probability that a draft from q is accepted."""
     return torch.minimum(p, q).sum(-1)
 
