@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specbench.checks.enumerable_transformer import EnumerableTransformer
-from specbench.decoding.drafters.lookup import WORTH_A_LOOKUP, MATCHES, LookupJacobi, neighbour_slots
+from specbench.decoding.drafters.lookup import MATCHES, WORTH_A_LOOKUP, LookupJacobi, neighbour_slots
 from specbench.decoding.loop import begin, decode
 from specbench.decoding.timing import Spans
 from specbench.models.interface import TokenLayout
