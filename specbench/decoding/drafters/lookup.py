@@ -55,7 +55,7 @@ class LookupJacobi(JacobiTree):
         self._fed = torch.full_like(batch.tokens, -1)
         """[B, L] stream tokens that the last forward was fed."""
         self._gain = torch.zeros(len(batch.tokens), MATCHES, device=batch.tokens.device)
-        """[B, MATCHES] sum of the common mass of looked-up q and p, less Jacobi's and WORTH_A_LOOKUP, by quality of match."""
+        """[B, MATCHES] sum of the common mass of looked-up q and p, less Jacobi's and WORTH_A_LOOKUP, by match."""
         self._candidates: Candidates | None = None
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
