@@ -245,7 +245,7 @@ def check_version(path: Path, version: object) -> None:
         newer = isinstance(version, int) and version > SCHEMA_VERSION
         raise SpecbenchError(
             f"{path} has schema version {version}; this specbench reads {OLDEST_VERSION} to {SCHEMA_VERSION}",
-            "pip install --upgrade specbench" if newer else "use the specbench version that wrote it",
+            "use a newer specbench" if newer else "use the specbench version that wrote it",
         )
 
 

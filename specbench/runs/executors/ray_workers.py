@@ -170,7 +170,7 @@ def import_ray():
     except ImportError:
         raise SpecbenchError(
             "several workers need Ray, which is not installed",
-            "pip install 'specbench[ray]', or use --shard, which needs no Ray",
+            "pip install 'ray>=2.40', or use --shard, which needs no Ray",
             MISSING_PREREQUISITE,
         ) from None
     return ray
