@@ -4,10 +4,11 @@
     generate-100m   The same on a random Llama of 100 million parameters.
     plain           A step's CPU time, without its forward, over that of a plain SJD loop without any recording.
     overhead        A step's time over its forward, by window and vocabulary.
-    window          Milliseconds per step and per forward against the window.
+    window          Milliseconds per step and per forward, tokens per step, and speed against the window.
     decoders        Speed-up realised against step compression, per decoder.
     decoders-compiled  The same compiled, one of each kind; compiling takes ten minutes the first time.
     decoders-100m   The same, compiled, on a random Llama of 100 million parameters.
+    compile         Seconds of compilation: the first run on a machine, and the second.
     throughput      Images per hour, many rows at once over one.
     profile         Where the time of a compiled step goes.
     memory          Peak memory of caches and distributions against the formula of `specbench.runs.memory_estimate`.
@@ -34,6 +35,7 @@ from itertools import product
 from pathlib import Path
 
 import torch
+from compiling import bench_compile
 from forecast import bench_forecast
 from generate import against_generate
 from llama import PROMPT, RandomLlama
@@ -47,7 +49,7 @@ from uniforms import bench_uniforms
 from specbench.decoding.loop import decode
 from specbench.models.catalog import find_model, load_model
 from specbench.models.interface import ImageModel, TokenLayout
-from specbench.prompts import Request
+from specbench.prompts import Request, load_prompts
 from specbench.specs.presets import PRESETS, DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system import environment
@@ -206,24 +208,31 @@ def bench_overhead(sampling: Sampling, rounds: int) -> tuple[list[dict], list[st
 
 def bench_window(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
     """SJD's mean step and a mid-image forward against the window; window cost is the forward's ratio to
-    window 1.
+    window 1. AR and every window decode the same caption of the set `shapes` in a round, each round another.
 
     Windows shrink near the end of an image, so that wide ones' mean step can cost less than their full
     forward.
     """
-    model = load_model("shapes")
+    model, captions = load_model("shapes"), [prompt.text for prompt in load_prompts("shapes").prompts]
+
+    def decoded(decoder: DecoderSpec, sample: int) -> dict:
+        return timed_decode(model, decoder, sampling, sample, captions[sample % len(captions)])
+
     windows = (1, 2, 4, 8, 16, 32, 64, 128)
-    contenders = {}
+    contenders = {"ar": partial(decoded, resolve("ar"))}
     for window in windows:
-        contenders[f"decode {window}"] = partial(timed_decode, model, with_window("sjd", window), sampling)
+        contenders[f"decode {window}"] = partial(decoded, with_window("sjd", window))
         contenders[f"forward {window}"] = partial(timed_forward, model, sampling, window, STEPS)
     rows = in_turns(contenders, rounds)
-    one = median(rows, "forward 1")
-    lines = ["window: ms per step, ms per forward, window cost"]
+    one, ar_ms = median(rows, "forward 1"), sum(loop_ms(row) for row in rows if row["name"] == "ar")
+    lines = ["window: ms per step, ms per forward, window cost, tokens per step, speed-up over ar"]
     for window in windows:
-        step = median(rows, f"decode {window}", lambda row: step_cost(row)["step"])
+        images = [row for row in rows if row["name"] == f"decode {window}"]
+        step = statistics.median(step_cost(row)["step"] for row in images)
         forward = median(rows, f"forward {window}")
-        lines.append(f"{window}: {step:.2f}, {forward:.2f}, {forward / one:.2f}")
+        compression = sum(row["tokens"] for row in images) / sum(row["nfe"] for row in images)
+        speedup = ar_ms / sum(map(loop_ms, images))
+        lines.append(f"{window}: {step:.2f}, {forward:.2f}, {forward / one:.2f}, {compression:.2f}, {speedup:.2f}")
     return rows, lines
 
 
@@ -284,6 +293,7 @@ BENCHES = {
     "decoders": bench_decoders,
     "decoders-compiled": bench_decoders_compiled,
     "decoders-100m": bench_decoders_100m,
+    "compile": bench_compile,
     "throughput": bench_throughput,
     "profile": bench_profile,
     "memory": bench_memory,

@@ -16,10 +16,12 @@ from specbench.specs.run_spec import Sampling
 CAPTION = "a red circle left of a blue square"
 
 
-def timed_decode(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, sample: int) -> dict:
+def timed_decode(
+    model: ImageModel, decoder: DecoderSpec, sampling: Sampling, sample: int, caption: str = CAPTION
+) -> dict:
     """Decode one image at batch 1; returns milliseconds without rendering, spans of the loop, forwards and tokens."""
     start, cpu = time.perf_counter(), time.process_time()
-    [image] = decode(model, [Request(CAPTION, "bench", sample)], decoder, sampling, seed=0, render=False)
+    [image] = decode(model, [Request(caption, "bench", sample)], decoder, sampling, seed=0, render=False)
     spent = {"wall_ms": (time.perf_counter() - start) * 1e3, "cpu_ms": (time.process_time() - cpu) * 1e3}
     return {**spent, "spans_ms": image.spans_ms, "nfe": image.nfe, "tokens": image.committed}
 

@@ -29,6 +29,7 @@ def add_to(app: typer.Typer) -> None:
 def demo(flags: dict) -> None:
     values = merge(_SETTINGS, flags)
     from specbench import api
+    from specbench.reporting.answer import answer
     from specbench.reporting.demo import PICTURE, TABLES, headline
 
     out = Path(str(values["out"].value))
@@ -38,6 +39,7 @@ def demo(flags: dict) -> None:
         return print_json(rows)
     table = headline(rows)
     print_table(table, list(table[0]))
+    print("\n" + "\n".join(answer(rows)))
     print(f"\n{out / PICTURE}")
     if not quiet:
         for warning in dict.fromkeys(f"{s['metric']}: {s['note']}" for row in rows for s in row["scores"] if s["note"]):

@@ -65,7 +65,10 @@ def _fastest(exact: Sequence[Mapping]) -> str:
     images = f"{best['pairs']} image{'s' if best['pairs'] != 1 else ''}"
     if best["speedup_low"] is None:
         few = f"{images}: too few for an interval"
-        said = f"{_name(best)}, the fastest lossless decoder, ran {value} times as fast as AR ({few})"
+        if best["speedup"] < 1:
+            said = f"AR was the fastest lossless decoder; the next, {_name(best)}, ran {value} times as fast ({few})"
+        else:
+            said = f"{_name(best)}, the fastest lossless decoder, ran {value} times as fast as AR ({few})"
     elif best["speedup_low"] > 1:
         said = f"{_name(best)} is the fastest lossless decoder: {value} times as fast as AR {interval} over {images}"
     elif shown := next((row for row in others if (row["speedup_low"] or 0) > 1), None):

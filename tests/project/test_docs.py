@@ -38,6 +38,12 @@ def test_the_readme_stays_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
 
+def test_every_program_that_make_runs_exists():
+    programs = re.findall(r"(?:dev|\.ci)/[\w./-]+\.py", (ROOT / "Makefile").read_text())
+    assert programs
+    assert [program for program in programs if not (ROOT / program).is_file()] == []
+
+
 def commands_in(text: str) -> list[str]:
     """Every command line in code blocks, indented or fenced, and in spans of code."""
     blocks = re.findall(r"^```(?:sh|console|text)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)

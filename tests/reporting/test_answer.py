@@ -34,6 +34,11 @@ def test_faster_is_said_only_where_the_interval_shows_it(low, high, said):
     assert said in answer([AR, row("sjd", 1.3, low, high)])[0]
 
 
+def test_ar_is_called_the_fastest_where_too_few_images_were_faster_with_it():
+    found = answer([AR, row("jacobi", 0.6), row("sjd", 0.8)])[0]
+    assert found.startswith("AR was the fastest lossless decoder; the next, sjd (window 16), ran 0.80 times as fast (9")
+
+
 def test_a_slower_decoder_that_is_shown_to_be_faster_than_ar_is_not_denied():
     found = answer([AR, row("sjd", 1.14, 1.04, 1.23), row("predictive", 1.22, 0.96, 1.57)])[0]
     assert "predictive (window 16) has the largest speed-up" in found and "not shown to be faster than AR" in found
