@@ -4,7 +4,8 @@
     generate-100m   The same on a random Llama of 100 million parameters.
     plain           A step's CPU time, without its forward, over that of a plain SJD loop without any recording.
     overhead        A step's time over its forward, by window and vocabulary.
-    window          Milliseconds per step and per forward, tokens per step, and speed against the window.
+    window          Tokens per step, speed and milliseconds of a forward against the window.
+    window-compiled  Tokens per step and speed against the window, all compiled.
     decoders        Speed-up realised against step compression, per decoder.
     decoders-compiled  The same compiled, one of each kind; compiling takes ten minutes the first time.
     decoders-100m   The same, compiled, on a random Llama of 100 million parameters.
@@ -28,7 +29,7 @@ import shlex
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -52,6 +53,7 @@ from specbench.models.interface import ImageModel, TokenLayout
 from specbench.prompts import Request, load_prompts
 from specbench.specs.presets import PRESETS, DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
+from specbench.stats.intervals import ratio_of_totals, without_few
 from specbench.system import environment
 
 STEPS = 16
@@ -207,33 +209,54 @@ def bench_overhead(sampling: Sampling, rounds: int) -> tuple[list[dict], list[st
 
 
 def bench_window(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """SJD's mean step and a mid-image forward against the window; window cost is the forward's ratio to
-    window 1. AR and every window decode the same caption of the set `shapes` in a round, each round another.
+    """SJD's images and a mid-image forward against the window; window cost is the forward's ratio to window 1.
 
     Windows shrink near the end of an image, so that wide ones' mean step can cost less than their full
     forward.
     """
-    model, captions = load_model("shapes"), [prompt.text for prompt in load_prompts("shapes").prompts]
+    model, windows = load_model("shapes"), (1, 2, 4, 8, 16, 32, 64, 128)
+    forwards = {f"forward {window}": partial(timed_forward, model, sampling, window, STEPS) for window in windows}
+    rows = in_turns(decodes_by_window(model, windows, sampling) | forwards, rounds)
+    one = median(rows, "forward 1", cpu_ms)
+    lines = ["window: tokens per step, speed-up over ar, ms per forward, window cost"]
+    for window, line in zip(windows, gain_by_window(rows, windows), strict=True):
+        forward = median(rows, f"forward {window}", cpu_ms)
+        lines.append(f"{line}, {forward:.2f}, {forward / one:.2f}")
+    return rows, lines
+
+
+def bench_window_compiled(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """SJD's images against the window, AR's and its steps compiled in the round of warm-up."""
+    model, windows = load_model("shapes"), (4, 8, 16)
+    model.compile()
+    rows = in_turns(decodes_by_window(model, windows, sampling), rounds)
+    return rows, ["window: tokens per step, speed-up over ar", *gain_by_window(rows, windows)]
+
+
+def decodes_by_window(
+    model: ImageModel, windows: Sequence[int], sampling: Sampling
+) -> dict[str, Callable[[int], dict]]:
+    """Contenders: AR, and SJD with every window. In a round all decode one caption of `shapes`, in the next another."""
+    captions = [prompt.text for prompt in load_prompts("shapes").prompts]
 
     def decoded(decoder: DecoderSpec, sample: int) -> dict:
         return timed_decode(model, decoder, sampling, sample, captions[sample % len(captions)])
 
-    windows = (1, 2, 4, 8, 16, 32, 64, 128)
-    contenders = {"ar": partial(decoded, resolve("ar"))}
-    for window in windows:
-        contenders[f"decode {window}"] = partial(decoded, with_window("sjd", window))
-        contenders[f"forward {window}"] = partial(timed_forward, model, sampling, window, STEPS)
-    rows = in_turns(contenders, rounds)
-    one, ar_ms = median(rows, "forward 1"), sum(loop_ms(row) for row in rows if row["name"] == "ar")
-    lines = ["window: ms per step, ms per forward, window cost, tokens per step, speed-up over ar"]
-    for window in windows:
-        images = [row for row in rows if row["name"] == f"decode {window}"]
-        step = statistics.median(step_cost(row)["step"] for row in images)
-        forward = median(rows, f"forward {window}")
+    sjd = {f"decode {window}": partial(decoded, with_window("sjd", window)) for window in windows}
+    return {"ar": partial(decoded, resolve("ar"))} | sjd
+
+
+def gain_by_window(rows: Sequence[dict], windows: Sequence[int]) -> list[str]:
+    """Tokens per step and speed-up over AR by CPU time [95 % interval over captions], as ratios of totals."""
+    by_name = {name: [row for row in rows if row["name"] == name] for name in ("ar", *map("decode {}".format, windows))}
+    lines, ar_ms = [], [row["cpu_ms"] for row in by_name.pop("ar")]
+    for window, images in zip(windows, by_name.values(), strict=True):
+        turns = [row["round"] for row in images]
         compression = sum(row["tokens"] for row in images) / sum(row["nfe"] for row in images)
-        speedup = ar_ms / sum(map(loop_ms, images))
-        lines.append(f"{window}: {step:.2f}, {forward:.2f}, {forward / one:.2f}, {compression:.2f}, {speedup:.2f}")
-    return rows, lines
+        gain = without_few(ratio_of_totals(ar_ms, [row["cpu_ms"] for row in images], turns), len(turns))
+        interval = "" if gain.low is None else f" [{gain.low:.2f}-{gain.high:.2f}]"
+        lines.append(f"{window}: {compression:.2f}, {gain.value:.2f}{interval}")
+    return lines
 
 
 def bench_decoders(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
@@ -290,6 +313,7 @@ BENCHES = {
     "plain": bench_plain,
     "overhead": bench_overhead,
     "window": bench_window,
+    "window-compiled": bench_window_compiled,
     "decoders": bench_decoders,
     "decoders-compiled": bench_decoders_compiled,
     "decoders-100m": bench_decoders_100m,

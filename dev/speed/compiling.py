@@ -35,5 +35,5 @@ def compile_facts(out: Path, cache: Path) -> dict[str, float]:
     command = [sys.executable, "-m", "specbench", "run", "--quiet", "--out", str(out)]
     command += [part for name, value in flags.items() for part in (f"--{name}", str(value))]
     subprocess.run(command, env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache)}, check=True)
-    info = json.loads(next(out.glob("*/run.json")).read_text())
-    return {name: info[name] for name in ("compile_s", "compiled_forms")}
+    invocation = json.loads(next(out.glob("*/run.json")).read_text())["invocations"][-1]
+    return {name: invocation[name] for name in ("compile_s", "compiled_forms")}
