@@ -134,7 +134,7 @@ def _refuse_unfit(images: Images, metrics: Iterable[Metric]) -> None:
         if not any(_accepted(images.rows, metric)):
             raise SpecbenchError(
                 f"metric '{metric.name}' cannot score {images.name}: {_unfit(images)}",
-                "leave it away to score with what fits", BAD_INPUT,
+                "omit --metric to score with the metrics that fit", BAD_INPUT,
             )  # fmt: skip
 
 

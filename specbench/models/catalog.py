@@ -31,13 +31,14 @@ class ModelInfo(ModelFacts):
     Attributes:
         target: "module:function" called as `function(device: str, dtype: torch.dtype)`, returning an `ImageModel`.
         resolution: image height and width in pixels.
-        tokens: image tokens of one image.
+        tokens: image tokens of one image, without the tokens that the grammar forces.
         dtype: number format it is meant to run in.
         weights: files that must be there before it can be loaded.
         config: JSON file with `network.codes`, the image vocabulary, and `sampling`, the default `Sampling`'s
             fields.
         head: folder of the draft head it brings along, if any.
         prompt_check: optional "module:function" raising ValueError for a text the model cannot read.
+        forced_slots: stream slots of one image whose tokens the grammar forces, such as row ends.
         slot_numbers: numbers that are held per row and stream slot to embed image tokens with.
         pixel_numbers: float32 numbers per pixel alive at once while images are decoded, a whole batch of them together.
     """
@@ -55,6 +56,7 @@ class ModelInfo(ModelFacts):
     prompt_check: str | None = None
     parameters: int | None = None
     hub_id: str | None = None
+    forced_slots: int = 0
     slot_numbers: int = 0
     pixel_numbers: int = 0
 
@@ -76,7 +78,7 @@ class ModelInfo(ModelFacts):
                 f"--guidance-rows {guidance_rows}: '{self.name}' has one unconditional prompt", "omit it"
             )
         if prompt_form != "official":
-            raise SpecbenchError(f"--prompt-form {prompt_form}: '{self.name}' has one form of prompt", "leave it away")
+            raise SpecbenchError(f"--prompt-form {prompt_form}: '{self.name}' has one form of prompt", "omit it")
         if weights or revision or random or tiny:
             raise SpecbenchError(
                 f"model '{self.name}' has one set of weights and one size",
@@ -99,7 +101,7 @@ class ModelInfo(ModelFacts):
     @property
     def stream(self) -> int:
         """Stream slots of one image."""
-        return self.tokens
+        return self.tokens + self.forced_slots
 
     @property
     def table(self) -> int:

@@ -78,6 +78,22 @@ def test_a_model_that_declares_other_facts_is_found(greys):
     assert failed(checks.all_findings()) == {"facts", "render"}
 
 
+def test_a_model_with_row_ends_declares_them(greys):
+    import dataclasses
+
+    import toy_plugin.greys as plugin
+
+    from specbench.models.interface import TokenLayout
+
+    model = plugin.load(torch.device("cpu"), torch.float32)
+    model.layout = TokenLayout.with_row_ends(8, 8, plugin.CODES)
+    texts = ["a bright sky", "a dark sky"]
+    declared = dataclasses.replace(plugin.MODEL, forced_slots=8)
+    assert not failed(ModelChecks(declared, model, texts).all_findings())
+    found = {one.check: one for one in ModelChecks(plugin.MODEL, model, texts).all_findings()}
+    assert failed(found.values()) == {"facts"} and "64 declared, 72 found" in found["facts"].detail
+
+
 class Ranked(PerImageMetric):
     """Depends on the other images, names a foreign column, and changes what it is given."""
 

@@ -51,6 +51,19 @@ def test_captions_without_a_relation_name_the_objects_in_that_order():
     assert checked > 40
 
 
+def test_captions_with_relations_keep_their_meaning_and_their_subject():
+    rng = np.random.default_rng(5)
+    moved = 0
+    for scene in (s for s in ordered_scenes(300) if len(s.items) == 3):
+        request = describe(scene, rng)
+        if request.relations:
+            worded = worded_in_reading_order(request, scene)
+            assert worded.key() == request.key()
+            assert worded.clauses[0] == request.clauses[0]
+            moved += worded.clauses != request.clauses
+    assert moved > 3
+
+
 def test_relations_decide_which_object_is_drawn_first():
     """The subject of left and above is met before its object, that of right and below after it."""
     rng = np.random.default_rng(3)

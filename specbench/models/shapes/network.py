@@ -126,7 +126,7 @@ class ShapesNetwork(nn.Module):
 
 
 def settings(folder: Path = WEIGHTS) -> dict:
-    """The shipped config.json: sizes of both modules, and the default sampling (guidance, top_k, temperature)."""
+    """The shipped config.json: sizes of both modules, the default `Sampling`'s fields, and the training samples."""
     return json.loads((folder / "config.json").read_text())
 
 
