@@ -54,11 +54,12 @@ def gap(row: dict) -> str:
 
 def headline(rows: list[dict]) -> str:
     """Build the table: one row per run, exact decoders first, then by decreasing number of steps."""
-    heads = ["decoder", "lossless", "images", "tokens per step", *METRICS.values(), "NLL - H, nats"]
+    heads = ["decoder", "lossless", "window", "images", "tokens per step", *METRICS.values(), "NLL - H, nats"]
     lines = [heads, ["---"] * len(heads)]
     for row in sorted(rows, key=lambda row: (row["name"] == GREEDY, not row["lossless"], row["step_compression"])):
         lossless = "-" if row["name"] == GREEDY else "yes" if row["lossless"] else "no"
-        counts = [row["name"], lossless, f"{row['n']}", f"{row['step_compression']:.2f}"]
+        window = str(row["options"].get("window", "-"))
+        counts = [row["name"], lossless, window, f"{row['n']}", f"{row['step_compression']:.2f}"]
         lines.append([*counts, *(difference(row, metric) for metric in METRICS), gap(row)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 

@@ -12,7 +12,7 @@ run() {
         --out "$out" --quiet "$@"
 }
 
-run --decoder ar,sjd,scd-mc,sjd-pac,gsd,sjd++,eagle,lantern
+run --decoder ar,sjd,scd-mc,sjd-pac,gsd,sjd++,eagle,lantern,best-lossless
 run --decoder scd-gs,predictive,eagle-block,sjd-block,lantern++,uniform-rsd,cool-sd,amplify
 run --decoder jacobi,sjd-isp,sjd-norefine,sjd-released,sjd-tilt,zipar,pjd,add
 run --decoder gsd:G=10,d=inf --decoder gsd:G=50,d=inf --decoder sjd++:tau=0.1 --decoder amplify:k=8,amplify:k=64,amplify:k=1000
