@@ -135,6 +135,8 @@ def score(
         return print_json(rows) if as_json else print_table(rows, list(rows[0]) if rows else ())
     if against:
         rows = api.differences(against, runs or (), names, out, settings)
+    if verbose and images is None:
+        _say_drawn(out, named if runs else ())
     _print_scores(rows, bool(against), as_json)
 
 
@@ -160,6 +162,19 @@ def _check_score(
         raise SpecbenchError("--cross-check compares by metric", "name the metrics with --metric or --protocol")
     if python and not cross_check:
         raise SpecbenchError("--python names the Python of --cross-check", "add --cross-check")
+
+
+def _say_drawn(out: str, names: Sequence[str]) -> None:
+    """Say which prompts the scored runs decoded, where these are a part of their set."""
+    from specbench.store.run_folders import find_runs
+    from specbench.store.run_store import RunStore
+
+    runs: dict[str, list[str]] = {}
+    for folder in find_runs(out, names):
+        if drawn := RunStore(folder).info().drawn:
+            runs.setdefault("; ".join(drawn), []).append(folder.name)
+    for drawn, folders in runs.items():
+        console.say(f"prompts drawn: {drawn} ({', '.join(folders)})")
 
 
 def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> None:

@@ -64,7 +64,8 @@ def test_a_dry_run_counts_what_is_there(there):
 
 
 def test_report_has_the_documented_keys(there):
-    assert there("score").code == 0
+    scored = there("score")
+    assert scored.code == 0 and "prompts drawn: 2 of 318: first 2 (shapes-ar-" in scored.err
     rows = json.loads(there("report", "--json").out)
     assert [row["decoder"] for row in rows] == ["ar", "sjd"]
     for row in rows:
