@@ -1,6 +1,6 @@
 """Audit every lossless combination of components; continues where it stopped.
 
-One line per combination goes to results/audit/menu.jsonl as soon as it is known. Combinations that have a line are left
+One line per combination goes to results/audit/menu.jsonl at once. Combinations that have a line are left
 out, so that the audit can run on several evenings; delete the file to audit all of them anew. The first ones together
 show every component, every option value and every pair of these. `--limit N` stops after N more.
 """
@@ -39,7 +39,7 @@ def menu_row(spec: DecoderSpec) -> dict[str, object]:
 
 
 def menu_rows(decoders: list[DecoderSpec], workers: int) -> Iterator[dict[str, object]]:
-    """The audits of `decoders`, each as soon as it is known."""
+    """The audits of `decoders`, each when it is done."""
     if workers == 1:
         yield from map(menu_row, decoders)
         return
