@@ -55,8 +55,10 @@ def encode(text: str) -> list[int]:
 
 
 def in_normal_form(found: list[str]) -> list[str]:
-    """Words of a caption with its objects in reading order: those to the left of the subject or above it come first. `b right a` becomes `a left b`, `b right a and above c` becomes `a left b above c`, and `b right a and
-    below c` becomes `a left and c above b`. Words without relations, or with an unrelated object, stay as they are.
+    """Words of a caption with its objects in reading order: those left of the subject or above it come first.
+
+    `b right a` becomes `a left b`, `b right a and above c` becomes `a left b above c`, and `b right a and below c`
+    becomes `a left and c above b`. Words without relations, or with an unrelated object, stay unchanged.
     """
     end = next((i for i, word in enumerate(found) if word == "on" or word in TEXTURES), len(found))
     subject, *rest = (part.split() for part in RELATED.split(" ".join(found[:end])))
