@@ -20,7 +20,6 @@ from specbench.cli.completion import command_completed
 from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, unknown_name
 from specbench.specs import plugin_decoders
 from specbench.system import console, plugins
-from specbench.system.version import __version__
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -76,13 +75,15 @@ def build_app(named: str | None = None) -> typer.Typer:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"specbench {__version__}")
+        from specbench.system.environment import describe_installation  # only this option waits for it
+
+        print(describe_installation())
         raise typer.Exit
 
 
 def _root(
     version: bool = typer.Option(
-        False, "--version", help="Print the version and exit.", is_eager=True, callback=_version
+        False, "--version", help="Print versions and commit, and exit.", is_eager=True, callback=_version
     ),
     debug: bool = typer.Option(
         False,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-_PACKAGES = ("specbench", "torch", "transformers", "numpy", "pandas", "pyarrow", "safetensors")
+from specbench.system.version import __version__
+
+BUILD_RECORD = Path(__file__).with_name("build.json")
+"""Added to wheels and source distributions by `dev/release/build_hook.py`; absent in a checkout."""
+_PACKAGES = ("torch", "transformers", "numpy", "pandas", "pyarrow", "safetensors")
 
 
 def available_cores() -> int:
@@ -36,7 +41,8 @@ def environment_facts() -> dict[str, object]:
 
 
 def versions() -> dict[str, str | None]:
-    found: dict[str, str | None] = {"python": platform.python_version()}
+    # The metadata of an editable installation keeps the version that it was made with.
+    found: dict[str, str | None] = {"python": platform.python_version(), "specbench": __version__}
     for package in _PACKAGES:
         try:
             found[package] = metadata.version(package)
@@ -46,14 +52,30 @@ def versions() -> dict[str, str | None]:
 
 
 def git_state() -> dict[str, object]:
-    """Git revision of the running checkout, and whether tracked files were modified; null for an installed package."""
+    """Git revision of the running checkout, or else of the one that the installed package was built from.
+
+    `dirty`: whether tracked files were modified. Both are null where nothing is known.
+    """
+    return checkout_state() or _recorded_state() or {"revision": None, "dirty": None}
+
+
+def checkout_state() -> dict[str, object] | None:
+    """Git revision of the checkout that this file is tracked in, None outside of one."""
     here = Path(__file__).parent
     revision = _output("git", "-C", str(here), "rev-parse", "HEAD")
     tracked = _output("git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name)
     if revision is None or tracked is None:
-        return {"revision": None, "dirty": None}
+        return None
     changes = _output("git", "-C", str(here), "status", "--porcelain", "--untracked-files=no")
     return {"revision": revision, "dirty": None if changes is None else bool(changes)}
+
+
+def _recorded_state() -> dict[str, object] | None:
+    try:
+        found = json.loads(BUILD_RECORD.read_text())
+        return {"revision": found["revision"], "dirty": found["dirty"]}
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def hardware() -> dict[str, object]:
@@ -84,10 +106,26 @@ def describe_machine(hardware: Mapping, versions: Mapping, git: Mapping) -> str:
     """Format hardware and versions as the line printed under tables."""
     parts = [hardware.get("cpu"), core_count(hardware.get("cores")), *(hardware.get("gpus") or [])]
     shown = ("python", "torch", "transformers", "specbench")
-    parts += [f"{name} {versions[name]}" for name in shown if versions.get(name)]
-    if git.get("revision"):
-        parts.append(f"git {str(git['revision'])[:10]}{' with changes' if git.get('dirty') else ''}")
+    parts += [*_named(versions, shown), _commit(git)]
     return ", ".join(str(part) for part in parts if part)
+
+
+def describe_installation() -> str:
+    """Format version, commit and main packages of this installation as the line of `specbench --version`."""
+    present = versions()
+    packages = _named(present, ("python", "torch", "transformers"))
+    parts = [*_named(present, ("specbench",)), _commit(git_state()), *packages]
+    return ", ".join(part for part in parts if part)
+
+
+def _named(versions: Mapping, names: Iterable[str]) -> list[str]:
+    return [f"{name} {versions[name]}" for name in names if versions.get(name)]
+
+
+def _commit(git: Mapping) -> str | None:
+    if not git.get("revision"):
+        return None
+    return f"git {str(git['revision'])[:10]}{' with changes' if git.get('dirty') else ''}"
 
 
 def _output(*command: str) -> str | None:

@@ -159,7 +159,8 @@ def test_exit_codes_are_documented():
 
 def test_the_citation_and_the_changelog_name_the_version():
     assert re.search(rf"^version: {re.escape(__version__)}$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
-    assert f"## {__version__}\n" in (ROOT / "CHANGELOG.md").read_text()
+    released = re.search(r"^date-released: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert f"## {__version__} - {released[1]}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_no_registry_host_or_private_path_is_named():

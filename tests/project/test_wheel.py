@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tarfile
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+RECORD = "specbench/system/build.json"
 pytest.importorskip("hatchling", reason="builds the wheel")
 
 
@@ -51,13 +53,18 @@ def test_nothing_else_of_the_checkout_is_in_it(wheel):
     assert not [name for name in names if name.endswith((".pyc", "bench.py")) and "_data" in name]
 
 
-def test_the_source_distribution_is_the_checkout(tmp_path):
+def test_the_source_distribution_is_the_checkout_and_knows_its_commit_as_the_wheel_does(wheel, tmp_path):
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode or not (ROOT / ".git").exists():
         pytest.skip("not a checkout")
     with tarfile.open(built("sdist", tmp_path)) as content:
-        names = {name.partition("/")[2] for name in content.getnames()}
-    assert not {name for name in listed.stdout.splitlines() if (ROOT / name).exists()} - names
+        names = {name.partition("/")[2]: name for name in content.getnames()}
+        record = content.extractfile(names[RECORD]).read()
+    assert not {name for name in listed.stdout.splitlines() if (ROOT / name).exists()} - names.keys()
+    with zipfile.ZipFile(wheel) as content:
+        assert content.read(RECORD) == record
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    assert json.loads(record)["revision"] == head
 
 
 def test_a_checkout_can_be_installed_for_work_on_it(tmp_path):
