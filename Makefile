@@ -85,6 +85,7 @@ speed: $(VENV)/.run ## Measure specbench itself; raw numbers go to results/speed
 	$(BIN)/python dev/speed/bench.py --threads 1
 	$(BIN)/python dev/speed/reading.py --images 96 --threads 1
 	$(BIN)/python dev/speed/report_scale.py
+	$(BIN)/python dev/speed/startup.py
 	$(BIN)/python dev/speed/plot.py
 
 gpu: $(VENV)/.run ## Prove on a CUDA machine what a CPU cannot show, in 20 minutes; writes results/gpu

@@ -15,11 +15,10 @@ from collections.abc import Sequence
 
 import typer
 
-from specbench.cli.command_line import CommandLine
-from specbench.cli.completion import command_completed
+from specbench.cli.command_line import COMPLETION, CommandLine
+from specbench.cli.commands import COMMANDS, help_of
 from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, unknown_name
-from specbench.specs import plugin_decoders
-from specbench.system import console, plugins
+from specbench.system import console
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -27,36 +26,39 @@ _UsageError = typer.BadParameter.__mro__[1]
 _DEBUG, _NO_COLOR, _NO_PROGRESS = "--debug", "--no-color", "--no-progress"
 _ANYWHERE = (_DEBUG, _NO_COLOR, _NO_PROGRESS)
 """Switches that are allowed anywhere on the command line."""
-
-
-_MODULES = {
-    "run": ["run"],
-    "merge": ["merge"],
-    "results": ["score", "report"],
-    "show": ["show"],
-    "bench": ["bench"],
-    "compare": ["compare"],
-    "forecast": ["forecast"],
-    "listing": ["list"],
-    "official": ["export", "import"],
-    "checks": ["doctor", "audit", "check"],
-    "heads": ["train-head", "check-head"],
-    "demo": ["demo"],
-    "prompts": ["prompts"],
-    "shapes": ["shapes"],
-}
-"""Modules of this package and their commands, in the order of `--help`."""
 _BRIEF = ("report", "compare", "show", "list")
 """Commands that mostly import, which makes many objects and next to no garbage."""
 _COLLECT_AFTER = 100_000
 
 
-def build_app(named: str | None = None) -> typer.Typer:
+def build_app(named: str | None = None, root_options: bool = True) -> typer.Typer:
     """Build the app with all commands, or only with those of the module that defines the command `named`.
 
     Plug-ins are looked up first, because options of plug-in decoders become flags.
+
+    Args:
+        root_options: accept options before the command, and requests of a shell to complete the line. Each option
+            costs typer time, the first one 80 ms of imports.
     """
+    from specbench.specs import plugin_decoders  # looks through the installed packages, which the index does not need
+
     plugin_decoders.add_plugin_decoders()
+    app = _empty_app(root_options)
+    modules = [COMMANDS[named][0]] if named else dict.fromkeys(module for module, _ in COMMANDS.values())
+    for module in modules:
+        importlib.import_module(f"specbench.cli.{module}").add_to(app)
+    return app
+
+
+def build_index() -> typer.Typer:
+    """Build an app that only lists the commands, for help, completion of their names and errors where none is named."""
+    app = _empty_app(root_options=True)
+    for name in COMMANDS:
+        app.command(name=name, help=help_of(name))(lambda: None)
+    return app
+
+
+def _empty_app(root_options: bool) -> CommandLine:
     app = CommandLine(
         name="specbench",
         help="Measure speed-up and image quality of decoders for autoregressive text-to-image models.",
@@ -65,11 +67,10 @@ def build_app(named: str | None = None) -> typer.Typer:
         no_args_is_help=True,
         rich_markup_mode="rich",
         pretty_exceptions_enable=False,
+        add_completion=root_options,
+        add_help_option=root_options,
     )
-    app.callback()(_root)
-    having = [module for module, commands in _MODULES.items() if named in commands]
-    for module in having or _MODULES:
-        importlib.import_module(f"specbench.cli.{module}").add_to(app)
+    app.callback()(_root if root_options else lambda: None)
     return app
 
 
@@ -106,12 +107,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ["NO_COLOR"] = "1"
     console.show_progress(_NO_PROGRESS not in arguments)
     arguments = [argument for argument in arguments if argument not in _ANYWHERE]
+    if arguments[:1] == ["--"]:
+        del arguments[0]
     warnings.showwarning = _show_warning
     if next(iter(arguments), None) in _BRIEF:
         gc.set_threshold(_COLLECT_AFTER)
     try:
-        named = next(iter(arguments), None) or command_completed(os.environ)
-        code = build_app(named)(arguments, standalone_mode=False, prog_name="specbench")
+        app = _app_of(arguments)
+        code = app(arguments, standalone_mode=False, prog_name="specbench")
     except SpecbenchError as error:
         code = _fail(error, debug)
     except _UsageError as error:
@@ -138,6 +141,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _app_of(arguments: Sequence[str]) -> typer.Typer:
+    """The commands of the module that a command line needs, or the index where it begins with no command."""
+    if COMPLETION in os.environ:
+        from specbench.cli.completion import command_completed  # only where a shell asks
+
+        named = command_completed(os.environ)
+        return build_app(named) if named in COMMANDS else build_index()
+    named = next(iter(arguments), None)
+    return build_app(named, root_options=False) if named in COMMANDS else build_index()
+
+
 def _fail(error: SpecbenchError, debug: bool) -> int:
     if debug and sys.exc_info()[1] is not None:
         traceback.print_exc()
@@ -158,5 +172,7 @@ def _usage_problem(error: Exception) -> SpecbenchError:
 
 
 def _show_warning(message, category, *_rest) -> None:
-    if issubclass(category, plugins.PluginWarning):
+    from specbench.system.plugins import PluginWarning  # only where something warns
+
+    if issubclass(category, PluginWarning):
         console.warn(str(message))

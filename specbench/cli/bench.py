@@ -12,6 +12,7 @@ from rich.console import Console
 
 from specbench.cli import completion
 from specbench.cli.arguments import TABLE_FORMATS, dry_run_switch, format_option, option
+from specbench.cli.commands import help_of
 from specbench.cli.options import flags, print_json
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
 from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
@@ -23,13 +24,11 @@ if TYPE_CHECKING:
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
-_HELP = "\n\n".join(
-    (
-        "Reproduce a paper's table: decode and score what is missing, and print measured beside printed values.",
-        "Images and scores in the results folder are not computed again; rows with the same model and prompts "
-        "alternate on one loaded model. Rows that cannot run on this machine are reported and left out.",
-        "--model replaces the paper's model: specbench bench gsd-1 --model shapes --limit 16 runs on a laptop.",
-    )
+_HELP = help_of(
+    "bench",
+    "Images and scores in the results folder are not computed again; rows with the same model and prompts "
+    "alternate on one loaded model. Rows that cannot run on this machine are reported and left out.",
+    "--model replaces the paper's model: specbench bench gsd-1 --model shapes --limit 16 runs on a laptop.",
 )
 _SETTINGS = tuple(setting for setting in run_settings() if setting.name in OPEN_IN_TABLES)
 _Table = Annotated[

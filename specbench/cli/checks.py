@@ -22,6 +22,7 @@ from specbench.cli.arguments import (
     switch,
     weights_option,
 )
+from specbench.cli.commands import help_of
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import JSON, OUT, QUIET, merge
@@ -68,9 +69,7 @@ _ContractSamples = Annotated[int, option("--samples", "N", "Images for losslessn
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(name="doctor", help="Check whether this machine is ready to run, and print how to fix problems.")(
-        doctor
-    )
+    app.command(name="doctor", help=help_of("doctor"))(doctor)
     app.command(name="audit", help=_AUDIT_HELP)(audit)
     app.command(name="check", help=_CHECK_HELP)(check)
 
@@ -118,21 +117,19 @@ def _print_readiness(rows: Sequence[Mapping]) -> None:
             print(f"\n{row['name']}:\n  {row['fix']}")
 
 
-_AUDIT_HELP = "\n\n".join(
-    (
-        "Measure whether a decoder is lossless.",
-        "Decodes models small enough to enumerate and compares the images with the exact joint distribution: images "
-        "several windows long, row ends and other grammar tokens, guidance, temperature, top-k with ties, top-p, "
-        "continuous batching, a transformer with a KV cache. The settings replace the decoder's window. The verdict is "
-        'lossy, or lossless, or "no deviation seen" where the images are too few (detectable_tv above 0.05) or the '
-        "decoder is declared lossy; tv is the measured total variation distance with its 95 % interval, detectable_tv "
-        "the distance that would have been found with probability 0.95.",
-        "A decoder is a name with optional inline options (gsd:G=50), or a plug-in as package.module:Name. Without "
-        "one, every decoder is audited.",
-        "With --run, the stored images of a run of any model are tested instead: are its tokens exact samples of the "
-        "model's distribution (Rosenblatt transform)? tv is then a lower bound on the mean total variation per token. "
-        "The exit code is 4 if a decoder that is declared lossless deviates.",
-    )
+_AUDIT_HELP = help_of(
+    "audit",
+    "Decodes models small enough to enumerate and compares the images with the exact joint distribution: images "
+    "several windows long, row ends and other grammar tokens, guidance, temperature, top-k with ties, top-p, "
+    "continuous batching, a transformer with a KV cache. The settings replace the decoder's window. The verdict is "
+    'lossy, or lossless, or "no deviation seen" where the images are too few (detectable_tv above 0.05) or the '
+    "decoder is declared lossy; tv is the measured total variation distance with its 95 % interval, detectable_tv "
+    "the distance that would have been found with probability 0.95.",
+    "A decoder is a name with optional inline options (gsd:G=50), or a plug-in as package.module:Name. Without "
+    "one, every decoder is audited.",
+    "With --run, the stored images of a run of any model are tested instead: are its tokens exact samples of the "
+    "model's distribution (Rosenblatt transform)? tv is then a lower bound on the mean total variation per token. "
+    "The exit code is 4 if a decoder that is declared lossless deviates.",
 )
 
 
@@ -215,18 +212,16 @@ def _print_audit(rows: Sequence[dict]) -> None:
     print_table(lines, ("decoder", *kept, "tv [95 %]", "p value", "detectable tv", "samples"), kept)
 
 
-_CHECK_HELP = "\n\n".join(
-    (
-        "Run the conformance tests on a decoder, a model, a metric or a prompt set.",
-        "The tests cover: losslessness as declared (on the settings of audit); counters; log-probabilities; forced "
-        "grammar tokens; that an image depends only on seed, prompt and sample, not on interruptions, batches, "
-        "continuous batching or traces; and the time per step outside the target forwards. A decoder is a name "
-        "with optional inline options (gsd:G=50), or a plug-in as package.module:NAME. The exit code is 4 "
-        "if a test fails.",
-        "--model tests that logits do not depend on how forwards are cut up: windows, rejected drafts, batches, "
-        "refilled rows. --metric tests that features depend on their image alone, --prompts that no caption stands "
-        "twice. All of them take names or package.module:NAME.",
-    )
+_CHECK_HELP = help_of(
+    "check",
+    "The tests cover: losslessness as declared (on the settings of audit); counters; log-probabilities; forced "
+    "grammar tokens; that an image depends only on seed, prompt and sample, not on interruptions, batches, "
+    "continuous batching or traces; and the time per step outside the target forwards. A decoder is a name "
+    "with optional inline options (gsd:G=50), or a plug-in as package.module:NAME. The exit code is 4 "
+    "if a test fails.",
+    "--model tests that logits do not depend on how forwards are cut up: windows, rejected drafts, batches, "
+    "refilled rows. --metric tests that features depend on their image alone, --prompts that no caption stands "
+    "twice. All of them take names or package.module:NAME.",
 )
 
 

@@ -8,6 +8,9 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+COMPLETION = "_SPECBENCH_COMPLETE"
+"""Variable by which a shell asks for completion of a line."""
+
 
 class _PlainSwitches:
     """Mixin of commands: a switch is printed as --quiet, not as `--quiet <bool>`; --help is one of them."""

@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 
 from specbench.cli.arguments import Reference, option, run_argument
+from specbench.cli.commands import help_of
 from specbench.cli.options import flags, print_json, print_table
 from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console
@@ -16,7 +17,7 @@ from specbench.system.terminal_tables import fitted
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _SETTINGS = (OUT, JSON)
-_HELP = "Compare two runs on their common images: speed-up, score differences, and their significance."
+_HELP = help_of("compare")
 
 _FailIf = Annotated[
     list[str] | None,

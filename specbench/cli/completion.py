@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specbench.cli.command_line import COMPLETION
 from specbench.errors import SpecbenchError
 
 if TYPE_CHECKING:
@@ -21,14 +22,13 @@ if TYPE_CHECKING:
 
 Complete = Callable[[Any, str], list[str]]
 """Called with the context of the command line and the text typed so far."""
-_VARIABLE = "_SPECBENCH_COMPLETE"
 _LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
 """Variables in which bash, and zsh and fish, hand over the command line."""
 
 
 def command_completed(environment: Mapping[str, str]) -> str | None:
     """Name of the command whose line a shell asks to complete; None without one, or while it is being typed."""
-    if _VARIABLE not in environment:
+    if COMPLETION not in environment:
         return None
     line = next((environment[name] for name in _LINES if environment.get(name)), "")
     try:
@@ -72,7 +72,7 @@ def _from_list(names: Callable[[Any], Iterable[str]]) -> Complete:
 
 def _typed(name: str) -> str:
     """A name as it is typed: bash inserts it unquoted, the other shells quote it themselves."""
-    in_bash = os.environ.get(_VARIABLE, "").endswith("bash")
+    in_bash = os.environ.get(COMPLETION, "").endswith("bash")
     return re.sub(r"([^\w@%+=:,./~\[\]-])", r"\\\1", name) if in_bash else name
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from specbench.cli.commands import help_of
 from specbench.cli.options import flags, print_json, print_table
 from specbench.runs.settings import JSON, QUIET, Setting, merge
 from specbench.specs.options import Option
@@ -16,7 +17,7 @@ from specbench.system import console
 _LIMIT = Setting(Option("limit", 8, "number of prompts", minimum=1), "What to run", "N")
 _OUT = Setting(Option("out", "results/demo", "folder of the runs, the table and the image grid"), "Output", "DIR")
 _SETTINGS = (_LIMIT, _OUT, QUIET, JSON)
-_HELP = "Compare decoders on the embedded model: run, score, print a table, draw an image grid. Takes a few minutes."
+_HELP = help_of("demo")
 
 
 def add_to(app: typer.Typer) -> None:

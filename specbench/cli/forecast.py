@@ -9,6 +9,7 @@ import typer
 from rich.text import Text
 
 from specbench.cli.arguments import model_option, option, runs_argument, switch, threads_option
+from specbench.cli.commands import help_of
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import JSON, OUT, merge
@@ -17,15 +18,13 @@ from specbench.system import console
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _SETTINGS = (OUT, JSON)
-_HELP = "\n\n".join(
-    (
-        "Forecast the speed of decoders on a device that is not here. Nothing is measured, nothing is stored.",
-        "Tokens per step come from runs, or from what a paper printed; the time of a step from the roofline of the "
-        "model: weights, KV cache, attention and logits of all rows, by window, batch and context, plus an overhead. "
-        "Ranges follow from the shares of the device's peaks and the overhead that are assumed; each assumption is "
-        "printed.",
-        "With --printed: every latency that the papers print, beside the floor of the GPU it was measured on.",
-    )
+_HELP = help_of(
+    "forecast",
+    "Tokens per step come from runs, or from what a paper printed; the time of a step from the roofline of the "
+    "model: weights, KV cache, attention and logits of all rows, by window, batch and context, plus an overhead. "
+    "Ranges follow from the shares of the device's peaks and the overhead that are assumed; each assumption is "
+    "printed.",
+    "With --printed: every latency that the papers print, beside the floor of the GPU it was measured on.",
 )
 _COLUMNS = ("source", "decoder", "window", "tokens_per_step", "ms_per_step", "s_per_image", "speed_up", "window_cost")
 _PRINTED = ("row", "gpu", "ms_per_step", "weights_ms", "over_weights", "floor_ms", "over_floor")

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from specbench.cli.arguments import device_option, model_option, option, threads_option
+from specbench.cli.commands import help_of
 from specbench.cli.options import flags, print_json, print_table
 from specbench.runs.settings import JSON, QUIET, merge
 from specbench.system import console
@@ -23,20 +24,16 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="check-head", help=_CHECK_HELP)(check_head)
 
 
-_TRAIN_HELP = "\n\n".join(
-    (
-        "Train an EAGLE-1 draft head for a model, and print its folder.",
-        "The target's features are computed once; the head is trained to extrapolate them. Run the same command again "
-        "to resume an interrupted training, with identical weights. Use the result with --head FOLDER.",
-    )
+_TRAIN_HELP = help_of(
+    "train-head",
+    "The target's features are computed once; the head is trained to extrapolate them. Run the same command again "
+    "to resume an interrupted training, with identical weights. Use the result with --head FOLDER.",
 )
-_CHECK_HELP = "\n\n".join(
-    (
-        "Measure the total variation between draft head and target by draft depth.",
-        "tv: mean total variation between the guided distributions of target and head along training images, with its "
-        "95 % confidence interval. acceptance: expected acceptance of an exact chain. The last row pairs each feature "
-        "with the previous instead of the next token; a head with a lower tv there was trained on misaligned pairs.",
-    )
+_CHECK_HELP = help_of(
+    "check-head",
+    "tv: mean total variation between the guided distributions of target and head along training images, with its "
+    "95 % confidence interval. acceptance: expected acceptance of an exact chain. The last row pairs each feature "
+    "with the previous instead of the next token; a head with a lower tv there was trained on misaligned pairs.",
 )
 
 _Model = Annotated[str, model_option("Target model.", show_default="shapes")]

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from specbench.cli import completion
+from specbench.cli.commands import help_of
 from specbench.cli.options import flags, print_json, print_table
 from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console
@@ -26,7 +27,7 @@ _COLUMNS = {
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(name="list", help="List models, decoders, metrics, prompt sets, papers' tables, or runs.")(list_things)
+    app.command(name="list", help=help_of("list"))(list_things)
 
 
 @flags(_SETTINGS)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from specbench.cli.commands import help_of
 from specbench.cli.options import flags, print_json
 from specbench.runs.settings import JSON, OUT, QUIET
 from specbench.runs.settings import merge as merge_settings
@@ -14,11 +15,9 @@ from specbench.system import console
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _SETTINGS = (OUT, QUIET, JSON)
-_HELP = "\n\n".join(
-    (
-        "Merge the shards of runs, and print the run folders.",
-        "Rows and images are copied into --out; the shards are not changed. Merging again copies only what is new.",
-    )
+_HELP = help_of(
+    "merge",
+    "Rows and images are copied into --out; the shards are not changed. Merging again copies only what is new.",
 )
 
 

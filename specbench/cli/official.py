@@ -10,6 +10,7 @@ import typer
 
 from specbench.cli import completion
 from specbench.cli.arguments import Run, option
+from specbench.cli.commands import help_of
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import unknown_name
 from specbench.runs.settings import JSON, OUT, merge
@@ -31,12 +32,8 @@ _Results = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(name="export", help="Export the images of a run in the layout of a benchmark's official evaluator.")(
-        export
-    )
-    app.command(name="import", help="Import the results of a benchmark's official evaluator as scores of a run.")(
-        import_results
-    )
+    app.command(name="export", help=help_of("export"))(export)
+    app.command(name="import", help=help_of("import"))(import_results)
 
 
 @flags(_SETTINGS)

@@ -10,6 +10,7 @@ import typer
 from specbench.cli import completion
 from specbench.cli.arguments import Offline, option, switch
 from specbench.cli.command_line import CommandLine
+from specbench.cli.commands import help_of
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import transfer
 from specbench.runs.settings import DRAWN, JSON, merge
@@ -33,7 +34,7 @@ _NameOrFile = Annotated[
 
 
 def add_to(parent: typer.Typer) -> None:
-    app = CommandLine(help="Download public prompt sets, and print prompts.", no_args_is_help=True)
+    app = CommandLine(help=help_of("prompts"), no_args_is_help=True)
     app.callback()(lambda: None)
     app.command(
         name="fetch",

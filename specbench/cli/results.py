@@ -26,6 +26,7 @@ from specbench.cli.arguments import (
     runs_argument,
     switch,
 )
+from specbench.cli.commands import help_of
 from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import ScoreProgress, TransferLines
 from specbench.errors import SpecbenchError, unknown_name
@@ -36,12 +37,10 @@ from specbench.system import console
 
 _SCORE = (OUT, QUIET, JSON)
 _READ = (OUT, JSON)
-_REPORT = "\n\n".join(
-    (
-        "Print the tables of runs: speed, quality, and the definition of each number.",
-        "With the name of a paper's table (see specbench list tables) instead of runs: print that table, with the "
-        "paper's values beside the values of the runs in the results folder.",
-    )
+_REPORT = help_of(
+    "report",
+    "With the name of a paper's table (see specbench list tables) instead of runs: print that table, with the "
+    "paper's values beside the values of the runs in the results folder.",
 )
 _TO_FILES = ("html", "parquet")
 """Formats that are not for a terminal."""
@@ -50,7 +49,7 @@ _TO_FILES = ("html", "parquet")
 def add_to(app: typer.Typer) -> None:
     app.command(
         name="score",
-        help="Score the images of runs; existing scores are kept.",
+        help=help_of("score"),
         epilog="Then: specbench report",
     )(score)
     app.command(name="report", help=_REPORT)(report)

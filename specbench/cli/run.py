@@ -12,6 +12,7 @@ import typer
 from rich.text import Text
 
 from specbench.cli.arguments import dry_run_switch, option, switch
+from specbench.cli.commands import help_of
 from specbench.cli.options import flags, print_json, print_table
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import Value, check_environment, merge, read_config, run_settings
@@ -20,14 +21,12 @@ from specbench.system import console
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _SETTINGS = run_settings()
-_HELP = "\n\n".join(
-    (
-        "Decode a prompt set with one or several decoders, and store images and measurements.",
-        "Several decoders alternate prompt by prompt on one loaded model. Images in the results folder are not decoded "
-        "again, so the same command resumes an interrupted run.",
-        "Each flag is also an environment variable (--top-k: SPECBENCH_TOP_K) and a key of the --config file (top-k = "
-        "100); flags override the environment, the environment overrides the file.",
-    )
+_HELP = help_of(
+    "run",
+    "Several decoders alternate prompt by prompt on one loaded model. Images in the results folder are not decoded "
+    "again, so the same command resumes an interrupted run.",
+    "Each flag is also an environment variable (--top-k: SPECBENCH_TOP_K) and a key of the --config file (top-k = "
+    "100); flags override the environment, the environment overrides the file.",
 )
 
 _Config = Annotated[str | None, option("--config", "FILE", "Read settings from a TOML file.", rich_help_panel="Output")]

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from specbench.cli.command_line import CommandLine
+from specbench.cli.commands import help_of
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import MAX_SEED
 
@@ -14,7 +15,7 @@ from specbench.runs.settings import MAX_SEED
 
 
 def add_to(parent: typer.Typer) -> None:
-    app = CommandLine(help="Render captions of the embedded model `shapes`.", no_args_is_help=True)
+    app = CommandLine(help=help_of("shapes"), no_args_is_help=True)
     app.callback()(lambda: None)
     app.command(name="render", help="Render a caption as a PNG file, and print its path.")(render)
     parent.add_typer(app, name="shapes")

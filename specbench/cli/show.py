@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 
 from specbench.cli import completion
 from specbench.cli.arguments import Run, option
+from specbench.cli.commands import help_of
 from specbench.cli.options import flags, print_json
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import JSON, OUT, merge
@@ -31,7 +32,7 @@ _Prompt = Annotated[
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(name="show", help="Print settings and results of a run, or of one of its images.")(show)
+    app.command(name="show", help=help_of("show"))(show)
 
 
 @flags(_SETTINGS)

@@ -13,7 +13,7 @@ import sys
 import pytest
 import typer
 
-from specbench.cli import build_app
+from specbench.cli import build_app, build_index
 from specbench.runs.settings import run_settings
 from specbench.specs.tree_paths import NAMED
 
@@ -58,6 +58,31 @@ def test_a_command_is_the_same_whichever_others_are_loaded(wanted):
     assert [parameter.opts for parameter in alone[wanted].params] == [
         parameter.opts for parameter in every[wanted].params
     ]
+
+
+def test_the_index_lists_every_command_with_its_help():
+    full, index = (typer.main.get_command(app).commands for app in (build_app(), build_index()))
+    assert list(index) == list(full)
+    for name, command in index.items():
+        assert (full[name].help + "\n\n").startswith(f"{command.help}\n\n"), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "spared"),
+    [
+        (["--help"], ("specbench.cli.run", "specbench.cli.options", "importlib.metadata", "pydantic")),
+        (["run", "--help"], ("specbench.cli.results", "pydantic")),
+    ],
+    ids=("help", "help of run"),
+)
+def test_help_spares_the_imports_that_cost_most(arguments, spared, tmp_path):
+    script = SCRIPT.format(arguments=arguments, heavy=spared)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.stderr.splitlines()[-1] == "HEAVY []", done.stderr
+
+
+def test_two_dashes_before_a_command_change_nothing(cli):
+    assert cli("--", "list", "prompts").out == cli("list", "prompts").out
 
 
 def _parameters(group, path="specbench"):
