@@ -1,0 +1,271 @@
+"""Try a release on fresh machines: README's commands, no network after the install, packages, every extra alone.
+
+    python dev/release/matrix.py --python python3.11 --python python3.13 --packages-of python3.11
+
+Everything happens in a temporary folder whose path has spaces and letters that are not ASCII, from a clone of the last
+commit. Every Python gets `make demo`, `make test` of a selection (`--all-tests` for all) and a demo and report without
+network. The wheel and the source distribution are installed by each Python of `--packages-of` into empty environments.
+Extras are installed one at a time over the wheel's environment, so that torch is downloaded once. Rows of
+results/release/matrix.json are replaced by new ones of the same Python and step; the exit code is 1 if a step fails.
+Needs network, 8 GB of disk where pip takes a torch with CUDA, and the right to make network namespaces (`unshare`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULT = ROOT / "results" / "release" / "matrix.json"
+SELECTION = (
+    "tests/system",
+    "tests/prompts",
+    "tests/store",
+    "tests/stats",
+    "tests/cli/test_help.py",
+    "tests/decoding/test_identities.py",
+    "tests/models/test_shapes_adapter.py",
+)
+"""Tests of a step unless all are asked for: files, prompts, stored runs, numbers, help, one model and its decoders."""
+SECONDS = 3600
+"""Time limit of a command."""
+
+PIP_INSTALL = ("-m", "pip", "install", "--quiet")
+OFFLINE = ("unshare", "--map-root-user", "--net")
+"""Prefix of a command that has no network interface but its own loopback, which is down."""
+
+EXTRAS: dict[str, str] = {
+    "ray": "import ray",
+    "gpu": "import pynvml",
+    "hpsv2": "import hpsv2, clint, requests",
+    "dev": "import pytest, xdist, hatchling, hypothesis, ray, mypy, importlinter",
+    "docs": "import mkdocs, material, mkdocstrings",
+}
+"""What every extra lets one import."""
+
+
+@dataclass
+class Matrix:
+    """Steps of one Python: what was run, and what became of it."""
+
+    python: str
+    rows: list[dict] = field(default_factory=list)
+
+    def step(self, name: str, command: Sequence[object], folder: Path) -> bool:
+        """Run a command and keep a row of it; True if it succeeded."""
+        words = [str(part) for part in command]
+        print(f"{self.python}: {name}: {' '.join(words)}", file=sys.stderr, flush=True)
+        start = time.perf_counter()
+        try:
+            done = subprocess.run(
+                words,
+                cwd=folder,
+                env=clean_environment(),
+                text=True,
+                timeout=SECONDS,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+            passed, output = done.returncode == 0, done.stdout
+        except (OSError, subprocess.TimeoutExpired) as error:
+            passed, output = False, str(error)
+        lines = [line for line in output.splitlines() if line.strip()]
+        seconds = round(time.perf_counter() - start, 1)
+        last = lines[-1].strip()[:300] if lines else ""
+        self.rows.append({"python": self.python, "step": name, "passed": passed, "seconds": seconds, "last_line": last})
+        if not passed:
+            print("\n".join(lines[-30:]), file=sys.stderr, flush=True)
+        return passed
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what would lead Python or specbench out of the tried installation."""
+    unwanted = ("PYTHON", "VIRTUAL_ENV", "SPECBENCH_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
+
+
+def try_checkout(matrix: Matrix, python: str, _folder: Path, clone: Path, tests: Sequence[str]) -> None:
+    """README's two commands in a clone, and its work without network afterwards."""
+    binaries = clone / ".venv" / "bin"
+    if not matrix.step("make demo", ["make", "demo", f"PYTHON={python}"], clone):
+        return
+    matrix.step("versions", [binaries / "specbench", "--version"], clone)
+    try_offline(matrix, "checkout", binaries / "specbench", clone)
+    matrix.step("make test", ["make", "test", f"PYTHON={python}", f"TEST_ARGS={' '.join(tests)}"], clone)
+
+
+def try_offline(matrix: Matrix, what: str, specbench: Path, folder: Path) -> None:
+    """Decode, score and report without network, in a folder of results of its own."""
+    out = ("--out", "results/ohne Netz")
+    for name, arguments in (
+        ("demo", ("demo", "--limit", "1", "--quiet", *out)),
+        ("report", ("report", *out, "--html", "report.html")),
+        ("doctor", ("doctor",)),
+    ):
+        matrix.step(f"{what}: {name} without network", [*OFFLINE, specbench, *arguments], folder)
+
+
+def try_packages(matrix: Matrix, python: str, folder: Path, clone: Path, tests: Sequence[str]) -> None:
+    """Wheel and source distribution in empty environments: the demo, every extra alone, the tests."""
+    base, dist = folder / "wheel", folder / "dist"
+    if not make_environment(matrix, "wheel", python, base, clone):
+        return
+    if not build_packages(matrix, python, clone, dist):
+        return
+    (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    if not matrix.step("wheel: pip install", [base / "bin" / "python", *PIP_INSTALL, wheel], folder):
+        return
+    fit_torchvision(matrix, "wheel", base, folder)
+    matrix.step("wheel: versions", [base / "bin" / "specbench", "--version"], folder)
+    work = folder / "arbeit"
+    work.mkdir()
+    matrix.step("wheel: demo", [base / "bin" / "specbench", "demo"], work)
+    try_offline(matrix, "wheel", base / "bin" / "specbench", work)
+    for extra in extras_of(clone):
+        try_extra(matrix, extra, base, wheel, folder)
+    try_source_distribution(matrix, base, sdist, folder, tests)
+
+
+def build_packages(matrix: Matrix, python: str, clone: Path, dist: Path) -> bool:
+    """Build wheel and source distribution with the command of docs/development.md; True if they are there."""
+    tools = dist.with_name("build tools")
+    binary = tools / "bin" / "python"
+    return (
+        matrix.step("build: environment", [python, "-m", "venv", tools], clone)
+        and matrix.step("build: hatchling", [binary, *PIP_INSTALL, "hatchling"], clone)
+        and matrix.step("build: packages", [binary, "-m", "hatchling", "build", "-d", dist], clone)
+    )
+
+
+def make_environment(matrix: Matrix, what: str, python: str, folder: Path, clone: Path) -> bool:
+    """An empty environment with the torch that the project is tested with, as README says; True if it is there."""
+    constraints = ("--constraint", clone / "constraints.txt")
+    return matrix.step(f"{what}: environment", [python, "-m", "venv", folder], clone) and matrix.step(
+        f"{what}: torch", [folder / "bin" / "python", *PIP_INSTALL, *constraints, "torch"], clone
+    )
+
+
+def fit_torchvision(matrix: Matrix, what: str, environment: Path, folder: Path) -> None:
+    """Remove a torchvision that was built for another torch, as the Makefile does."""
+    binary = environment / "bin" / "python"
+    if subprocess.run([binary, "-c", "import torchvision"], capture_output=True).returncode:
+        command = [binary, "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision"]
+        matrix.step(f"{what}: torchvision of another torch removed", command, folder)
+
+
+def extras_of(clone: Path) -> list[str]:
+    """Names of the project's extras."""
+    return list(tomllib.loads((clone / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+
+
+def try_extra(matrix: Matrix, extra: str, base: Path, wheel: Path, folder: Path) -> None:
+    """Install the wheel with one extra, import what it brings, and run the demo's first images."""
+    environment = folder / f"extra {extra}"
+    binary = environment / "bin" / "python"
+    matrix.step(f"extra {extra}: environment", [base / "bin" / "python", "-m", "venv", environment], folder)
+    build_upon(environment, base)
+    if matrix.step(f"extra {extra}: pip install", [binary, *PIP_INSTALL, f"{wheel}[{extra}]"], folder):
+        matrix.step(f"extra {extra}: import", [binary, "-c", EXTRAS[extra]], folder)
+        workers = ("--workers", "2", "--mode", "throughput") if extra == "ray" else ()
+        run = ("run", "--decoder", "sjd", "--limit", "2", "--quiet", "--out", f"results/{extra}", *workers)
+        matrix.step(f"extra {extra}: run", [binary, "-m", "specbench", *run], folder)
+    shutil.rmtree(environment, ignore_errors=True)
+
+
+def build_upon(environment: Path, base: Path) -> None:
+    """Let an environment see the packages of another one, after its own."""
+    (own,), (other,) = (list((one / "lib").glob("python3*/site-packages")) for one in (environment, base))
+    (own / "base.pth").write_text(f"{other}\n")
+
+
+def try_source_distribution(matrix: Matrix, base: Path, sdist: Path, folder: Path, tests: Sequence[str]) -> None:
+    """Install the source distribution with what its tests need, and run them where it is unpacked."""
+    environment = folder / "sdist"
+    binary = environment / "bin" / "python"
+    matrix.step("sdist: environment", [base / "bin" / "python", "-m", "venv", environment], folder)
+    build_upon(environment, base)
+    if not matrix.step("sdist: pip install", [binary, *PIP_INSTALL, f"{sdist}[dev]"], folder):
+        return
+    with tarfile.open(sdist) as content:
+        content.extractall(folder, filter="data")
+    unpacked = folder / sdist.name.removesuffix(".tar.gz")
+    matrix.step("sdist: versions", [environment / "bin" / "specbench", "--version"], folder)
+    matrix.step("sdist: demo", [environment / "bin" / "specbench", "demo", "--limit", "1"], folder)
+    matrix.step("sdist: tests", [environment / "bin" / "pytest", *tests], unpacked)
+
+
+def version_of(python: str) -> str:
+    """Version of an interpreter, such as "3.13.0"."""
+    script = "import platform; print(platform.python_version())"
+    done = subprocess.run([python, "-c", script], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"--python {python}: does not run: {done.stderr.strip()[:200]}")
+    return done.stdout.strip()
+
+
+@contextmanager
+def fresh_clone() -> Iterator[tuple[Path, Path]]:
+    """A temporary folder and a clone of the last commit in it; both are removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="specbench fresh ü图 ") as name:
+        clone = Path(name) / "spec bench é"
+        subprocess.run(["git", "clone", "--quiet", "--no-hardlinks", ROOT, clone], check=True)
+        yield Path(name), clone
+
+
+def keep(path: Path, rows: Sequence[Mapping], now: Mapping) -> None:
+    """Write the rows, each with date and commit, in the places of older ones of the same Python and step."""
+    stored = json.loads(path.read_text())["rows"] if path.exists() else []
+    found = {(row["python"], row["step"]): row for row in stored}
+    found |= {(row["python"], row["step"]): {**row, **now} for row in rows}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"rows": list(found.values())}, indent=1, ensure_ascii=False) + "\n")
+
+
+def try_pythons(pythons: Sequence[str], path: Path, act: Callable[[Matrix, str, Path, Path], None]) -> list[dict]:
+    """Rows of every Python, each in a fresh folder; written after each."""
+    rows: list[dict] = []
+    for python in pythons:
+        matrix = Matrix(version_of(python))
+        with fresh_clone() as (folder, clone):
+            head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=clone, capture_output=True, text=True, check=True)
+            act(matrix, python, folder, clone)
+        keep(path, matrix.rows, {"date": time.strftime("%Y-%m-%d", time.gmtime()), "git": head.stdout.strip()})
+        rows += matrix.rows
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", action="append", default=[], help="interpreter for make demo and make test")
+    parser.add_argument("--packages-of", action="append", default=[], help="interpreter for wheel, sdist and extras")
+    parser.add_argument("--all-tests", action="store_true", help="run the whole suite instead of a selection")
+    parser.add_argument("--jobs", default="auto", help="processes of the tests")
+    parser.add_argument("--out", type=Path, default=RESULT, help="file of the result")
+    given = parser.parse_args()
+    tests = ("-n", given.jobs, *(() if given.all_tests else SELECTION))
+    rows = [
+        *try_pythons(given.python, given.out, lambda *places: try_checkout(*places, tests)),
+        *try_pythons(given.packages_of, given.out, lambda *places: try_packages(*places, tests)),
+    ]
+    failed = [row for row in rows if not row["passed"]]
+    for row in failed:
+        print(f"failed: {row['python']}: {row['step']}: {row['last_line']}")
+    print(f"{len(rows) - len(failed)} of {len(rows)} steps passed; {given.out}")
+    return 1 if failed or not rows else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
