@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from specbench.models.catalog import find_model
 from specbench.models.catalog import models as all_models
 from specbench.models.families.model_specs import MODELS
 from specbench.models.hub_pins import REVISIONS
+from specbench.papers.listing import prompt_rows
 from specbench.papers.table_files import load_table, table_names
 from specbench.prompts import load_prompts
 from specbench.prompts import prompt_set_names as prompt_sets
@@ -196,7 +198,10 @@ def prompts(page: Path, argument: str) -> str:
     """The shipped prompt sets with their sizes, and the public ones to be fetched."""
     shipped = [name for name in prompt_sets() if name not in public_names()]
     rows = [[f"`{name}`", f"{len(load_prompts(name).prompts):,}", "in the package"] for name in shipped]
-    rows += [[f"`{name}`", "", f"`specbench prompts fetch {name}`"] for name in public_names()]
+    fetched = {row["name"]: row["prompts"] for row in prompt_rows()}
+    rows += [
+        [f"`{name}`", f"{fetched[name]:,}", f"`specbench prompts fetch {shlex.quote(name)}`"] for name in public_names()
+    ]
     return _table(["prompt set", "prompts", "where it comes from"], rows)
 
 

@@ -602,6 +602,7 @@ def doctor(
     metrics: Sequence[str] = (),
     measure: bool = False,
     cross_check: bool = False,
+    protocol: str | None = None,
 ) -> list[dict[str, str]]:
     """Check whether this machine is ready to run.
 
@@ -612,6 +613,7 @@ def doctor(
         metrics: metrics that must be ready too.
         measure: time memory copies and matrix products, for the roofline numbers of reports.
         cross_check: look for the packages of the metrics' authors.
+        protocol: a paper's protocol, whose metrics must be ready too.
 
     Returns:
         One dict per prerequisite: `name, status` ("ok", "warning" or "missing"), `detail, fix`.
@@ -621,9 +623,11 @@ def doctor(
     """
     from specbench.checks.cross_check import readiness
     from specbench.checks.doctor import check_machine  # bring torch
+    from specbench.metrics.protocols import with_protocol
 
     if scale not in ("full", "tiny"):
         raise SpecbenchError(f"scale {scale}: unknown", "valid: full, tiny")
+    metrics = with_protocol(metrics, protocol)
     rows = check_machine(model, Path(out), weights, revision, random_weights, scale == "tiny", metrics, measure)
     return rows + (readiness() if cross_check else [])
 

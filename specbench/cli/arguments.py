@@ -38,6 +38,10 @@ def metric_option(help: str) -> Any:
     return option("--metric", "NAME", help, autocompletion=completion.metrics)
 
 
+def protocol_option(help: str) -> Any:
+    return option("--protocol", "NAME", help, autocompletion=completion.of("sjd", "cool-sd"))
+
+
 def prompts_option(help: str, **more: Any) -> Any:
     return option("--prompts", "SET|FILE", help, autocompletion=completion.prompt_sets, **more)
 

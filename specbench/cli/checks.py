@@ -17,6 +17,7 @@ from specbench.cli.arguments import (
     model_option,
     option,
     prompts_option,
+    protocol_option,
     python_option,
     revision_option,
     switch,
@@ -44,6 +45,7 @@ _Measure = Annotated[
     ),
 ]
 _Metrics = Annotated[list[str] | None, metric_option("Also require this metric to be ready; may be repeated.")]
+_Protocol = Annotated[str | None, protocol_option("Also require the metrics of a paper: sjd or cool-sd.")]
 _CrossCheck = Annotated[
     bool, switch("--cross-check", "Look for the packages of score --cross-check, and say how to get them.")
 ]
@@ -84,11 +86,13 @@ def doctor(
     scale: Annotated[str, option("--scale", "SIZE", "full or tiny, as for run.")] = "full",
     measure: _Measure = False,
     metric: _Metrics = None,
+    protocol: _Protocol = None,
     cross_check: _CrossCheck = False,
     python: Annotated[Path | None, python_option("Python that should have these packages.")] = None,
 ) -> None:
     from specbench.checks.cross_check import readiness, require_python
     from specbench.checks.doctor import MISSING, check_machine
+    from specbench.metrics.protocols import with_protocol
 
     values = merge(_DOCTOR, flags)
     if scale not in ("full", "tiny"):
@@ -96,8 +100,9 @@ def doctor(
     tiny = scale == "tiny"
     if (weights or revision or random_weights or tiny) and not model:
         raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
+    metrics = with_protocol(metric or (), protocol)
     rows = check_machine(
-        model, Path(str(values["out"].value)), weights, revision, random_weights, tiny, metric or (), measure
+        model, Path(str(values["out"].value)), weights, revision, random_weights, tiny, metrics, measure
     )
     require_python(python)
     rows += readiness(python) if cross_check or python else []

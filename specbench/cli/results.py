@@ -22,6 +22,7 @@ from specbench.cli.arguments import (
     model_option,
     option,
     prompts_option,
+    protocol_option,
     python_option,
     runs_argument,
     switch,
@@ -56,15 +57,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 _Metrics = Annotated[list[str] | None, metric_option("Compute only this metric; may be repeated.")]
-_Protocol = Annotated[
-    str | None,
-    option(
-        "--protocol",
-        "NAME",
-        "Metrics and settings of a paper: sjd or cool-sd.",
-        autocompletion=completion.of("sjd", "cool-sd"),
-    ),
-]
+_Protocol = Annotated[str | None, protocol_option("Metrics and settings of a paper: sjd or cool-sd.")]
 _Device = Annotated[str | None, device_option("Torch device of the metrics' networks.", show_default="the best here")]
 _Batch = Annotated[
     int | None,
@@ -229,11 +222,11 @@ def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
 
 def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str]:
     from specbench.metrics.catalog import require_metric
-    from specbench.metrics.protocols import find_protocol
+    from specbench.metrics.protocols import with_protocol
 
     for name in metrics:
         require_metric(name)
-    return list(dict.fromkeys([*metrics, *(find_protocol(protocol) if protocol else ())]))
+    return with_protocol(metrics, protocol)
 
 
 _Page = Annotated[

@@ -20,7 +20,7 @@ from specbench.metrics import published_weights
 from specbench.metrics.base import Sample, Settings
 from specbench.metrics.clip import clip_versions
 from specbench.metrics.code_version import described
-from specbench.metrics.openclip import MEAN, OPENCLIP_PACKAGES, STD, image_embeddings, import_open_clip, text_embeddings
+from specbench.metrics.openclip import MEAN, OPENCLIP_PACKAGES, STD, image_embeddings, text_embeddings, untrained_model
 from specbench.metrics.per_image import PerImageMetric
 
 ARCHITECTURE = "ViT-H-14"
@@ -42,7 +42,7 @@ def hps_input(pixels: np.ndarray) -> Tensor:
 
 def load_hpsv2(path: Path, device: str, architecture: str = ARCHITECTURE) -> torch.nn.Module:
     """Build the network and load an authors' checkpoint, whose digest the caller has checked, in float32."""
-    model = import_open_clip().create_model(architecture, pretrained=None, output_dict=True)
+    model = untrained_model(architecture)
     content = torch.load(path, map_location="cpu", weights_only=True)
     model.load_state_dict(content["state_dict"])
     return model.float().eval().requires_grad_(False).to(device)

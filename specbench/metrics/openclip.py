@@ -6,6 +6,7 @@ torchvision that fits this torch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -44,6 +45,20 @@ def load_openai(path: Path, device: str) -> torch.nn.Module:
 def empty_folder_model(folder: Path) -> torch.nn.Module:
     """Build the network of a folder's `open_clip_config.json` with random weights, in float32."""
     return import_open_clip().create_model(f"local-dir:{folder}", load_weights=False)
+
+
+def untrained_model(architecture: str) -> torch.nn.Module:
+    """Build the network of a named architecture with random weights that the caller replaces."""
+    open_clip, log = import_open_clip(), logging.getLogger()
+
+    def hidden(_: logging.LogRecord) -> bool:
+        return False
+
+    log.addFilter(hidden)  # open_clip warns that the weights are random, which users would take for the scores' own
+    try:
+        return open_clip.create_model(architecture, pretrained=None, output_dict=True)
+    finally:
+        log.removeFilter(hidden)
 
 
 def load_folder_model(folder: Path, device: str) -> torch.nn.Module:

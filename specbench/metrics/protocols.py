@@ -5,7 +5,7 @@ They differ in nearly every step, so numbers of one never compare with numbers o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from specbench.errors import unknown_name
 
@@ -25,3 +25,8 @@ def find_protocol(name: str) -> tuple[str, ...]:
     if name not in PROTOCOLS:
         raise unknown_name("protocol", name, PROTOCOLS)
     return PROTOCOLS[name]
+
+
+def with_protocol(metrics: Sequence[str], protocol: str | None) -> list[str]:
+    """Metrics by name and those of a protocol, each once."""
+    return list(dict.fromkeys([*metrics, *(find_protocol(protocol) if protocol else ())]))

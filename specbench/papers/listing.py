@@ -120,10 +120,9 @@ def _public_row(name: str) -> dict[str, object]:
     from specbench.prompts import public
 
     found, category = public.find(name)
-    share = len(found.categories) if category else 1
     return {
         "name": name,
-        "prompts": found.prompts // share,
+        "prompts": found.categories[category] if category else found.prompts,
         "on_disk": not found.missing,
         "categories": [category] if category else list(found.categories),
         "licence": found.licence,

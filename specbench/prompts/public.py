@@ -48,7 +48,7 @@ class PublicSet:
     Attributes:
         prompts: number of prompts.
         files: files by name; with an `archive`, their `url` is the path inside it.
-        categories: categories that are also prompt sets, named "<set>/<category>".
+        categories: number of prompts of each category that is also a prompt set, named "<set>/<category>".
     """
 
     name: str
@@ -59,7 +59,7 @@ class PublicSet:
     files: Mapping[str, Remote]
     archive: Remote | None = None
     images: PublishedImages | None = None
-    categories: tuple[str, ...] = field(default=())
+    categories: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
@@ -99,7 +99,7 @@ def _entry(name: str, entry: dict) -> PublicSet:
         {file: remote(part) for file, part in entry["files"].items()},
         remote(entry["archive"]) if "archive" in entry else None,
         PublishedImages(remote(images), images["count"], images["licence"]) if images else None,
-        tuple(entry.get("categories", ())),
+        entry.get("categories", {}),
     )  # fmt: skip
 
 

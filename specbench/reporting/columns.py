@@ -253,7 +253,8 @@ def score_columns(rows: Sequence[Mapping]) -> list[ReportColumn]:
     """Build one column per metric and fingerprint, because differently computed values are not comparable."""
     names = dict.fromkeys(score["metric"] for row in rows for score in row["scores"])
     whole = [name for name in names if ":" not in name]
-    return [column for name in whole for column in _columns_of(name, name, rows, _summary(name))]
+    bounded = {score["metric"] for row in rows for score in row["scores"] if score["low"] is not None}
+    return [column for name in whole for column in _columns_of(name, name, rows, _summary(name, name in bounded))]
 
 
 def part_columns(rows: Sequence[Mapping]) -> dict[str, list[ReportColumn]]:
@@ -286,8 +287,9 @@ def _score_cell(name: str, fingerprint: str) -> Callable[[Mapping], str]:
     return cell
 
 
-def _summary(metric: str) -> str | None:
+def _summary(metric: str, bounded: bool) -> str | None:
+    interval = ", with 95 % confidence interval" if bounded else ""
     try:
-        return f"{metric}: {metric_catalog.metric_summary(metric)}, with 95 % confidence interval."
+        return f"{metric}: {metric_catalog.metric_summary(metric)}{interval}."
     except SpecbenchError:  # the metric belongs to a plug-in that is not installed
         return None

@@ -154,11 +154,26 @@ def test_the_real_files_have_the_published_counts_and_digests(name):
 
 
 @real_files
+@pytest.mark.parametrize("name", ["parti", "geneval", "t2i-compbench"])
+def test_every_category_has_the_prompts_that_its_manifest_says(name):
+    found = public.public_sets()[name]
+    public.adopt_set(found, Path(REAL) / name)
+    counted = {part: len(load_prompts(f"{name}/{part}").prompts) for part in found.categories}
+    assert counted == found.categories
+
+
+def test_the_list_has_the_number_of_prompts_of_each_category_before_the_download(cli):
+    rows = {row["name"]: row["prompts"] for row in json.loads(cli("list", "prompts", "--json").out)}
+    assert (rows["parti/Animals"], rows["parti/Indoor Scenes"], rows["geneval/single_object"]) == (314, 40, 80)
+    for found in public.public_sets().values():
+        assert not found.categories or sum(found.categories.values()) == found.prompts, found.name
+
+
+@real_files
 def test_each_compbench_category_has_300_and_complex_splits_58_212_30():
     found = public.public_sets()["t2i-compbench"]
     public.adopt_set(found, Path(REAL) / "t2i-compbench")
-    for category in found.categories:
-        assert len(load_prompts(f"t2i-compbench/{category}").prompts) == 300
+    assert set(found.categories.values()) == {300}
     kinds = [prompt.meta["kind"] for prompt in load_prompts("t2i-compbench/complex").prompts]
     assert [kinds.count(kind) for kind in ("spatial", "action", "spatialaction")] == [58, 212, 30]
 

@@ -57,7 +57,8 @@ def public_set(name: str, base: str = "http://127.0.0.1:9") -> PublicSet:
     """The manifest entry of the small set, published under `base`."""
     counts = {"coco": 2, "parti": 3, "geneval": 2, "t2i-compbench": 16}
     remotes = {file: Remote(f"{base}/{file}", digest(content)) for file, content in files(name).items()}
-    return PublicSet(name, "", counts[name], "CC BY 4.0", "", remotes, None, None, ())
+    categories = dict.fromkeys(CATEGORIES, 2) if name == "t2i-compbench" else {}
+    return PublicSet(name, "", counts[name], "CC BY 4.0", "", remotes, categories=categories)
 
 
 def write(name: str, folder: Path) -> Path:
