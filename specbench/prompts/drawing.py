@@ -40,20 +40,25 @@ class Drawing:
         Raises:
             SpecbenchError: an unknown id or category, no categories to draw by, or nothing is left.
         """
+        self._check_categories(prompts)
+        chosen = select(prompts, None, self.ids) if self.ids else prompts.prompts
+        if self.categories:
+            chosen = [one for one in chosen if one.category in self.categories]
+        chosen = _first_of_each(chosen[self.offset :], self.per_category)
+        chosen = list(_sampled(chosen, self.sample)[: self.limit])
+        if not chosen:
+            raise SpecbenchError(f"no prompt of '{prompts.name}' is left", "use a smaller --offset or other categories")
+        return chosen
+
+    def _check_categories(self, prompts: PromptSet) -> None:
+        if self.per_category is None and not self.categories:
+            return
         known = {prompt.category for prompt in prompts.prompts if prompt.category}
         if self.per_category is not None and not known:
             raise SpecbenchError(f"--per-category: prompts '{prompts.name}' have no categories", "use --limit")
         for name in self.categories:
             if name not in known:
                 raise unknown_name(f"category of '{prompts.name}':", name, known)
-        chosen = [
-            one for one in select(prompts, None, self.ids) if not self.categories or one.category in self.categories
-        ]
-        chosen = _first_of_each(chosen[self.offset :], self.per_category)
-        chosen = _sampled(chosen, self.sample)[: self.limit]
-        if not chosen:
-            raise SpecbenchError(f"no prompt of '{prompts.name}' is left", "use a smaller --offset or other categories")
-        return chosen
 
     def text(self, prompts: PromptSet) -> str | None:
         """What is drawn, in words; None where it is the whole set."""
@@ -67,21 +72,23 @@ class Drawing:
         return f"{count:,} of {total:,}: {', '.join(parts)}" if count < total else None
 
 
-def _first_of_each(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
+def _first_of_each(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
+    if count is None:
+        return prompts
     taken: defaultdict[str | None, int] = defaultdict(int)
     chosen = []
     for prompt in prompts:
         taken[prompt.category] += 1
-        if count is None or taken[prompt.category] <= count:
+        if taken[prompt.category] <= count:
             chosen.append(prompt)
     return chosen
 
 
-def _sampled(prompts: Sequence[Prompt], count: int | None) -> list[Prompt]:
+def _sampled(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
     def place(prompt: Prompt) -> bytes:
         return hashlib.sha256(f"{_SEED}\n{prompt.id}".encode()).digest()
 
     if count is None:
-        return list(prompts)
+        return prompts
     kept = {prompt.id for prompt in sorted(prompts, key=place)[:count]}
     return [prompt for prompt in prompts if prompt.id in kept]

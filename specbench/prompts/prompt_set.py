@@ -5,34 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from json.encoder import encode_basestring_ascii as _quoted
 from operator import attrgetter
 
 from specbench.errors import SpecbenchError, unknown_name
-
-MAX_PROMPT_CHARS = 10_000
-
-
-MAX_ID_CHARS = 200
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """One prompt.
-
-    Attributes:
-        id: stable name within its set; never a position.
-        text: prompt text; stripped of surrounding white space, except in public sets published with it.
-        category: tested ability, if the set names one.
-        meta: further facts, for example the scene of a caption.
-    """
-
-    id: str
-    text: str
-    category: str | None = None
-    meta: dict = field(default_factory=dict)
+from specbench.prompts.columns import PromptColumns
+from specbench.prompts.prompt import MAX_ID_CHARS, MAX_PROMPT_CHARS, Prompt
 
 
 @dataclass(frozen=True)
@@ -40,7 +20,7 @@ class PromptSet:
     """Prompts in file order. `sha256` is the digest of their content, independent of order."""
 
     name: str
-    prompts: tuple[Prompt, ...]
+    prompts: Sequence[Prompt]
     sha256: str
 
 
@@ -52,6 +32,8 @@ def build_prompt_set(name: str, prompts: Sequence[Prompt]) -> PromptSet:
     """
     if not prompts:
         raise SpecbenchError(f"prompts '{name}': no prompts in it")
+    if isinstance(prompts, PromptColumns):  # which are checked when they are made
+        return PromptSet(name, prompts, prompts.sha256())
     seen: set[str] = set()
     for prompt in prompts:
         _check(name, prompt)
@@ -99,13 +81,14 @@ def select(prompts: PromptSet, limit: int | None = None, ids: Sequence[str] = ()
     Raises:
         SpecbenchError: an id that is not in the set.
     """
-    if ids:
-        known = {prompt.id for prompt in prompts.prompts}
-        for name in ids:
-            if name not in known:
-                raise _unknown_id(prompts.name, name, known)
-    wanted = set(ids)
-    return list(islice((prompt for prompt in prompts.prompts if not ids or prompt.id in wanted), limit))
+    if not ids:
+        return list(prompts.prompts[:limit])
+    wanted, every = set(ids), prompts.prompts
+    found = list(every.having(wanted)) if isinstance(every, PromptColumns) else [p for p in every if p.id in wanted]
+    if len(found) < len(wanted):
+        there = {prompt.id for prompt in found}
+        raise _unknown_id(prompts.name, next(name for name in ids if name not in there), {p.id for p in every})
+    return found[:limit]
 
 
 def _unknown_id(name: str, wanted: str, known: set[str]) -> SpecbenchError:

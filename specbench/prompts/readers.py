@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specbench.errors import SpecbenchError
-from specbench.prompts.prompt_set import Prompt, text_id
+from specbench.prompts.columns import read_columns
+from specbench.prompts.prompt import Prompt
+from specbench.prompts.prompt_set import text_id
 from specbench.system.json_values import parse_json
 from specbench.system.reading import check_regular, read_error, read_regular
 
@@ -31,7 +33,7 @@ _KNOWN = (*TEXT_KEYS, *ID_KEYS, "category", "meta")
 """Columns that the header of a CSV or TSV file may name in any case."""
 
 
-def read_file(path: Path) -> list[Prompt]:
+def read_file(path: Path) -> Sequence[Prompt]:
     """Read the prompts of one file, in order.
 
     Raises:
@@ -45,6 +47,9 @@ def read_file(path: Path) -> list[Prompt]:
         raise SpecbenchError(f"prompt file '{path}' has the unknown suffix {suffix}", _FORMATS)
     try:
         check_regular(path)  # a pipe may be waited for, and cannot be read again to resume a run
+        columns = read_columns(path, TEXT_KEYS, ID_KEYS, MAX_FILE_BYTES)
+        if columns is not None and len(columns) <= MAX_PROMPTS:
+            return columns
         prompts = list(islice(reader(path), MAX_PROMPTS + 1))
     except OSError as error:
         raise SpecbenchError(f"prompt file '{path}' cannot be read: {error.strerror or error}") from None
@@ -217,16 +222,19 @@ def _prompt(path: Path, where: str, row: dict) -> Prompt:
     if name.__class__ not in _ID_TYPES:
         raise SpecbenchError(f"prompt file '{path}': {where}: the id must be text or a whole number, not {name!r:.40}")
     category = row[columns.category] if columns.category else None
-    meta = _metadata(row, columns) if columns.others or columns.meta else {}
+    meta = _metadata(path, where, row, columns) if columns.others or columns.meta else {}
     name = text_id(text) if name is None or name == "" else str(name).strip()
     return Prompt(name, text, category and str(category), meta)
 
 
-def _metadata(row: dict, columns: _Columns) -> dict:
+def _metadata(path: Path, where: str, row: dict, columns: _Columns) -> dict:
     meta = {name: row[key] for name, key in columns.others.items() if row[key] is not None and row[key] != ""}
     if columns.meta and isinstance(row[columns.meta], dict):
         meta |= row[columns.meta]
-    return meta and json.loads(json.dumps(meta, default=str))  # parquet has types without a JSON equivalent
+    try:
+        return meta and json.loads(json.dumps(meta, default=str, allow_nan=False))  # parquet has types unknown to JSON
+    except ValueError:
+        raise SpecbenchError(f"prompt file '{path}': {where}: NaN and infinity are no metadata", "write null") from None
 
 
 def _single(path: Path, where: str, row: dict, keys: tuple[str, ...]) -> object:

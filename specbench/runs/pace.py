@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from specbench import stats
 from specbench.decoding.generation import SPANS
 from specbench.store.find import find_runs_like
 from specbench.store.run_store import RunStore
@@ -30,6 +29,8 @@ def _pace(folders: Sequence[Path]) -> float | None:
 
 def _count_and_pace(folder: Path) -> tuple[int, float | None]:
     """Number of decoded images of a run, and images per second."""
+    from specbench import stats  # half a second of imports, only where such a run is stored
+
     columns = ("status", "batch", *(f"{span}_ms" for span in SPANS))
     pieces = [rows.filter(pc.equal(rows["status"], "ok")) for rows in RunStore(folder).batches(columns)]
     rows = stats.as_frame(pa.concat_tables(pieces)) if pieces else None

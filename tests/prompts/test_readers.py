@@ -251,3 +251,10 @@ def test_a_pipe_is_refused_instead_of_waited_for(tmp_path, suffix, monkeypatch):
     os.mkfifo(path := tmp_path / f"prompts.{suffix}")
     with pytest.raises(SpecbenchError, match="is not a regular file"):
         load_prompts(path)
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999"])
+def test_numbers_that_are_none_are_refused_as_metadata(value, tmp_path):
+    (tmp_path / "mine.jsonl").write_text(f'{{"text": "a", "score": [{value}]}}\n')
+    with pytest.raises(SpecbenchError, match="line 1: NaN and infinity are no metadata"):
+        load_prompts(tmp_path / "mine.jsonl")
