@@ -8,7 +8,7 @@ not read. Functions import what needs torch, pandas or matplotlib when called, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -130,6 +130,7 @@ def score(
     protocol: str | None = None,
     settings: Settings | None = None,
     reporter: ScoreReporter | None = None,
+    problems: list[SpecbenchError] | None = None,
 ) -> Rows:
     """Score the images of runs; scores that exist are not computed again.
 
@@ -139,17 +140,26 @@ def score(
         protocol: "sjd" or "cool-sd" adds that protocol's metrics where they apply to the prompts.
         settings: device, batch, reference images, offline.
         reporter: receives progress; silent if None.
+        problems: receives why a run could not be scored, instead of this being raised when the others are.
 
     Returns:
         One dict per score: `run_id, metric, value, low, high, n, fingerprint, identity, images, too_few` (whether the
         interval was left out because it is of too few prompts).
 
     Raises:
-        SpecbenchError: an unknown run or metric, or something that must be installed or downloaded first.
+        SpecbenchError: an unknown run or metric, or something that must be installed or downloaded first; exit code 3
+            where some runs were scored and others, for example for a missing image, were not.
     """
     from specbench.metrics.scoring import run_images  # brings pandas and pillow
 
-    return _scores(map(run_images, find_runs(out, runs)), metrics, protocol, settings, reporter)
+    found: list[SpecbenchError] = []
+    shown = []
+    for folder in find_runs(out, runs):
+        try:
+            shown.append(run_images(folder))
+        except SpecbenchError as error:
+            found.append(error)
+    return _scores(shown, metrics, protocol, settings, reporter, found, problems)
 
 
 def audit_runs(
@@ -202,23 +212,29 @@ def score_folder(
     from specbench.metrics.external_images import external_images  # brings pandas and pillow
 
     found = external_images(Path(images), prompt_sets.load_prompts(prompts), Path(out))
-    return _scores([found], metrics, protocol, settings, reporter)
+    return _scores([found], metrics, protocol, settings, reporter, [], None)
 
 
 def _scores(
-    images: Iterable[Images],
+    shown: Sequence[Images],
     metrics: Sequence[str] | None,
     protocol: str | None,
     settings: Settings | None,
     reporter: ScoreReporter | None,
+    found: list[SpecbenchError],
+    problems: list[SpecbenchError] | None,
 ) -> Rows:
+    """Scores of images, beside those that were `found` to be unreadable; `problems` as for `score`."""
     from specbench.metrics.protocols import find_protocol
     from specbench.metrics.score_store import scores_to_show
-    from specbench.metrics.scoring import score_images
+    from specbench.metrics.scoring import joint_problem, score_images
 
-    shown = list(images)
     added = find_protocol(protocol) if protocol else ()
-    score_images(shown, metrics or (() if protocol else None), settings, reporter, added)
+    outcomes = score_images(shown, found, metrics or (() if protocol else None), settings, reporter, added)
+    if found and (problems is None or not outcomes):
+        raise joint_problem(found, bool(outcomes))
+    if problems is not None:
+        problems += found
     return [
         {"run_id": found.name, **row}
         for found in shown

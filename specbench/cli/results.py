@@ -112,16 +112,18 @@ def score(
         require_python(python)
     from specbench import api
     from specbench.metrics.base import Settings
+    from specbench.metrics.scoring import joint_problem
     from specbench.system.torch_device import best_device
 
     progress = TransferLines("weights") if verbose else None
     settings = Settings(device or best_device(), batch, reference, offline, progress)
     settings.check()
     options = {"protocol": protocol, "settings": settings, "reporter": ScoreProgress() if verbose else None}
+    problems: list[SpecbenchError] = []
     if images is not None:
         rows = api.score_folder(images, prompts, metric or None, out, **options)
     else:
-        rows = api.score(named if runs else (), metric or None, out, **options)
+        rows = api.score(named if runs else (), metric or None, out, problems=problems, **options)
     if cross_check:
         rows = api.cross_check(names, runs or (), out, images, prompts, settings, python)
         return print_json(rows) if as_json else print_table(rows, list(rows[0]) if rows else ())
@@ -130,6 +132,8 @@ def score(
     if verbose and images is None:
         _say_drawn(out, named if runs else ())
     _print_scores(rows, bool(against), as_json)
+    if problems:
+        raise joint_problem(problems, others=True)
 
 
 def _check_score(

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from specbench.errors import BAD_INPUT, SpecbenchError
+from specbench.errors import MISSING_PREREQUISITE, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Metric, Sample, Settings
 from specbench.metrics.read_ahead import read_ahead
@@ -87,30 +88,48 @@ def score(
         where_they_fit: further metrics, which are left out of runs that they cannot score instead of refused.
 
     Raises:
-        SpecbenchError: unknown metric, one that lacks something or cannot score a run it was named for, or a missing
-            or damaged image.
+        SpecbenchError: unknown metric, or one that lacks something. Once all other runs are scored: one that cannot
+            score a run it was named for, or a missing or damaged image.
     """
-    return score_images([run_images(folder) for folder in folders], metrics, settings, reporter, where_they_fit)
+    problems: list[SpecbenchError] = []
+    shown = [run_images(folder) for folder in folders]
+    outcomes = score_images(shown, problems, metrics, settings, reporter, where_they_fit)
+    if problems:
+        raise joint_problem(problems, bool(outcomes))
+    return outcomes
 
 
 def score_images(
     shown: Sequence[Images],
+    problems: list[SpecbenchError],
     metrics: Sequence[str] | None = None,
     settings: Settings | None = None,
     reporter: ScoreReporter | None = None,
     where_they_fit: Sequence[str] = (),
 ) -> list[Scored]:
-    """As `score`, for images from anywhere. The networks of all metrics stay loaded until the last image is scored."""
+    """As `score`, for images from anywhere. The networks of all metrics stay loaded until the last image is scored.
+
+    Args:
+        problems: receives why images were not scored. Only what no images can be scored without is raised.
+    """
     reporter = reporter or ScoreReporter()
     named = metric_catalog.bundled_metrics() if metrics is None else metrics
     required = _made(named, settings)
     made = required | _made([name for name in where_they_fit if name not in named], settings)
     absent = {name: metric.missing_packages() for name, metric in made.items()} if metrics is None else {}
-    for images in shown if metrics is not None else ():
-        _refuse_unfit(images, required.values())
+    unfit = [_unfit_for(images, required.values()) for images in shown if metrics is not None]
+    if unfit and all(unfit):  # before anything is computed
+        raise unfit[0][0]
+    problems += chain(*unfit)
     outcomes = []
     for images in shown:
-        scored = score_together(images, [metric for name, metric in made.items() if not absent.get(name)], reporter)
+        try:
+            scored = score_together(images, [metric for name, metric in made.items() if not absent.get(name)], reporter)
+        except SpecbenchError as error:
+            if error.exit_code == MISSING_PREREQUISITE:  # which other runs lack as well
+                raise
+            problems.append(error)
+            continue
         by_metric = {outcome.metric: outcome for outcome in scored}
         outcomes += [by_metric.get(name) or _left_out(images, name, absent[name][0], reporter) for name in made]
     return outcomes
@@ -128,14 +147,25 @@ def _left_out(images: Images, metric: str, problem: tuple[str, str], reporter: S
     return Scored(images.name, metric, 0, 0, why)
 
 
-def _refuse_unfit(images: Images, metrics: Iterable[Metric]) -> None:
-    """Raise a SpecbenchError if a metric cannot score these images."""
-    for metric in metrics:
-        if not any(_accepted(images.rows, metric)):
-            raise SpecbenchError(
-                f"metric '{metric.name}' cannot score {images.name}: {_unfit(images)}",
-                "omit --metric to score with the metrics that fit", BAD_INPUT,
-            )  # fmt: skip
+def _unfit_for(images: Images, metrics: Iterable[Metric]) -> list[SpecbenchError]:
+    """Why each of the metrics that cannot score any of these images cannot."""
+    return [
+        SpecbenchError(
+            f"metric '{metric.name}' cannot score {images.name}: {_unfit(images)}",
+            "omit --metric to score with the metrics that fit",
+        )
+        for metric in metrics
+        if not any(_accepted(images.rows, metric))
+    ]
+
+
+def joint_problem(problems: Sequence[SpecbenchError], others: bool) -> SpecbenchError:
+    """One error for all `problems` of scoring, which say so if `others` were scored."""
+    first, more = problems[0], len(problems) - 1
+    what = first.what + (f"; and {more} more problem{'s' if more > 1 else ''}" if more else "")
+    if not others:
+        return SpecbenchError(what, first.try_this, first.exit_code)
+    return SpecbenchError(what, "; ".join(filter(None, ("the other runs are scored", first.try_this))), PARTIAL)
 
 
 def run_images(folder: Path) -> Images:

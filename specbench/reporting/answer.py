@@ -154,7 +154,8 @@ def _untold(rows: Sequence[Mapping]) -> list[str]:
     most = f" A change of {change} of AR's score takes up to {max(known):,} prompts to find." if known else ""
     listed = "; ".join(f"{who} in {', '.join(scores)}" for who, scores in by_decoder.items())
     images = min(row["n"] for row in rows)
-    return [f"Not to be told from {images} images, whether scores differ from AR's: {listed}.{most}"]
+    few = f"{images} image{'s' if images != 1 else ''}"
+    return [f"Not to be told from {few}, whether scores differ from AR's: {listed}.{most}"]
 
 
 def _bounds(row: Mapping) -> str:

@@ -22,7 +22,7 @@ from drawn import drawn_run
 from PIL import Image
 
 from specbench import api
-from specbench.errors import BAD_INPUT, SpecbenchError
+from specbench.errors import BAD_INPUT, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Score, fingerprint
@@ -232,6 +232,24 @@ def test_a_damaged_image_is_named_and_not_scored(tmp_path, damage):
         path.write_bytes({"empty": b"", "truncated": whole[:-40], "text": b"hello"}[damage])
     with pytest.raises(SpecbenchError, match=r"s1-0\.png is (missing|damaged)"):
         scoring.score([folder], DETECTOR)
+
+
+@pytest.mark.parametrize("lack", ["picture", "rows"])
+def test_one_run_without_images_does_not_keep_others_from_being_scored(tmp_path, lack, cli):
+    whole = [drawn_run(tmp_path / name, n=2) for name in ("a", "b")]
+    if lack == "picture":
+        lacking = drawn_run(tmp_path / "c", n=2)
+        (lacking / "images" / "s1-0.png").unlink()
+    else:
+        lacking = drawn_run(tmp_path / "c", n=0)
+    outcome = cli("score", whole[0], lacking, whole[1], "--metric", "shapes-detector", "--json", "--device", "cpu")
+    assert outcome.code == PARTIAL and outcome.err.count("error:") == 1
+    assert ("s1-0.png is missing" if lack == "picture" else "it has no images") in outcome.err.splitlines()[-1]
+    assert "the other runs are scored" in outcome.err
+    assert [values(folder)["shapes-detector"] for folder in whole] == [1, 1] and not read_scores(lacking)
+    with pytest.raises(SpecbenchError) as alone:
+        scoring.score([lacking], DETECTOR)
+    assert alone.value.exit_code == BAD_INPUT and "others" not in str(alone.value)
 
 
 def test_damaged_scores_are_named(tmp_path):
