@@ -4,8 +4,9 @@
 
 Everything happens in a temporary folder whose path has spaces and letters that are not ASCII, from a clone of the last
 commit. Every Python gets `make demo`, `make test` of a selection (`--all-tests` for all) and a demo and report without
-network. The wheel and the source distribution are installed by each Python of `--packages-of` into empty environments.
-Extras are installed one at a time over the wheel's environment, so that torch is downloaded once. Rows of
+network. The wheel and the source distribution are installed by each Python of `--packages-of` into empty environments,
+with the newest versions of everything. Extras are installed one at a time over the wheel's environment, so that torch is
+downloaded once. Rows of
 results/release/matrix.json are replaced by new ones of the same Python and step; the exit code is 1 if a step fails.
 Needs network, 8 GB of disk where pip takes a torch with CUDA, and the right to make network namespaces (`unshare`).
 """
@@ -121,10 +122,9 @@ def try_offline(matrix: Matrix, what: str, specbench: Path, folder: Path) -> Non
 def try_packages(matrix: Matrix, python: str, folder: Path, clone: Path, tests: Sequence[str]) -> None:
     """Wheel and source distribution in empty environments: the demo, every extra alone, the tests."""
     base, dist = folder / "wheel", folder / "dist"
-    if not make_environment(matrix, "wheel", python, base, clone):
-        return
     if not build_packages(matrix, python, clone, dist):
         return
+    matrix.step("wheel: environment", [python, "-m", "venv", base], folder)
     (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
     if not matrix.step("wheel: pip install", [base / "bin" / "python", *PIP_INSTALL, wheel], folder):
         return
@@ -147,14 +147,6 @@ def build_packages(matrix: Matrix, python: str, clone: Path, dist: Path) -> bool
         matrix.step("build: environment", [python, "-m", "venv", tools], clone)
         and matrix.step("build: hatchling", [binary, *PIP_INSTALL, "hatchling"], clone)
         and matrix.step("build: packages", [binary, "-m", "hatchling", "build", "-d", dist], clone)
-    )
-
-
-def make_environment(matrix: Matrix, what: str, python: str, folder: Path, clone: Path) -> bool:
-    """An empty environment with the torch that the project is tested with, as README says; True if it is there."""
-    constraints = ("--constraint", clone / "constraints.txt")
-    return matrix.step(f"{what}: environment", [python, "-m", "venv", folder], clone) and matrix.step(
-        f"{what}: torch", [folder / "bin" / "python", *PIP_INSTALL, *constraints, "torch"], clone
     )
 
 
