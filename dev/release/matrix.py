@@ -5,10 +5,10 @@
 Everything happens in a temporary folder whose path has spaces and letters that are not ASCII, from a clone of the last
 commit. Every Python gets `make demo`, `make test` of a selection (`--all-tests` for all) and a demo and report without
 network. The wheel and the source distribution are installed by each Python of `--packages-of` into empty environments,
-with the newest versions of everything. Extras are installed one at a time over the wheel's environment, so that torch is
-downloaded once. Rows of
-results/release/matrix.json are replaced by new ones of the same Python and step; the exit code is 1 if a step fails.
-Needs network, 8 GB of disk where pip takes a torch with CUDA, and the right to make network namespaces (`unshare`).
+with the newest versions of everything. Extras are installed one at a time over the wheel's environment, so that torch
+is downloaded once. Rows of results/release/matrix.json are replaced by new ones of the same Python and step; the exit
+code is 1 if a step fails. Needs network, 8 GB of disk where pip takes a torch with CUDA, and the right to make network
+namespaces (`unshare`).
 """
 
 from __future__ import annotations
