@@ -11,8 +11,9 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 import typer
@@ -241,6 +242,35 @@ def printed_latencies(page: Path, argument: str) -> str:
     return _table(header, (row(one) for one in rows() if one["over_floor"] is not None))
 
 
+def paper_plan(page: Path, argument: str) -> str:
+    """Forecast hours and disk of the runs of a table on a GPU, with everything assumed."""
+    from specbench.api import estimate, forecast
+
+    table, _, device = argument.partition(" ")
+    plans = {label: plan for plan in estimate(table) for label in plan["rows"].split(", ")}
+    models = dict.fromkeys(plan["model"].partition("+")[0] for plan in plans.values())
+    speeds = {row["source"].partition(", ")[2]: row for model in models for row in forecast(device, [table], model)}
+    images = max(plan["images"] for plan in plans.values())
+    counts = (100, 500, images)
+
+    def ranges(rows: Iterable[Mapping[str, Any]], factor: float) -> str:
+        rows = list(rows)
+        middle, low, high = (sum(row[f"seconds{end}"] for row in rows) * factor for end in ("", "_low", "_high"))
+        return f"{middle:.3g} ({low:.3g}-{high:.3g})"
+
+    def line(label: str) -> list[str]:
+        plan, speed = plans[label], [speeds[label]]
+        hours = (ranges(speed, count / 3600) for count in counts)
+        return [label, ranges(speed, 1), *hours, f"{plan['megabytes'] / 1e3:.1f}", str(plan["memory_gib"])]
+
+    disk = sum(plan["megabytes"] for plan in plans.values()) / 1e3
+    total = ["all", "-", *(ranges(speeds.values(), count / 3600) for count in counts), f"{disk:.1f}", "-"]
+    header = ["row", "s per image", *(f"hours for {n:,}" for n in counts), "GB on disk, at most", "GiB of the GPU"]
+    assumed = dict.fromkeys(text for speed in speeds.values() for text in speed["assumptions"])
+    listed = "\n".join(f"- {text}" for text in assumed)
+    return f"{_table(header, [*map(line, speeds), total])}\n\nAssumed:\n\n{listed}"
+
+
 def gpu(page: Path, argument: str) -> str:
     """What `make gpu` found on each device, or that it has not been run."""
     found = [json.loads(path.read_text()) for path in sorted((ROOT / "results" / "gpu").glob("*/raw.json"))]
@@ -323,6 +353,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "metrics": metrics,
     "models": models,
     "options": options,
+    "paper-plan": paper_plan,
     "planted-bugs": planted_bugs,
     "printed-latencies": printed_latencies,
     "prompts": prompts,
