@@ -60,9 +60,9 @@ def contact_sheet(folders: Sequence[Path], path: Path, limit: int = 8, sample: i
 def _column(folder: Path, sample: int) -> tuple[list[str], dict[tuple[str, str], dict]]:
     """Read the heading lines of a run, and its rows by (prompt id, prompt)."""
     store = RunStore(folder)
-    decoder = store.info().spec.decoder
-    window = dict(decoder.options).get("window")
-    heading = label(decoder) + (f" W={window}" if window else "")
+    info = store.info()
+    window = dict(info.spec.decoder.options).get("window")
+    heading = label(info.spec.decoder, info.origins) + (f" W={window}" if window else "")
     rows = store.samples(["prompt", "status", "nfe", "image", "image_sha256"])
     rows = rows[rows["sample"] == sample]
     found = {(row.prompt_id, row.prompt): {**row._asdict(), "folder": folder} for row in rows.itertuples(index=False)}

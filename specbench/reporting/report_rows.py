@@ -141,7 +141,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "source": info.source_text,
         "processors": info.processors_text,
         "decoder": spec.decoder.name,
-        "label": label(spec.decoder),
+        "label": label(spec.decoder, info.origins),
         "lossless": spec.decoder.lossless,
         "options": nonfinite_as_text(dict(spec.decoder.options)),
         "setting": setting(spec),
@@ -220,14 +220,23 @@ def setting(spec: RunSpec) -> dict:
     return {name: value for name, value in spec_json(spec).items() if name not in ("decoder", "head_sha256", "model")}
 
 
-def label(decoder: DecoderSpec) -> str:
-    """Name of the decoder with the components and options that differ from its preset, except the window."""
+def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None) -> str:
+    """Name of the decoder with the components and options that differ from its preset, except the window.
+
+    Args:
+        origins: of the run's settings, for a decoder whose preset is not at hand: what it supplied is not printed.
+    """
     name, options = decoder.name, dict(decoder.options)
     usual = resolve(name) if name in PRESETS else None
     choices = {kind: getattr(decoder, kind) for kind in CHOICES}
-    choices = {kind: value for kind, value in choices.items() if usual is None or value != getattr(usual, kind)}
-    defaults = dict(usual.options) if usual else {}
-    changed = {key: value for key, value in options.items() if key != "window" and str(value) != str(defaults.get(key))}
+    if usual is None and origins is not None:
+        choices = {kind: value for kind, value in choices.items() if kind in origins}
+        changed = {key: options[key] for key in options if not origins.get(key, "").startswith("default of ")}
+    else:
+        choices = {kind: value for kind, value in choices.items() if usual is None or value != getattr(usual, kind)}
+        defaults = dict(usual.options) if usual else {}
+        changed = {key: value for key, value in options.items() if str(value) != str(defaults.get(key))}
+    changed.pop("window", None)
     return " ".join([name, *(f"{key}={plain(value)}" for key, value in (choices | changed).items())])
 
 

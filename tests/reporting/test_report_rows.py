@@ -178,7 +178,12 @@ def test_labels_show_what_differs_from_the_preset():
     decoder = tiny.spec("gsd", G=50, window=8).decoder
     assert label(decoder) == "gsd G=50"
     assert label(tiny.spec("sjd", init="above-repeat").decoder) == "sjd init=above-repeat"
-    assert label(replace(decoder, name="mine")).startswith("mine drafter=jacobi")
+    mine = replace(decoder, name="mine")
+    assert label(mine).startswith("mine drafter=jacobi")
+    supplied = {key: "default of mine" for key, _ in mine.options}
+    assert label(mine, supplied) == "mine"
+    given = {"G": "flag --G", "window": "flag --window", "verifier": "flag --verifier"}
+    assert label(mine, supplied | given) == "mine verifier=grouped G=50"
 
 
 def test_the_settings_of_a_sweep_stand_in_their_order(tmp_path):
