@@ -59,9 +59,14 @@ EXTRAS: dict[str, str] = {
 
 @dataclass
 class Matrix:
-    """Steps of one Python: what was run, and what became of it."""
+    """Steps of one Python: what was run, and what became of it.
+
+    Attributes:
+        done: called with the row of each step.
+    """
 
     python: str
+    done: Callable[[dict], None] = lambda row: None
     rows: list[dict] = field(default_factory=list)
 
     def step(self, name: str, command: Sequence[object], folder: Path) -> bool:
@@ -87,6 +92,7 @@ class Matrix:
         seconds = round(time.perf_counter() - start, 1)
         last = lines[-1].strip()[:300] if lines else ""
         self.rows.append({"python": self.python, "step": name, "passed": passed, "seconds": seconds, "last_line": last})
+        self.done(self.rows[-1])
         if not passed:
             print("\n".join(lines[-30:]), file=sys.stderr, flush=True)
         return passed
@@ -227,14 +233,14 @@ def keep(path: Path, rows: Sequence[Mapping], now: Mapping) -> None:
 
 
 def try_pythons(pythons: Sequence[str], path: Path, act: Callable[[Matrix, str, Path, Path], None]) -> list[dict]:
-    """Rows of every Python, each in a fresh folder; written after each."""
+    """Rows of every Python, each in a fresh folder; written after each step."""
     rows: list[dict] = []
     for python in pythons:
-        matrix = Matrix(version_of(python))
         with fresh_clone() as (folder, clone):
             head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=clone, capture_output=True, text=True, check=True)
+            now = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "git": head.stdout.strip()}
+            matrix = Matrix(version_of(python), lambda row, now=now: keep(path, [row], now))
             act(matrix, python, folder, clone)
-        keep(path, matrix.rows, {"date": time.strftime("%Y-%m-%d", time.gmtime()), "git": head.stdout.strip()})
         rows += matrix.rows
     return rows
 

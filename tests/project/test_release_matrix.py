@@ -58,5 +58,6 @@ def test_the_exit_code_says_that_a_step_failed(program, tmp_path, monkeypatch, c
         pytest.skip("not a checkout")
     assert program.main() == 1
     assert "failed: 3." in capsys.readouterr().out
+    assert [row["passed"] for row in json.loads((tmp_path / "matrix.json").read_text())["rows"]] == [False]
     monkeypatch.setattr(program, "try_checkout", lambda matrix, *_: matrix.step("x", ["true"], tmp_path))
     assert program.main() == 0
