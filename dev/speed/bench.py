@@ -1,6 +1,7 @@
 """Benchmarks of specbench itself: raw timings as JSON, one file per question, under results/speed/.
 
     generate        AR in our loop against transformers' own `generate()`, eager and compiled, on `shapes`.
+    generate-eager  The same without compilation, in two minutes.
     generate-100m   The same on a random Llama of 100 million parameters.
     plain           A step's CPU time, without its forward, over that of a plain SJD loop without any recording.
     overhead        A step's time over its forward, by window and vocabulary.
@@ -61,14 +62,14 @@ WARM_UP = 3
 WINDOWS, VOCABULARIES = (16, 32, 64), (1024, 8192, 65536)
 
 
-def bench_generate(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+def bench_generate(sampling: Sampling, rounds: int, compiles: bool = True) -> tuple[list[dict], list[str]]:
     """Compare with the library's forward, which skips the pooled caption vector and the grid positions."""
     rows, lines = [], []
     for guidance in (1.0, sampling.guidance):
         same = Sampling(guidance, 1.0, sampling.top_k)
         network = load_model("shapes")._network
         part, said = against_generate(
-            lambda: load_model("shapes"), lambda m: m._network.head, network.prefix, same, rounds
+            lambda: load_model("shapes"), lambda m: m._network.head, network.prefix, same, rounds, compiles
         )
         rows += part
         lines += [f"guidance {guidance:g}, {line}" for line in said]
@@ -309,6 +310,7 @@ def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds
 
 BENCHES = {
     "generate": bench_generate,
+    "generate-eager": partial(bench_generate, compiles=False),
     "generate-100m": bench_generate_100m,
     "plain": bench_plain,
     "overhead": bench_overhead,

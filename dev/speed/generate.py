@@ -27,8 +27,10 @@ class SharedDraw(LogitsProcessor):
     def __call__(self, input_ids, scores):
         conditional, unconditional = scores.chunk(2)
         mixed = unconditional + self._guidance * (conditional - unconditional)
-        kth = mixed.topk(self._top_k).values[:, -1:]
-        token = mixed.masked_fill(mixed < kth, -torch.inf).softmax(-1).multinomial(1)
+        if self._top_k:
+            kth = mixed.topk(self._top_k).values[:, -1:]
+            mixed = mixed.masked_fill(mixed < kth, -torch.inf)
+        token = mixed.softmax(-1).multinomial(1)
         return torch.full_like(scores, -torch.inf).scatter_(1, token.repeat(2, 1), 0.0)
 
 
@@ -75,21 +77,28 @@ def timed_generate(
 
 
 def against_generate(
-    make: Callable[[], TransformerModel], head: Callable, prompt: int, sampling: Sampling, rounds: int
+    make: Callable[[], TransformerModel],
+    head: Callable,
+    prompt: int,
+    sampling: Sampling,
+    rounds: int,
+    compiles: bool = True,
 ) -> tuple[list[dict], list[str]]:
-    """Time both sides eager and compiled, transformers with each suitable cache; both include prefill. In milliseconds
-    of the CPU.
+    """Time both sides eager and, if it `compiles`, compiled, transformers with each suitable cache; both include
+    prefill. In milliseconds of the CPU.
 
     `make` loads the model, whose output matrix `head` finds. What is compiled is compiled in the round of warm-up.
     """
-    eager, compiled = make(), make()
-    compiled.compile()
+    eager = make()
     length, lines = eager.layout.length, []
-    contenders = {
-        "specbench ar": partial(timed_decode, eager, resolve("ar"), sampling),
-        "specbench ar, compiled": partial(timed_decode, compiled, resolve("ar"), sampling),
-    }
-    for cache, compile_it in (("dynamic", False), ("static", False), ("static", True)):
+    contenders = {"specbench ar": partial(timed_decode, eager, resolve("ar"), sampling)}
+    caches = [("dynamic", False), ("static", False)]
+    if compiles:
+        compiled = make()
+        compiled.compile()
+        contenders["specbench ar, compiled"] = partial(timed_decode, compiled, resolve("ar"), sampling)
+        caches.append(("static", True))
+    for cache, compile_it in caches:
         theirs = causal_lm(eager.backbone, head(eager), compile_it)
         name = f"generate() {cache}{', compiled' if compile_it else ''}"
         contenders[name] = partial(timed_generate, theirs, prompt, length, sampling, cache)
@@ -97,7 +106,7 @@ def against_generate(
     spent = {name: median(rows, name, cpu_ms) for name in contenders}
     lines += [f"{name}: {ms / length:.2f} ms per token" for name, ms in spent.items()]
     ours, theirs = ([name for name in contenders if name.startswith(side)] for side in ("specbench", "generate"))
-    for label, marked in (("eager", False), ("compiled", True)):
+    for label, marked in (("eager", False), ("compiled", True))[: 1 + compiles]:
         [mine] = [name for name in ours if name.endswith("compiled") == marked]
         best = min((name for name in theirs if name.endswith("compiled") == marked), key=spent.__getitem__)
         lines.append(f"{label}: specbench over {best}: {spent[mine] / spent[best]:.3f}")

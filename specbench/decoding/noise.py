@@ -11,6 +11,7 @@ import copy
 import hashlib
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,10 @@ Bits = np.ndarray | Tensor
 _GOLDEN = -7046029254386353131
 _MIX_1 = -4658895280553007687
 _MIX_2 = -7723592293110705685
+# On few numbers numpy spends most of its time on converting Python's numbers; on unsigned arrays shifts need no mask.
+_ARRAY = {number: np.array(number % 2**64, np.uint64) for number in (11, 27, 30, 31, _MIX_1, _MIX_2)}
+_ONE, _STEP = np.array(1), np.array(_GOLDEN)
+_HALF, _ULP = np.array(0.5), np.array(2.0**-53)
 
 
 class Stream(IntEnum):
@@ -39,6 +44,11 @@ class Stream(IntEnum):
     SIBLING_COIN = 6
 
 
+_STREAMS = len(Stream)
+AHEAD, SLOTS_AHEAD = 16, 32
+"""Draws hashed at once, and slots besides those asked for."""
+
+
 def row_key(seed: int, prompt_id: str, sample: int) -> int:
     """Hash (run seed, prompt id, sample) to the signed 64-bit key of an image."""
     name = f"{seed}\0{prompt_id}\0{sample}".encode()
@@ -47,12 +57,52 @@ def row_key(seed: int, prompt_id: str, sample: int) -> int:
 
 def _mix(x: Bits) -> Bits:
     """SplitMix64's finaliser, in place. int64 arithmetic wraps; the masks turn arithmetic shifts into logical ones."""
+    if isinstance(x, np.ndarray):
+        word = x.view(np.uint64)
+        word ^= word >> _ARRAY[30]
+        word *= _ARRAY[_MIX_1]
+        word ^= word >> _ARRAY[27]
+        word *= _ARRAY[_MIX_2]
+        word ^= word >> _ARRAY[31]
+        return x
     x ^= (x >> 30) & 0x3FFFFFFFF
     x *= _MIX_1
     x ^= (x >> 27) & 0x1FFFFFFFFF
     x *= _MIX_2
     x ^= (x >> 31) & 0x1FFFFFFFF
     return x
+
+
+def _mix_one(x: int) -> int:
+    """`_mix` of one number in Python's integers, which for a single one are ten times as fast as numpy's calls."""
+    x %= 2**64
+    x = (x ^ (x >> 30)) * _MIX_1 % 2**64
+    x = (x ^ (x >> 27)) * _MIX_2 % 2**64
+    return x ^ (x >> 31)
+
+
+class _Ahead(NamedTuple):
+    """Uniforms of one image for the slots and draws that are likely to be asked for next.
+
+    Attributes:
+        streams: S streams.
+        slot, draw: the first slot and draw.
+        uniforms: [S, draws, slots] float64.
+    """
+
+    streams: tuple[Stream, ...]
+    slot: int
+    draw: int
+    uniforms: np.ndarray
+
+    def at(self, streams: tuple[Stream, ...], slot: int, slots: int, draw: int) -> np.ndarray | None:
+        """[S, 1, slots] uniforms of consecutive slots; None if they are not all here."""
+        row, column = draw - self.draw, slot - self.slot
+        if streams != self.streams or not 0 <= row < self.uniforms.shape[1]:
+            return None
+        if not 0 <= column <= self.uniforms.shape[2] - slots:
+            return None
+        return self.uniforms[:, row : row + 1, column : column + slots]
 
 
 class _Together(NamedTuple):
@@ -80,16 +130,17 @@ class Noise:
         self._counter = torch.arange(2, vocab + 2, device=self._device) * _GOLDEN
         self._keys = self._column(keys)
         self._together: _Together | None = None
+        self._ahead: _Ahead | None = None
 
     def rekey(self, rows: Tensor, keys: Sequence[int]) -> None:
         """Give `rows` [K] to other images."""
         self._keys[rows] = self._column(keys)
-        self._together = None
+        self._together = self._ahead = None
 
     def repeated(self, times: int) -> Noise:
         """The noise of the same images, each in `times` consecutive rows."""
         other = copy.copy(self)
-        other._keys, other._together = self._keys.repeat_interleave(times, 0), None
+        other._keys, other._together, other._ahead = self._keys.repeat_interleave(times, 0), None, None
         return other
 
     def branched(self, times: int) -> Noise:
@@ -111,12 +162,18 @@ class Noise:
         """(numbers + 1) * golden; a single number is wrapped on the host, to avoid a sync."""
         if isinstance(numbers, int):
             return ((numbers + 1) * _GOLDEN + 2**63) % 2**64 - 2**63
+        if isinstance(numbers, np.ndarray):
+            return (numbers + _ONE) * _STEP
         return (numbers + 1) * _GOLDEN
 
     def _base(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Bits:
         """[B, T] hash state of each address."""
+        if positions.numel() == 1 and self._device.type == "cpu" and not torch.compiler.is_compiling():
+            slot = _mix_one(int(self._keys) + (int(positions) + 1) * _GOLDEN)
+            state = _mix_one(slot + (int(draw) * _STREAMS + int(stream) + 1) * _GOLDEN)
+            return np.array([[state]], np.uint64).view(np.int64)
         stream, draw = (self._bits(x) if isinstance(x, Tensor) else int(x) for x in (stream, draw))
-        return _mix(self._slots(positions) + self._counted(draw * len(Stream) + stream))
+        return _mix(self._slots(positions) + self._counted(draw * _STREAMS + stream))
 
     def _slots(self, positions: Tensor) -> Bits:
         """[B, T] hash state of each image's stream slot."""
@@ -130,22 +187,41 @@ class Noise:
             return together.uniforms[stream][:, : positions.shape[1]]
         return self._to_uniform(self._base(positions, stream, draw))
 
-    def hash_together(self, positions: Tensor, streams: Sequence[Stream], draw: Tensor) -> None:
-        """Hash the numbers of several `streams` at `positions` [B, T] and `draw` [B, 1] in one pass, of which `uniform`
-        will be asked for the first slots of `positions`. Eager steps on a CPU: there the calls cost, not the numbers.
+    def hash_together(self, positions: Tensor, streams: tuple[Stream, ...], draw: Tensor) -> None:
+        """Hash the numbers of several `streams` at consecutive slots `positions` [B, T] and `draw` [B, 1] in one pass,
+        of which `uniform` will be asked for the first slots of `positions`. Eager steps on a CPU: there the calls cost,
+        not the numbers, so that those of a lone image are hashed for several draws and the slots after these.
         """
         if self._device.type != "cpu" or torch.compiler.is_compiling():
             return
-        addresses = draw.numpy() * len(Stream) + np.array(streams)[:, None, None]
-        uniforms = self._to_uniform(_mix(self._slots(positions) + self._counted(addresses)))
-        self._together = _Together(positions, draw, dict(zip(streams, uniforms, strict=True)))
+        if len(positions) == 1:
+            uniforms = torch.from_numpy(self._found_ahead(positions.numpy(), streams, int(draw)))
+        else:
+            addresses = draw.numpy() * _STREAMS + _column_of(streams)
+            uniforms = self._to_uniform(_mix(self._slots(positions) + self._counted(addresses)))
+        self._together = _Together(positions, draw, dict(zip(streams, uniforms.unbind(), strict=True)))
+
+    def _found_ahead(self, positions: np.ndarray, streams: tuple[Stream, ...], draw: int) -> np.ndarray:
+        """[S, 1, T] uniforms at `positions` [1, T] of the one image, hashed together with those after them."""
+        slot, slots = int(positions[0, 0]), positions.shape[1]
+        found = None if self._ahead is None else self._ahead.at(streams, slot, slots, draw)
+        if found is not None:
+            return found
+        draws = np.arange(draw, draw + AHEAD)[:, None]
+        after = torch.arange(slot, slot + slots + SLOTS_AHEAD)[None]
+        addresses = draws * _STREAMS + _column_of(streams)
+        uniforms = self._to_uniform(_mix(self._slots(after) + self._counted(addresses))).numpy()
+        self._ahead = _Ahead(streams, slot, draw, uniforms)
+        return uniforms[:, :1, :slots]
 
     @staticmethod
     def _to_uniform(base: Bits) -> Tensor:
         """Float64 uniforms in (0, 1) of hash states."""
+        if isinstance(base, np.ndarray):
+            bits = _top_bits(_mix(base + _STEP)) + _HALF
+            bits *= _ULP
+            return torch.from_numpy(bits)
         bits = _top_bits(_mix(base + _GOLDEN))
-        if isinstance(bits, np.ndarray):
-            return torch.from_numpy((bits + 0.5) * 2.0**-53)
         return bits.double().add_(0.5).mul_(2.0**-53)
 
     def tie_break(self, positions: Tensor) -> Tensor:
@@ -165,21 +241,30 @@ class Noise:
         only.
         """
         runners = kept(weights)
-        all_run = runners.mass.shape[-1] == weights.shape[-1]
-        counter = self._counter if all_run else (runners.ids + 2) * _GOLDEN
+        counter = self._counter if runners.ids is None else (runners.ids + 2) * _GOLDEN
         return runners.token(run_race(runners.mass, self._exponentials(positions, counter, stream, draw)))
 
     def _exponentials(self, positions: Tensor, counter: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> Tensor:
         """[B, T, K] exponentials of tokens with counters `counter` [K] or [B, T, K]."""
         bits = _mix(self._base(positions, stream, draw)[..., None] + self._bits(counter))
         top = _top_bits(bits)
-        uniform = (torch.from_numpy(top) if isinstance(top, np.ndarray) else top).float().mul_(2.0**-53)
+        negative = (torch.from_numpy(top) if isinstance(top, np.ndarray) else top).float().mul_(-(2.0**-53))
         # log1p keeps the small values, which win races, at full relative precision; the clamp keeps both ends finite.
-        return uniform.clamp_(2.0**-54, 1 - 2.0**-24).neg_().log1p_().neg_()
+        return negative.clamp_(2.0**-24 - 1, -(2.0**-54)).log1p_().neg_()
+
+
+@lru_cache
+def _column_of(streams: tuple[Stream, ...]) -> np.ndarray:
+    """[S, 1, 1] numbers of the streams."""
+    return np.array(streams)[:, None, None]
 
 
 def _top_bits(bits: Bits) -> Bits:
     """The upper 53 bits of hash states, as int64; uses up `bits`."""
+    if isinstance(bits, np.ndarray):
+        word = bits.view(np.uint64)
+        word >>= _ARRAY[11]
+        return bits
     bits >>= 11
     bits &= 0x1FFFFFFFFFFFFF
     return bits

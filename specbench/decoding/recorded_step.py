@@ -1,4 +1,4 @@
-"""One step of the draft-and-verify loop as the recorders take it, and the slots that it commits."""
+"""Steps of the draft-and-verify loop as the recorders take them, and the slots that they commit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.draft_tree import Routes
-from specbench.decoding.interfaces import Earlier, Proposal, Verification
+from specbench.decoding.interfaces import Proposal, Verification
+from specbench.decoding.sampling import rows_at
+from specbench.models.transformer.host_sync import to_host
 
 
 class Committed(NamedTuple):
@@ -40,15 +42,50 @@ class Committed(NamedTuple):
     kept: Tensor | None = None
 
 
+class Outcome(NamedTuple):
+    """A step without its distributions, or K consecutive steps of one kind joined. R = K B rows, T slots, C columns.
+
+    Attributes:
+        first, columns, tokens, tested, accepted: of the `Verification`.
+        predicted: [R, C] stream slots of the columns.
+        positions: [R, T] stream slots of the verified path.
+        steps: [R, 1] number of the forward.
+        facts: of the `Verification`.
+        drafts: number of columns with a q.
+        tables: of the proposal's tree, None for a chain.
+        by_depth: `first_drafts_by_depth` of the tree.
+    """
+
+    first: Tensor
+    columns: Tensor
+    tokens: Tensor
+    tested: Tensor
+    accepted: Tensor
+    predicted: Tensor
+    positions: Tensor
+    steps: Tensor
+    facts: dict[str, Tensor]
+    drafts: int
+    tables: Routes | None
+    by_depth: Tensor
+
+    @property
+    def has_drafts(self) -> bool:
+        return self.predicted.shape[1] > 1
+
+    def drafted(self, own: Tensor, slot: Tensor) -> Tensor:
+        """Whether slots `slot` of the verified paths of rows `own` have a draft; both broadcast to the result."""
+        if self.tables is None:  # the last column of a chain has none
+            return (slot < self.drafts).expand(torch.broadcast_shapes(own.shape, slot.shape))
+        return self.tables.has_children[self.columns[own, slot]]
+
+
 class RecordedStep(NamedTuple):
-    """Outcome of one step, or of K consecutive steps of one kind joined. R = K B rows, T slots, C columns.
+    """One step. B rows, T slots, C columns.
 
     Attributes:
         verified, proposal: of the step.
-        tables: of the proposal's tree, None for a chain.
-        by_depth: `first_drafts_by_depth` of the tree.
-        positions: [R, T] stream slots of the verified path.
-        steps: [R, 1] number of the forward.
+        tables, by_depth, positions, steps: as in `Outcome`.
     """
 
     verified: Verification
@@ -59,63 +96,136 @@ class RecordedStep(NamedTuple):
     steps: Tensor
 
     @property
-    def bytes(self) -> int:
-        """Memory of the distributions that the step keeps alive."""
-        earlier = self.proposal.earlier
-        return self.verified.p.nbytes + self.proposal.q.nbytes + (0 if earlier is None else earlier.q.nbytes)
+    def outcome(self) -> Outcome:
+        first, columns, tokens, _, tested, accepted, facts, _ = self.verified
+        return Outcome(
+            first,
+            columns,
+            tokens,
+            tested,
+            accepted,
+            self.proposal.positions,
+            self.positions,
+            self.steps,
+            facts,
+            self.proposal.q.shape[1],
+            self.tables,
+            self.by_depth,
+        )
 
-    @property
-    def kind(self) -> Hashable:
-        """Equal for steps that can be joined."""
-        earlier = self.proposal.earlier
-        widths = self.positions.shape[1], self.proposal.q.shape[1], earlier and earlier.q.shape[1]
-        return self.proposal.tree, tuple(self.verified.facts), widths
-
-    def committed(self, rows: int, select: bool) -> Committed:
-        """The slots to record of a batch of `rows` rows B; `select` the committed ones, for which the host waits."""
-        verified, proposal = self.verified, self.proposal
-        device, (joined, width) = self.positions.device, self.positions.shape
-        own, slot = torch.arange(joined, device=device)[:, None], torch.arange(width, device=device)
-        if select:
-            own, slot = (slot <= verified.first[:, None]).nonzero(as_tuple=True)
-            fields = (field[own, slot] for field in (self.positions, verified.tokens, verified.p))
-            steps, first = self.steps[own, 0], verified.first[own]
-        else:
-            fields, steps, first = (self.positions, verified.tokens, verified.p), self.steps, verified.first[:, None]
-        seen = Committed(own % rows, *fields, steps)
-        if proposal.tokens.shape[1] == 1:
+    def every_slot(self) -> Committed:
+        """All slots to record, committed or not."""
+        verified, proposal, outcome = self.verified, self.proposal, self.outcome
+        device, (rows, width) = self.positions.device, self.positions.shape
+        own, slot = torch.arange(rows, device=device)[:, None], torch.arange(width, device=device)
+        seen = Committed(own, self.positions, verified.tokens, verified.p, self.steps)
+        if not outcome.has_drafts:
             return seen
-        if self.tables is None:  # the last column of a chain has no draft
-            columns, drafted = (
-                slot.clamp(max=proposal.q.shape[1] - 1),
-                (slot < proposal.q.shape[1]).expand(seen.positions.shape),
-            )
-        else:
-            columns = verified.columns[own, slot]
-            drafted = self.tables.has_children[columns]
-        seen = seen._replace(q=proposal.q[own, columns], drafted=drafted, tested=drafted & (slot <= first))
+        columns = slot.clamp(max=outcome.drafts - 1) if self.tables is None else verified.columns
+        drafted = outcome.drafted(own, slot)
+        tested = drafted & (slot <= verified.first[:, None])
+        seen = seen._replace(q=proposal.q[own, columns], drafted=drafted, tested=tested)
         if proposal.earlier is None:
             return seen
         before, start, drafts = proposal.earlier
-        place = start[own] + slot
-        kept = drafted & (slot < drafts[own]) & (place < before.shape[1])
+        place = start[:, None] + slot
+        kept = drafted & (slot < drafts[:, None]) & (place < before.shape[1])
         return seen._replace(q_before=before[own, place.clamp(max=before.shape[1] - 1)], kept=kept)
 
+    def waiting(self) -> WaitingStep:
+        """The step with copies of the distributions of its committed slots only, for which the host waits."""
+        verified, (_, _, q, tree, _, earlier) = self.verified, self.proposal
+        width = max(to_host(verified.first)) + 1
+        kind = tree, tuple(verified.facts), verified.p.shape[1], earlier is None
+        waiting = WaitingStep(kind, self.outcome, _first_slots(verified.p, width))
+        if not q.shape[1]:
+            return waiting
+        q = _first_slots(q, width) if self.tables is None else rows_at(q, verified.columns[:, :width])
+        if earlier is None:
+            return waiting._replace(q=q)
+        before, start, drafts = earlier
+        starts = to_host(start)
+        skipped = min(*starts, before.shape[1] - 1)
+        read = before[:, skipped : max(starts) + width].clone()
+        return waiting._replace(q=q, before=Before(read, start, drafts, skipped, before.shape[1]))
 
-def join_steps(steps: Sequence[RecordedStep]) -> RecordedStep:
-    """Consecutive steps of one `kind` as one of more rows, step by step."""
-    if len(steps) == 1:
-        return steps[0]
-    verified, proposals = [step.verified for step in steps], [step.proposal for step in steps]
-    facts = {name: torch.cat([own.facts[name] for own in verified]) for name in verified[0].facts}
-    earlier = None
-    if proposals[0].earlier is not None:
-        earlier = Earlier(*map(torch.cat, zip(*(own.earlier for own in proposals), strict=True)))
-    tokens, positions, q = (torch.cat(fields) for fields in zip(*(own[:3] for own in proposals), strict=True))
-    return steps[0]._replace(
-        # No recorder reads `refined_from`.
-        verified=Verification(*map(torch.cat, zip(*(own[:6] for own in verified), strict=True)), facts),
-        proposal=proposals[0]._replace(tokens=tokens, positions=positions, q=q, earlier=earlier),
-        positions=torch.cat([step.positions for step in steps]),
-        steps=torch.cat([step.steps for step in steps]),
+
+class Before(NamedTuple):
+    """What is kept of an `Earlier`.
+
+    Attributes:
+        q: [B, M, V] of some of its drafts.
+        start, drafts: [B] as there.
+        skipped: number of drafts before those in `q`.
+        reach: number of drafts that there were.
+    """
+
+    q: Tensor
+    start: Tensor
+    drafts: Tensor
+    skipped: int
+    reach: int
+
+
+class WaitingStep(NamedTuple):
+    """A step with the distributions of its first M <= T slots, which hold all the committed ones.
+
+    Attributes:
+        kind: equal for steps that can be joined.
+        outcome: of the step.
+        p, q: [B, M, V] target distribution of each slot, and that of its first tested draft; in a chain the last slot
+            has none.
+        before: of the drafts one step before.
+    """
+
+    kind: Hashable
+    outcome: Outcome
+    p: Tensor
+    q: Tensor | None = None
+    before: Before | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the distributions."""
+        tables = self.p, self.q, self.before and self.before.q
+        return sum(table.nbytes for table in tables if table is not None)
+
+
+def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[Outcome, Committed]:
+    """Consecutive steps of one kind, of a batch of `rows`, joined step by step; and the slots that they commit."""
+    outcomes = [step.outcome for step in steps]
+    facts = {name: torch.cat([own.facts[name] for own in outcomes]) for name in outcomes[0].facts}
+    outcome = Outcome(*map(torch.cat, zip(*(own[:8] for own in outcomes), strict=True)), facts, *outcomes[0][9:])
+    slot = torch.arange(outcome.positions.shape[1], device=outcome.first.device)
+    own, slot = (slot <= outcome.first[:, None]).nonzero(as_tuple=True)
+    positions, tokens = outcome.positions[own, slot], outcome.tokens[own, slot]
+    p = _rows_of([step.p for step in steps], own, slot)
+    seen = Committed(own % rows, positions, tokens, p, outcome.steps[own, 0])
+    if not outcome.has_drafts:
+        return outcome, seen
+    drafted = outcome.drafted(own, slot)
+    seen = seen._replace(q=_rows_of([step.q for step in steps], own, slot), drafted=drafted, tested=drafted)
+    befores = [step.before for step in steps if step.before]
+    if not befores:
+        return outcome, seen
+    start, drafts = (torch.cat(field)[own] for field in list(zip(*befores, strict=True))[1:3])
+    skipped, reach = (
+        torch.tensor(numbers).repeat_interleave(rows)[own] for numbers in list(zip(*befores, strict=True))[3:]
     )
+    place = start + slot
+    q_before = _rows_of([before.q for before in befores], own, place - skipped)
+    return outcome, seen._replace(q_before=q_before, kept=drafted & (slot < drafts) & (place < reach))
+
+
+def _first_slots(distributions: Tensor, width: int) -> Tensor:
+    """A copy of the first slots of `distributions` [B, T, V], which can then be freed; themselves if that is all."""
+    return distributions if width == distributions.shape[1] else distributions[:, :width].clone()
+
+
+def _rows_of(tables: Sequence[Tensor], own: Tensor, slot: Tensor) -> Tensor:
+    """[S, V] rows of `tables`, each [B, M, V] with its own M, at row `own` [S] of all B and slot `slot` [S]; the last
+    slot where there are fewer."""
+    sizes = torch.tensor([table.shape[1] for table in tables]).repeat_interleave(len(tables[0]))
+    start = sizes.cumsum(0) - sizes
+    chosen = start[own] + slot.minimum(sizes[own] - 1)
+    return torch.cat([table.flatten(0, 1) for table in tables]).index_select(0, chosen)

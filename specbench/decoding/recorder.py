@@ -11,9 +11,8 @@ from torch import Tensor
 
 from specbench.decoding.draft_tree import RECORDED_DEPTHS
 from specbench.decoding.generation import Generation
-from specbench.decoding.interfaces import Verification
 from specbench.decoding.noise import Noise
-from specbench.decoding.recorded_step import Committed, RecordedStep, join_steps
+from specbench.decoding.recorded_step import Committed, Outcome, RecordedStep, WaitingStep, committed_slots
 from specbench.decoding.sampling import at, entropy, kept
 from specbench.decoding.timing import Spans
 from specbench.decoding.uniforms import UniformsRecorder
@@ -56,7 +55,7 @@ class StepRecorder:
         device = forced.device
         self._collects = self.collects and device.type == "cpu" and not compiled
         self._own = torch.arange(rows, device=device)
-        self._waiting: list[RecordedStep] = []
+        self._waiting: list[WaitingStep] = []
         self._bytes = 0
         self._length = length
         self._free = torch.cat([forced[:-1] < 0, torch.zeros(window, dtype=torch.bool, device=device)])
@@ -84,12 +83,13 @@ class StepRecorder:
         operations would cost more than the arithmetic. The time of traces is measured inside verification, so a traced
         step is recorded at once."""
         if self._spans or not self._collects:
-            self._record(step)
+            self._record(step.outcome, step.every_slot())
             return
-        size = step.bytes
+        waiting = step.waiting()
+        size = waiting.bytes
         if self._bytes + size > WAITING:
             self._flush()
-        self._waiting.append(step)
+        self._waiting.append(waiting)
         self._bytes += size
 
     def slots(self, p: Tensor, tokens: Tensor, positions: Tensor, step: Tensor) -> None:
@@ -104,15 +104,14 @@ class StepRecorder:
     def _flush(self) -> None:
         """Record the steps collected."""
         for _, steps in groupby(self._waiting, key=lambda step: step.kind):
-            self._record(join_steps(list(steps)))
+            self._record(*committed_slots(list(steps), len(self._own)))
         self._waiting, self._bytes = [], 0
 
-    def _record(self, step: RecordedStep) -> None:
-        """Record the committed slots, the accepted drafts by window offset, and every draft tested, of joined steps."""
-        verified, proposal, tables, positions = step.verified, step.proposal, step.tables, step.positions
+    def _record(self, outcome: Outcome, seen: Committed) -> None:
+        """Record the slots of joined steps, the accepted drafts by window offset, and every draft tested."""
+        tables, positions = outcome.tables, outcome.positions
         running = self._by_row(positions[:, 0] < self._length)
         self.count_forward(running)
-        seen = step.committed(len(self._own), self._collects)
         self._note_slots(seen)
         if self._uniforms:
             self._uniforms.note(seen)
@@ -122,14 +121,14 @@ class StepRecorder:
         if tables is None:
             drafted = free = self._free[positions[:, :-1]]
         else:
-            drafted = tables.has_children[verified.columns] & self._free[positions]
-            free = self._free[proposal.positions[:, 1:] - 1]
-        slot, first = torch.arange(drafted.shape[1], device=positions.device), verified.first[:, None]
+            drafted = tables.has_children[outcome.columns] & self._free[positions]
+            free = self._free[outcome.predicted[:, 1:] - 1]
+        slot, first = torch.arange(drafted.shape[1], device=positions.device), outcome.first[:, None]
         offsets = torch.stack([drafted, drafted & (slot <= first), drafted & (slot < first)])
         self._offsets[:, :, : len(slot)] += self._by_row(offsets, 1)
-        self._drafts(verified, verified.tested & free, step.by_depth)
+        self._drafts(outcome.facts, outcome.tested & free, outcome.by_depth)
         if tables is not None and len(tables.levels) > 1:
-            self._count_siblings(verified.tested & free, verified.accepted & free, tables.by_rank)
+            self._count_siblings(outcome.tested & free, outcome.accepted & free, tables.by_rank)
         if self._spans:
             with self._spans("trace"):
                 self._trace(seen)
@@ -153,9 +152,9 @@ class StepRecorder:
         ):
             traced[seen.rows, seen.positions] = torch.where(tested, value, torch.nan)
 
-    def _drafts(self, verified: Verification, tested: Tensor, by_depth: Tensor) -> None:
-        """Add the facts of the drafts `tested` [R, C - 1], without those for forced slots."""
-        facts = dict(verified.facts)
+    def _drafts(self, facts: Mapping[str, Tensor], tested: Tensor, by_depth: Tensor) -> None:
+        """Add the `facts` of the drafts `tested` [R, C - 1], without those for forced slots."""
+        facts = dict(facts)
         if "ratio" in facts:
             facts |= distances(facts.pop("acceptance"), facts.pop("ratio"))
         if not facts:

@@ -131,22 +131,26 @@ class Kept(NamedTuple):
     """Sparse distribution: K of the V tokens, in increasing order, including all of nonzero weight.
 
     Attributes:
-        ids: [..., K]; shorter rows are padded with token 0.
+        ids: [..., K]; shorter rows are padded with token 0. None for all V tokens.
         mass: [..., K] their weights, 0 in the padding.
     """
 
-    ids: Tensor
+    ids: Tensor | None
     mass: Tensor
 
     def token(self, place: Tensor) -> Tensor:
         """Tokens [...] at the indices `place` [...]."""
-        return at(self.ids, place)
+        return place if self.ids is None else at(self.ids, place)
+
+    def weights(self, other: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Weights [B, T', K] of the same tokens in another distribution [B, T', V] of the slots `rows`."""
+        return other if self.ids is None else other.gather(-1, self.ids[:, rows])
 
 
 def kept(weights: Tensor) -> Kept:
     """Compact `weights` [..., V] to tokens of nonzero weight; all V of them if V is small or compacting is slower."""
     if weights.shape[-1] < WIDE or not _compacts(weights):
-        return Kept(torch.arange(weights.shape[-1], device=weights.device).expand(weights.shape), weights)
+        return Kept(None, weights)
     token, value, _ = _compact(weights)
     return Kept(*(torch.from_numpy(x).view(*weights.shape[:-1], -1) for x in (token, value)))
 
@@ -207,6 +211,14 @@ def at(distribution: Tensor, tokens: Tensor) -> Tensor:
     return distribution.gather(-1, tokens[..., None]).squeeze(-1)
 
 
+def rows_at(distributions: Tensor, slots: Tensor) -> Tensor:
+    """[B, n, V] rows of `distributions` [B, K, V] at `slots` [B, n]."""
+    if len(distributions) == 1:
+        # On a CPU this copies whole rows, where `gather` moves single numbers.
+        return distributions.index_select(1, slots[0])
+    return distributions[torch.arange(len(slots), device=slots.device)[:, None], slots]
+
+
 def without(weights: Tensor, tokens: Tensor) -> Tensor:
     """Remove `tokens` [...] from `weights` [..., V] and normalise; all zero if no weight remains."""
     rest, tiny = weights.scatter(-1, tokens[..., None], 0.0), torch.finfo(weights.dtype).tiny
@@ -226,7 +238,7 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     mass = weights.cumsum(-1)
     total = mass[..., -1]
     # Rounding may lift uniform * total to total itself, which no token's mass exceeds.
-    point = torch.minimum((uniform * total).float(), torch.nextafter(total, torch.zeros_like(total)))
+    point = torch.minimum((uniform * total).float(), torch.nextafter(total, -total))
     return torch.searchsorted(mass, point[..., None], right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
 
 

@@ -129,11 +129,36 @@ def _choose_window(
         return with_window(decoder, earlier), None
     if model is None:
         raise SpecbenchError("--window auto: cannot be measured with --workers or --ray", "omit them, or set a number")
-    window, curve = tune_window(model, plan.chosen, decoder, plan.sampling, plan.seed, planned.windows)
+    window, curve = _tuned_window(model, plan, decoder, planned.windows, reporter)
+    return with_window(decoder, window), curve
+
+
+def shared_window(plan: Plan, windows: Sequence[int], reporter: Reporter) -> int:
+    """The one of `windows` that is the fastest here for the plan's one decoder, for all decoders of a comparison.
+
+    A run of that decoder that the results folder holds already settles it, so that repeating a command resumes it.
+    """
+    [decoder] = (planned.spec for planned in plan.decoders)
+    like = vars(plan.spec(decoder, plan.model.weights_sha256())) | {"decoder": without_options(decoder, "window")}
+    for info in find_runs_like(plan.out, **like).values():
+        return int(dict(info.spec.decoder.options)["window"])
+    reporter.note(f"measuring which window is the fastest here for {decoder.name}")
+    model = load_for_run(plan.model, plan.device, plan.dtype, plan.threads, plan.compiled)
+    window, _ = _tuned_window(model, plan, decoder, windows, reporter)
+    return window
+
+
+def _tuned_window(
+    model: ImageModel, plan: Plan, decoder: DecoderSpec, windows: Sequence[int], reporter: Reporter
+) -> tuple[int, list[dict[str, float]]]:
+    """`tune_window` on the prompts of a plan, with its findings told."""
+    window, curve = tune_window(model, plan.chosen, decoder, plan.sampling, plan.seed, windows)
     for point in curve:
         reporter.note(f"{decoder.name}, window {point['window']}: {describe_point(point)}")
-    reporter.note(f"{decoder.name}: window {window} is the fastest here")
-    return with_window(decoder, window), curve
+    fastest = max(curve, key=lambda point: point["speed_up"])
+    ahead = "" if fastest["window"] == window else "; AR is faster than every window tried"
+    reporter.note(f"{decoder.name}: window {window} is the fastest here{ahead}")
+    return window, curve
 
 
 def _earlier_window(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int | None:

@@ -163,7 +163,7 @@ def test_a_coupled_slot_drawn_from_the_residual_of_a_stale_q_is_flagged(monkeypa
         keep = tests.coin < ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)
         stale = torch.cat([tests.q, tests.q[:, last:]], dim=1)  # the slot without a draft has the q of the slot before
         held = kept(p)
-        weights = standard(held.mass, stale.gather(-1, held.ids))
+        weights = standard(held.mass, held.weights(stale))
         other = held.token(draw(weights, noise.uniform(positions, Stream.REDRAW, step)))
         kept_drafts = torch.where(keep & tests.drafted, tests.draft, other[:, : last + 1])
         return torch.cat([kept_drafts, other[:, last + 1 :]], dim=1)

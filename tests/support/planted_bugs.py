@@ -97,7 +97,8 @@ BUGS = (
     _bug("q", "a coupled slot without a draft is drawn from [p - q]+ with a stale q",
          _VERIFY + "refinement:Couple.refine",
          "torch.cat([residual, held.mass[:, drafts:]], dim=1)",
-         "torch.cat([residual, standard(held.mass[:, drafts:], tests.q[:, -1:].gather(-1, held.ids[:, drafts:]))], 1)",
+         "torch.cat([residual, standard(held.mass[:, drafts:], held.weights(tests.q[:, -1:], slice(drafts, None)))], "
+         "dim=1)",
          "scd-mc", GRAMMAR),
     PlantedBug("q", "q is not replaced after a kept draft", (
         Edit(_JACOBI + "Jacobi._expand", "return trunk",
@@ -130,8 +131,8 @@ BUGS = (
     _bug("noise", "two neighbouring slots share their frozen noise", _VERIFY + "refinement:Gumbel.refine",
          "positions, Stream.TOKEN", "positions - positions % 2, Stream.TOKEN", "predictive", GRAMMAR),
     PlantedBug("noise", "coin, redraw and fresh token of a slot are the same number", (
-        Edit(_DECODING + "noise:Noise._base", "draw * len(Stream) + stream", "draw * len(Stream)"),
-        Edit(_DECODING + "noise:Noise.hash_together", "+ np.array(streams)", "+ 0 * np.array(streams)"),
+        Edit(_DECODING + "noise:Noise._base", "draw * _STREAMS + stream", "draw * _STREAMS"),
+        Edit(_DECODING + "noise:Noise.hash_together", "+ _column_of(streams)", "+ 0 * _column_of(streams)"),
     ), "sjd", GUIDED),
     _bug("noise", "the images of a prompt share their noise", _DECODING + "noise:row_key",
          "\\0{sample}", "\\0{sample // 8}", "ar", EIGHT),
@@ -158,13 +159,13 @@ BUGS = (
     _bug("refinement", "maximal coupling keeps every draft with p > q/2", _VERIFY + "refinement:Couple.refine",
          "tests.coin < ratio", "0.5 < ratio", "scd-mc", EIGHT),
     _bug("refinement", "a tail that should be thrown away is drafted again", _JACOBI + "Jacobi.observe",
-         "if keep_tail else shift", "if True else shift", "sjd-norefine", GRAMMAR),
+         "if keep_tail else", "if True else", "sjd-norefine", GRAMMAR),
     # Verification of chains and trees
     _bug("chain", "a rejected draft is replaced from the residual of the window's first column",
          _CHAIN + "verify_chain", "verdict.failed(tests, first.clamp(max=drafts.shape[1] - 1))", "tests.at(0 * first)",
          "sjd", GRAMMAR),
     _bug("chain", "the bonus is drawn from the column before", _CHAIN + "verify_chain",
-         "_row(p, first)", "_row(p, (first - 1).clamp(min=0))", "sjd", GRAMMAR),
+         "rows_at(p, first)", "rows_at(p, (first - 1).clamp(min=0))", "sjd", GRAMMAR),
     _bug("tree", "drafts after a rejected one are accepted", _TREE + "_TreeVerifier.verify",
          "rejected @ tables.ancestors.T == 0", "rejected == 0", "sjd-pac", GRAMMAR),
     _bug("tree", "a sibling is tested against p instead of the residual", _TREE + "_TreeVerifier._test",

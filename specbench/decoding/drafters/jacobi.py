@@ -12,7 +12,7 @@ from specbench.decoding.draft_tree import chain, routes
 from specbench.decoding.drafters.token_init import Init, Slots
 from specbench.decoding.interfaces import Batch, Earlier, Proposal, Verification
 from specbench.decoding.noise import Stream
-from specbench.decoding.sampling import draw, one_hot, without
+from specbench.decoding.sampling import draw, one_hot, rows_at, without
 from specbench.models.interface import Tree
 from specbench.models.transformer.compilation import call_eager
 
@@ -33,6 +33,7 @@ class Jacobi:
         rows, slots = batch.tokens.shape
         device = batch.tokens.device
         self._rows = torch.arange(rows, device=device)[:, None]
+        self._slots = torch.arange(self.window, device=device)
         self._drafted_to = torch.zeros(rows, dtype=torch.long, device=device)
         self._p: Tensor | None = None
         """[B, W, V] distributions from which the refined drafts of the previous step were drawn."""
@@ -57,8 +58,7 @@ class Jacobi:
             self._history[self._rows, positions] = verification.p
         refined_from = verification.refined_from
         self._p, self._shift = verification.p if refined_from is None else refined_from, shift
-        kept = torch.full_like(shift, positions.shape[1]) if keep_tail else shift
-        self._drafted_to = positions[:, 0] + kept
+        self._drafted_to = positions[:, -1] + 1 if keep_tail else positions[:, 0] + shift
 
     def restart(self, rows: Tensor) -> None:
         self._drafted_to[rows] = 0
@@ -70,7 +70,7 @@ class Jacobi:
 
     def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens and positions [B, width] of a chain, and q [B, width - 1, V] of its drafts."""
-        positions = committed[:, None] + torch.arange(width, device=committed.device)
+        positions = committed[:, None] + self._slots[:width]
         self._batch.noise.hash_together(positions, STEP_STREAMS, step)
         q = self._fill(committed, positions[:, :-1], step)
         return self._batch.tokens.gather(1, (positions - 1).clamp(min=0)), positions, q
@@ -89,9 +89,10 @@ class Jacobi:
         tokens.scatter_(1, positions, torch.where(fresh, drawn, tokens.gather(1, positions)))
         if self._p is None:
             return q
-        previous = torch.arange(drafts, device=positions.device) + self._shift[:, None]
-        kept = self._p[self._rows, previous.clamp(max=self._p.shape[1] - 1)]
-        return torch.where(fresh[..., None], q, kept)
+        # One table of all distributions: a choice between whole rows is much faster than one between their entries.
+        slot, known = self._slots[:drafts], self._p.shape[1]
+        kept = (slot + self._shift[:, None]).clamp(max=known - 1)
+        return rows_at(torch.cat([self._p, q], dim=1), torch.where(fresh, slot + known, kept))
 
 
 class NoDraft(Jacobi):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specbench.decoding.interfaces import Proposal, Verification
 from specbench.decoding.noise import Noise, Stream
+from specbench.decoding.sampling import rows_at
 from specbench.decoding.verification.ratio_tests import DraftTests, Verifier, draw_after_drafts
 from specbench.decoding.verification.refinement import Refinement, refined_from
 
@@ -38,15 +39,16 @@ def verify_chain(
     coin = noise.uniform(positions[:, :-1], Stream.COIN, step)
     # Slot D has no draft and no test; its q is not read.
     tests = DraftTests.of(p[:, :-1], proposal.q[:, : drafts.shape[1]], drafts, coin, positions[:, :-1], slot[1:])
-    refined, refined_p = torch.zeros_like(positions), None
     if refinement.keeps_tail or verifier.compares:
         refined_p = refined_from(refinement, p, tests)
         refined = refinement.refine(p, tests, noise, positions, step)
+    else:
+        refined, refined_p = torch.zeros_like(positions), None
     verdict = verifier.verify(tests, refined[:, :-1])
     accepted = tests.drafted & verdict.accepted
-    first = accepted.long().cumprod(1).sum(1, keepdim=True)
+    first = accepted.cumprod(1).sum(1, keepdim=True)
     token = draw_after_drafts(
-        _row(p, first),
+        rows_at(p, first),
         verdict.failed(tests, first.clamp(max=drafts.shape[1] - 1)),
         first < drafts.shape[1],
         verifier,
@@ -68,8 +70,3 @@ def _sample(p: Tensor, positions: Tensor, noise: Noise) -> Verification:
     first = torch.zeros_like(token)
     no_drafts = token[:, :0].bool()
     return Verification(first.squeeze(1), first, token, p, no_drafts, no_drafts, {})
-
-
-def _row(p: Tensor, slot: Tensor) -> Tensor:
-    """Select p [B, T, V] at `slot` [B, 1]: [B, 1, V]."""
-    return p.gather(1, slot[..., None].expand(-1, -1, p.shape[-1]))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specbench.decoding.context import Context
 from specbench.decoding.verification.codebook_neighbours import neighbour_table
-from specbench.decoding.verification.ratio_tests import DraftTests, RatioTest
+from specbench.decoding.verification.ratio_tests import DraftTests, FailedTest, RatioTest
 from specbench.decoding.verification.residuals import optimal, or_target, standard
 from specbench.errors import SpecbenchError
 
@@ -61,7 +61,7 @@ class Lantern(RatioTest):
         mass = self.neighbourhood(p, x).mass
         return torch.where(mass > 0, mass / q.gather(-1, x), 0.0)
 
-    def residual_weights(self, tests: DraftTests) -> Tensor:
+    def residual_weights(self, tests: DraftTests | FailedTest) -> Tensor:
         if self._residual not in _RESIDUALS:
             return super().residual_weights(tests)
         around = self.neighbourhood(tests.p, tests.draft[..., None])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specbench.decoding.context import Context
 from specbench.decoding.noise import Noise, Stream
-from specbench.decoding.sampling import at
+from specbench.decoding.sampling import at, rows_at
 
 
 class DraftTests(NamedTuple):
@@ -65,11 +65,25 @@ class DraftTests(NamedTuple):
         """Select the tests of entries [K'], the same in all rows."""
         return DraftTests(*(field[:, entries] for field in self[:-1]), self.depth[entries])
 
-    def at(self, entry: Tensor) -> DraftTests:
-        """Select one test per row, of entry [B, 1]; its depth is [B, 1]."""
-        wide = entry[..., None].expand(-1, -1, self.p.shape[-1])
-        p, q = self.p.gather(1, wide), self.q.gather(1, wide)
-        return DraftTests(p, q, *(field.gather(1, entry) for field in self[2:-1]), self.depth[entry])
+    def at(self, entry: Tensor) -> FailedTest:
+        """Select one test per row, of entry [B, 1]."""
+        p, q = rows_at(self.p, entry), rows_at(self.q, entry)
+        return FailedTest(p, q, self.draft.gather(1, entry), self.drafted.gather(1, entry), self.depth.take(entry))
+
+
+class FailedTest(NamedTuple):
+    """What of a test its residual distribution depends on: one test per row, with the fields of `DraftTests`.
+
+    Attributes:
+        p, q: [B, 1, V].
+        draft, drafted, depth: [B, 1].
+    """
+
+    p: Tensor
+    q: Tensor
+    draft: Tensor
+    drafted: Tensor
+    depth: Tensor
 
 
 class Verdict(NamedTuple):
@@ -85,7 +99,7 @@ class Verdict(NamedTuple):
     facts: dict[str, Tensor]
     scale: Tensor | None = None
 
-    def failed(self, tests: DraftTests, entry: Tensor) -> DraftTests:
+    def failed(self, tests: DraftTests, entry: Tensor) -> FailedTest:
         """Test [B, 1] of the rejected draft `entry` [B, 1], its p as the residual distribution takes it."""
         chosen = tests.at(entry)
         if self.scale is None:
@@ -101,7 +115,7 @@ class Verifier(Protocol):
         """Judge every draft; `refined` [B, K]: refined token of the draft's slot."""
         ...
 
-    def residual_weights(self, tests: DraftTests) -> Tensor:
+    def residual_weights(self, tests: DraftTests | FailedTest) -> Tensor:
         """Unnormalised residual distribution [B, K, V] after a rejection of each draft."""
         ...
 
@@ -131,7 +145,7 @@ class RatioTest:
         a = self.acceptance(tests.p, tests.q, tests.draft[..., None], tests.depth).squeeze(-1)
         return Verdict(tests.coin < a, acceptance_facts(tests, a))
 
-    def residual_weights(self, tests: DraftTests) -> Tensor:
+    def residual_weights(self, tests: DraftTests | FailedTest) -> Tensor:
         return self._residual(tests.p, tests.q, partial(self.acceptance, depth=tests.depth))
 
 
@@ -154,17 +168,17 @@ def acceptance_facts(tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
 def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
     """p(x)/q(x) [..., n]; 0 where p(x) = 0, so that 0/0 rejects."""
     px = p.gather(-1, x)
-    return torch.where(px > 0, px / q.gather(-1, x), 0.0)
+    return torch.where(px > 0, px / q.gather(-1, x), px)
 
 
-def residual_weights(verifier: Verifier, tests: DraftTests) -> Tensor:
+def residual_weights(verifier: Verifier, tests: DraftTests | FailedTest) -> Tensor:
     """Unnormalised residual distribution [B, K, V]; p itself where there is no draft to reject."""
     return torch.where(tests.drafted[..., None], verifier.residual_weights(tests), tests.p)
 
 
 def draw_after_drafts(
     p: Tensor,
-    tests: DraftTests,
+    failed: FailedTest,
     rejected: Tensor,
     verifier: Verifier,
     refined: Tensor,
@@ -178,7 +192,7 @@ def draw_after_drafts(
 
     Args:
         p: [B, 1, V] target distribution of the slot.
-        tests: [B, 1] the last failed test of the slot; not used where none failed.
+        failed: the last failed test of the slot; not used where none failed.
         rejected: [B, 1] bool, whether a draft of the slot was rejected.
         refined: [B, 1] refined token of the slot.
         position: [B, 1] stream slot.
@@ -188,8 +202,8 @@ def draw_after_drafts(
     """
     if verifier.compares:
         return torch.where(rejected, refined, noise.run_race(p, position, Stream.TOKEN))
-    weights = torch.where(rejected[..., None], residual_weights(verifier, tests), p)
-    stream = torch.where(rejected, int(Stream.RESIDUAL), int(Stream.TOKEN))
+    weights = torch.where(rejected[..., None], residual_weights(verifier, failed), p)
+    stream = rejected * int(Stream.RESIDUAL)  # TOKEN is 0
     return noise.run_race(weights, position, stream, step * rejected)
 
 
@@ -198,6 +212,10 @@ class Exact(RatioTest):
 
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
         return ratio(p, q, x)
+
+    def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
+        r = ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)
+        return Verdict(tests.coin < r, {"acceptance": r, "ratio": r})
 
 
 class Amplify(RatioTest):
@@ -237,5 +255,5 @@ class Match:
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
         return Verdict(refined == tests.draft, {})
 
-    def residual_weights(self, tests: DraftTests) -> Tensor:
+    def residual_weights(self, tests: DraftTests | FailedTest) -> Tensor:
         return tests.p

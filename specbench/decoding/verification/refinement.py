@@ -121,7 +121,7 @@ class Couple:
     def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
         held, drafts = kept(p), tests.draft.shape[1]
         # q is 0 where there is no draft, and [p - 0]+ is p.
-        residual = standard(held.mass[:, :drafts], tests.q.gather(-1, held.ids[:, :drafts]))
+        residual = standard(held.mass[:, :drafts], held.weights(tests.q, slice(drafts)))
         weights = torch.cat([residual, held.mass[:, drafts:]], dim=1)
         other = held.token(draw(weights, noise.uniform(positions, Stream.REDRAW, step)))
         keep = tests.coin < ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)

@@ -14,7 +14,13 @@ from specbench.decoding.draft_tree import Level, Routes
 from specbench.decoding.interfaces import Proposal, Verification
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import without
-from specbench.decoding.verification.ratio_tests import DraftTests, Verifier, draw_after_drafts, residual_weights
+from specbench.decoding.verification.ratio_tests import (
+    DraftTests,
+    FailedTest,
+    Verifier,
+    draw_after_drafts,
+    residual_weights,
+)
 from specbench.decoding.verification.refinement import Refinement, refined_from
 
 
@@ -123,15 +129,15 @@ class _TreeVerifier:
             self._step,
         )
 
-    def _last_failed(self, stop: Tensor) -> DraftTests:
+    def _last_failed(self, stop: Tensor) -> FailedTest:
         """Test [B, 1] of the last child of column `stop` [B, 1]; arbitrary if `stop` is a leaf."""
         tables = self._tables
-        found: DraftTests | None = None
+        found: FailedTest | None = None
         for rank, tests in enumerate(self._tests):
             own = tests.at(tables.place[stop].clamp(max=tests.draft.shape[1] - 1))
             here = tables.last_rank[stop] == rank
             found = (
-                own if found is None else DraftTests(*(_select(here, *pair) for pair in zip(own, found, strict=True)))
+                own if found is None else FailedTest(*(_select(here, *pair) for pair in zip(own, found, strict=True)))
             )
         return found._replace(depth=tables.depth[stop] + 1)
 
