@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from timing import cpu_ms, in_turns, median, timed_decode
 
-from specbench.decoding.recorded_step import RecordedStep
+from specbench.decoding import recorder
 from specbench.decoding.uniforms import UniformsRecorder
 from specbench.models.catalog import load_model
 from specbench.specs.presets import DecoderSpec, resolve
@@ -61,13 +61,13 @@ def timed_recording() -> Iterator[list[float]]:
 
         return call
 
-    note, rows, committed = UniformsRecorder.note, UniformsRecorder.rows, RecordedStep.committed
+    note, rows, chosen = UniformsRecorder.note, UniformsRecorder.rows, recorder.committed_slots
     UniformsRecorder.note, UniformsRecorder.rows = timed(note), timed(rows)
-    RecordedStep.committed = timed(committed)
+    recorder.committed_slots = timed(chosen)
     try:
         yield spent
     finally:
-        UniformsRecorder.note, UniformsRecorder.rows, RecordedStep.committed = note, rows, committed
+        UniformsRecorder.note, UniformsRecorder.rows, recorder.committed_slots = note, rows, chosen
 
 
 @contextmanager
