@@ -1,0 +1,61 @@
+"""Random numbers depend on their address alone: not on the batch, nor on what was hashed together or ahead."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from specbench.decoding import noise as addressed
+from specbench.decoding.noise import AHEAD, SLOTS_AHEAD, Noise, Stream
+
+VOCAB, WINDOW = 32, 4
+STREAMS = Stream.FRESH, Stream.COIN, Stream.REDRAW
+
+
+def column(number: int, rows: int) -> torch.Tensor:
+    return torch.full((rows, 1), number)
+
+
+def walk():
+    """(draw, first slot) of a decode: in small steps, over the end of what is hashed ahead, back, and far ahead."""
+    slot = 0
+    for draw in range(1, 2 * AHEAD):
+        yield draw, slot
+        slot += draw % 4
+    yield from ((2, 0), (3, SLOTS_AHEAD), (4, SLOTS_AHEAD + 1), (AHEAD + 4, 5), (400, 1000))
+
+
+def test_a_lone_image_has_the_numbers_it_has_in_a_batch():
+    alone, beside = Noise([-7], VOCAB), Noise([-7, 11], VOCAB)
+    for draw, slot in walk():
+        positions = torch.arange(slot, slot + WINDOW)[None]
+        one, both = column(draw, 1), column(draw, 2)
+        alone.hash_together(positions, STREAMS, one)
+        for stream in STREAMS:
+            plain = beside.uniform(positions.repeat(2, 1), stream, both)
+            assert torch.equal(alone.uniform(positions, stream, one), plain[:1])
+            assert torch.equal(alone.uniform(positions[:, :-1], stream, one), plain[:1, :-1])
+        last = positions[:, -1:]
+        race = beside.race(last.repeat(2, 1), Stream.RESIDUAL, both)
+        assert torch.equal(alone.race(last, column(int(Stream.RESIDUAL), 1), one), race[:1])
+
+
+def test_other_streams_and_other_images_are_not_taken_from_what_was_hashed_ahead():
+    noise, positions, draw = Noise([3], VOCAB), torch.arange(WINDOW)[None], column(1, 1)
+    noise.hash_together(positions, STREAMS, draw)
+    noise.hash_together(positions, STREAMS[::-1], draw)
+    assert torch.equal(noise.uniform(positions, Stream.COIN, draw), Noise([3], VOCAB).uniform(positions, 1, 1))
+    noise.hash_together(positions, STREAMS, draw)
+    noise.rekey(torch.tensor([0]), [4])
+    noise.hash_together(positions, STREAMS, draw)
+    assert torch.equal(noise.uniform(positions, Stream.COIN, draw), Noise([4], VOCAB).uniform(positions, 1, 1))
+
+
+@pytest.mark.parametrize("number", [0, 1, -1, 2**63 - 1, -(2**63)])
+def test_one_number_is_mixed_as_many_are(number):
+    many = addressed._mix(torch.tensor([number]))
+    assert (
+        addressed._mix_one(number)
+        == int(many) % 2**64
+        == int(addressed._mix(torch.tensor([number]).numpy())[0]) % 2**64
+    )
