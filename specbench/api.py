@@ -753,8 +753,9 @@ def train_head(
     device: str = "cpu",
     threads: int = 0,
     tell: Callable[[str, int, int, str], None] | None = None,
+    kind: str = "eagle",
 ) -> Path:
-    """Train an EAGLE-1 draft head (`specbench train-head`); repeat the call to resume an interrupted training.
+    """Train a draft head (`specbench train-head`); repeat the call to resume an interrupted training.
 
     Args:
         out: folder of the head.
@@ -763,9 +764,10 @@ def train_head(
         images, epochs, batch, lr, seed: see `specbench.training.head.HeadPlan`.
         device, threads: as for `run`.
         tell: called as `tell(stage, done, total, note)`.
+        kind: "eagle" for an EAGLE-1 head, "vertical" for one that looks at the image row above.
 
     Returns:
-        The folder, for `head=` of the EAGLE decoders.
+        The folder, for `head=` of the EAGLE decoders, or of `vertical`.
 
     Raises:
         SpecbenchError: a number out of range, an unknown model, no training data, or a folder with another training.
@@ -773,7 +775,7 @@ def train_head(
     from specbench.training import head  # brings torch
     from specbench.training.target import load_trainable
 
-    plan = head.HeadPlan(images, epochs, batch, lr, seed=seed)
+    plan = head.HeadPlan(images, epochs, batch, lr, seed=seed, kind=kind)
     head.train_head(load_trainable(model, device, threads), Path(out), plan, Path(data) if data else None, tell)
     return Path(out)
 
@@ -787,6 +789,7 @@ def check_head(
     seed: int = 10**6,
     device: str = "cpu",
     threads: int = 0,
+    kind: str = "eagle",
 ) -> Rows:
     """Measure the total variation between draft head and target by draft depth (`specbench check-head`).
 
@@ -797,9 +800,10 @@ def check_head(
         images, depths: images to evaluate, and draft depths.
         seed: of the selection of images.
         device, threads: as for `run`.
+        kind: of head, "eagle" or "vertical".
 
     Returns:
-        One dict per depth: `depth, tv, tv_low, tv_high, acceptance`; see `specbench.training.alignment.alignment`.
+        One dict per depth: `depth, tv, tv_low, tv_high, acceptance`; see `specbench.training.alignment`.
 
     Raises:
         SpecbenchError: a number below 1, an unknown model or head, or too few images.
@@ -808,7 +812,7 @@ def check_head(
     from specbench.training.target import load_trainable
 
     target = load_trainable(model, device, threads)
-    return check_alignment(target, head, Path(data) if data else None, images, depths, seed)
+    return check_alignment(target, head, Path(data) if data else None, images, depths, seed, kind)
 
 
 def demo(out: str | Path = "results/demo", limit: int = 8, reporter: Reporter | None = None) -> Rows:

@@ -17,10 +17,19 @@ from transformers import LlamaConfig
 
 from specbench.models.draft_head import EagleHead, new_head
 from specbench.models.interface import DraftPrompt, TokenLayout, Tree
+from specbench.models.vertical_head import VerticalHead, new_vertical_head
 from specbench.specs.run_spec import Sampling
 
 SLOT_ROWS = 65_537
 """Table rows of one slot at most, a prime: a slot with more prefixes assigns them to rows by a polynomial hash."""
+
+
+def sharp_vertical_head(width: int) -> VerticalHead:
+    """An untrained vertical head whose drafts depend on everything it looks at."""
+    head = new_vertical_head(width, 16, seed=2)
+    for weight in head.parameters():
+        weight.data.mul_(3)
+    return head
 
 
 class EnumerableModel:
@@ -79,6 +88,15 @@ class EnumerableModel:
         config = LlamaConfig(vocab_size=self.layout.vocab, num_hidden_layers=1, pad_token_id=None, **sizes)
         draw = torch.Generator().manual_seed(0)
         return new_head(config, torch.randn(self.layout.vocab, 8, generator=draw), seed=0)
+
+    def own_vertical_head(self) -> VerticalHead:
+        """An untrained vertical head."""
+        return sharp_vertical_head(self.feature_size)
+
+    def token_table(self) -> Tensor:
+        """Random token embeddings."""
+        draw = torch.Generator().manual_seed(1)
+        return torch.randn(self.layout.vocab, self.feature_size, generator=draw)
 
     def row(self, slot: int, code: int | np.ndarray) -> int | np.ndarray:
         """Table row of the prefix before `slot` whose `code` is sum_j token_j * vocab**j."""

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaModel
 
-from specbench.checks.enumerable_model import enumerate_images
+from specbench.checks.enumerable_model import enumerate_images, sharp_vertical_head
 from specbench.models.draft_head import EagleHead, new_head
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix, TransformerModel
+from specbench.models.vertical_head import VerticalHead
 from specbench.specs.run_spec import Sampling
 
 WIDTH = 16
@@ -84,6 +85,10 @@ class EnumerableTransformer(TransformerModel):
             if "embed" not in name:
                 weight.data.mul_(8)
         return head
+
+    def own_vertical_head(self) -> VerticalHead:
+        """An untrained vertical head."""
+        return sharp_vertical_head(WIDTH)
 
     def render(self, image_tokens: Tensor) -> Tensor:
         """One grey pixel per token."""

@@ -26,14 +26,17 @@ def add_to(app: typer.Typer) -> None:
 
 _TRAIN_HELP = help_of(
     "train-head",
-    "The target's features are computed once; the head is trained to extrapolate them. Run the same command again "
-    "to resume an interrupted training, with identical weights. Use the result with --head FOLDER.",
+    "--kind eagle: an EAGLE-1 head, for the EAGLE decoders. --kind vertical: a head that looks at the image row "
+    "above, for the decoder vertical. The target's features are computed once; the head learns to predict from "
+    "them. Run the same command again to resume an interrupted training, with identical weights. Use the result "
+    "with --head FOLDER.",
 )
 _CHECK_HELP = help_of(
     "check-head",
     "tv: mean total variation between the guided distributions of target and head along training images, with its "
     "95 % confidence interval. acceptance: expected acceptance of an exact chain. The last row pairs each feature "
-    "with the previous instead of the next token; a head with a lower tv there was trained on misaligned pairs.",
+    "with the previous instead of the next token; a head with a lower tv there was trained on misaligned pairs "
+    "(EAGLE heads only).",
 )
 
 _Model = Annotated[str, model_option("Target model.", show_default="shapes")]
@@ -45,6 +48,7 @@ _Data = Annotated[
 _Head = Annotated[
     str, option("--head", "FOLDER", "Folder of the head; without it, the head that comes with the model.")
 ]
+_Kind = Annotated[str, option("--kind", "KIND", "Kind of head: eagle or vertical.")]
 _Out = Annotated[Path, option("--out", "FOLDER", "Folder of the trained head.")]
 _SelectionSeed = Annotated[
     int, option("--seed", "N", "Seed of the image selection; the default differs from training.", min=0)
@@ -57,6 +61,7 @@ def train_head(
     *,
     model: _Model = "shapes",
     out: _Out,
+    kind: _Kind = "eagle",
     data: _Data = None,
     images: Annotated[int, option("--images", "N", "Training images.")] = 1024,
     epochs: Annotated[int, option("--epochs", "N", "Passes over the training images.")] = 16,
@@ -83,6 +88,7 @@ def train_head(
                 device=device,
                 threads=threads,
                 tell=progress and progress.tell,
+                kind=kind,
             )
         )
     finally:
@@ -117,6 +123,7 @@ def check_head(
     flags: dict,
     model: _Model = "shapes",
     head: _Head = "",
+    kind: _Kind = "eagle",
     data: _Data = None,
     images: Annotated[int, option("--images", "N", "Images to evaluate.", min=1)] = 32,
     depths: Annotated[int, option("--depths", "N", "Number of draft depths.", min=1)] = 5,
@@ -126,6 +133,6 @@ def check_head(
 ) -> None:
     from specbench import api
 
-    rows = api.check_head(model, head, data, images, depths, seed, device, threads)
+    rows = api.check_head(model, head, data, images, depths, seed, device, threads, kind)
     as_json = merge(_CHECK, flags)["json"].value
     print_json(rows) if as_json else print_table(rows, ("depth", "tv", "tv_low", "tv_high", "acceptance"))

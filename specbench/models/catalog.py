@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ class ModelInfo(ModelFacts):
         weights: files that must be there before it can be loaded.
         config: JSON file with `network.codes`, the image vocabulary, and `sampling`, the default `Sampling`'s
             fields.
-        head: folder of the draft head it brings along, if any.
+        heads: folders of the draft heads it brings along, by drafter.
         prompt_check: optional "module:function" raising ValueError for a text the model cannot read.
         forced_slots: stream slots of one image whose tokens the grammar forces, such as row ends.
         slot_numbers: numbers that are held per row and stream slot to embed image tokens with.
@@ -52,7 +52,7 @@ class ModelInfo(ModelFacts):
     config: Path
     weights: tuple[Path, ...] = ()
     dtype: str = "float32"
-    head: Path | None = None
+    heads: Mapping[str, Path] = field(default_factory=dict, hash=False)
     prompt_check: str | None = None
     parameters: int | None = None
     hub_id: str | None = None
@@ -188,7 +188,7 @@ _BUILT_IN = (
         parameters=2_400_000,
         config=_SHAPES / "config.json",
         weights=(_SHAPES / "network.safetensors", _SHAPES / "tokenizer.safetensors"),
-        head=_SHAPES / "eagle",
+        heads={"eagle": _SHAPES / "eagle", "vertical": _SHAPES / "vertical"},
         prompt_check="specbench.models.shapes.captions:encode",
         slot_numbers=128,
         pixel_numbers=36,

@@ -12,9 +12,10 @@ Checkpoints have the layout of the public heads: `config.json`, and `model.safet
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -109,8 +110,9 @@ def new_head(config: LlamaConfig, embedding: Tensor, seed: int) -> EagleHead:
     return head
 
 
-_LATEST: WeakKeyDictionary[ImageModel, tuple[tuple[object, ...], EagleHead]] = WeakKeyDictionary()
-"""Per model the head that was used last, and its source."""
+Head = TypeVar("Head", bound=nn.Module)
+_LATEST: WeakKeyDictionary[ImageModel, dict[object, tuple[object, nn.Module]]] = WeakKeyDictionary()
+"""Per model and function that loads heads, the head that was used last and its source."""
 
 
 def head_for(model: ImageModel, path: str) -> EagleHead:
@@ -123,15 +125,30 @@ def head_for(model: ImageModel, path: str) -> EagleHead:
     """
     if not isinstance(model, DraftHeadModel):
         raise SpecbenchError(f"model '{model.name}' cannot be used with a draft head", "choose a decoder without one")
+    return latest_head(model, path, model.own_head, load_head, lambda head: _adopted(head, model, path))
+
+
+def latest_head(
+    model: ImageModel,
+    path: str,
+    own: Callable[[], Head | None],
+    load: Callable[[CheckpointFiles], Head],
+    adopt: Callable[[Head], Head],
+) -> Head:
+    """The head `path`, or the model's `own`, made ready for `model` by `adopt`; the one used last is kept.
+
+    Raises:
+        SpecbenchError: exit code 5 if there is no head; errors of `load` and `adopt`.
+    """
     found = find_head(path, model.name, None, download=True) if path else None
     source = (_identity(found) if found else "own", model.device, model.dtype)
-    cached = _LATEST.get(model)
-    if cached is None or cached[0] != source:
-        head = load_head(found) if found else model.own_head()
+    kept = _LATEST.setdefault(model, {})
+    if load not in kept or kept[load][0] != source:
+        head = load(found) if found else own()
         if head is None:
             raise no_own_head(model.name)
-        cached = _LATEST[model] = source, _adopted(head, model, path)
-    return cached[1]
+        kept[load] = source, adopt(head)
+    return kept[load][1]
 
 
 def _identity(found: CheckpointFiles) -> tuple[tuple[Path, int, int], ...]:
@@ -164,10 +181,10 @@ def load_head(found: CheckpointFiles) -> EagleHead:
         SpecbenchError: a damaged file, or no EAGLE-1 head.
     """
     config_file, weights = found.paths
-    with _blamed(weights):
+    with blamed(weights):
         read = load_file if weights.suffix == ".safetensors" else _load_pickle
         tensors = {name.removeprefix("model."): tensor.float() for name, tensor in read(weights).items()}
-    with _blamed(config_file):
+    with blamed(config_file):
         stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
         settings = {name: stored[name] for name in LlamaConfig().to_dict() if name in stored}
         settings |= {"num_hidden_layers": 1, "model_type": "llama", "pad_token_id": None}
@@ -183,7 +200,7 @@ def load_head(found: CheckpointFiles) -> EagleHead:
 
 
 @contextmanager
-def _blamed(path: Path) -> Iterator[None]:
+def blamed(path: Path) -> Iterator[None]:
     """Report any error of the block as a SpecbenchError about this file."""
     try:
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -32,7 +32,7 @@ class ModelFacts(Protocol):
         layers: of the network.
         size: weights, KV numbers and query width of a forward; None if not counted.
         table: rows of the token embedding table.
-        head: folder of a bundled draft head.
+        heads: folders of bundled draft heads, by drafter.
         slot_numbers: numbers held per row and stream slot to embed image tokens with.
         pixel_numbers: float32 numbers per pixel alive at once while an image is rendered.
         renders_together: whether a batch is rendered at once.
@@ -52,7 +52,7 @@ class ModelFacts(Protocol):
     layers: int
     size: Size | None
     table: int
-    head: Path | None
+    heads: Mapping[str, Path]
     slot_numbers: int
     pixel_numbers: int
     renders_together: bool

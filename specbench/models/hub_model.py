@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
@@ -132,7 +133,7 @@ class HubModel(ModelFacts):
         size = folder and stored_size(self.family, self.network, folder, self.weights)
         return replace(self, network=size or self.network, size_known=size is not None)
 
-    head = None
+    heads = MappingProxyType[str, Path]({})
     """No family includes a draft head."""
     slot_numbers = 0
     """Families embed image tokens by tables alone."""

@@ -304,3 +304,18 @@ class DraftHeadModel(Protocol):
     def adopt_head(self, head: nn.Module) -> nn.Module:
         """Adapt a loaded draft head to this model."""
         ...
+
+
+@runtime_checkable
+class VerticalHeadModel(TokenTableModel, Protocol):
+    """A model that a vertical draft head can draft for; its sessions are `FeatureSession`s.
+
+    Attributes:
+        feature_size: width of the features, the hidden states that the image head reads.
+    """
+
+    feature_size: int
+
+    def own_vertical_head(self) -> nn.Module | None:
+        """Load the vertical draft head that comes with the model; None if there is none."""
+        ...

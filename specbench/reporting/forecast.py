@@ -19,6 +19,7 @@ from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.transformer.size import Size
+from specbench.models.vertical_head_size import vertical_weights
 from specbench.reporting.report_rows import Run, label
 from specbench.runs.memory_estimate import most_columns
 from specbench.specs.presets import DecoderSpec
@@ -30,6 +31,8 @@ FORECAST = "forecast"
 """The `kind` of every row."""
 PROMPT_TOKENS = 128
 """Assumed elements of a prompt."""
+HEADS = ("eagle", "vertical")
+"""Drafters with a head, whose drafting is modelled and not part of a run's overhead."""
 Range = tuple[float, float]
 
 
@@ -104,7 +107,7 @@ def _accepted(run: Run) -> Accepted:
     spec, tokens = run.info.spec, stats.step_compression(run.rows)
     if tokens is None:
         raise SpecbenchError(f"run {run.info.run_id} has no image yet", "run it, or name another run")
-    spans = ["verify_ms", "host_ms", *["draft_ms"] * (spec.decoder.drafter != "eagle")]
+    spans = ["verify_ms", "host_ms", *["draft_ms"] * (spec.decoder.drafter not in HEADS)]
     beside = run.rows[spans].sum().sum() / run.rows["nfe"].sum() if spec.batch == 1 else None
     return Accepted(f"run {run.info.run_id}", spec.model, spec.decoder, label(spec.decoder), tokens, beside)
 
@@ -207,11 +210,15 @@ def _numbers(one: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[
 
 
 def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
-    """Forwards of a draft head in one step, one for each level of its tree: a layer, a projection of 2d x d and the
-    target's output matrix."""
+    """Forwards of a draft head in one step, each with the target's output matrix: one for each level of EAGLE's tree,
+    of a layer and a projection of 2d x d, or one for each draft of a vertical head."""
+    layer, model = setting.size.layer(setting.model.layers, setting.model.v_image), setting.model
+    if decoder.drafter == "vertical":
+        size = Size(vertical_weights(layer.width) + model.v_image * layer.width, 0, layer.width)
+        one = replace(setting.forward(1), size=size, layers=1, columns=1)
+        return [one] * (int(dict(decoder.options)["window"]) - 1)
     if decoder.drafter != "eagle":
         return []
-    layer, model = setting.size.layer(setting.model.layers, setting.model.v_image), setting.model
     weights = layer.weights + 2 * layer.width**2 + model.v_image * layer.width
     head = Size(weights, setting.size.kv // model.layers, setting.size.attention // model.layers)
     paths, whole = node_paths(str(dict(decoder.options)["tree"])), setting.forward(1)
@@ -248,6 +255,8 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
         lines.append("Products with weights take the time measured there for their number of columns, at that share.")
     if any(one.decoder.drafter == "eagle" for one in accepted):
         lines.append("A draft head is one layer, a projection and the output matrix, run once for each level.")
+    if any(one.decoder.drafter == "vertical" for one in accepted):
+        lines.append("A vertical head is three small layers and the output matrix, run once for each draft.")
     if others:
         lines.append(f"Tokens per step were found on {', '.join(others)} and are taken to be the same on {model.name}.")
     if setting.batch > 1:

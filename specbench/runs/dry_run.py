@@ -173,13 +173,14 @@ def _where(files) -> str:
 def _require_own_head(model: ModelFacts, planned: PlannedDecoder) -> None:
     """Require the draft head of a decoder that has one."""
     if (given := dict(planned.spec.options).get("head")) is not None:
-        require_head(given, model.name, model.head)
+        require_head(given, model.name, model.heads.get(planned.spec.drafter))
 
 
 def _head(model: ModelFacts, planned: PlannedDecoder) -> str | None:
     """Where the draft head is; None for decoders without one."""
     given = dict(planned.spec.options).get("head")
-    return None if given is None else _where(lambda: find_head(given, model.name, model.head))
+    own = model.heads.get(planned.spec.drafter)
+    return None if given is None else _where(lambda: find_head(given, model.name, own))
 
 
 def _digest(model: ModelFacts, digests: dict[str, str]) -> str | None:

@@ -37,6 +37,7 @@ from dataclasses import asdict, dataclass
 
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, ModelFacts
+from specbench.models.vertical_head_size import vertical_weights
 from specbench.runs.decoder_args import with_window
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
@@ -85,17 +86,21 @@ def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype
     layer, number, distribution = size.layer(model.layers, model.v_image), BYTES[dtype], 4 * model.v_image
     rows, columns = 1 if sampling.guidance == 1 else 2, most_columns(decoder, model)
     weights, width = model.fixed_bytes(dtype), layer.width * number
-    if decoder.drafter in ("eagle", "jacobi-tree", "jacobi-paths"):
+    if decoder.drafter in ("eagle", "vertical", "jacobi-tree", "jacobi-paths"):
         weights += table_bytes(columns)
     if decoder.drafter == "eagle":
         kv += kv // model.layers
         weights += (layer.weights + 2 * layer.width**2 + model.table * layer.width) * number
+    if decoder.drafter == "vertical":
+        weights += vertical_weights(layer.width) * number
     if decoder.verifier.startswith("lantern"):
         weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1)
     cache = rows * (ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns) * kv
     inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
     if decoder.init.endswith(("-sample", "-top1")) or decoder.drafter == "jacobi-lookup":
         inputs += (model.stream + columns) * distribution
+    if decoder.drafter == "vertical":
+        inputs += rows * (model.stream + columns) * width
     if decoder.drafter == "row-jacobi":
         inputs += (model.stream + 1) * distribution
     activations = 4 * width + 3 * layer.inner * number

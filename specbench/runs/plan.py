@@ -136,7 +136,11 @@ class Plan:
     def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
         """Files of the decoder's draft head; None without one."""
         given = dict(decoder.options).get("head")
-        return None if given is None else find_head(given, self.model.name, self.model.head, download)
+        return (
+            None
+            if given is None
+            else find_head(given, self.model.name, self.model.heads.get(decoder.drafter), download)
+        )
 
 
 def make_plan(
@@ -209,7 +213,7 @@ def _require_files(
     for decoder in decoders:
         if (head := dict(decoder.spec.options).get("head")) is not None:
             with tried:
-                require_head(head, model.name, model.head)
+                require_head(head, model.name, model.heads.get(decoder.spec.drafter))
 
 
 class _Tried(AbstractContextManager):

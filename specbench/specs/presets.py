@@ -28,6 +28,7 @@ PJD = "PJD, Parallel Jacobi Decoding, CVPR 2026 (arXiv 2606.05703), after a summ
 PATHSPEC = "PathSpec (arXiv 2606.10492), released code, Haodong-Lei-Ray/PathSpec, commit 8a3df48"
 PJD_CODE = "released code of PJD, boyaliao/PJD, commit e7b93ad, Lumina's scheduler, read in part"
 OWN = "this project; a relative of {} whose formula is not public"
+OWN_HEAD = "this project, after FlashAR (arXiv 2605.09430) and SSD (arXiv 2606.20543), whose heads run unverified"
 SJD_CODE = "released code of SJD, tyshiwo1/Accelerating-T2I-AR-with-SJD, commit b389cfb"
 GSD_CODE = "released code of GSD, junhyukso/GSD, commit 4216c7c"
 LANTERN_CODE = "released code of LANTERN and LANTERN++, jadohu/LANTERN, commit 3a56e45"
@@ -234,6 +235,14 @@ _PRESETS = (
         "algorithm 2, on EAGLE-1's chain",
         _eagle(verifier="block"),
         {"tree": "chain"},
+    ),
+    Preset(
+        "vertical",
+        "drafts of a trained head that looks at the image row above, maximal coupling, siblings",
+        OWN_HEAD,
+        "-",
+        _jacobi(drafter="vertical", refine="couple"),
+        {"window": 32},
     ),
     Preset(
         "pathexplore",

@@ -11,31 +11,39 @@ from torch import Tensor
 from specbench.decoding.draft_tree import chain
 from specbench.decoding.drafters.eagle import HeadCache
 from specbench.decoding.sampling import Target
+from specbench.errors import unknown_name
 from specbench.models.catalog import find_model
 from specbench.models.draft_head import EagleHead, head_for
 from specbench.models.transformer.model import TransformerModel
+from specbench.models.vertical_head import VerticalHead, slots_above, surroundings, vertical_head_for
 from specbench.specs.run_spec import Sampling
 from specbench.training.data import Corpus, check_counts, corpus, teacher_forced
+from specbench.training.head import KINDS
 
 
 def check_alignment(
-    model: TransformerModel, head: str, data: Path | None, images: int, depths: int, seed: int
+    model: TransformerModel, head: str, data: Path | None, images: int, depths: int, seed: int, kind: str = "eagle"
 ) -> list[dict[str, object]]:
     """Measure a head on images of a run folder, or of the model's training data, at the model's official sampling.
 
     Args:
         head: folder or hub id; the model's own head if empty.
         seed: of the selection of images.
+        kind: of head, "eagle" or "vertical".
 
     Returns:
-        As `alignment` does.
+        As `alignment` or `vertical_alignment` does.
 
     Raises:
         SpecbenchError: a number below 1, no such head, or too few images.
     """
     check_counts(images=images, depths=depths)
+    if kind not in KINDS:
+        raise unknown_name("kind of draft head", kind, KINDS)
+    loaded = head_for(model, head) if kind == "eagle" else vertical_head_for(model, head)
+    measure = alignment if kind == "eagle" else vertical_alignment
     found = corpus(model, images, seed, data)
-    return alignment(model, head_for(model, head), found, find_model(model.name).sampling(), depths)
+    return measure(model, loaded, found, find_model(model.name).sampling(), depths)
 
 
 @torch.inference_mode()
@@ -89,6 +97,35 @@ def alignment(
     shifted = torch.nn.functional.pad(ids[:, :-1], (1, 0))
     wrong = distance(seen_with(shifted)[1], torch.arange(1, length, device=model.device))
     return [*table, {"depth": "1, x_t", **_summary(wrong)}]
+
+
+@torch.inference_mode()
+def vertical_alignment(
+    model: TransformerModel, head: VerticalHead, images: Corpus, sampling: Sampling, depths: int = 5, starts: int = 8
+) -> list[dict[str, object]]:
+    """Total variation between target and vertical head, as `alignment` has it, without the row of wrong pairs.
+
+    Depth k is the k-th draft after the committed tokens, drawn after true tokens.
+    """
+    tokens = images.tokens.to(model.device)
+    rows, length = tokens.shape
+    session = model.begin(model.encode(images.texts), sampling.guidance, length)
+    features = teacher_forced(session, tokens)
+    target = Target(model.layout, sampling, model.device)
+    free = torch.tensor(model.layout.forced, device=model.device) < 0
+    ids = model.table_ids(tokens).repeat(len(features) // rows, 1)
+    chosen = torch.linspace(0, length - depths, starts, device=model.device).long()
+    table = []
+    for depth in range(1, depths + 1):
+        slots = chosen + depth - 1
+        own = slots.expand(len(features), -1)
+        known = chosen.expand(len(features), -1)
+        seen = surroundings(features, ids, model.token_table(), slots_above(model.layout).to(model.device), known, own)
+        q = target(session.logits(head(seen, own - known)), own[:rows])
+        p = target(session.logits(features[:, slots]), own[:rows])
+        tv = ((q - p).abs().sum(-1) / 2 * free[slots]).sum(1) / free[slots].sum()
+        table.append({"depth": str(depth), **_summary(tv)})
+    return table
 
 
 def _one_more(memory: HeadCache, ids: Tensor, feature: Tensor, start: int, depth: int, depths: int) -> Tensor:

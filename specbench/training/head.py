@@ -1,9 +1,9 @@
-"""Training of an EAGLE-1 head: the target's features are computed once, then the head learns to extrapolate them.
+"""Training of draft heads: the target's features are computed once, then the head learns to predict from them.
 
-Element t pairs feature f_t with the token x_{t+1} that followed it, as drafting does. The loss over image positions is
-SmoothL1(f^, f) + 0.1 CE(softmax(head(f)), softmax(head(f^))), without guidance, and uniform noise blurs the input
-features only. Order, noise and learning rate are functions of the step, so that an interrupted training continues to
-the same weights.
+Element t of an EAGLE-1 head pairs feature f_t with the token x_{t+1} that followed it, as drafting does. Its loss over
+image positions is SmoothL1(f^, f) + 0.1 CE(softmax(head(f)), softmax(head(f^))), without guidance, and uniform noise
+blurs the input features only. For a vertical head see `specbench.training.vertical`. Order, noise and learning rate are
+functions of the step, so that an interrupted training continues to the same weights.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, unknown_name
 from specbench.models.draft_head import EagleHead, new_head, save_head
 from specbench.models.transformer.model import TransformerModel
+from specbench.models.vertical_head import save_vertical_head
 from specbench.training.data import Examples, FeatureStore, check_counts, corpus
+from specbench.training.vertical import untrained_vertical, vertical_losses
 
 CLASSIFICATION = 0.1
 CLIP = 0.5
@@ -38,6 +41,7 @@ class HeadPlan:
         images: training images, seen `epochs` times in batches of `batch`.
         lr: peak learning rate, reached after `warmup` of all steps, then linear decay to 0.
         null: share of images trained without caption, for guidance.
+        kind: of head, a name of `KINDS`.
     """
 
     images: int = 1024
@@ -47,9 +51,12 @@ class HeadPlan:
     warmup: float = 0.03
     null: float = 0.1
     seed: int = 0
+    kind: str = "eagle"
 
     def __post_init__(self) -> None:
         check_counts(images=self.images, epochs=self.epochs, batch=self.batch)
+        if self.kind not in KINDS:
+            raise unknown_name("kind of draft head", self.kind, KINDS)
         if self.batch > self.images:
             raise SpecbenchError(f"--batch {self.batch}: more than --images")
         if not self.lr > 0:
@@ -63,7 +70,7 @@ class HeadPlan:
 
 def train_head(
     model: TransformerModel, out: Path, plan: HeadPlan, data: Path | None = None, tell: Callable | None = None
-) -> EagleHead:
+) -> nn.Module:
     """Train a head for `model` and store it in `out`; an interrupted training in `out` is resumed.
 
     Args:
@@ -81,7 +88,8 @@ def train_head(
     store.compute(model, images, plan.null, plan.seed, lambda done: tell("features", done, plan.images, ""))
     trainer = HeadTrainer(model, store, plan, work)
     trainer.run(lambda done, loss: tell("steps", done, plan.steps, f"loss {loss:.4f}"))
-    save_head(trainer.head, out, {"trained_for": model.name, "target_sha256": model.weights_sha256, **asdict(plan)})
+    extra = {"trained_for": model.name, "target_sha256": model.weights_sha256, **asdict(plan)}
+    KINDS[plan.kind].save(trainer.head, out, extra)
     shutil.copyfile(work / "loss.jsonl", out / "loss.jsonl")
     shutil.rmtree(work)
     return trainer.head.eval()
@@ -101,7 +109,8 @@ class HeadTrainer:
 
     def __init__(self, model: TransformerModel, store: FeatureStore, plan: HeadPlan, work: Path):
         self._model, self._store, self._plan, self._work = model, store, plan, work
-        self.head = untrained(model, plan.seed).to(model.device)
+        self._kind = KINDS[plan.kind]
+        self.head = self._kind.untrained(model, plan.seed).to(model.device)
         trained = [p for p in self.head.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=plan.lr, betas=(0.9, 0.95))
         self._step = 0
@@ -128,7 +137,7 @@ class HeadTrainer:
             group["lr"] = self._plan.lr * rate(step, self._plan)
         batch = self._store.rows(self._rows(step))
         draw = torch.Generator().manual_seed(self._plan.seed * 1_000_003 + step)
-        parts = head_losses(self._model, self.head, batch, torch.rand(batch.features.shape, generator=draw) - 0.5)
+        parts = self._kind.losses(self._model, self.head, batch, draw)
         self._optimizer.zero_grad(set_to_none=True)
         parts["loss"].backward()
         torch.nn.utils.clip_grad_value_(self.head.parameters(), CLIP)
@@ -163,8 +172,9 @@ def rate(step: int, plan: HeadPlan) -> float:
     return min((step + 1) / warm, (plan.steps - step) / max(1, plan.steps - warm))
 
 
-def head_losses(model: TransformerModel, head: EagleHead, batch: Examples, noise: Tensor) -> dict[str, Tensor]:
-    """Loss and its parts for one batch; `noise` [n, E, d] is uniform in -0.5 .. 0.5."""
+def head_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw: torch.Generator) -> dict[str, Tensor]:
+    """Loss and its parts for one batch; `draw` blurs the features."""
+    noise = torch.rand(batch.features.shape, generator=draw) - 0.5
     features = batch.features.float().to(model.device)
     elements = features.shape[1]
     fed = features + noise.to(features.device) * (NOISE / elements)
@@ -179,3 +189,23 @@ def head_losses(model: TransformerModel, head: EagleHead, batch: Examples, noise
     classification = -((wanted * found).sum(-1) * mask).sum() / total
     loss = regression + CLASSIFICATION * classification
     return {"loss": loss, "regression": regression, "classification": classification}
+
+
+class HeadKind(NamedTuple):
+    """How one kind of head is trained.
+
+    Attributes:
+        untrained: `untrained(model, seed)` makes a new head.
+        losses: `losses(model, head, batch, draw)` is the loss of a batch, with its parts, by name.
+        save: `save(head, folder, extra)` stores a head with further facts.
+    """
+
+    untrained: Callable[[TransformerModel, int], nn.Module]
+    losses: Callable[[TransformerModel, nn.Module, Examples, torch.Generator], dict[str, Tensor]]
+    save: Callable[[nn.Module, Path, dict], None]
+
+
+KINDS = {
+    "eagle": HeadKind(untrained, head_losses, save_head),
+    "vertical": HeadKind(untrained_vertical, vertical_losses, save_vertical_head),
+}

@@ -55,6 +55,8 @@ LOSSLESS = [
     ("sjd-block", {}),
     ("eagle-block", {}),
     ("sjd-tilt", {}),
+    ("vertical", {}),
+    ("vertical", {"siblings": 1, "refine": "restart", "verifier": "block"}),
     ("best-lossless", {}),
     ("best-lossless", {"siblings": 1}),
     ("best-lossless", {"verifier": "match", "refine": "gumbel", "init": "above-repeat"}),

@@ -59,6 +59,7 @@ DRAFTERS = st.one_of(
     st.fixed_dictionaries(
         {"drafter": st.just("jacobi-tree"), "siblings": st.integers(1, 4), "depth": st.integers(1, 5)}
     ),
+    st.fixed_dictionaries({"drafter": st.just("vertical"), "siblings": st.integers(1, 4)}),
     st.fixed_dictionaries(
         {"drafter": st.just("eagle"), "tree": st.sampled_from(["chain", "mc_sim_7b_63", "0 1 2 3 4 10 11 20 200"])}
     ),
@@ -89,7 +90,9 @@ def test_no_combination_breaks_the_grammar(layout, parts, init, residual, window
     verifier, refine, drafter = parts
     options = {**verifier, **refine, **drafter, "residual": residual}
     if drafter["drafter"] != "eagle":
-        options |= {"init": init, "window": window}
+        options["window"] = window
+    if drafter["drafter"] not in ("eagle", "vertical"):
+        options["init"] = init
     model = EnumerableModel(layout, seed=seed)
     requests = [Request("", "prompt", row) for row in range(ROWS)]
     rows = decode(model, requests, resolve("sjd", options), sampling, seed, render=False)

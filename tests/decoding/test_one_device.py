@@ -19,7 +19,7 @@ import torch
 from one_device import OneDevice, OtherDevice, give_host_reads, refuse_host_numbers, step
 from tiny_llama import Tiny
 
-from specbench.decoding.drafters import eagle
+from specbench.decoding.drafters import eagle, vertical
 from specbench.decoding.loop import begin, noise_keys
 from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
@@ -49,6 +49,7 @@ class Dealt(Tiny):
 @pytest.fixture(autouse=True)
 def no_numbers(monkeypatch):
     monkeypatch.setattr(eagle, "head_for", lambda model, path: model.own_head())
+    monkeypatch.setattr(vertical, "vertical_head_for", lambda model, path: model.own_vertical_head())
     monkeypatch.setattr(lantern, "neighbour_table", lambda codebook, raw: torch.zeros(len(codebook), 8))
     give_host_reads(monkeypatch)
     with torch.inference_mode():
@@ -59,8 +60,8 @@ def no_numbers(monkeypatch):
 def tiny():
     with torch.device(META):
         model = Dealt()
-        head = model.own_head()
-    model.own_head = lambda: head
+        head, other = model.own_head(), model.own_vertical_head()
+    model.own_head, model.own_vertical_head = lambda: head, lambda: other
     return model
 
 

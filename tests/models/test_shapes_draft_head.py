@@ -37,7 +37,7 @@ def test_the_shipped_head_is_worth_its_rounds(model, name):
 
 
 def test_two_heads_are_two_runs_even_under_one_path(cli, tmp_path):
-    own, given = find_model("shapes").head, tmp_path / "head"
+    own, given = find_model("shapes").heads["eagle"], tmp_path / "head"
 
     def run_id(*arguments):
         outcome = cli("run", "--decoder", "eagle", *arguments, "--limit", "1", "--out", tmp_path, "--dry-run", "--json")

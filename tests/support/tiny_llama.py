@@ -6,6 +6,7 @@ from transformers import LlamaConfig, LlamaModel
 from specbench.models.draft_head import new_head
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix, TransformerModel
+from specbench.models.vertical_head import new_vertical_head
 
 VOCAB, WIDTH = 5, 16
 SIZES = {"hidden_size": WIDTH, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -39,3 +40,6 @@ class Tiny(TransformerModel):
     def own_head(self):
         config = LlamaConfig(vocab_size=VOCAB + 1, num_hidden_layers=1, pad_token_id=None, **SIZES)
         return new_head(config, self.backbone.embed_tokens.weight, seed=1)
+
+    def own_vertical_head(self):
+        return new_vertical_head(WIDTH, 24, seed=1)

@@ -19,6 +19,7 @@ from specbench.models.shapes.render import render
 from specbench.models.shapes.scene import describe, sample_request
 from specbench.models.shapes.tokenizer import GRID
 from specbench.models.transformer.model import Prefix, TransformerModel
+from specbench.models.vertical_head import VerticalHead, load_vertical_head
 
 
 class ShapesModel(TransformerModel):
@@ -48,6 +49,10 @@ class ShapesModel(TransformerModel):
     def own_head(self) -> EagleHead:
         """The shipped draft head."""
         return load_head(head_in(shapes.WEIGHTS / "eagle"))
+
+    def own_vertical_head(self) -> VerticalHead:
+        """The shipped vertical head."""
+        return load_vertical_head(head_in(shapes.WEIGHTS / "vertical"))
 
     def draft_data(self, count: int, seed: int) -> tuple[tuple[str, ...], Tensor]:
         """Captions and tokens [count, 256] of rendered scenes, for a draft head to learn from."""

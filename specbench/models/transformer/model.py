@@ -107,6 +107,10 @@ class TransformerModel:
         """Load the draft head that comes with the model; None if there is none."""
         return None
 
+    def own_vertical_head(self) -> nn.Module | None:
+        """Load the vertical draft head that comes with the model; None if there is none."""
+        return None
+
     def adopt_head(self, head: nn.Module) -> nn.Module:
         """Adapt a loaded draft head to this model."""
         return head

@@ -1,0 +1,150 @@
+"""A vertical draft head: it predicts the token of a slot from the image row above and from the token before it.
+
+FlashAR (arXiv 2605.09430) and SSD (arXiv 2606.20543) predict the token below a hidden state with a trained head; this
+head is a small network of our own, whose drafts are verified. Let n tokens be committed, f_s the target's last hidden
+state that predicts slot s (the one its output matrix reads), e the token embeddings and a the slot above s:
+
+    x = [f_{a+1}; f_{a+2}; f_{n-1}; e(x_{s-1}); e(x_a); e(x_{a+1})]
+    h = silu(mix x + depth_{s-n}),  f^_s = output(h + silu(inner h)),  logits = target.head(f^_s)
+
+What is not known (features of slot n and later) or lies outside the image is 0. There is no attention and no cache.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from specbench.errors import SpecbenchError
+from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
+from specbench.models.draft_head import blamed, latest_head
+from specbench.models.interface import ImageModel, TokenLayout, VerticalHeadModel
+from specbench.system.json_values import parse_json
+from specbench.system.reading import read_regular
+
+KIND = "vertical"
+DEPTHS = 64
+"""Distances from the first uncommitted slot that have a bias of their own; larger ones share the last."""
+_FEATURES = _TOKENS = 3
+
+
+class VerticalHead(nn.Module):
+    """The network above, of features and embeddings of `width` numbers, with `hidden` units in each layer."""
+
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.width, self.hidden = width, hidden
+        self.mix = nn.Linear((_FEATURES + _TOKENS) * width, hidden)
+        self.depth = nn.Embedding(DEPTHS, hidden)
+        self.inner = nn.Linear(hidden, hidden)
+        self.output = nn.Linear(hidden, width)
+
+    def forward(self, around: Tensor, depth: Tensor) -> Tensor:
+        """Features [R, K, d] of slots with `around` [R, K, 6d], see `surroundings`, at `depth` [R, K]."""
+        first = functional.silu(self.mix(around) + self.depth(depth.clamp(max=DEPTHS - 1)))
+        return self.output(first + functional.silu(self.inner(first)))
+
+
+def slots_above(layout: TokenLayout) -> Tensor:
+    """[N + 1] slot above each stream slot, -1 where there is none; the last entry stands for slots past the end."""
+    return torch.tensor([*layout.neighbour(1, 0), -1])
+
+
+def surroundings(
+    features: Tensor, ids: Tensor, table: Tensor, above: Tensor, committed: Tensor, slots: Tensor
+) -> Tensor:
+    """The head's input [R, K, 6d] for drafts of `slots` [R, K].
+
+    Args:
+        features: [R, S, d] of the target by slot; only those before `committed` [R, 1 or K] are read.
+        ids: [R, S'] ids in `table` [V, d] of the stream tokens before each slot.
+        above: from `slots_above`.
+    """
+    own = above[slots.clamp(max=len(above) - 1)]
+    last = (committed - 1).expand_as(slots)
+    return torch.cat(
+        [
+            _known(features, own + 1, (own >= 0) & (own + 1 < committed)),
+            _known(features, own + 2, (own >= 0) & (own + 2 < committed)),
+            _known(features, last, last >= 0),
+            _embedded(table, ids, slots - 1, slots > 0),
+            _embedded(table, ids, own, own >= 0),
+            _embedded(table, ids, own + 1, (own >= 0) & (own + 1 < slots)),
+        ],
+        dim=-1,
+    )
+
+
+def _known(features: Tensor, slots: Tensor, exists: Tensor) -> Tensor:
+    """Features [R, K, d] of `slots` [R, K], 0 unless `exists` [R, K]."""
+    place = slots.clamp(0, features.shape[1] - 1)[..., None].expand(-1, -1, features.shape[-1])
+    return torch.where(exists[..., None], features.gather(1, place), 0.0)
+
+
+def _embedded(table: Tensor, ids: Tensor, slots: Tensor, exists: Tensor) -> Tensor:
+    """Embeddings [R, K, d] of the tokens at `slots` [R, K], 0 unless `exists` [R, K]."""
+    return torch.where(exists[..., None], table[ids.gather(1, slots.clamp(0, ids.shape[1] - 1))], 0.0)
+
+
+def vertical_head_for(model: ImageModel, path: str) -> VerticalHead:
+    """Load the vertical head in folder or hub id `path`, or the model's own one if that is empty, for `model`.
+
+    Raises:
+        SpecbenchError: exit code 5 if there is no head; the files are not of a vertical head of this model.
+    """
+    if not isinstance(model, VerticalHeadModel):
+        raise SpecbenchError(f"model '{model.name}' cannot be used with a draft head", "choose a decoder without one")
+
+    def adopt(head: VerticalHead) -> VerticalHead:
+        if head.width != model.feature_size:
+            raise SpecbenchError(
+                f"--head {path}: made for features of size {head.width}, those of '{model.name}' "
+                f"have {model.feature_size}",
+                "is it a head of another model?",
+            )
+        return head.to(model.device, model.dtype).eval().requires_grad_(False)
+
+    return latest_head(model, path, model.own_vertical_head, load_vertical_head, adopt)
+
+
+def new_vertical_head(width: int, hidden: int, seed: int) -> VerticalHead:
+    """An untrained head."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return VerticalHead(width, hidden)
+
+
+def load_vertical_head(found: CheckpointFiles) -> VerticalHead:
+    """Load the head in these files, in float32.
+
+    Raises:
+        SpecbenchError: a damaged file, or no vertical head.
+    """
+    config_file, weights = found.paths
+    with blamed(config_file):
+        stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
+    if not isinstance(stored, dict) or stored.get("kind") != KIND:
+        raise SpecbenchError(
+            f"{config_file}: not of a vertical head", f"train one with: specbench train-head --kind {KIND}"
+        )
+    with blamed(weights):
+        tensors = {name: tensor.float() for name, tensor in load_file(weights).items()}
+        with torch.device("meta"):  # sizes are only as credible as the tensors
+            head = VerticalHead(int(stored["width"]), int(stored["hidden"]))
+        head.load_state_dict(tensors, assign=True)
+    return head
+
+
+def save_vertical_head(head: VerticalHead, folder: Path, extra: Mapping[str, object]) -> None:
+    """Write `head` as float16 safetensors; `extra` entries go into config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().half().contiguous() for name, tensor in head.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {"kind": KIND, "width": head.width, "hidden": head.hidden, **extra}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

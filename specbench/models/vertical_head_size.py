@@ -1,0 +1,19 @@
+"""Size of a vertical draft head, for training, memory estimates and forecasts. No torch here."""
+
+from __future__ import annotations
+
+LARGEST_LAYER = 1024
+"""Most hidden units: each draft reads the head once, so that it has to stay small beside the target."""
+_INPUTS = 6
+"""Features and embeddings that the head looks at."""
+
+
+def vertical_hidden(width: int) -> int:
+    """Hidden units of a new head for features of `width` numbers."""
+    return min(3 * width, LARGEST_LAYER)
+
+
+def vertical_weights(width: int) -> int:
+    """Weights of that head, without biases."""
+    hidden = vertical_hidden(width)
+    return (_INPUTS + 1) * width * hidden + hidden**2
