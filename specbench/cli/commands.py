@@ -29,7 +29,7 @@ COMMANDS = {
     "doctor": ("checks", "Check whether this machine is ready to run, and print how to fix problems."),
     "audit": ("checks", "Measure whether a decoder is lossless."),
     "check": ("checks", "Run the conformance tests on a decoder, a model, a metric or a prompt set."),
-    "train-head": ("heads", "Train an EAGLE-1 draft head for a model, and print its folder."),
+    "train-head": ("heads", "Train a draft head for a model, and print its folder."),
     "check-head": ("heads", "Measure the total variation between draft head and target by draft depth."),
     "demo": (
         "demo",
