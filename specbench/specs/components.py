@@ -55,7 +55,7 @@ FRESH_Q = Option(
     choices=("uniform", "onehot"),
 )
 
-HEAD = Option("head", "", "folder of a draft head; empty for the head that comes with the model")
+DRAFT_HEAD = Option("head", "", "folder of a draft head; empty for the head that comes with the model")
 _SIBLINGS = Option("siblings", 3, "candidates for the first draft token", minimum=1, maximum=16)
 _DEPTH = Option("depth", 4, "length of each sibling branch, in tokens", minimum=1)
 TAU = Option("tau", 0.5, "threshold on p/q above which an unverified draft token is kept; inf is SJD", minimum=0.0)
@@ -175,7 +175,7 @@ DRAFTERS = {
                 "draft tree: chain, mc_sim_7b_63, naive_extend_57, or node paths such as '0 1 00 01 10'",
                 check=node_paths,
             ),
-            HEAD,
+            DRAFT_HEAD,
         ),
         ignores=("init",),
         is_chain=lambda values: not set("".join(node_paths(str(values["tree"])))) - {"0"},
@@ -187,7 +187,7 @@ DRAFTERS = {
             _WINDOW,
             _SIBLINGS,
             _DEPTH,
-            HEAD,
+            DRAFT_HEAD,
         ),
         ignores=("init",),
         is_chain=lambda values: values["siblings"] == 1,
