@@ -80,7 +80,7 @@ def decode_and_score(runs: Path, decoder: str, samples: int, limit: int | None) 
     rows = store.samples([*KEY, "nfe"])[[*KEY, "nfe"]]
     for metric in (ShapesDetector(), ShapesClip()):
         values = image_values(store.folder, metric).rename(columns={"value": metric.name})
-        rows = rows.merge(values[[*KEY, metric.name]], on=list(KEY))
+        rows = rows.merge(values[[*KEY, metric.name]].astype({metric.name: float}), on=list(KEY))
     return rows.assign(decoder=decoder, weights=store.info().spec.weights_sha256)
 
 
