@@ -140,3 +140,26 @@ def test_orthogonalized_matrices_have_singular_values_near_one():
     for shape in ((2, 16, 48), (1, 48, 16)):
         values = torch.linalg.svdvals(orthogonalize(torch.randn(shape, generator=torch.Generator().manual_seed(0))))
         assert values.min() > 0.3 and values.max() < 1.4
+
+
+def test_scenes_are_drawn_as_often_as_the_plan_weighs_them():
+    """Scenes of 1, 2 (beside each other or not), 3 unlike, and 2 and 3 like objects."""
+    objects, like = [1, 2, 2, 3, 2, 3], [4, 5]
+    owner = torch.zeros(6, 256, dtype=torch.uint8)
+    for row, count in enumerate(objects):
+        owner[row, torch.arange(count) * 32] = torch.arange(1, count + 1, dtype=torch.uint8)
+    owner[2, 1] = 2
+    shape = torch.tensor([[0, 1, 2, 0]] * 6, dtype=torch.uint8)
+    shape[like] = 0
+    color = torch.zeros_like(shape)
+    copies = 2000
+    tables = [table.repeat(copies, *[1] * (table.ndim - 1)) for table in (owner, shape, color)]
+    owner, shape, color = tables
+    shard = data.Shard(owner, owner, owner, owner, shape, color)
+    plan = TrainingPlan(pair_weight=2, beside_weight=3, triple_weight=4)
+    drawn = train_ar.scene_order(shard, plan, torch.Generator().manual_seed(0)) % 6
+    shares = torch.bincount(drawn, minlength=6) / len(drawn)
+    expected = torch.tensor([1.0, 2, 6, 4, 1, 1])
+    assert torch.allclose(shares, expected / expected.sum(), atol=0.02)
+    evenly = train_ar.scene_order(shard, TrainingPlan(), torch.Generator().manual_seed(0))
+    assert len(set(evenly.tolist())) == len(owner)

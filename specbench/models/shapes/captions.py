@@ -58,20 +58,26 @@ def in_normal_form(found: list[str]) -> list[str]:
     """Words of a caption with its objects in reading order: those left of the subject or above it come first.
 
     `b right a` becomes `a left b`, `b right a and above c` becomes `a left b above c`, and `b right a and below c`
-    becomes `a left and c above b`. Words without relations, or with an unrelated object, stay unchanged.
+    becomes `c above and a left b`: of two that come first the one above does. Words without relations, or with an
+    unrelated object, stay unchanged.
     """
     end = next((i for i, word in enumerate(found) if word == "on" or word in TEXTURES), len(found))
     subject, *rest = (part.split() for part in RELATED.split(" ".join(found[:end])))
     names, clauses = [name for (name,) in rest[::2]], rest[1::2]
     if any("and" in clause or not clause for clause in (subject, *clauses)):
         return found
-    earlier, later = [], []
-    for name, clause in zip(names, clauses, strict=True):
-        if name in ("right", "below"):
-            earlier += [*(["and"] if earlier else []), *clause, OPPOSITE[name]]
-        else:
-            later += [*(["and"] if later else []), name, *clause]
-    return [*earlier, *subject, *later, *found[end:]]
+    related = list(zip(names, clauses, strict=True))
+    earlier = [(clause, OPPOSITE[name]) for name, clause in related if name in ("right", "below")]
+    later = [(name, clause) for name, clause in related if name in ("left", "above")]
+    # raster order: what stands above the subject, what stands beside it, what stands below it
+    before = [[*clause, name] for clause, name in sorted(earlier, key=lambda pair: pair[1] != "above")]
+    after = [[name, *clause] for name, clause in sorted(later, key=lambda pair: pair[0] != "left")]
+    return [*_joined(before), *subject, *_joined(after), *found[end:]]
+
+
+def _joined(phrases: list[list[str]]) -> list[str]:
+    """The words of phrases, with "and" between them."""
+    return [word for i, phrase in enumerate(phrases) for word in (["and"] if i else []) + phrase]
 
 
 def null_caption() -> list[int]:

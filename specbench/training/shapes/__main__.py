@@ -47,6 +47,9 @@ def main() -> None:
     parser.add_argument(
         "--beside-weight", type=float, default=TrainingPlan.beside_weight, help="factor for two in one row"
     )
+    parser.add_argument(
+        "--triple-weight", type=float, default=TrainingPlan.triple_weight, help="of scenes of three unlike objects"
+    )
     parser.add_argument("--tokenizer-steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -84,6 +87,7 @@ def train_model(args: argparse.Namespace) -> bool:
         relation_weight=args.relation_weight,
         pair_weight=args.pair_weight,
         beside_weight=args.beside_weight,
+        triple_weight=args.triple_weight,
     )
     args.out.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(args.out, tokenizer.eval(), plan, args.device, not args.no_compile, args.resume_from)

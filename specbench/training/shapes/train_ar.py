@@ -53,6 +53,7 @@ class TrainingPlan:
         pair_weight: how much likelier a scene of two different objects is drawn than another one; unless it is 1, some
             scenes are drawn twice and some never.
         beside_weight: factor on it for two objects of which one token row shows both.
+        triple_weight: how much likelier a scene of three different objects is drawn than one object or several alike.
         average: decay of the averaged weights, per step.
         evaluate_every, prompts: samples between detector scores, and captions per score.
     """
@@ -70,6 +71,7 @@ class TrainingPlan:
     relation_weight: float = 3.0
     pair_weight: float = 1.0
     beside_weight: float = 1.0
+    triple_weight: float = 1.0
     average: float = 0.998
     evaluate_every: int = 16_384
     prompts: int = 96
@@ -178,15 +180,19 @@ def ar_losses(
     return (nll * weights.flatten()).mean(), auxiliary(middle, targets), nll.detach().mean()
 
 
-def scene_order(shard: Shard, pair_weight: float, beside_weight: float, generator: torch.Generator) -> Tensor:
-    """Rows of a shard in the order of training, int [N]: each once, or drawn with the weights if they are not 1."""
-    if pair_weight == beside_weight == 1:
+def scene_order(shard: Shard, plan: TrainingPlan, generator: torch.Generator) -> Tensor:
+    """Rows of a shard in the order of training, int [N]: each once, or drawn with the plan's weights if they are not
+    1."""
+    if plan.pair_weight == plan.beside_weight == plan.triple_weight == 1:
         return torch.randperm(len(shard.tokens), generator=generator)
-    two = shard.owner.amax(1) == 2
-    alike = (shard.shape[:, 0] == shard.shape[:, 1]) & (shard.color[:, 0] == shard.color[:, 1])
+    objects = shard.owner.amax(1)
+    kind = shard.shape.long() * len(COLORS) + shard.color.long()
+    alike = (kind[:, 0] == kind[:, 1]) & ((objects == 2) | (kind[:, 0] == kind[:, 2]))
     rows = shard.owner.view(len(alike), GRID, GRID)
     beside = ((rows == 1).any(-1) & (rows == 2).any(-1)).any(-1)
-    weights = torch.where(two & ~alike, torch.where(beside, pair_weight * beside_weight, pair_weight), 1.0)
+    pair = torch.where(beside, plan.pair_weight * plan.beside_weight, plan.pair_weight)
+    weights = torch.where((objects == 2) & ~alike, pair, 1.0)
+    weights = torch.where((objects == 3) & ~alike, plan.triple_weight, weights)
     return torch.multinomial(weights, len(weights), replacement=True, generator=generator)
 
 
@@ -285,7 +291,7 @@ class Trainer:
         if lap != self.shard_index:
             self.shard_index, self.shard = lap, self.load_shard(lap)
             order = torch.Generator().manual_seed(self.plan.seed * 1_000_003 + lap)
-            self.order = scene_order(self.shard, self.plan.pair_weight, self.plan.beside_weight, order)
+            self.order = scene_order(self.shard, self.plan, order)
         rows = self.order[within : within + self.plan.batch]
         related = torch.isin(self.shard.ids[rows], RELATION_IDS).any(-1)
         preference = torch.where(related, self.plan.relation_weight, 1.0)
