@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache, LlamaModel
 
+from specbench.models.shapes import captions
 from specbench.models.shapes import network as shapes
 from specbench.models.shapes.captions import CaptionError
 from specbench.models.shapes.tokenizer import TOKENS, ShapesTokenizer
@@ -35,6 +36,32 @@ def test_cached_steps_give_the_logits_of_the_whole_image(network):
     hidden = network.llama(inputs_embeds=embeds, past_key_values=cache, use_cache=True).last_hidden_state
     steps.append(network.head(hidden[:, :-1]))
     assert torch.allclose(torch.cat(steps, 1), whole, atol=1e-4)
+
+
+def test_a_word_has_its_role_wherever_it_stands():
+    texts = [
+        "a cross on a grainy background",
+        "three red circles on a grainy background",
+        "a red circle left of a blue square and above a green cross",
+        "a red circle below a blue square and right of a green cross",
+        "a circle and a square",
+    ]
+    ids = torch.tensor([captions.encode(text) for text in texts])
+    found = [
+        {(captions.VOCABULARY[word], int(role)) for word, role in zip(row, roles, strict=True) if word > 1}
+        for row, roles in zip(ids.tolist(), shapes.roles(ids), strict=True)
+    ]
+    assert found == [
+        {("cross", 1), ("on", 13), ("grainy", 14)},
+        {("three", 11), ("red", 0), ("circle", 1), ("on", 13), ("grainy", 14)},
+        {("red", 0), ("circle", 1), ("left", 2), ("blue", 3), ("square", 4), ("and", 5), ("above", 5),
+         ("green", 6), ("cross", 7)},
+        {("blue", 0), ("square", 1), ("above", 2), ("and", 2), ("green", 3), ("cross", 4), ("left", 5),
+         ("red", 6), ("circle", 7)},
+        {("circle", 1), ("and", 2), ("square", 4)},
+    ]  # fmt: skip
+    assert shapes.objects_before(ids)[2, :9].tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]
+    assert (shapes.roles(torch.tensor([captions.null_caption()])) == torch.arange(16)).all()
 
 
 def test_captions_fill_all_slots_and_unknown_words_are_named(network):

@@ -11,7 +11,7 @@ The input that predicts token 0 is the last caption slot, `<image>`, with the sa
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
 from specbench.models.shapes import captions
+from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES
 from specbench.models.shapes.tokenizer import GRID, TOKENS, ShapesTokenizer
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -59,12 +60,14 @@ class ShapesNetwork(nn.Module):
         )
         self.row = nn.Embedding(GRID, width)
         self.column = nn.Embedding(GRID, width)
+        self.place = nn.Embedding(MAX_COUNT + 1, width)
         self.slot_word = nn.Parameter(torch.zeros(captions.PREFIX, len(captions.VOCABULARY), width))
         self.mix_in = nn.Linear(width, 2 * width, bias=False)
         self.mix_out = nn.Linear(2 * width, width, bias=False)
         self.head = nn.Linear(width, codes, bias=False)
         for table in (self.row.weight, self.column.weight, self.slot_word, self.head.weight):
             nn.init.normal_(table, std=0.02)
+        nn.init.zeros_(self.place.weight)
 
     @property
     def device(self) -> torch.device:
@@ -79,14 +82,13 @@ class ShapesNetwork(nn.Module):
         return torch.tensor([captions.null_caption()], device=self.device).repeat(rows, 1)
 
     def pooled(self, ids: Tensor) -> Tensor:
-        """One vector per caption, [R, 16] to [R, d]: a table over (slot, word), summed and mixed."""
-        slots = torch.arange(self.prefix, device=ids.device)
-        total = self.slot_word[slots, ids].sum(1)
+        """One vector per caption, [R, 16] to [R, d]: a table over (role, word), summed and mixed."""
+        total = self.slot_word[roles(ids), ids].sum(1)
         return total + self.mix_out(F.silu(self.mix_in(total)))
 
     def prefix_embeds(self, ids: Tensor) -> Tensor:
         """Inputs of the caption slots, [R, 16] to [R, 16, d]; the output at the last one predicts image token 0."""
-        embeds = self.llama.embed_tokens(ids + self.codes)
+        embeds = self.llama.embed_tokens(ids + self.codes) + self.place(objects_before(ids))
         start = self.slot_embeds(ids)[:, :1]
         return torch.cat([embeds[:, :-1], embeds[:, -1:] + start], dim=1)
 
@@ -123,6 +125,32 @@ class ShapesNetwork(nn.Module):
         """Teacher-forced logits [R, 256, K] of tokens [R, 256] under captions [R, 16]."""
         hidden = self.llama(inputs_embeds=self.inputs(ids, tokens), use_cache=False).last_hidden_state
         return self.head(hidden[:, self.prefix - 1 :])
+
+
+def objects_before(ids: Tensor) -> Tensor:
+    """How many objects a caption has named before each of its words, int [R, 16]: 0 for all words of the first one."""
+    named = _is(ids, SHAPES)
+    return (named.cumsum(1) - named.long()).clamp(max=MAX_COUNT)
+
+
+def roles(ids: Tensor) -> Tensor:
+    """What each word of a caption is for, int [R, 16], below 16.
+
+    Joiner, color and shape of object k are 3k - 1, 3k and 3k + 1, wherever in the caption they stand; numbers are 11 and
+    above, the texture is 14. Padding and what follows it keep their slots.
+    """
+    before = objects_before(ids)
+    role = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    role = torch.where(_is(ids, SHAPES), 3 * before + 1, role)
+    role = torch.where(_is(ids, COLORS), 3 * before, role)
+    role = torch.where(_is(ids, (*RELATIONS, "and")), (3 * before - 1).clamp(min=0), role)
+    role = torch.where(_is(ids, captions.NUMBERS), 11 + before.clamp(max=1), role)
+    role = torch.where(_is(ids, ("on",)), 13, role)
+    return torch.where(_is(ids, TEXTURES), 14, role).clamp(max=15)
+
+
+def _is(ids: Tensor, names: Iterable[str]) -> Tensor:
+    return torch.isin(ids, torch.tensor([captions.WORD_ID[name] for name in names], device=ids.device))
 
 
 def settings(folder: Path = WEIGHTS) -> dict:

@@ -21,7 +21,7 @@ from specbench.models.shapes.network import ShapesNetwork
 from specbench.training.shapes.train_ar import Auxiliary
 
 WRITERS = ("self_attn.o_proj", "mlp.down_proj", "mix_out")
-EMBEDDINGS = ("embed_tokens", "row.", "column.", "slot_word")
+EMBEDDINGS = ("embed_tokens", "row.", "column.", "place.", "slot_word")
 
 
 @torch.no_grad()
