@@ -155,8 +155,10 @@ class Noise:
         return torch.tensor(list(keys), dtype=torch.int64, device=self._device)[:, None]
 
     def _bits(self, numbers: Tensor) -> Bits:
-        """Convert integers to the type that this device hashes fastest."""
-        return numbers.numpy() if self._device.type == "cpu" else numbers
+        """Convert integers to the type that this device hashes fastest. Compiled steps hash tensors: the compiler cannot
+        guard numpy's constants in inference mode."""
+        on_host = self._device.type == "cpu" and not torch.compiler.is_compiling()
+        return numbers.numpy() if on_host else numbers
 
     def _counted(self, numbers: Bits | int) -> Bits | int:
         """(numbers + 1) * golden; a single number is wrapped on the host, to avoid a sync."""

@@ -42,7 +42,7 @@ class Committed(NamedTuple):
     kept: Tensor | None = None
 
 
-class Outcome(NamedTuple):
+class StepOutcome(NamedTuple):
     """A step without its distributions, or K consecutive steps of one kind joined. R = K B rows, T slots, C columns.
 
     Attributes:
@@ -85,7 +85,7 @@ class RecordedStep(NamedTuple):
 
     Attributes:
         verified, proposal: of the step.
-        tables, by_depth, positions, steps: as in `Outcome`.
+        tables, by_depth, positions, steps: as in `StepOutcome`.
     """
 
     verified: Verification
@@ -96,9 +96,9 @@ class RecordedStep(NamedTuple):
     steps: Tensor
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> StepOutcome:
         first, columns, tokens, _, tested, accepted, facts, _ = self.verified
-        return Outcome(
+        return StepOutcome(
             first,
             columns,
             tokens,
@@ -179,7 +179,7 @@ class WaitingStep(NamedTuple):
     """
 
     kind: Hashable
-    outcome: Outcome
+    outcome: StepOutcome
     p: Tensor
     q: Tensor | None = None
     before: Before | None = None
@@ -191,11 +191,11 @@ class WaitingStep(NamedTuple):
         return sum(table.nbytes for table in tables if table is not None)
 
 
-def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[Outcome, Committed]:
+def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcome, Committed]:
     """Consecutive steps of one kind, of a batch of `rows`, joined step by step; and the slots that they commit."""
     outcomes = [step.outcome for step in steps]
     facts = {name: torch.cat([own.facts[name] for own in outcomes]) for name in outcomes[0].facts}
-    outcome = Outcome(*map(torch.cat, zip(*(own[:8] for own in outcomes), strict=True)), facts, *outcomes[0][9:])
+    outcome = StepOutcome(*map(torch.cat, zip(*(own[:8] for own in outcomes), strict=True)), facts, *outcomes[0][9:])
     slot = torch.arange(outcome.positions.shape[1], device=outcome.first.device)
     own, slot = (slot <= outcome.first[:, None]).nonzero(as_tuple=True)
     positions, tokens = outcome.positions[own, slot], outcome.tokens[own, slot]

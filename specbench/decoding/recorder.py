@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench.decoding.draft_tree import RECORDED_DEPTHS
 from specbench.decoding.generation import Generation
 from specbench.decoding.noise import Noise
-from specbench.decoding.recorded_step import Committed, Outcome, RecordedStep, WaitingStep, committed_slots
+from specbench.decoding.recorded_step import Committed, RecordedStep, StepOutcome, WaitingStep, committed_slots
 from specbench.decoding.sampling import at, entropy, kept
 from specbench.decoding.timing import Spans
 from specbench.decoding.uniforms import UniformsRecorder
@@ -107,7 +107,7 @@ class StepRecorder:
             self._record(*committed_slots(list(steps), len(self._own)))
         self._waiting, self._bytes = [], 0
 
-    def _record(self, outcome: Outcome, seen: Committed) -> None:
+    def _record(self, outcome: StepOutcome, seen: Committed) -> None:
         """Record the slots of joined steps, the accepted drafts by window offset, and every draft tested."""
         tables, positions = outcome.tables, outcome.positions
         running = self._by_row(positions[:, 0] < self._length)

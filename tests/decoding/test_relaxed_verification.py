@@ -24,7 +24,7 @@ from specbench.decoding.sampling import without
 from specbench.decoding.verification import codebook_neighbours
 from specbench.decoding.verification.cool_sd import DepthWeighted, exponential, linear
 from specbench.decoding.verification.lantern import Lantern, LanternPlusPlus, paper, release_p, release_q
-from specbench.decoding.verification.ratio_tests import DraftTests, Exact, ratio
+from specbench.decoding.verification.ratio_tests import DraftTests, Exact, RatioTest, ratio
 from specbench.decoding.verification.residuals import optimal, standard
 from specbench.decoding.verification.tree_verification import residual_weights
 from specbench.errors import SpecbenchError
@@ -392,6 +392,7 @@ def test_any_stricter_acceptance_is_lossless_on_any_tree(tree, seed, monkeypatch
         return share[place.expand(x.shape), x] * ratio(p, q, x).clamp(max=1)
 
     monkeypatch.setattr(Exact, "acceptance", damped)
+    monkeypatch.setattr(Exact, "verify", RatioTest.verify)  # Exact's own takes p/q itself
     options = {"tree": tree, "verifier": "exact"}
     [result] = audit_decoders([resolve("eagle", options | {"residual": "optimal"})], samples=12_000, seed=seed)
     assert result["verdict"] == "no deviation seen", result

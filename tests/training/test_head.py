@@ -304,7 +304,7 @@ def test_alignment_tells_a_trained_head_from_an_untrained_and_a_misled_one(tmp_p
         ids = torch.nn.functional.pad(batch.ids[:, :-1], (1, 0))
         return honest(model, head, training.Examples(ids, batch.features, batch.prompt, batch.length), noise)
 
-    monkeypatch.setattr(training, "head_losses", shifted)
+    monkeypatch.setitem(training.KINDS, "eagle", training.KINDS["eagle"]._replace(losses=shifted))
     misled = alignment(model, train_head(model, tmp_path / "misled", plan), images, Sampling(2.0), depths=3, starts=4)
     assert misled[3]["tv"] < misled[0]["tv"]
 

@@ -13,9 +13,9 @@ from specbench.errors import SpecbenchError
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, OPPOSITE, RELATIONS, SHAPES, TEXTURES, Clause, SceneRequest
 
 PREFIX = 16
-NUMBERS = {"two": 2, "three": 3, "four": 4}
+COUNT_WORDS = {"two": 2, "three": 3, "four": 4}
 PAD, IMAGE = "<pad>", "<image>"
-VOCABULARY = (PAD, IMAGE, *SHAPES, *COLORS, *TEXTURES, *RELATIONS, *NUMBERS, "and", "on")
+VOCABULARY = (PAD, IMAGE, *SHAPES, *COLORS, *TEXTURES, *RELATIONS, *COUNT_WORDS, "and", "on")
 WORD_ID = {word: index for index, word in enumerate(VOCABULARY)}
 FILLERS = frozenset({"a", "an", "the", "of", "to", "is", "one", "background", "image", "picture"})
 ALIASES = {"squares": "square", "circles": "circle", "triangles": "triangle", "crosses": "cross", ",": "and",
@@ -116,7 +116,7 @@ def parse(text: str) -> SceneRequest:
                 raise CaptionError(
                     f"cannot read {rest[0]!r} in caption {text!r}", "join objects by 'and' or a relation"
                 )
-        count = NUMBERS[rest.pop(0)] if rest and rest[0] in NUMBERS else 1
+        count = COUNT_WORDS[rest.pop(0)] if rest and rest[0] in COUNT_WORDS else 1
         color = rest.pop(0) if rest and rest[0] in COLORS else None
         if not rest or rest[0] not in SHAPES:
             raise CaptionError(f"cannot read caption {text!r}", f"name a shape: {', '.join(SHAPES)}")
@@ -132,5 +132,5 @@ def _name(clause: Clause) -> str:
     color = f"{clause.color} " if clause.color else ""
     if clause.count == 1:
         return f"a {color}{clause.shape}"
-    number = next(word for word, value in NUMBERS.items() if value == clause.count)
+    number = next(word for word, value in COUNT_WORDS.items() if value == clause.count)
     return f"{number} {color}{clause.shape}{'es' if clause.shape == 'cross' else 's'}"

@@ -144,7 +144,7 @@ def roles(ids: Tensor) -> Tensor:
     role = torch.where(_is(ids, SHAPES), 3 * before + 1, role)
     role = torch.where(_is(ids, COLORS), 3 * before, role)
     role = torch.where(_is(ids, (*RELATIONS, "and")), (3 * before - 1).clamp(min=0), role)
-    role = torch.where(_is(ids, captions.NUMBERS), 11 + before.clamp(max=1), role)
+    role = torch.where(_is(ids, captions.COUNT_WORDS), 11 + before.clamp(max=1), role)
     role = torch.where(_is(ids, ("on",)), 13, role)
     return torch.where(_is(ids, TEXTURES), 14, role).clamp(max=15)
 
