@@ -155,8 +155,8 @@ class Noise:
         return torch.tensor(list(keys), dtype=torch.int64, device=self._device)[:, None]
 
     def _bits(self, numbers: Tensor) -> Bits:
-        """Convert integers to the type that this device hashes fastest. Compiled steps hash tensors: the compiler cannot
-        guard numpy's constants in inference mode."""
+        """Convert integers to the type that this device hashes fastest, in compiled steps to tensors: the compiler
+        cannot guard numpy's constants in inference mode."""
         on_host = self._device.type == "cpu" and not torch.compiler.is_compiling()
         return numbers.numpy() if on_host else numbers
 

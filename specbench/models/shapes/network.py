@@ -136,8 +136,8 @@ def objects_before(ids: Tensor) -> Tensor:
 def roles(ids: Tensor) -> Tensor:
     """What each word of a caption is for, int [R, 16], below 16.
 
-    Joiner, color and shape of object k are 3k - 1, 3k and 3k + 1, wherever in the caption they stand; numbers are 11 and
-    above, the texture is 14. Padding and what follows it keep their slots.
+    Joiner, color and shape of object k are 3k - 1, 3k and 3k + 1, wherever in the caption they stand; numbers are 11
+    and above, the texture is 14. Padding and what follows it keep their slots.
     """
     before = objects_before(ids)
     role = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
