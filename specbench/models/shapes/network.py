@@ -4,7 +4,8 @@ The input that predicts image token i carries the token at i - 1, the row and co
 
     llama.embed_tokens(x[i - 1]) + row[i // 16] + column[i % 16] + pooled
 
-The input that predicts token 0 is the last caption slot, `<image>`, with the same additions. Everything is built as
+The input that predicts token 0 is the last caption slot, `<image>`, with the same additions. The input of a caption's
+word carries, besides the word, how many objects are named before it. Everything is built as
 `inputs_embeds`, so the transformer's weights load into the plain transformers class.
 """
 
@@ -60,7 +61,7 @@ class ShapesNetwork(nn.Module):
         )
         self.row = nn.Embedding(GRID, width)
         self.column = nn.Embedding(GRID, width)
-        self.place = nn.Embedding(MAX_COUNT + 1, width)
+        self.place = nn.Embedding(MAX_COUNT + 1, width)  # by `objects_before`
         self.slot_word = nn.Parameter(torch.zeros(captions.PREFIX, len(captions.VOCABULARY), width))
         self.mix_in = nn.Linear(width, 2 * width, bias=False)
         self.mix_out = nn.Linear(2 * width, width, bias=False)

@@ -181,8 +181,7 @@ def ar_losses(
 
 
 def scene_order(shard: Shard, plan: TrainingPlan, generator: torch.Generator) -> Tensor:
-    """Rows of a shard in the order of training, int [N]: each once, or drawn with the plan's weights if they are not
-    1."""
+    """Rows of a shard in the order of training, int [N]: each once if all weigh alike, else drawn by weight."""
     if plan.pair_weight == plan.beside_weight == plan.triple_weight == 1:
         return torch.randperm(len(shard.tokens), generator=generator)
     objects = shard.owner.amax(1)
