@@ -132,7 +132,7 @@ def families(device: str, scale: Scale) -> Outcome:
     by_module = {model.target: name for name, model in models().items() if isinstance(model, HubModel)}
     rows = [row for name in scale.families or by_module.values() for row in _family(name, device)]
     shapes = load_model("shapes", device)
-    heads = [name for name in PRESETS if resolve(name).drafter == "eagle"]
+    heads = [name for name in PRESETS if _has_head(name)]
     rows += [
         _decoded(shapes, name, find_model("shapes").sampling()) for name in (heads if not scale.decoders else heads[:1])
     ]
@@ -146,7 +146,7 @@ def _family(name: str, device: str) -> Iterator[dict[str, object]]:
     model, sampling = load_model(info, device, "float32"), info.sampling()
     tokens = {}
     for decoder in PRESETS:
-        if resolve(decoder).drafter != "eagle":
+        if not _has_head(decoder):
             row = _decoded(model, decoder, sampling)
             tokens[decoder] = row.pop("tokens", None)
             yield row
@@ -156,6 +156,11 @@ def _family(name: str, device: str) -> Iterator[dict[str, object]]:
     refilled = [image for _, image in decode_each(model, requests, 2, resolve("sjd"), sampling, 0, trace=True)]
     bad = next((str(image) for image in refilled if isinstance(image, SpecbenchError)), None)
     yield {"model": name, "decoder": "sjd, refilled and traced", "error": bad}
+
+
+def _has_head(decoder: str) -> bool:
+    """Whether a decoder drafts with a trained head, which only `shapes` brings with it."""
+    return resolve(decoder).drafter in ("eagle", "vertical")
 
 
 def _decoded(model, name: str, sampling: Sampling) -> dict[str, object]:

@@ -226,7 +226,7 @@ def stream_tokens(
         return _own_tokens(decoder, model, requests, setting.sampling, seed)
     spec = in_window(decoder, setting.window)
     if not setting.rows:
-        return decode_tokens(model, requests, spec, setting.sampling, seed, setting.trace).numpy()
+        return decode_tokens(model, requests, spec, setting.sampling, seed, setting.trace).cpu().numpy()
     found = dict(decode_each(model, requests, setting.rows, spec, setting.sampling, seed, setting.trace, measure=False))
     return np.stack([found[request] for request in requests])
 

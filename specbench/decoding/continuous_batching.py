@@ -68,7 +68,7 @@ def decode_each(
         if measure:
             done = decode(model, batch, decoder, sampling, seed, trace=trace, rare=rare)
         else:
-            done = decode_tokens(model, batch, decoder, sampling, seed, trace, rare).numpy()
+            done = decode_tokens(model, batch, decoder, sampling, seed, trace, rare).cpu().numpy()
         yield from zip(batch, done, strict=True)
 
 
@@ -206,7 +206,7 @@ class TokenBatch(ContinuousBatch):
         return begun
 
     def _finish(self, done: Sequence[int]) -> list[Outcome]:
-        tokens = self._loop.tokens[done, : self._model.layout.length].numpy()
+        tokens = self._loop.tokens[done, : self._model.layout.length].cpu().numpy()
         return [(self._in_work.pop(row).request, own) for row, own in zip(done, tokens, strict=True)]
 
     def _share(self, rows: Sequence[int], *names: str) -> dict[str, float]:

@@ -116,7 +116,7 @@ class LookupJacobi(JacobiTree):
         places = self._neighbours[slot]
         own = around(self._batch.tokens, places)
         changed = ~refined | (own != around(self._fed, places)).any(-1)
-        agree = torch.where(past, (seen == own).long() @ self._weights, -1)
+        agree = torch.where(past, ((seen == own) * self._weights).sum(-1), -1)
         # The latest of the best matches; the left neighbour has to agree.
         rank = torch.arange(past.shape[1], device=slot.device)
         source = (agree * past.shape[1] + rank).argmax(1, keepdim=True)
