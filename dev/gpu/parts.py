@@ -1,6 +1,7 @@
 """The parts of `make gpu`: each proves or measures one thing on a device, and returns claims and raw rows.
 
 exactness   the audit's transformer settings, sampled on the device, for every decoder
+forwards    forwards by window, at Lumina's true size, against the forecast of `specbench forecast`
 families    every family with random weights and every decoder without a draft head; draft heads on `shapes`
 graphs      compiled steps: the same tokens, forms, captures, addresses of the KV caches
 generate    AR against compiled `generate()` and against the weight-read floor, at Lumina's true size
@@ -12,13 +13,16 @@ energy      joules per image, where the driver tells
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from multiprocessing import get_context
 
 import numpy as np
 import torch
@@ -29,7 +33,7 @@ from memory import peak, predicted
 from throughput import timed_images
 from timing import CAPTION, in_turns, median, timed_decode
 
-from specbench.checks.audit_settings import AUDIT_SETTINGS, COMPILED_SETTINGS, setting_model
+from specbench.checks.audit_settings import AUDIT_SETTINGS, COMPILED_SETTINGS, AuditSetting, setting_model
 from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.losslessness import observe
 from specbench.decoding.continuous_batching import decode_each
@@ -39,15 +43,21 @@ from specbench.models.catalog import find_model, load_model, models
 from specbench.models.hub_model import HubModel
 from specbench.models.transformer.compilation import graph_bytes
 from specbench.models.transformer.model import TransformerModel
+from specbench.papers.forecast_sources import BANDWIDTH, FLOPS
 from specbench.prompts import Request, load_prompts
 from specbench.specs.presets import PRESETS, DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
-from specbench.system.device_peaks import find_peak
+from specbench.stats.forward_time import Forward, Reached, forward_ms
+from specbench.system.device_peaks import Peak, find_peak
 from specbench.system.monitor import joules
 
 MET, MISSED, TOLD = "met", "missed", "told"
 """Verdicts of a claim; `told` is a number without a goal."""
 _GIB = 2**30
+_AUDITORS = 8
+"""Processes of the audit at most."""
+WINDOWS = (1, 2, 4, 8, 16, 32, 64, 96, 128)
+"""Windows whose forward is compared with the forecast."""
 
 
 @dataclass(frozen=True)
@@ -93,28 +103,39 @@ Outcome = tuple[list[dict], list[dict]]
 
 
 def exactness(device: str, scale: Scale) -> Outcome:
-    """Audit decoders on the transformer that can be enumerated, its weights and noise on the device."""
+    """Audit decoders on the transformer that can be enumerated, its weights and noise on the device.
+
+    The calls of so small a model keep a GPU waiting, so several processes share it.
+    """
+    names = scale.decoders or tuple(PRESETS)
     settings = [one for one in AUDIT_SETTINGS if one.model == "transformer"]
-    settings += COMPILED_SETTINGS if _has_graphs(device) else ()
-    rows = []
-    for setting in settings:
-        names = scale.decoders or tuple(PRESETS)
-        with _moved(setting_model(setting, 0)[0], device):
-            for name in names if not setting.compiled else ("ar", "sjd", "gsd", "scd-gs"):
-                rows.append({"setting": setting.name, **_audited(setting, name, scale.images)})
+    jobs = [(setting, name) for name in names for setting in settings]
+    if _has_graphs(device):
+        jobs += [(setting, name) for setting in COMPILED_SETTINGS for name in ("ar", "sjd", "gsd", "scd-gs")]
+    audit = partial(_audited, device, scale.images)
+    if len(jobs) < 10:
+        rows = list(map(audit, jobs))
+    else:
+        workers = min(_AUDITORS, len(os.sched_getaffinity(0)))
+        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+            rows = list(pool.map(audit, jobs))
     wrong = [row for row in rows if row.get("p_value") is not None and row["lossless"] and row["p_value"] < AUDIT_LEVEL]
     tried = sum(row.get("p_value") is not None for row in rows)
     found = f"{tried - len(wrong)} of {tried} audits" + "".join(f"; deviates: {row['decoder']}" for row in wrong)
     return [claim("no decoder declared lossless deviates from the exact joint", found, "all", not wrong)], rows
 
 
-def _audited(setting, name: str, images: int) -> dict[str, object]:
+def _audited(device: str, images: int, job: tuple[AuditSetting, str]) -> dict[str, object]:
+    setting, name = job
     decoder = resolve(name)
+    row = {"setting": setting.name, "decoder": name, "lossless": decoder.lossless}
+    start = time.perf_counter()
     try:
-        found = p_value(observe(setting, decoder, images, 0))
+        with _moved(setting_model(setting, 0)[0], device):
+            found = p_value(observe(setting, decoder, images, 0))
     except SpecbenchError as error:
-        return {"decoder": name, "lossless": decoder.lossless, "p_value": None, "refused": str(error)}
-    return {"decoder": name, "lossless": decoder.lossless, "p_value": found, "images": images * setting.tables}
+        return row | {"p_value": None, "refused": str(error)}
+    return row | {"p_value": found, "images": images * setting.tables, "seconds": time.perf_counter() - start}
 
 
 @contextmanager
@@ -294,6 +315,85 @@ def generate(device: str, scale: Scale) -> Outcome:
     return claims, rows
 
 
+def forwards(device: str, scale: Scale) -> Outcome:
+    """Time forwards with guidance in the middle of an image, by window, beside the range of the forecast.
+
+    On a GPU a captured graph is replayed: what is timed are the kernels, without the calls that start them.
+    """
+    model = _llama(device, scale, side=48 if _has_graphs(device) else None)
+    dtype, start = str(scale.dtype).removeprefix("torch."), model.layout.length // 2
+    peak_here = find_peak(device, dtype, torch.get_num_threads())
+    rows = []
+    for window in WINDOWS:
+        if window < model.layout.length:
+            launched, kernels = _forward_ms(model, window, start)
+            row = {"window": window, "context": PROMPT + start, "called_ms": launched, "ms": kernels}
+            rows.append(row | (_forecast_ms(model, scale.dtype, window, start, peak_here) if peak_here else {}))
+    told = ", ".join(f"{row['ms']:.2f} at {row['window']}" for row in rows)
+    free = max(row["window"] for row in rows if row["ms"] <= 1.1 * rows[0]["ms"])
+    claims = [
+        claim("milliseconds of a forward, kernels only, by window", told),
+        claim("widest window within 1.1 times the forward of one column", free),
+        claim("the same with its calls, one column", f"{rows[0]['called_ms']:.2f} ms"),
+    ]
+    if peak_here is None:
+        return [*claims, claim("forecast", "the device's peaks are unknown: doctor --measure")], rows
+    outside = [row["window"] for row in rows if not row["low_ms"] <= row["ms"] <= row["high_ms"]]
+    within = f"{len(rows) - len(outside)} of {len(rows)}" + (f"; outside: {outside}" if outside else "")
+    ratios = [row["middle_ms"] / row["ms"] for row in rows]
+    claims.append(claim("windows whose forward is within the forecast's range", within, "all", not outside))
+    claims.append(claim("middle of the forecast over measured", f"{min(ratios):.2f} to {max(ratios):.2f}"))
+    return claims, rows
+
+
+@torch.inference_mode()
+def _forward_ms(model: TransformerModel, window: int, start: int) -> tuple[float, float]:
+    """Milliseconds of a forward called from Python, and of its kernels alone (the same on a CPU)."""
+    session = model.begin(model.encode(["a"]), 3.0, window)
+    positions = (start + torch.arange(window, device=model.device)).expand(2, -1)
+    tokens, slots = torch.zeros_like(positions), PROMPT - 1 + positions
+    visible = PROMPT + start + window
+
+    def call() -> None:
+        session._step(tokens, positions, slots, None, visible)
+
+    if model.device.type != "cuda":
+        spent = _best_ms(call, 3, lambda: None)
+        return spent, spent
+    for _ in range(3):
+        call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return _best_ms(call, 5, torch.cuda.synchronize), _best_ms(graph.replay, 20, torch.cuda.synchronize)
+
+
+def _best_ms(call: Callable[[], None], times: int, wait: Callable[[], None]) -> float:
+    """Median over three rounds of the mean milliseconds of `times` calls."""
+    spent = []
+    for _ in range(3):
+        wait()
+        start = time.perf_counter()
+        for _ in range(times):
+            call()
+        wait()
+        spent.append((time.perf_counter() - start) * 1e3 / times)
+    return statistics.median(spent)
+
+
+def _forecast_ms(model: RandomLlama, dtype: torch.dtype, window: int, start: int, peak: Peak) -> dict[str, float]:
+    """The forecast's range, its middle, and the floor at the device's peaks."""
+    layers, vocabulary = model.backbone.config.num_hidden_layers, model.layout.vocab
+    work = Forward(model.size, layers, vocabulary, dtype.itemsize, window, 1, True, PROMPT + start)
+
+    def at(bandwidth: float, flops: float) -> float:
+        return sum(forward_ms(work, peak, Reached(bandwidth, flops)).values())
+
+    low, high = at(BANDWIDTH[1], FLOPS[1]), at(BANDWIDTH[0], FLOPS[0])
+    middle = at(sum(BANDWIDTH) / 2, sum(FLOPS) / 2)
+    return {"low_ms": low, "high_ms": high, "middle_ms": middle, "floor_ms": at(1, 1)}
+
+
 def steps(device: str, scale: Scale) -> Outcome:
     """Time eager decoders on the model of Lumina's size; acceptance there is that of random weights.
 
@@ -377,8 +477,9 @@ def energy(device: str, scale: Scale) -> Outcome:
     return [claim(f"{row['decoder']}: joules per image of shapes", f"{row['joules']:.1f}") for row in rows], rows
 
 
-def _llama(device: str, scale: Scale) -> TransformerModel:
-    return RandomLlama(**scale.llama, device=device, dtype=scale.dtype)
+def _llama(device: str, scale: Scale, side: int | None = None) -> RandomLlama:
+    sizes = scale.llama if side is None else scale.llama | {"side": side}
+    return RandomLlama(**sizes, device=device, dtype=scale.dtype)
 
 
 def _has_graphs(device: str) -> bool:
@@ -387,12 +488,13 @@ def _has_graphs(device: str) -> bool:
 
 PARTS: dict[str, tuple[Callable[[str, Scale], Outcome], int]] = {
     "exactness": (exactness, 200),
-    "families": (families, 120),
+    "families": (families, 100),
     "graphs": (graphs, 240),
-    "generate": (generate, 360),
-    "steps": (steps, 120),
+    "forwards": (forwards, 60),
+    "generate": (generate, 330),
+    "steps": (steps, 90),
     "throughput": (throughput, 60),
     "memory": (memory, 60),
-    "energy": (energy, 40),
+    "energy": (energy, 60),
 }
 """The parts and the seconds each may take, 20 minutes in all."""

@@ -3,6 +3,7 @@
 Every part runs in a process of its own with a time limit, so that one that fails, hangs or breaks the CUDA context
 leaves the others alone. A failed part is a row that says so; the exit code is then 1. Writes `raw.json` (every
 measurement, versions, hardware) and `report.md` to results/gpu/<device>/; `make docs` brings the table into the README.
+Parts that are not run again stay as they were, each with its date and commit.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def report(facts: dict[str, object], found: Sequence[dict]) -> str:
     lines = [
         f"# {facts['device']}",
         "",
-        f"Measured {facts['date']} by `{facts['command']}`, scale {facts['scale']}.",
+        f"Measured {_dates(found)} by `{facts['command']}`, scale {facts['scale']}.",
         "",
     ]
     lines += ["| part | what | value | goal | verdict |", "| --- | --- | --- | --- | --- |"]
@@ -76,22 +77,39 @@ def report(facts: dict[str, object], found: Sequence[dict]) -> str:
     return "\n".join([*lines, "", f"Times: {times}. Every measurement is in `raw.json`.", ""])
 
 
+def _dates(found: Sequence[dict]) -> str:
+    """The dates of the parts."""
+    return ", ".join(sorted({part["date"] for part in found}))
+
+
+def _kept(path: Path, scale: str, again: Sequence[str]) -> list[dict]:
+    """Parts of an earlier run of this scale, without those that are run again."""
+    if not path.is_file():
+        return []
+    before = json.loads(path.read_text())
+    return [part for part in before["parts"] if before["scale"] == scale and part["part"] not in again]
+
+
 def prove(device: str, scale: str, out: Path, names: Sequence[str], apart: bool = True) -> tuple[Path, list[dict]]:
     """Run the parts and write the results; returns the folder and what was found."""
-    end, found = time.perf_counter() + 60 * MINUTES, []
+    named = device_name(device)
+    folder = out / re.sub(r"[^a-z0-9]+", "-", named.lower()).strip("-")
+    found, here = _kept(folder / "raw.json", scale, names), environment.environment_facts()
+    end = time.perf_counter() + 60 * MINUTES
     for name in names:
         print(f"{name} ...", file=sys.stderr)
         limit = min(PARTS[name][1], end - time.perf_counter())
-        found.append(run_apart(name, device, scale, limit) if apart else run_part(name, device, scale))
+        done = run_apart(name, device, scale, limit) if apart else run_part(name, device, scale)
+        found.append({**done, "date": environment.now()[:10], "git": here["git"]})
         for one in found[-1]["claims"]:
             print(f"  {one['verdict']}: {one['what']}: {one['value']}", file=sys.stderr)
-    named = device_name(device)
-    facts = {"device": named, "date": environment.now()[:10], "command": "make gpu", "scale": scale}
+    order = {name: number for number, name in enumerate(PARTS)}
+    found.sort(key=lambda part: order.get(part["part"], len(order)))
+    facts = {"device": named, "command": "make gpu", "scale": scale}
     if device == "cpu" or scale != "full":
         facts["command"] = f"python dev/gpu/prove.py --device {device} --scale {scale}"
-    folder = out / re.sub(r"[^a-z0-9]+", "-", named.lower()).strip("-")
     folder.mkdir(parents=True, exist_ok=True)
-    raw = {**facts, **environment.environment_facts(), "parts": found}
+    raw = {**facts, **here, "parts": found}
     write_atomically(folder / "raw.json", (json.dumps(raw, indent=1) + "\n").encode())
     write_atomically(folder / "report.md", report(facts, found).encode())
     return folder, found

@@ -196,6 +196,30 @@ def test_fixed_shapes_fill_windows_up_and_change_nothing(eager, monkeypatch):
     assert widths == {1, 2, 4, 8}
 
 
+@torch.inference_mode()
+def test_sessions_of_a_shape_share_one_cache_and_nothing_that_is_in_it(eager, monkeypatch):
+    """Captured graphs write to the addresses of the cache."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    model, held = Tiny(), []
+    model.compile()
+    begin = tiny_llama.TransformerModel.begin
+
+    def noted(*args):
+        session = begin(model, *args)
+        held.append(session._cache)
+        return session
+
+    monkeypatch.setattr(model, "begin", noted)
+    for decoder in DECODERS[:2]:
+        for request in REQUESTS[:2]:
+            np.testing.assert_array_equal(tokens(model, decoder, [request]), tokens(eager, decoder, [request]))
+            for keys, values in held[-1].buffers():
+                keys.fill_(torch.nan)
+                values.fill_(torch.nan)
+    addresses = [cache.buffers()[0][0].data_ptr() for cache in held]
+    assert addresses[0] == addresses[1] and addresses[2] == addresses[3] != addresses[0]
+
+
 def test_a_gpu_reads_little_more_than_it_needs_in_few_shapes():
     for capacity in (whole_blocks(slots) for slots in range(1, 3000, 37)):
         read = [whole_parts(end, capacity) for end in range(1, capacity + 1)]

@@ -7,7 +7,8 @@ import torch
 from grouped_key_llama import VOCAB, WIDTH, TinyModel
 
 from specbench.models.interface import Tree
-from specbench.models.transformer.model import Prefix
+from specbench.models.transformer.kv_cache import whole_blocks, whole_parts
+from specbench.models.transformer.model import Prefix, TransformerSession
 
 STREAM = 20
 
@@ -15,6 +16,14 @@ STREAM = 20
 @pytest.fixture(scope="module")
 def model():
     return TinyModel()
+
+
+@pytest.fixture(params=["as on a CPU", "as on a GPU"], autouse=True)
+def slots_read(request, monkeypatch):
+    """A GPU allocates whole blocks and reads whole parts of them, so also empty slots."""
+    if request.param == "as on a GPU":
+        monkeypatch.setattr(TransformerSession, "_room", lambda session, slots: whole_blocks(slots))
+        monkeypatch.setattr(TransformerSession, "_readable", lambda session, end: whole_parts(end, len(session._index)))
 
 
 @pytest.fixture
@@ -62,6 +71,21 @@ def test_ragged_windows_with_rollback_give_the_uncached_logits(model, prefix, gu
             expected = full_logits(model, prefix, row, stream + drafts, guidance)[len(stream) :]
             torch.testing.assert_close(logits[row], expected, atol=1e-4, rtol=1e-4)
             stream += [*drafts, 0][: accepted[row]]
+
+
+@torch.inference_mode()
+def test_rows_at_one_slot_give_the_uncached_logits_column_by_column(model):
+    """Rows of equal prompts take the shortest way: one column, no mask."""
+    generator = torch.Generator().manual_seed(3)
+    embeds = [torch.randn(3, WIDTH, generator=generator) for _ in range(4)]
+    prefix = Prefix(embeds, (torch.randn(4, WIDTH, generator=generator),))
+    session, tokens = model.begin(prefix, 2.0, columns=1), torch.randint(VOCAB, (2, 5), generator=generator)
+    for slot in range(6):
+        fed = tokens[:, slot - 1 : slot] if slot else torch.zeros(2, 1).long()
+        logits = session.forward(fed, torch.full((2, 1), slot))
+        for row in range(2):
+            expected = full_logits(model, prefix, row, tokens[row, :slot].tolist(), 2.0)[-1]
+            torch.testing.assert_close(logits[row, 0], expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()

@@ -159,6 +159,19 @@ class PositionCache(Cache):
         """Whether its buffers exist; the first forward or the prefill makes them."""
         return self.layers[0].is_initialized
 
+    def fits(self, rows: int, slots: int, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether its buffers exist and have these sizes."""
+        if not self.is_ready:
+            return False
+        keys = self.layers[0].keys
+        return (keys.shape[0], keys.shape[2], keys.device, keys.dtype) == (rows, slots, device, dtype)
+
+    def clear(self) -> None:
+        """Set every entry to zero: a NaN that an earlier image left would spread even from a masked slot."""
+        for keys, values in self.buffers():
+            keys.zero_()
+            values.zero_()
+
     def buffers(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of every layer; they exist after the first forward."""
         return [(layer.keys, layer.values) for layer in self.layers]

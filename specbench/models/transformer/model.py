@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -60,6 +61,7 @@ class TransformerModel:
     backbone: nn.Module
     _compiled_steps: dict[float, CompiledStep] | None = None
     _compiled_functions: dict[Hashable, CompiledFunctions]
+    _spare_cache: PositionCache | None = None
 
     @property
     def device(self) -> torch.device:
@@ -141,6 +143,21 @@ class TransformerModel:
         self._compiled_steps[guidance].follow_model()
         return self._compiled_steps[guidance]
 
+    def lend_cache(self, session: TransformerSession, rows: int, slots: int) -> PositionCache:
+        """An empty cache for a compiled session: the one that an earlier session of the same shape has left, if there
+        is one, since captured graphs write to its addresses.
+        """
+        cache, self._spare_cache = self._spare_cache, None
+        if cache is None or not cache.fits(rows, slots, self.device, self.dtype):
+            cache = PositionCache(self.backbone.config.num_hidden_layers, slots)
+        else:
+            cache.clear()
+        weakref.finalize(session, self._take_back, cache).atexit = False
+        return cache
+
+    def _take_back(self, cache: PositionCache) -> None:
+        self._spare_cache = cache
+
     def call_for(self, key: Hashable, rows: int) -> Call:
         """`call` for the functions of a decoder and sampling, `key`, on batches of `rows` images; eager without
         `compile`.
@@ -188,7 +205,10 @@ class TransformerSession:
         self._scratch = self._room(max(lengths)) + (model.layout.length if length is None else length) + columns
         self._columns = columns
         slots = self._capacity()
-        self._cache = PositionCache(model.backbone.config.num_hidden_layers, slots)
+        if self._compiled and length is None:
+            self._cache = model.lend_cache(self, len(lengths), slots)
+        else:
+            self._cache = PositionCache(model.backbone.config.num_hidden_layers, slots)
         self._index = torch.arange(slots, device=model.device)
         self._extent = CacheExtent()
         self._fed: Tensor | None = None
@@ -256,7 +276,8 @@ class TransformerSession:
             self.features, logits = self._compiled(self._cache, inputs)
             return logits
         if start is not None and slots.shape[1] == 1:
-            inputs = inputs._replace(index=None)
+            # Without a mask it attends to all slots that are read, so not to the empty ones of a GPU's whole parts.
+            inputs, visible = inputs._replace(index=None), start + 1
         self._cache.place(slots, visible, None if start is None else slice(start, start + slots.shape[1]))
         self.features, logits = run_step(self._model, self._guidance, self._cache, inputs)
         return logits
