@@ -808,7 +808,7 @@ def check_head(
     Raises:
         SpecbenchError: a number below 1, an unknown model or head, or too few images.
     """
-    from specbench.training.alignment import check_alignment  # brings torch
+    from specbench.training.head_check import check_alignment  # brings torch
     from specbench.training.target import load_trainable
 
     target = load_trainable(model, device, threads)

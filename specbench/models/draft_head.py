@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -112,7 +112,7 @@ def new_head(config: LlamaConfig, embedding: Tensor, seed: int) -> EagleHead:
 
 Head = TypeVar("Head", bound=nn.Module)
 _LATEST: WeakKeyDictionary[ImageModel, dict[object, tuple[object, nn.Module]]] = WeakKeyDictionary()
-"""Per model and function that loads heads, the head that was used last and its source."""
+"""Per model and kind of head, the head that was used last and its source."""
 
 
 def head_for(model: ImageModel, path: str) -> EagleHead:
@@ -121,34 +121,57 @@ def head_for(model: ImageModel, path: str) -> EagleHead:
     The latest one is cached, and loaded again when its files or the model's device or dtype have changed.
 
     Raises:
-        SpecbenchError: exit code 5 if there is no head; the files are not of a head, or not of a head of this model.
+        SpecbenchError: exit code 5 if there is no head; the files are not of such a head for this model.
     """
-    if not isinstance(model, DraftHeadModel):
-        raise SpecbenchError(f"model '{model.name}' cannot be used with a draft head", "choose a decoder without one")
-    return latest_head(model, path, model.own_head, load_head, lambda head: _adopted(head, model, path))
+    return _EAGLE.ready(model, path)
 
 
-def latest_head(
-    model: ImageModel,
-    path: str,
-    own: Callable[[], Head | None],
-    load: Callable[[CheckpointFiles], Head],
-    adopt: Callable[[Head], Head],
-) -> Head:
-    """The head `path`, or the model's `own`, made ready for `model` by `adopt`; the one used last is kept.
+class HeadLoading(NamedTuple, Generic[Head]):
+    """What loading differs in between kinds of heads.
 
-    Raises:
-        SpecbenchError: exit code 5 if there is no head; errors of `load` and `adopt`.
+    Attributes:
+        able: protocol of the models that such a head can draft for.
+        own: the head that comes with a model, None if none does.
+        load: reads a head's files.
+        width: size of the features that a head reads.
+        adopt: checks a head against a model, and suits it to the model.
     """
-    found = find_head(path, model.name, None, download=True) if path else None
-    source = (_identity(found) if found else "own", model.device, model.dtype)
-    kept = _LATEST.setdefault(model, {})
-    if load not in kept or kept[load][0] != source:
-        head = load(found) if found else own()
-        if head is None:
-            raise no_own_head(model.name)
-        kept[load] = source, adopt(head)
-    return kept[load][1]
+
+    able: type
+    own: Callable[[Any], Head | None]
+    load: Callable[[CheckpointFiles], Head]
+    width: Callable[[Head], int]
+    adopt: Callable[[Head, Any, str], Head] = lambda head, model, path: head
+
+    def ready(self, model: ImageModel, path: str) -> Head:
+        """Load the head `path`, or the model's own one if that is empty, ready for `model`; the one used last is kept.
+
+        Raises:
+            SpecbenchError: exit code 5 if there is no head; the files are not of such a head for this model.
+        """
+        if not isinstance(model, self.able):
+            raise SpecbenchError(
+                f"model '{model.name}' cannot be used with a draft head", "choose a decoder without one"
+            )
+        found = find_head(path, model.name, None, download=True) if path else None
+        source = (_identity(found) if found else "own", model.device, model.dtype)
+        kept = _LATEST.setdefault(model, {})
+        if self not in kept or kept[self][0] != source:
+            head = self.load(found) if found else self.own(model)
+            if head is None:
+                raise no_own_head(model.name)
+            kept[self] = source, self._fitted(head, model, path)
+        return kept[self][1]
+
+    def _fitted(self, head: Head, model: Any, path: str) -> Head:
+        """Check that `head` is of this model, and move it to the model's device and dtype."""
+        if self.width(head) != model.feature_size:
+            raise SpecbenchError(
+                f"--head {path}: made for features of size {self.width(head)}, those of '{model.name}' "
+                f"have {model.feature_size}",
+                "is it a head of another model?",
+            )
+        return self.adopt(head, model, path).to(model.device, model.dtype).eval().requires_grad_(False)
 
 
 def _identity(found: CheckpointFiles) -> tuple[tuple[Path, int, int], ...]:
@@ -158,20 +181,14 @@ def _identity(found: CheckpointFiles) -> tuple[tuple[Path, int, int], ...]:
 
 
 def _adopted(head: EagleHead, model: DraftHeadModel, path: str) -> EagleHead:
-    """Check that `head` fits `model`, and move it to the model's device and dtype."""
-    if head.config.hidden_size != model.feature_size:
-        raise SpecbenchError(
-            f"--head {path}: made for features of size {head.config.hidden_size}, those of '{model.name}' "
-            f"have {model.feature_size}",
-            "is it a head of another model?",
-        )
+    """Check that `head` knows the model's tokens, and let the model adopt it."""
     largest = int(model.table_ids(torch.arange(model.layout.vocab, device=model.device)).max())
     if largest >= head.embed_tokens.num_embeddings:
         raise SpecbenchError(
             f"--head {path}: knows {head.embed_tokens.num_embeddings} tokens, '{model.name}' has a token {largest}",
             "is it a head of another model?",
         )
-    return model.adopt_head(head).to(model.device, model.dtype).eval().requires_grad_(False)
+    return model.adopt_head(head)
 
 
 def load_head(found: CheckpointFiles) -> EagleHead:
@@ -241,3 +258,8 @@ def save_head(head: EagleHead, folder: Path, extra: Mapping[str, object]) -> Non
     kept = (*_shared(head.config).keys() - {"attn_implementation"}, "head_dim", "rope_parameters")
     config = {name: getattr(head.config, name) for name in sorted(kept)} | {"num_hidden_layers": 1, **extra}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+_EAGLE = HeadLoading(
+    DraftHeadModel, lambda model: model.own_head(), load_head, lambda head: head.config.hidden_size, _adopted
+)

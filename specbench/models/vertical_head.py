@@ -23,7 +23,7 @@ from torch.nn import functional
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
-from specbench.models.draft_head import blamed, latest_head
+from specbench.models.draft_head import HeadLoading, blamed
 from specbench.models.interface import ImageModel, TokenLayout, VerticalHeadModel
 from specbench.system.json_values import parse_json
 from specbench.system.reading import read_regular
@@ -98,19 +98,7 @@ def vertical_head_for(model: ImageModel, path: str) -> VerticalHead:
     Raises:
         SpecbenchError: exit code 5 if there is no head; the files are not of a vertical head of this model.
     """
-    if not isinstance(model, VerticalHeadModel):
-        raise SpecbenchError(f"model '{model.name}' cannot be used with a draft head", "choose a decoder without one")
-
-    def adopt(head: VerticalHead) -> VerticalHead:
-        if head.width != model.feature_size:
-            raise SpecbenchError(
-                f"--head {path}: made for features of size {head.width}, those of '{model.name}' "
-                f"have {model.feature_size}",
-                "is it a head of another model?",
-            )
-        return head.to(model.device, model.dtype).eval().requires_grad_(False)
-
-    return latest_head(model, path, model.own_vertical_head, load_vertical_head, adopt)
+    return _VERTICAL.ready(model, path)
 
 
 def new_vertical_head(width: int, hidden: int, seed: int) -> VerticalHead:
@@ -148,3 +136,8 @@ def save_vertical_head(head: VerticalHead, folder: Path, extra: Mapping[str, obj
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = {"kind": KIND, "width": head.width, "hidden": head.hidden, **extra}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+_VERTICAL = HeadLoading(
+    VerticalHeadModel, lambda model: model.own_vertical_head(), load_vertical_head, lambda head: head.width
+)

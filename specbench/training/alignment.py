@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,39 +10,11 @@ from torch import Tensor
 from specbench.decoding.draft_tree import chain
 from specbench.decoding.drafters.eagle import HeadCache
 from specbench.decoding.sampling import Target
-from specbench.errors import unknown_name
-from specbench.models.catalog import find_model
-from specbench.models.draft_head import EagleHead, head_for
+from specbench.models.draft_head import EagleHead
 from specbench.models.transformer.model import TransformerModel
-from specbench.models.vertical_head import VerticalHead, slots_above, surroundings, vertical_head_for
+from specbench.models.vertical_head import VerticalHead, slots_above, surroundings
 from specbench.specs.run_spec import Sampling
-from specbench.training.data import Corpus, check_counts, corpus, teacher_forced
-from specbench.training.head import KINDS
-
-
-def check_alignment(
-    model: TransformerModel, head: str, data: Path | None, images: int, depths: int, seed: int, kind: str = "eagle"
-) -> list[dict[str, object]]:
-    """Measure a head on images of a run folder, or of the model's training data, at the model's official sampling.
-
-    Args:
-        head: folder or hub id; the model's own head if empty.
-        seed: of the selection of images.
-        kind: of head, "eagle" or "vertical".
-
-    Returns:
-        As `alignment` or `vertical_alignment` does.
-
-    Raises:
-        SpecbenchError: a number below 1, no such head, or too few images.
-    """
-    check_counts(images=images, depths=depths)
-    if kind not in KINDS:
-        raise unknown_name("kind of draft head", kind, KINDS)
-    loaded = head_for(model, head) if kind == "eagle" else vertical_head_for(model, head)
-    measure = alignment if kind == "eagle" else vertical_alignment
-    found = corpus(model, images, seed, data)
-    return measure(model, loaded, found, find_model(model.name).sampling(), depths)
+from specbench.training.data import Corpus, teacher_forced
 
 
 @torch.inference_mode()

@@ -21,9 +21,10 @@ from torch.nn import functional
 from transformers import LlamaConfig
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.models.draft_head import EagleHead, new_head, save_head
+from specbench.models.draft_head import EagleHead, head_for, new_head, save_head
 from specbench.models.transformer.model import TransformerModel
-from specbench.models.vertical_head import save_vertical_head
+from specbench.models.vertical_head import save_vertical_head, vertical_head_for
+from specbench.training.alignment import alignment, vertical_alignment
 from specbench.training.data import Examples, FeatureStore, check_counts, corpus
 from specbench.training.vertical import untrained_vertical, vertical_losses
 
@@ -55,8 +56,7 @@ class HeadPlan:
 
     def __post_init__(self) -> None:
         check_counts(images=self.images, epochs=self.epochs, batch=self.batch)
-        if self.kind not in KINDS:
-            raise unknown_name("kind of draft head", self.kind, KINDS)
+        head_kind(self.kind)
         if self.batch > self.images:
             raise SpecbenchError(f"--batch {self.batch}: more than --images")
         if not self.lr > 0:
@@ -89,7 +89,7 @@ def train_head(
     trainer = HeadTrainer(model, store, plan, work)
     trainer.run(lambda done, loss: tell("steps", done, plan.steps, f"loss {loss:.4f}"))
     extra = {"trained_for": model.name, "target_sha256": model.weights_sha256, **asdict(plan)}
-    KINDS[plan.kind].save(trainer.head, out, extra)
+    head_kind(plan.kind).save(trainer.head, out, extra)
     shutil.copyfile(work / "loss.jsonl", out / "loss.jsonl")
     shutil.rmtree(work)
     return trainer.head.eval()
@@ -109,7 +109,7 @@ class HeadTrainer:
 
     def __init__(self, model: TransformerModel, store: FeatureStore, plan: HeadPlan, work: Path):
         self._model, self._store, self._plan, self._work = model, store, plan, work
-        self._kind = KINDS[plan.kind]
+        self._kind = head_kind(plan.kind)
         self.head = self._kind.untrained(model, plan.seed).to(model.device)
         trained = [p for p in self.head.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=plan.lr, betas=(0.9, 0.95))
@@ -192,20 +192,33 @@ def head_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw:
 
 
 class HeadKind(NamedTuple):
-    """How one kind of head is trained.
+    """How one kind of head is trained, kept and measured.
 
     Attributes:
         untrained: `untrained(model, seed)` makes a new head.
         losses: `losses(model, head, batch, draw)` is the loss of a batch, with its parts, by name.
         save: `save(head, folder, extra)` stores a head with further facts.
+        load: `load(model, path)` is the head in a folder or hub id, the model's own if `path` is empty.
+        distances: `distances(model, head, images, sampling, depths)` is its total variation to the target by depth.
     """
 
     untrained: Callable[[TransformerModel, int], nn.Module]
     losses: Callable[[TransformerModel, nn.Module, Examples, torch.Generator], dict[str, Tensor]]
     save: Callable[[nn.Module, Path, dict], None]
+    load: Callable[[TransformerModel, str], nn.Module]
+    distances: Callable[..., list[dict[str, object]]]
 
 
 KINDS = {
-    "eagle": HeadKind(untrained, head_losses, save_head),
-    "vertical": HeadKind(untrained_vertical, vertical_losses, save_vertical_head),
+    "eagle": HeadKind(untrained, head_losses, save_head, head_for, alignment),
+    "vertical": HeadKind(
+        untrained_vertical, vertical_losses, save_vertical_head, vertical_head_for, vertical_alignment
+    ),
 }
+
+
+def head_kind(name: str) -> HeadKind:
+    """The kind of head with this name, or a SpecbenchError."""
+    if name not in KINDS:
+        raise unknown_name("kind of draft head", name, KINDS)
+    return KINDS[name]

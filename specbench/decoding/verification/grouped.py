@@ -15,7 +15,7 @@ from torch import Tensor
 from specbench.decoding.context import Context
 from specbench.decoding.sampling import rank, rank_kept
 from specbench.decoding.verification.codebook_neighbours import MOST, nearest, neighbour_table
-from specbench.decoding.verification.ratio_tests import DraftTests, RatioTest, Verdict, acceptance_facts
+from specbench.decoding.verification.ratio_tests import DraftTests, RatioTest, Verdict
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenTableModel
 
@@ -51,7 +51,7 @@ class Grouped(RatioTest):
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
         a, size = self._judge(tests.p, tests.q, tests.draft[..., None])
         a = a.squeeze(-1)
-        return Verdict(tests.coin < a, {"cluster_size": size.squeeze(-1).float(), **acceptance_facts(tests, a)})
+        return Verdict(tests.coin < a, {"cluster_size": size.squeeze(-1).float(), **self.facts(tests, a)})
 
     def _judge(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Acceptance and cluster size [..., n] of candidates x [..., n]."""

@@ -121,7 +121,7 @@ class Verifier(Protocol):
 
 
 class RatioTest:
-    """Accept a draft with probability a(x; p, q); subclasses define `acceptance` only."""
+    """Accept a draft with probability a(x; p, q); subclasses define `acceptance`."""
 
     compares = False
 
@@ -143,7 +143,11 @@ class RatioTest:
 
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
         a = self.acceptance(tests.p, tests.q, tests.draft[..., None], tests.depth).squeeze(-1)
-        return Verdict(tests.coin < a, acceptance_facts(tests, a))
+        return Verdict(tests.coin < a, self.facts(tests, a))
+
+    def facts(self, tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
+        """Acceptance probabilities a [B, K] of the drafts x, and p(x)/q(x); the record makes `distances` of them."""
+        return {"acceptance": a, "ratio": ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)}
 
     def residual_weights(self, tests: DraftTests | FailedTest) -> Tensor:
         return self._residual(tests.p, tests.q, partial(self.acceptance, depth=tests.depth))
@@ -158,11 +162,6 @@ def distances(acceptance: Tensor, ratio: Tensor) -> dict[str, Tensor]:
     """
     exact = ratio.clamp(max=1)
     return {"distance": 1 - exact, "excess": (acceptance.clamp(max=1) - exact).clamp(min=0)}
-
-
-def acceptance_facts(tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
-    """Acceptance probabilities a [B, K] of the drafts x, and p(x)/q(x); the record makes `distances` of them."""
-    return {"acceptance": a, "ratio": ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)}
 
 
 def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
@@ -213,9 +212,8 @@ class Exact(RatioTest):
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
         return ratio(p, q, x)
 
-    def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
-        r = ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)
-        return Verdict(tests.coin < r, {"acceptance": r, "ratio": r})
+    def facts(self, tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
+        return {"acceptance": a, "ratio": a}
 
 
 class Amplify(RatioTest):
