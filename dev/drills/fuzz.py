@@ -30,6 +30,7 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
+from specbench.system.version import __version__
 
 LOG = Path(__file__).parents[2] / "results" / "drills" / "fuzz.jsonl"
 PIECE = 50
@@ -194,7 +195,7 @@ def drill(cases: int, base: int, seconds: float, only: str | None = None) -> Non
 
 
 def log(target: str, found: Counter, **more: object) -> None:
-    row = {"target": target, **more, "cases": found["accepted"] + found["refused"], **found}
+    row = {"target": target, **more, "specbench": __version__, "cases": found["accepted"] + found["refused"], **found}
     with LOG.open("a") as lines:
         lines.write(json.dumps(row) + "\n")
 

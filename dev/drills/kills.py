@@ -37,6 +37,7 @@ from specbench.runs.runner import run
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store import parquet_log
+from specbench.system.version import __version__
 
 RESULTS = Path(__file__).parents[2] / "results" / "drills"
 LOG = RESULTS / "kills.jsonl"
@@ -222,7 +223,7 @@ def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
 
 def log(kind: str, number: int, found: dict[str, int]) -> None:
     with LOG.open("a") as lines:
-        lines.write(json.dumps({"kind": kind, "kill": number} | found) + "\n")
+        lines.write(json.dumps({"kind": kind, "kill": number, "specbench": __version__} | found) + "\n")
 
 
 def truth_of_a_quiet_run() -> dict:
