@@ -119,10 +119,15 @@ def exactness(device: str, scale: Scale) -> Outcome:
         workers = min(_AUDITORS, len(os.sched_getaffinity(0)))
         with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
             rows = list(pool.map(audit, jobs))
+    return judged(rows), rows
+
+
+def judged(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """The claim that audits of decoders support."""
     wrong = [row for row in rows if row.get("p_value") is not None and row["lossless"] and row["p_value"] < AUDIT_LEVEL]
     tried = sum(row.get("p_value") is not None for row in rows)
     found = f"{tried - len(wrong)} of {tried} audits" + "".join(f"; deviates: {row['decoder']}" for row in wrong)
-    return [claim("no decoder declared lossless deviates from the exact joint", found, "all", not wrong)], rows
+    return [claim("no decoder declared lossless deviates from the exact joint", found, "all", not wrong)]
 
 
 def _audited(device: str, images: int, job: tuple[AuditSetting, str]) -> dict[str, object]:
