@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.papers.join import PaperTable, join
-from specbench.papers.measured import find_measured, one_row_per_run, with_bundled_scores
+from specbench.papers.measured import find_measured
 from specbench.papers.reproduce import Warn, plan_table, run_table, score_table
+from specbench.papers.substituted_model import one_row_per_run, with_bundled_scores
 from specbench.papers.table import Table
 
 if TYPE_CHECKING:

@@ -33,6 +33,8 @@ def tables_page(tables: Sequence[PaperTable]) -> str:
 
 def _shown(joined: PaperTable) -> dict:
     panels = [(axes, figure_curves(joined, axes)) for axes in joined.table.axes]
+    maps = list(_maps(joined))
+    undrawn = dict.fromkeys(_undrawn(joined, axes) for axes, curves in panels if not curves)
     return {
         "name": joined.table.name,
         "heading": joined.heading,
@@ -40,8 +42,20 @@ def _shown(joined: PaperTable) -> dict:
         "groups": [(group, [texts(joined, line) for line in lines]) for group, lines in by_group(joined.lines)],
         "notes": below(joined),
         "charts": [charts.figure_chart(curves, *_labels(joined, axes)) for axes, curves in panels if curves],
-        "maps": list(_maps(joined)),
+        "undrawn": [*undrawn, *([] if maps else _no_maps(joined))],
+        "maps": maps,
     }
+
+
+def _undrawn(joined: PaperTable, axes: Mapping[str, str]) -> str:
+    """Why a panel is empty."""
+    name = _labels(joined, axes)[1]
+    return f"{name} is not drawn: the paper prints no numbers of it, and no run here has it."
+
+
+def _no_maps(joined: PaperTable) -> list[str]:
+    names = ", ".join(_MAP_NAMES[name] for name in joined.table.maps)
+    return [f"No map of {names}: the paper's is a picture without numbers, and no run here has it."] if names else []
 
 
 def _maps(joined: PaperTable) -> Iterator[dict[str, str]]:

@@ -26,6 +26,8 @@ PALETTE = (
 _SPAN_LABELS = dict(zip(STEP_SPANS, ("target forward", "draft", "verify + sample", "host gap"), strict=True))
 _PARTS = ("steps saved", "window cost", "overhead", "speed-up")
 _DASH = "5,4"
+_ROOM = 0.1
+"""Share of the only value of an axis that is shown on both sides of it."""
 MOST_NUMBERS = 100
 """Points of a chart that stand in its list of numbers."""
 Chart = dict[str, Any]
@@ -54,10 +56,12 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str) -> Chart:
         if not categories:
             layers.append(_lines(points, None if curve.measured else _DASH))
         layers.append(_dots(points, curve.measured))
+    bounded = any(point.low is not None for curve in curves for pair in curve.points for point in pair
+                  if isinstance(point, Estimate))  # fmt: skip
     x = {"label": x_label, "type": "point", "domain": categories} if categories else _number_axis(curves, x_label)
     return _chart(
         f"{y_label} against {x_label}" if x_label else y_label,
-        "Hollow and dashed: the paper's values. Filled: measured here, with 95 % intervals.",
+        f"Hollow and dashed: the paper's values. Filled: measured here{', with 95 % intervals' if bounded else ''}.",
         {"x": x, "y": {"label": y_label, "nice": True, "grid": True}, "color": _colours(list(named.values()), start=1)},
         layers,
     )
@@ -324,7 +328,19 @@ def numbers(chart: Chart) -> list[str]:
 
 def _chart(title: str, caption: str, scales: Mapping, layers: Points, rows: float | None = None) -> Chart:
     """A chart; `rows` is how many rows of bars or points it holds, where its height depends on it."""
-    return {"title": title, "caption": caption, "label": title, "scales": scales, "layers": list(layers), "rows": rows}
+    opened = {axis: _room(axis, scale, layers) for axis, scale in scales.items()}
+    return {"title": title, "caption": caption, "label": title, "scales": opened, "layers": list(layers), "rows": rows}
+
+
+def _room(axis: str, scale: Mapping[str, object], layers: Points) -> Mapping[str, object]:
+    """The scale with room around the only value there is, which would else be labelled with all of its digits."""
+    channels = [name for name in (axis, f"{axis}1", f"{axis}2") if axis in ("x", "y")]
+    points = [point for layer in layers for point in layer["points"]]
+    found = {point.get(name) if isinstance(point, Mapping) else point for point in points for name in channels} - {None}
+    if len(found) != 1 or "domain" in scale or not isinstance(value := found.pop(), int | float):
+        return scale
+    low, high = sorted((value * (1 - _ROOM), value * (1 + _ROOM))) if value else (-1, 1)
+    return {**scale, "domain": [low, high], "ticks": 4}
 
 
 def _layer(mark: str, points: Points, **options: object) -> dict[str, object]:

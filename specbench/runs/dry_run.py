@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
+from specbench.models.catalog import check_model
 from specbench.models.draft_head_files import find_head, require_head
 from specbench.models.facts import ModelFacts
 from specbench.prompts import PromptSet, downloadable, load_prompts, public_names
@@ -82,6 +83,8 @@ def outlooks(
     plan = make_plan(values, problems, load)
     device = str(values["device"].value)
     problems += _caught(lambda: require_device(device))
+    if values["weights"].value and model.ready:  # files that no one has checked, as those of official weights are
+        problems += _caught(lambda: check_model(model))
     digest = _digest(model, {} if digests is None else digests)
     chosen = plan.decoders if plan else plan_decoders(values["decoder"].value, values)
     heads = [{str(error) for error in _caught(lambda one=one: _require_own_head(model, one))} for one in chosen]

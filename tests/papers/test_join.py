@@ -29,9 +29,11 @@ from specbench.papers.table import Column
 from specbench.papers.table_files import read_table
 from specbench.papers.terminal import terminal
 from specbench.prompts import Prompt, Request, text_id
+from specbench.reporting.charts import Curve, figure_chart
 from specbench.reporting.columns import between
 from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.report_rows import Run, report_row
+from specbench.stats import Estimate
 from specbench.store.run_audits import write_audit
 from specbench.store.run_info import RunInfo, read_info
 from specbench.store.run_store import RunStore
@@ -388,6 +390,20 @@ def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):
     assert text.count("data-chart=") == 1 and sum("the paper's" in one for one in told) == 2 == len(told) - 2
     assert "default-src 'none'" in text and text.count("sha256-") == text.count("<script>") == 2
     assert "data-chart" not in render_tables([join(TABLE, {})], "html"), "a table has no plot"
+    nothing = render_tables([join(replace(silent, maps=("top1",)), {})], "html")
+    assert "is not drawn: the paper prints no numbers of it" in nothing and "No map of top-1 of p" in nothing
+    assert "not drawn" not in text and "No map" not in text
+
+
+def test_the_only_value_of_an_axis_has_room_around_it():
+    """A single point would else be labelled with all digits of its value."""
+    point = (Estimate(3.0, None, None), Estimate(32.089, None, None))
+    alone = figure_chart([Curve("", False, [point])], "x", "y")["scales"]
+    assert alone["y"]["domain"] == pytest.approx([28.8801, 35.2979]) and alone["x"]["domain"] == pytest.approx(
+        [2.7, 3.3]
+    )
+    two = figure_chart([Curve("", False, [point, (point[1], point[0])])], "x", "y")["scales"]
+    assert "domain" not in two["y"] and "domain" not in two["x"]
 
 
 @pytest.mark.skipif(PDFLATEX is None, reason="needs pdfLaTeX, for example `apt-get install texlive-latex-recommended`")

@@ -21,6 +21,7 @@ from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.papers import reproduce
 from specbench.papers.estimate import estimate, total
 from specbench.papers.measured import find_measured, measured_table, wanted_fields
+from specbench.papers.substituted_model import with_bundled_scores
 from specbench.papers.table_files import load_table, table_names
 from specbench.reporting.comparability import mismatched_fields
 from specbench.runs.decoder_args import plan_decoders
@@ -260,10 +261,31 @@ def test_a_substituted_model_stands_once_and_under_its_own_name(tmp_path):
     (group,) = {line.group for line in done.lines}
     assert group == "shapes" and len(done.lines) < len(table.rows)
     assert len({line.label for line in done.lines}) == len(done.lines)
-    assert done.lines[0].label == "ar" and all(cell.paper is None for cell in done.lines[0].cells.values())
+    assert done.lines[0].label == "shapes" and all(cell.paper is None for cell in done.lines[0].cells.values())
     assert any("rows of the paper are" in note for note in done.table.notes)
     own = measured_table(table, out=tmp_path)
     assert len(own.lines) == len(table.rows)
+
+
+def test_headings_that_still_hold_are_kept_and_no_row_stands_under_another_model(tmp_path):
+    """Two models run Cool-SD and UniformRSD in a figure; in a table, Anole's rows run Lumina-mGPT."""
+    figure = measured_table(load_table("cool-sd-fig5"), model="shapes", out=tmp_path)
+    kept = ["shapes, Cool-SD (Exp)", "shapes, Cool-SD (Linear)", "shapes, UniformRSD"]
+    assert list(dict.fromkeys(line.group for line in figure.lines)) == kept, "curves of their own"
+    lines = measured_table(load_table("sjd-1"), model="lumina", out=tmp_path).lines
+    assert [line.group for line in lines] == ["Lumina-mGPT"] * 4 + ["lumina"] * 2
+    assert [line.label for line in lines][3:5] == ["D w. SJD (ISP)", "Anole: E lumina"]
+    (map_,) = measured_table(load_table("gsd-fig2"), model="shapes", out=tmp_path).lines
+    assert map_.label == "shapes"
+
+
+def test_a_figure_of_a_score_has_a_panel_with_the_bundled_one(tmp_path):
+    run = at_every_k(tmp_path, 1)
+    figure = with_bundled_scores(load_table("gsd-fig10"), sorted(run.iterdir()))
+    assert figure.axes == ({"x": "nfe", "y": "score:clip"}, {"x": "nfe", "y": "score:shapes-clip"})
+    assert with_bundled_scores(load_table("cool-sd-fig4"), sorted(run.iterdir())).axes[1:] == (), (
+        "a distance has none here"
+    )
 
 
 def test_a_draft_head_goes_to_the_rows_that_take_one(tmp_path):
