@@ -41,10 +41,20 @@ def _shown(joined: PaperTable) -> dict:
         "columns": [heading(column) for column in joined.table.columns],
         "groups": [(group, [texts(joined, line) for line in lines]) for group, lines in by_group(joined.lines)],
         "notes": below(joined),
-        "charts": [charts.figure_chart(curves, *_labels(joined, axes)) for axes, curves in panels if curves],
+        "charts": [
+            charts.figure_chart(curves, *_labels(joined, axes), _order(joined, axes))
+            for axes, curves in panels
+            if curves
+        ],
         "undrawn": [*undrawn, *([] if maps else _no_maps(joined))],
         "maps": maps,
     }
+
+
+def _order(joined: PaperTable, axes: Mapping[str, str]) -> list[str]:
+    """The labels on the x axis in the order of the rows."""
+    rows = zip(joined.table.rows, joined.lines, strict=True)
+    return [x for row, line in rows if isinstance(x := _place(axes["x"], row, line, False), str)]
 
 
 def _undrawn(joined: PaperTable, axes: Mapping[str, str]) -> str:

@@ -43,11 +43,16 @@ class Curve:
     points: Sequence[tuple[Estimate | str, Estimate]]
 
 
-def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str) -> Chart:
-    """A paper's figure: printed values hollow and dashed, measured values filled with intervals."""
+def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Sequence[str] = ()) -> Chart:
+    """A paper's figure: printed values hollow and dashed, measured values filled with intervals.
+
+    Args:
+        order: of the categories on the x axis, if it has any; others follow as they are met.
+    """
     groups = list(dict.fromkeys(curve.label for curve in curves))
     named = {group: group or "all rows" for group in groups}
-    categories = list(dict.fromkeys(x for curve in curves for x, _ in curve.points if isinstance(x, str)))
+    met = dict.fromkeys(x for curve in curves for x, _ in curve.points if isinstance(x, str))
+    categories = [name for name in dict.fromkeys((*order, *met)) if name in met]
     layers = []
     for curve in curves:
         points = [_figure_point(named[curve.label], curve.measured, *point, x_label, y_label) for point in curve.points]
@@ -56,15 +61,25 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str) -> Chart:
         if not categories:
             layers.append(_lines(points, None if curve.measured else _DASH))
         layers.append(_dots(points, curve.measured))
-    bounded = any(point.low is not None for curve in curves for pair in curve.points for point in pair
-                  if isinstance(point, Estimate))  # fmt: skip
     x = {"label": x_label, "type": "point", "domain": categories} if categories else _number_axis(curves, x_label)
+    colours = _colours(list(named.values()), start=1) | {"legend": groups != [""]}
     return _chart(
         f"{y_label} against {x_label}" if x_label else y_label,
-        f"Hollow and dashed: the paper's values. Filled: measured here{', with 95 % intervals' if bounded else ''}.",
-        {"x": x, "y": {"label": y_label, "nice": True, "grid": True}, "color": _colours(list(named.values()), start=1)},
+        _figure_caption(curves),
+        {"x": x, "y": {"label": y_label, "nice": True, "grid": True}, "color": colours},
         layers,
     )
+
+
+def _figure_caption(curves: Sequence[Curve]) -> str:
+    """How a figure shows whose values, of those that it has."""
+    measured = [point for curve in curves if curve.measured for point in curve.points]
+    printed = any(not curve.measured for curve in curves)
+    bounded = any(isinstance(one, Estimate) and one.low is not None for point in measured for one in point)
+    ours = f"measured here{', with 95 % intervals' if bounded else ''}"
+    if not printed:
+        return f"All {ours}: the paper prints no numbers of this."
+    return "Hollow and dashed: the paper's values." + (f" Filled: {ours}." if measured else "")
 
 
 def pareto_chart(points: Sequence[Point], metric: str, order: Sequence[str]) -> Chart:
@@ -385,7 +400,7 @@ def _figure_point(run: str, measured: bool, x: Estimate | str, y: Estimate, x_la
 def _number_axis(curves: Sequence[Curve], label: str) -> dict[str, object]:
     values = [x.value for curve in curves for x, _ in curve.points]
     decades = bool(values) and 0 < 100 * min(values) <= max(values)
-    return {"label": label, "nice": True} | ({"type": "log", "tickFormat": "~g"} if decades else {})
+    return {"label": label} | ({"type": "log", "tickFormat": "~g"} if decades else {"nice": True})
 
 
 def _told(estimate: Estimate, digits: int = 2) -> str:
