@@ -1,12 +1,13 @@
 """python wrong.py RUN ... PNG: sort the images of runs of `shapes` that the detector calls wrong, and draw 96 of them.
 
-Prints per category the images, the wrong ones, and what is wrong with them: fewer or more objects than asked for, a
+The categories take turns. Prints per category the images, the wrong ones, and what is wrong with them: fewer or more objects than asked for, a
 relation that does not hold, or else the kind of an object (its color or shape).
 """
 
 import json
 import sys
 from collections import Counter, defaultdict
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,8 @@ def main(runs: list[Path], to: Path) -> None:
             wrong[request.category].append((picture, prompt["prompt"]))
     for category in CATEGORIES:
         print(category, images[category], len(wrong[category]), dict(faults[category]))
-    shown = [row for category in CATEGORIES for row in wrong[category]][:SHOWN]
+    turns = zip_longest(*(wrong[category] for category in CATEGORIES))
+    shown = [row for turn in turns for row in turn if row is not None][:SHOWN]
     pictures = torch.from_numpy(np.stack([picture for picture, _ in shown])).permute(0, 3, 1, 2)
     grid(pictures, [text for _, text in shown], COLUMNS).save(to)
 

@@ -174,7 +174,7 @@ def _check_audit(decoders: Sequence[str], runs: bool, compiled: bool, recomputed
         recomputed: whether a flag that recomputes p is given.
     """
     if runs and decoders:
-        raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other")
+        raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other", "write --run before every run")
     if runs and compiled:
         raise SpecbenchError("--compile and --run exclude each other")
     if recomputed and not runs:
