@@ -38,7 +38,7 @@ def merge(
     merged = api.merge_runs(folders or (), str(values["out"].value))
     if not values["quiet"].value:
         for one in merged:
-            console.say(f"{one.folder.name}: {one.copied} images copied, {one.rows} in all")
+            console.say(f"{one.folder.name}: images copied: {one.copied}, in all: {one.rows}")
     if values["json"].value:
         return print_json(
             [{"run_id": m.folder.name, "folder": m.folder, "copied": m.copied, "images": m.rows} for m in merged]
