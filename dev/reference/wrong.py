@@ -1,7 +1,7 @@
 """python wrong.py RUN ... PNG: sort the images of runs of `shapes` that the detector calls wrong, and draw 96 of them.
 
-The categories take turns. Prints per category the images, the wrong ones, and what is wrong with them: fewer or more objects than asked for, a
-relation that does not hold, or else the kind of an object (its color or shape).
+The categories take turns. Prints per category the images, the wrong ones, and what is wrong with them: fewer or more
+objects than asked for, a relation that does not hold, or else the kind of an object (its color or shape).
 """
 
 import json

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, ModelFacts
+from specbench.models.hub_model import RANDOM
 from specbench.models.transformer.size import Size
 from specbench.models.vertical_head_size import vertical_weights
 from specbench.reporting.report_rows import Run, label
@@ -98,13 +99,18 @@ def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
     """What the images of runs committed per forward.
 
     Raises:
-        SpecbenchError: a damaged run, or one without images.
+        SpecbenchError: a damaged run, or one without images or of random weights.
     """
     return [_accepted(Run(folder)) for folder in folders]
 
 
 def _accepted(run: Run) -> Accepted:
     spec, tokens = run.info.spec, stats.step_compression(run.rows)
+    if RANDOM in spec.model:
+        raise SpecbenchError(
+            f"{run.info.run_id}: {spec.model} has random weights, so its steps mean nothing",
+            "name the runs to forecast",
+        )
     if tokens is None:
         raise SpecbenchError(f"run {run.info.run_id} has no image yet", "run it, or name another run")
     spans = ["verify_ms", "host_ms", *["draft_ms"] * (spec.decoder.drafter not in HEADS)]

@@ -29,9 +29,9 @@ def alignment(
 
     Returns:
         Per depth `depth`, `tv` (mean over images, positions and true continuations), `tv_low`, `tv_high` (95 %, images
-        being the sample), `acceptance` = 1 - tv, the acceptance rate of `exact` given that all earlier drafts are
-        accepted. Then one row with `depth` "1, x_t" for the pairing (f_t, x_t): a lower `tv` there shows a head trained
-        on the wrong pairs.
+        being the sample; None for one image), `acceptance` = 1 - tv, the acceptance rate of `exact` given that all
+        earlier drafts are accepted. Then one row with `depth` "1, x_t" for the pairing (f_t, x_t): a lower `tv` there
+        shows a head trained on the wrong pairs.
     """
     tokens = images.tokens.to(model.device)
     rows, length = tokens.shape
@@ -107,7 +107,9 @@ def _one_more(memory: HeadCache, ids: Tensor, feature: Tensor, start: int, depth
     return memory.branch(ids[:, start + depth - 1 : start + depth], feature, positions, ancestors, column)
 
 
-def _summary(tv: Tensor) -> dict[str, float]:
+def _summary(tv: Tensor) -> dict[str, float | None]:
     mean = float(tv.mean())
-    half = 1.96 * float(tv.std(unbiased=True)) / math.sqrt(len(tv)) if len(tv) > 1 else math.nan
+    if len(tv) < 2:
+        return {"tv": mean, "tv_low": None, "tv_high": None, "acceptance": 1 - mean}
+    half = 1.96 * float(tv.std(unbiased=True)) / math.sqrt(len(tv))
     return {"tv": mean, "tv_low": max(0.0, mean - half), "tv_high": mean + half, "acceptance": 1 - mean}

@@ -1,5 +1,6 @@
 """`specbench forecast`: arithmetic of a forecast, its ranges, its marks, and its refusals."""
 
+import dataclasses
 import json
 
 import pytest
@@ -82,6 +83,12 @@ def test_printed_steps_and_a_device_given_by_its_rates(cli):
     rows = json.loads(cli("forecast", "gsd-1", "--on", "H200", "--json").out)
     (sjd, _) = [row for row in rows if row["source"].endswith("B SJD")]
     assert sjd["tokens_per_step"] == pytest.approx(2352 / 1035.3)
+
+
+def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
+    synthetic.folder(tmp_path, dataclasses.replace(synthetic.AR, model="lumina+random+tiny"), synthetic.ar())
+    refused = cli("forecast", "--on", "A100", "--model", "lumina", "--out", tmp_path)
+    assert refused.code == 2 and "random weights, so its steps mean nothing" in refused.err
 
 
 @pytest.mark.parametrize(
