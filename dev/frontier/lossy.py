@@ -1,11 +1,12 @@
-"""Which lossy decoder commits the most tokens per step with images as good as AR's; continues where it stopped.
+"""Which lossy decoder commits the most tokens per step with images as good as AR's: scores runs and compares them.
 
-    python dev/frontier/lossy.py RUNS                      2,226 images of each decoder (318 prompts, 7 samples)
-    python dev/frontier/lossy.py RUNS --print              print what is known
-    python dev/frontier/lossy.py RUNS --samples 1 --limit 24 --out /tmp/trial ar sjd    a trial
+    specbench run ... --out RUNS             2,226 images of each decoder; the command is in results/frontier/README.md
+    python dev/frontier/lossy.py RUNS        score what is not scored yet, print and write the table
+    python dev/frontier/lossy.py RUNS RUN RUN ... --out /tmp/trial      some of the runs
 
-Images go to the folder RUNS, outside the repository; images that it holds are not decoded again. Per image, target
-forwards and scores go to lossy.parquet, CPU seconds to lossy-cost.jsonl, the table to lossy.md.
+RUNS is the folder of the runs, outside the repository; their scores are kept there, so that only new images are scored.
+All runs are of the same weights, sampling and prompts; each is compared with AR on the images that both have. Target
+forwards and scores of every image go to lossy.json, the table to lossy.md.
 
 Equivalence is declared before anything is decoded: a decoder's mean score is equivalent to AR's on the same prompts and
 seeds if two one-sided t tests over prompts reject a difference of MARGINS and more, in both scores, at the level 0.05
@@ -17,27 +18,31 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
+import torch
 from scipy.special import stdtr, stdtrit
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
-from search import DEVICES, modelled_seconds, shown, spec_of, tokens_per_step  # noqa: E402 - likewise
+from search import DEVICES, modelled_seconds, shown  # noqa: E402 - found through the line above
 
 from specbench import api  # noqa: E402 - after the path
+from specbench.errors import SpecbenchError  # noqa: E402 - likewise
 from specbench.metrics.score_store import image_values  # noqa: E402
 from specbench.metrics.shapes_clip import ShapesClip  # noqa: E402
 from specbench.metrics.shapes_detector import ShapesDetector  # noqa: E402
 from specbench.models.catalog import find_model  # noqa: E402
+from specbench.reporting.report_rows import label  # noqa: E402
 from specbench.runs.memory_estimate import most_columns  # noqa: E402
-from specbench.stats.intervals import clustered_mean  # noqa: E402
+from specbench.specs.presets import DecoderSpec  # noqa: E402
+from specbench.stats.intervals import Estimate, clustered_mean, ratio_of_totals  # noqa: E402
 from specbench.stats.significance import holm  # noqa: E402
+from specbench.store.run_folders import find_runs  # noqa: E402
 from specbench.store.run_store import RunStore  # noqa: E402
 from specbench.store.schema import KEY  # noqa: E402
 
@@ -45,147 +50,180 @@ MARGINS = {"shapes-detector": 0.03, "shapes-clip": 0.01}
 """Largest difference of the mean score to AR's that counts as none, by metric."""
 LEVEL = 0.05
 BASELINE = "ar"
-CANDIDATES = (
-    BASELINE,
-    "vertical",
-    "best-lossless",
-    "vertical:verifier=amplify,k=1.5",
-    "vertical:verifier=amplify,k=2",
-    "vertical:verifier=amplify,k=4",
-    "vertical:verifier=relax,residual=optimal",
-    "best-lossless:verifier=amplify,k=2",
-    "best-lossless:verifier=relax,residual=optimal",
-    "sjd++",
-    "gsd",
-    "cool-sd",
-    "uniform-rsd",
-    "lantern++",
-)
-"""AR, the two lossless decoders of fewest steps as controls, these two relaxed, and published lossy ones."""
+SHARED = ("model", "weights_sha256", "sampling", "prompts_sha256", "seed")
+"""Settings in which all runs must agree."""
 OUT = Path("results/frontier")
 
 
-def decode_and_score(runs: Path, decoder: str, samples: int, limit: int | None) -> pd.DataFrame:
-    """One row per image of a decoder: prompt, sample, target forwards, score by metric."""
-    chosen = {"limit": limit} if limit else {}
-    summary = api.run(
-        model="shapes", prompts="shapes", decoder=[decoder], samples=samples, batch=60, threads=1, mode="throughput",
-        out=str(runs), **chosen,
-    )  # fmt: skip
-    if summary.problem():
-        raise summary.problem()
-    (folder,) = summary.folders
-    api.score([str(folder)], list(MARGINS), out=runs)
-    store = RunStore(Path(folder))
-    rows = store.samples([*KEY, "nfe"])[[*KEY, "nfe"]]
+class Decoded(NamedTuple):
+    """One run.
+
+    Attributes:
+        decoder, spec: name and components.
+        settings: those in SHARED.
+        images: one row per image: prompt, sample, target forwards, score by metric.
+    """
+
+    run_id: str
+    decoder: str
+    spec: DecoderSpec
+    settings: Mapping[str, str]
+    images: pd.DataFrame
+
+
+def read_run(folder: Path) -> Decoded:
+    """A run that is scored."""
+    store = RunStore(folder)
+    info, rows = store.info(), store.samples(["status", "nfe"])
+    rows = rows[rows["status"] == "ok"][[*KEY, "nfe"]]
     for metric in (ShapesDetector(), ShapesClip()):
-        values = image_values(store.folder, metric).rename(columns={"value": metric.name})
+        values = image_values(folder, metric).rename(columns={"value": metric.name})
         rows = rows.merge(values[[*KEY, metric.name]].astype({metric.name: float}), on=list(KEY))
-    return rows.assign(decoder=decoder, weights=store.info().spec.weights_sha256)
+    settings = {name: str(getattr(info.spec, name)) for name in SHARED}
+    return Decoded(info.run_id, label(info.spec.decoder), info.spec.decoder, settings, rows)
 
 
-def equivalence(gaps: Sequence[float], prompts: Sequence[str], margin: float) -> dict[str, float]:
+def check_runs(runs: Sequence[Decoded]) -> Decoded:
+    """The run of AR, if the others can be compared with it.
+
+    Raises:
+        SpecbenchError: no run of AR, several runs of a decoder, or other settings than AR's.
+    """
+    names = [run.decoder for run in runs]
+    for name in (BASELINE, *names):
+        if names.count(name) != 1:
+            raise SpecbenchError(f"{names.count(name)} runs of '{name}', expected one", "name the runs to compare")
+    baseline = next(run for run in runs if run.decoder == BASELINE)
+    for run in runs:
+        if differing := [name for name in SHARED if run.settings[name] != baseline.settings[name]]:
+            raise SpecbenchError(
+                f"{run.run_id} and {baseline.run_id} differ in {', '.join(differing)}", "name the runs to compare"
+            )
+    return baseline
+
+
+def equivalence(gaps: Sequence[float], prompts: Sequence[str], margin: float) -> dict[str, float | None]:
     """Difference with its 90 % interval, and the p-value of the two one-sided tests of `margin`, over prompts."""
     mean, error, n = clustered_mean(gaps, prompts)
     if not error:  # one prompt, or differences that are all equal
-        return {"difference": mean, "low": math.nan, "high": math.nan, "p": math.nan}
+        return {"difference": mean, "low": None, "high": None, "p": None}
     half = float(stdtrit(n - 1, 1 - LEVEL)) * error
     p = float(stdtr(n - 1, -(margin - abs(mean)) / error))
     return {"difference": mean, "low": mean - half, "high": mean + half, "p": p}
 
 
-def compare(images: pd.DataFrame) -> list[dict[str, object]]:
+def compare(runs: Sequence[Decoded]) -> list[dict[str, object]]:
     """Per decoder its tokens per step, seconds, and differences to AR with the verdict; the fewest steps first."""
-    baseline, length = images[images.decoder == BASELINE], find_model("shapes").stream
+    baseline = check_runs(runs)
+    facts = find_model(baseline.settings["model"])
     rows = []
-    for decoder, own in images.groupby("decoder", sort=False):
-        counted = {"model": "shapes", "length": length, "forwards": own.nfe.tolist(), "decoder": decoder}
-        tokens, spec = tokens_per_step(counted), spec_of(decoder)
-        seconds = {
-            name: [
-                modelled_seconds({**counted, "forwards": [length / rate] * 2}, spec)[name]
-                for rate in (tokens.value, *(r for r in (tokens.high, tokens.low) if r))
-            ]
-            for name in DEVICES
+    for run in runs:
+        pairs = run.images.merge(baseline.images, on=list(KEY), suffixes=("", "_ar"))
+        tokens = ratio_of_totals([facts.stream] * len(pairs), pairs.nfe, pairs.prompt_id)
+        at = [tokens.value, *(rate for rate in (tokens.high, tokens.low) if rate)]
+        modelled = [modelled_seconds(rate, run.spec) for rate in at]
+        row = {
+            "decoder": run.decoder,
+            "lossless": run.spec.lossless,
+            "columns": most_columns(run.spec, facts),
+            "images": len(pairs),
+            "prompts": int(pairs.prompt_id.nunique()),
+            "tokens": (tokens.value, tokens.low, tokens.high),
+            "seconds": {name: [one[name] for one in modelled] for name in DEVICES},
+            "scores": {metric: float(pairs[metric].mean()) for metric in MARGINS},
         }
-        row = {"decoder": decoder, "lossless": spec.lossless}
-        row |= {"columns": most_columns(spec, find_model("shapes")), "images": len(own), "tokens": tokens}
-        if decoder != BASELINE:
-            pairs = own.merge(baseline, on=list(KEY), suffixes=("", "_ar"))
-            row |= {
+        if run is not baseline:
+            row["differences"] = {
                 metric: equivalence(pairs[metric] - pairs[f"{metric}_ar"], pairs.prompt_id, margin)
                 for metric, margin in MARGINS.items()
             }
-        rows.append(row | {"seconds": seconds})
+        rows.append(row)
     judge(rows)
-    return sorted(rows, key=lambda row: -row["tokens"].value)
+    return sorted(rows, key=lambda row: -row["tokens"][0])
 
 
 def judge(rows: Sequence[dict[str, object]]) -> None:
-    """Add to each row of another decoder than AR `p`, corrected by Holm, `equivalent`, and `front`."""
-    others = [row for row in rows if row["decoder"] != BASELINE]
-    worst = [max(row[metric]["p"] for metric in MARGINS) for row in others]
-    for row, p in zip(others, holm([None if math.isnan(p) else p for p in worst]), strict=True):
+    """Add `front` to each row, and to those of other decoders than AR `p`, corrected by Holm, and `equivalent`."""
+    others = [row for row in rows if "differences" in row]
+    found = [[one["p"] for one in row["differences"].values()] for row in others]
+    worst = [None if None in both else max(both) for both in found]
+    for row, p in zip(others, holm(worst), strict=True):
         row |= {"p": p, "equivalent": p is not None and p < LEVEL}
     for row in rows:
         row["front"] = not any(better(other, row) for other in rows)
 
 
 def better(one: Mapping, other: Mapping) -> bool:
-    """Whether a decoder takes fewer modelled seconds on both devices, with a detector score at least as good."""
+    """Whether a decoder takes fewer modelled seconds on all devices, with scores at least as good."""
     faster = all(one["seconds"][device][0] < other["seconds"][device][0] for device in DEVICES)
-    detector = [row.get("shapes-detector", {"difference": 0.0})["difference"] for row in (one, other)]
-    return faster and detector[0] >= detector[1]
+    return faster and all(_difference(one, metric) >= _difference(other, metric) for metric in MARGINS)
+
+
+def _difference(row: Mapping, metric: str) -> float:
+    return row["differences"][metric]["difference"] if "differences" in row else 0.0
 
 
 def table(rows: Sequence[Mapping]) -> str:
     """Markdown of `compare`."""
     devices = [f"{name}, s" for name in DEVICES]
-    scores = [f"{metric.removeprefix('shapes-')} (margin {margin})" for metric, margin in MARGINS.items()]
-    heads = ["decoder", "lossless", "columns", "images", "tokens per step [95 %]", *devices]
-    lines = [[*heads, *[f"{score} [90 %]" for score in scores], "p", "equivalent to AR", "front"]]
+    scores = [f"{metric.removeprefix('shapes-')} - AR's (margin {margin}) [90 %]" for metric, margin in MARGINS.items()]
+    heads = ["decoder", "lossless", "columns", "images", "tokens per step [95 %]", *devices, *scores]
+    lines = [[*heads, "p", "equivalent to AR", "front"]]
     lines.append(["---"] * len(lines[0]))
     for row in rows:
         found = [f"{v[0]:.1f} [{min(v):.1f}, {max(v):.1f}]" for v in row["seconds"].values()]
         line = [f"`{row['decoder']}`", "yes" if row["lossless"] else "no", str(row["columns"]), str(row["images"])]
-        line += [shown(row["tokens"]), *found]
-        if row["decoder"] == BASELINE:
-            line += ["-"] * (len(MARGINS) + 2)
-        else:
-            parts = (row[metric] for metric in MARGINS)
-            line += [f"{one['difference']:+.3f} [{one['low']:+.3f}, {one['high']:+.3f}]" for one in parts]
+        line += [shown(Estimate(*row["tokens"])), *found]
+        if "differences" in row:
+            line += [signed(one) for one in row["differences"].values()]
             line += ["-" if row["p"] is None else f"{row['p']:.2g}", "yes" if row["equivalent"] else "not shown"]
+        else:
+            line += ["-"] * (len(MARGINS) + 2)
         lines.append([*line, "yes" if row["front"] else ""])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def main() -> None:
+def signed(found: Mapping[str, float | None]) -> str:
+    """Difference and its interval as text."""
+    if found["low"] is None:
+        return f"{found['difference']:+.3f}"
+    return f"{found['difference']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
+
+
+def raw(runs: Sequence[Decoded], rows: Sequence[Mapping]) -> dict[str, object]:
+    """Content of lossy.json; values of an image that a run lacks are null."""
+    keys = pd.concat([run.images[list(KEY)] for run in runs]).drop_duplicates().sort_values(list(KEY))
+    decoders = []
+    for run in runs:
+        own = keys.merge(run.images, on=list(KEY), how="left").round({"shapes-clip": 4})
+        values = {name: own[name].astype(object).where(own[name].notna(), None).tolist() for name in ("nfe", *MARGINS)}
+        decoders.append({"decoder": run.decoder, "run_id": run.run_id, **values})
+    settings = {"margins": MARGINS, "level": LEVEL, **runs[0].settings}
+    return settings | {"rows": list(rows), **keys.to_dict("list"), "decoders": decoders}
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="folder of the runs")
-    parser.add_argument("decoders", nargs="*", help="as in `specbench run --decoder`; AR is always among them")
-    parser.add_argument("--samples", type=int, default=7, help="images of each prompt")
-    parser.add_argument("--limit", type=int, help="prompts; all 318 without it")
+    parser.add_argument("names", nargs="*", help="run ids or folders; all runs of the folder without")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
-    parser.add_argument("--print", action="store_true", dest="only_print", help="decode nothing")
+    parser.add_argument("--threads", type=int, default=1, help="of the CLIP network")
     options = parser.parse_intermixed_args()
+    torch.set_num_threads(options.threads)
+    try:
+        folders = find_runs(options.runs, options.names)
+        api.score([str(folder) for folder in folders], list(MARGINS), out=options.runs)
+        runs = [read_run(folder) for folder in folders]
+        rows = compare(runs)
+    except SpecbenchError as error:
+        print(error, file=sys.stderr)
+        return 2
     options.out.mkdir(parents=True, exist_ok=True)
-    kept = options.out / "lossy.parquet"
-    if not options.only_print:
-        wanted = list(dict.fromkeys([BASELINE, *(options.decoders or CANDIDATES)]))
-        images = None
-        for decoder in wanted:
-            start = time.process_time()
-            own = decode_and_score(options.runs, decoder, options.samples, options.limit)
-            cost = {"decoder": decoder, "images": len(own), "cpu_s": round(time.process_time() - start, 1)}
-            with (options.out / "lossy-cost.jsonl").open("a") as out:
-                out.write(json.dumps(cost) + "\n")
-            images = own if images is None else pd.concat([images, own], ignore_index=True)
-            print(cost, file=sys.stderr)
-            images.to_parquet(kept)
-    text = table(compare(pd.read_parquet(kept)))
-    (options.out / "lossy.md").write_text(text)
-    print(text)
+    (options.out / "lossy.json").write_text(json.dumps(raw(runs, rows)) + "\n")
+    (options.out / "lossy.md").write_text(table(rows))
+    print(table(rows), end="")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -102,10 +102,10 @@ def tokens_per_step(row: dict) -> Estimate:
     return ratio_of_totals([row["length"]] * len(row["forwards"]), row["forwards"], range(len(row["forwards"])))
 
 
-def modelled_seconds(row: dict, decoder: DecoderSpec) -> dict[str, float]:
-    """Seconds per image of TARGET by device, at the middle of every assumed range."""
+def modelled_seconds(tokens: float, decoder: DecoderSpec) -> dict[str, float]:
+    """Seconds per image of TARGET by device at `tokens` per step, at the middle of every assumed range."""
     facts = find_model(TARGET)
-    accepted = Accepted("search", row["model"], decoder, row["decoder"], tokens_per_step(row).value)
+    accepted = Accepted("search", facts.name, decoder, decoder.name, tokens)
     shares = BANDWIDTH, FLOPS, OVERHEAD_MS
     settings = {
         name: ForecastSetting(facts, peak_of(device, facts.dtype), facts.dtype, facts.sampling().guidance, 1, *shares)
@@ -124,7 +124,7 @@ def table(rows: Sequence[dict], baseline: str) -> list[str]:
     ]
     for row in sorted(rows, key=lambda row: sum(row["forwards"])):
         decoder = spec_of(row["decoder"])
-        seconds = modelled_seconds(row, decoder)
+        seconds = modelled_seconds(tokens_per_step(row).value, decoder)
         ratio = "-"
         if base is not None:
             ratio = shown(ratio_of_totals(base["forwards"], row["forwards"], range(len(row["forwards"]))))
