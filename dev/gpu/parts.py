@@ -463,7 +463,7 @@ def _remembered(info, model, decoder: DecoderSpec, sampling: Sampling, device: s
         before = torch.cuda.memory_allocated(device)
     live = peak(model, decoder, sampling, 1)
     allocated = torch.cuda.max_memory_allocated(device) - before if _has_graphs(device) else 0
-    planned = predicted(info, decoder, sampling, 1, info.dtype)["besides"]
+    planned = predicted(info, decoder, sampling, 1, info.dtype, device)["besides"]
     return {"model": info.name, "decoder": decoder.name, "live": live, "allocated": allocated, "planned": planned}
 
 

@@ -91,12 +91,17 @@ def peak(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, batch: int
 
 
 def predicted(
-    model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, batch: int, dtype: str = "float32"
+    model: ModelFacts,
+    decoder: DecoderSpec,
+    sampling: Sampling,
+    batch: int,
+    dtype: str = "float32",
+    device: str = "cpu",
 ) -> dict[str, int]:
     """Estimate the bytes, with the true prompt length instead of the assumed maximum."""
     assumed, memory_estimate.ASSUMED_PROMPT_TOKENS = memory_estimate.ASSUMED_PROMPT_TOKENS, PROMPT
     try:
-        need = memory_estimate.footprint(model, decoder, sampling, dtype)
+        need = memory_estimate.footprint(model, decoder, sampling, dtype, device)
     finally:
         memory_estimate.ASSUMED_PROMPT_TOKENS = assumed
     return {**asdict(need), "besides": need.total(batch) - model.fixed_bytes(dtype)}

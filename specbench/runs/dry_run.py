@@ -128,7 +128,7 @@ def _outlook(
     done = len(wanted & RunStore(plan.out / run_id).completed(plan.trace)) if run_id else 0
     pace = seconds_per_image(Path(value["out"]), run_id, model.name, planned.spec.name, device)
     batch = plan.batch if plan else value["batch"]
-    need = footprint(model, planned.spec, sampling, dtype)
+    need = footprint(model, planned.spec, sampling, dtype, device)
     height, width = model.resolution
     size = height * width * _BYTES_PER_PIXEL + model.tokens * _BYTES_PER_TOKEN + _BYTES_PER_ROW
     missing = None if images is None else images - done

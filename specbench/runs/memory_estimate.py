@@ -4,7 +4,8 @@
              weights + batch x (cache + inputs) + one picture's decoding (a batch's, where they are drawn together)
 
     weights  the model, image decoder and text encoder; a draft head; LANTERN's table of neighbours; `table_bytes`
-    cache    rows x (prompt + stream slots + 2 x columns) x bytes per token, of all layers and a draft head's one
+    cache    rows x (prompt + stream slots + 2 x columns) x bytes per token, of all layers and a draft head's one; on a
+             GPU in whole blocks, the prompt's and all
     inputs   rows x (prompt x embeddings and features [d] + stream slots x what the model adds to tokens there);
              a distribution [V] per stream slot and column for an init that samples from earlier ones, and one per
              stream slot for drafts in several image rows
@@ -37,6 +38,7 @@ from dataclasses import asdict, dataclass
 
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, ModelFacts
+from specbench.models.transformer.size import whole_blocks
 from specbench.models.vertical_head_size import vertical_weights
 from specbench.runs.decoder_args import with_window
 from specbench.specs.presets import DecoderSpec, resolve
@@ -78,7 +80,9 @@ class Footprint:
         return self.weights + batch * (self.cache + self.inputs) + max(batch * self.step, drawn * self.picture)
 
 
-def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype: str) -> Footprint | None:
+def footprint(
+    model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype: str, device: str = "cpu"
+) -> Footprint | None:
     """Memory of one decoder; None if the sizes of the model are unknown."""
     kv, size = model.kv_bytes(dtype), model.size
     if kv is None or size is None:
@@ -95,7 +99,7 @@ def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype
         weights += vertical_weights(layer.width) * number
     if decoder.verifier.startswith("lantern"):
         weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1)
-    cache = rows * (ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns) * kv
+    cache = rows * _slots(ASSUMED_PROMPT_TOKENS, model.stream + 2 * columns, device) * kv
     inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
     if decoder.init.endswith(("-sample", "-top1")) or decoder.drafter == "jacobi-lookup":
         inputs += (model.stream + columns) * distribution
@@ -111,6 +115,11 @@ def footprint(model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype
     )
     picture = 4 * math.prod(model.resolution) * model.pixel_numbers
     return Footprint(weights, cache, inputs, max(prefill, target, verify), picture, model.renders_together)
+
+
+def _slots(prompt: int, others: int, device: str) -> int:
+    """Slots of the KV cache."""
+    return prompt + others if device == "cpu" else whole_blocks(whole_blocks(prompt) + others)
 
 
 def single_image_bytes(model: ModelFacts) -> int | None:
@@ -190,7 +199,7 @@ def fitting_windows(
     """
     windows = [window for window in WINDOWS if window <= max(WINDOWS[0], model.stream)]
     free = free_memory(device)
-    needs = {window: footprint(model, with_window(decoder, window), sampling, dtype) for window in windows}
+    needs = {window: footprint(model, with_window(decoder, window), sampling, dtype, device) for window in windows}
     fitting = [window for window, need in needs.items() if need is None or free is None or largest_batch([need], free)]
     if not fitting:
         raise SpecbenchError(
@@ -208,7 +217,7 @@ def settle_batch(
     Raises:
         SpecbenchError: the batch does not fit, or "auto" with unknown sizes or free memory.
     """
-    needs = [need for decoder in decoders if (need := footprint(model, decoder, sampling, dtype))]
+    needs = [need for decoder in decoders if (need := footprint(model, decoder, sampling, dtype, device))]
     free = free_memory(device) if needs else None
     if batch == 1 or free is None:
         if batch == "auto":

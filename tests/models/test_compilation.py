@@ -17,7 +17,8 @@ from specbench.errors import SpecbenchError
 from specbench.models.transformer import compiled_forward as compiled_module
 from specbench.models.transformer.compilation import graph_bytes
 from specbench.models.transformer.compiled_forward import CompiledStep
-from specbench.models.transformer.kv_cache import PARTS, whole_blocks, whole_parts
+from specbench.models.transformer.kv_cache import PARTS, whole_parts
+from specbench.models.transformer.size import whole_blocks
 from specbench.prompts import Request
 from specbench.reporting.comparability import configuration, mismatched_fields
 from specbench.runs import plan

@@ -7,8 +7,9 @@ import torch
 from grouped_key_llama import VOCAB, WIDTH, TinyModel
 
 from specbench.models.interface import Tree
-from specbench.models.transformer.kv_cache import whole_blocks, whole_parts
+from specbench.models.transformer.kv_cache import whole_parts
 from specbench.models.transformer.model import Prefix, TransformerSession
+from specbench.models.transformer.size import whole_blocks
 
 STREAM = 20
 

@@ -16,7 +16,8 @@ from specbench.models.catalog import ModelInfo, find_model, load_model
 from specbench.models.families import vq_decoder
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.kv_cache import PositionLayer
-from specbench.models.transformer.model import Prefix, TransformerModel
+from specbench.models.transformer.model import Prefix, TransformerModel, TransformerSession
+from specbench.models.transformer.size import whole_blocks
 from specbench.prompts import Request
 from specbench.runs import memory_estimate
 from specbench.specs.presets import resolve
@@ -39,8 +40,11 @@ def stop_after(steps: int, monkeypatch) -> None:
     monkeypatch.setattr(Loop, "step", counted)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize(("name", "guidance"), [("ar", 1.0), ("sjd", 3.0), ("scd-mc", 3.0), ("eagle", 3.0)])
-def test_the_cache_is_predicted_within_a_tenth(name, guidance, monkeypatch):
+def test_the_cache_is_predicted_within_a_tenth(name, guidance, device, monkeypatch):
+    if device == "cuda":  # allocate as on a GPU
+        monkeypatch.setattr(TransformerSession, "_room", lambda session, slots: whole_blocks(slots))
     held = []
     allocate = PositionLayer.lazy_initialization
 
@@ -55,7 +59,7 @@ def test_the_cache_is_predicted_within_a_tenth(name, guidance, monkeypatch):
     stop_after(2, monkeypatch)
     with pytest.raises(KeyboardInterrupt):
         decode(model, requests, decoder, sampling, 0)
-    need = memory_estimate.footprint(find_model("shapes"), decoder, sampling, "float32")
+    need = memory_estimate.footprint(find_model("shapes"), decoder, sampling, "float32", device)
     assert 2 * need.cache == pytest.approx(sum(held), rel=0.1)
 
 

@@ -14,15 +14,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specbench.models.transformer.host_sync import AsyncHostCopy
 
-_BLOCK = 256
-"""On a GPU, the number of slots is a multiple of this, so that prompts of many lengths give few shapes to compile."""
 PARTS = 4
 """Equal parts of such a cache; attention reads as many of them, from the first, as hold filled slots."""
-
-
-def whole_blocks(slots: int) -> int:
-    """Round `slots` up to whole blocks."""
-    return -(-slots // _BLOCK) * _BLOCK
 
 
 def whole_parts(end: int, capacity: int) -> int:

@@ -15,7 +15,8 @@ from specbench.models.transformer.attention import use_grouped_attention
 from specbench.models.transformer.compilation import CompiledFunctions, call_eager, compiled_functions
 from specbench.models.transformer.compiled_forward import CompiledStep, compiled_step
 from specbench.models.transformer.forward import ForwardInputs, guide, run_step
-from specbench.models.transformer.kv_cache import CacheExtent, PositionCache, whole_blocks, whole_parts
+from specbench.models.transformer.kv_cache import CacheExtent, PositionCache, whole_parts
+from specbench.models.transformer.size import whole_blocks
 
 
 @dataclass(frozen=True)

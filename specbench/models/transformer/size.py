@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_BLOCK = 256
+"""Slots of a block of a KV cache."""
+
+
+def whole_blocks(slots: int) -> int:
+    """Round the slots of a KV cache up to whole blocks, as on a GPU, where prompts of many lengths are to give few
+    shapes to compile."""
+    return -(-slots // _BLOCK) * _BLOCK
+
 
 @dataclass(frozen=True)
 class Size:
