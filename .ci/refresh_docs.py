@@ -272,17 +272,24 @@ def paper_plan(page: Path, argument: str) -> str:
 
 
 def gpu(page: Path, argument: str) -> str:
-    """What `make gpu` found on each device, or that it has not been run."""
-    found = [json.loads(path.read_text()) for path in sorted((ROOT / "results" / "gpu").glob("*/raw.json"))]
-    if not found:
+    """A table for each device on which `make gpu` ran: the goals met by part, and the first of them."""
+    raws = sorted((ROOT / "results" / "gpu").glob("*/raw.json"))
+    if not raws:
         return "Nothing has been measured on a GPU yet; `make gpu` does, in 20 minutes."
-    rows = [
-        [device["device"], part["part"], *(_escape(str(one[name])) for name in ("what", "value", "goal", "verdict"))]
-        for device in found
-        for part in device["parts"]
-        for one in part["claims"]
-    ]
-    return _table(["device", "part", "what", "value", "goal", "verdict"], rows)
+    return "\n\n".join(_gpu_table(page, path) for path in raws)
+
+
+def _gpu_table(page: Path, raw: Path) -> str:
+    device, rows = json.loads(raw.read_text()), []
+    for part in device["parts"]:
+        if aims := [one for one in part["claims"] if one["goal"] != "-"]:
+            met = sum(one["verdict"] == "met" for one in aims)
+            first = f"{aims[0]['what']}: {aims[0]['value'].partition(';')[0]}"
+            rows.append([part["part"], f"{met} of {len(aims)}", _escape(first)])
+    report = _link(page, raw.with_name("report.md"))
+    return f"`make gpu` on an {device['device']} ([all of it]({report})):\n\n" + _table(
+        ["part", "goals met", "the first of them"], rows
+    )
 
 
 def results(page: Path, argument: str) -> str:

@@ -26,7 +26,7 @@ from multiprocessing import get_context
 
 import numpy as np
 import torch
-from bench import realised
+from bench import realised, realised_shares
 from generate import causal_lm, timed_generate
 from llama import PROMPT, RandomLlama
 from memory import peak, predicted
@@ -162,9 +162,18 @@ def families(device: str, scale: Scale) -> Outcome:
     rows += [
         _decoded(shapes, name, find_model("shapes").sampling()) for name in (heads if not scale.decoders else heads[:1])
     ]
-    failed = [f"{row['model']} {row['decoder']}: {row['error']}" for row in rows if row["error"]]
-    found = f"{len(rows) - len(failed)} of {len(rows)}" + "".join(f"; {text}" for text in failed[:5])
-    return [claim("every decoder decodes every family on the device", found, "all", not failed)], rows
+    return family_claims(rows), rows
+
+
+def family_claims(rows: list[dict]) -> list[dict[str, object]]:
+    """The claim that all of `rows` decoded; failures of a decoder that differ in nothing but the model are joined."""
+    failed: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["error"]:
+            failed.setdefault((row["decoder"], row["error"].replace(row["model"], "MODEL")), []).append(row["model"])
+    found = f"{sum(not row['error'] for row in rows)} of {len(rows)}"
+    found += "".join(f"; {decoder} on {len(models)}: {error}" for (decoder, error), models in failed.items())
+    return [claim("every decoder decodes every family on the device", found, "all", not failed)]
 
 
 def _family(name: str, device: str) -> Iterator[dict[str, object]]:
@@ -407,9 +416,14 @@ def steps(device: str, scale: Scale) -> Outcome:
     model = _llama(device, scale)
     names = ("ar", "sjd", "gsd", "scd-mc", "scd-gs") if _has_graphs(device) else ("ar", "sjd")
     sampling = Sampling(3.0, 1.0, min(2000, scale.llama["vocabulary"] // 2))
-    rows, lines = realised(model, names, sampling, scale.rounds)
+    rows, _ = realised(model, names, sampling, scale.rounds)
+    return step_claims(rows), rows
+
+
+def step_claims(rows: list[dict]) -> list[dict[str, object]]:
+    """Claims on what a step takes besides its forward."""
     claims = []
-    for line in lines[1:]:
+    for line in realised_shares(rows)[1:]:
         name, numbers = line.split(": ")
         compression, speed_up, step, forward, share = map(float, numbers.split(", "))
         told = f"{step / forward:.2f} ({step:.2f} over {forward:.2f} ms)"
@@ -417,7 +431,7 @@ def steps(device: str, scale: Scale) -> Outcome:
         if name != "ar":
             found = f"{share:.2f} (speed-up {speed_up:.2f}, {compression:.2f} tokens a step)"
             claims.append(claim(f"{name}: realised share of the ideal speed-up", found, "0.95", share >= 0.95))
-    return claims, rows
+    return claims
 
 
 def throughput(device: str, scale: Scale) -> Outcome:
@@ -446,13 +460,18 @@ def memory(device: str, scale: Scale) -> Outcome:
         for decoder in ("ar", "sjd", "gsd") if _has_graphs(device) else ("ar",):
             rows.append(_remembered(info, model, resolve(decoder), sampling, device))
         del model
+    return memory_claims(rows), rows
+
+
+def memory_claims(rows: list[dict]) -> list[dict[str, object]]:
+    """Claims on the planned memory."""
     claims = []
     for row in rows:
         share = row["planned"] / row["live"]
         told = f"{share:.2f} ({row['live'] / _GIB:.3f} GiB of tensors, {row['allocated'] / _GIB:.3f} by the allocator)"
         within = 0.9 <= share <= 1.1 if row["model"] == "shapes" else share >= 0.95
         claims.append(claim(f"{row['model']}, {row['decoder']}: planned over peak", told, "0.9 to 1.1", within))
-    return claims, rows
+    return claims
 
 
 def _remembered(info, model, decoder: DecoderSpec, sampling: Sampling, device: str) -> dict[str, object]:

@@ -290,8 +290,15 @@ def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds
         name: partial(timed_decode, model, resolve(name, unfiltered if name == "gsd" else {}), sampling)
         for name in names
     }
-    # The first decode of a process is slow; the first of a further decoder only if it is compiled.
-    rows = in_turns(contenders, rounds, warm_up=list(contenders) if model.compiles else ["ar"])
+    # The first decode of a process is slow; the first of a further decoder if it is compiled, or loads kernels.
+    slow = model.compiles or model.device.type != "cpu"
+    rows = in_turns(contenders, rounds, warm_up=list(contenders) if slow else ["ar"])
+    return rows, realised_shares(rows)
+
+
+def realised_shares(rows: list[dict]) -> list[str]:
+    """A line for each decoder of the rows, after one that names the numbers."""
+    contenders = dict.fromkeys(row["name"] for row in rows)
 
     def total(name: str, value: Callable[[dict], float]) -> float:
         return sum(value(row) for row in rows if row["name"] == name)
@@ -305,7 +312,7 @@ def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds
         forward = median(rows, name, lambda row: step_cost(row)["forward"])
         share = speedup / (compression / (forward / one))
         lines.append(f"{name}: {compression:.2f}, {speedup:.2f}, {step:.2f}, {forward:.2f}, {share:.2f}")
-    return rows, lines
+    return lines
 
 
 BENCHES = {
