@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -64,7 +65,8 @@ class MetricChecks:
         texts = all(isinstance(part, str) for pair in found.items() for part in pair)
         wrong = ["identity() must map texts to texts"] * (not texts)
         wrong += ["identity() differs when the metric is made again"] * (found != again)
-        return finding("identity", wrong, f"stable: {json.dumps(found, default=str)[:80]}")
+        shown = re.sub(r"(sha256:[0-9a-f]{12})[0-9a-f]+", r"\1…", json.dumps(found, default=str))
+        return finding("identity", wrong, f"stable: {shown[:80]}")
 
     def features(self) -> Finding:
         """One dict per image, with the declared columns, whose values have the declared types; pixels stay."""

@@ -155,7 +155,8 @@ def _app_of(arguments: Sequence[str]) -> typer.Typer:
 def _fail(error: SpecbenchError, debug: bool) -> int:
     if debug and sys.exc_info()[1] is not None:
         traceback.print_exc()
-    console.show_error(error)
+    if COMPLETION not in os.environ:  # a shell that asks would print it into the line that is being typed
+        console.show_error(error)
     return error.exit_code
 
 

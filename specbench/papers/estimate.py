@@ -35,7 +35,8 @@ def total(rows: Sequence[Mapping]) -> str:
     known = [row["seconds"] for row in once if row["seconds"] is not None]
     time = f"about {_duration(sum(known))}" if len(known) == len(once) else "time unknown before a first image"
     if known and len(known) < len(once):
-        time = f"about {_duration(sum(known))}, and {len(once) - len(known)} runs of unknown time"
+        unknown = len(once) - len(known)
+        time = f"about {_duration(sum(known))}, and {unknown} run{'s' if unknown > 1 else ''} of unknown time"
     disk = math.ceil(sum(row["megabytes"] for row in once))
     return f"{images} images to make, {time}, at most {disk:,} MB" + (f"; {rest}" if blocked else "")
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from specbench.store.run_info import RunInfo
 
 _SAMPLING = ("guidance", "temperature", "top_k", "top_p", "entropy_scale")
 _WORK = ("model", "weights_sha256", "prompts_sha256", "seed", "batch", "device")
 _CONFIGURATION = ("dtype", "threads", "compiled")
+_TIME = ("threads", "compiled", "batch", "device", "mode", "hardware")
+"""Fields that the number of steps does not depend on, but for rounding."""
 
 
 def is_ar(info: RunInfo) -> bool:
@@ -23,13 +27,12 @@ def mismatched_fields(
         any_configuration: allow different dtype, threads and compilation (same work on the same machine).
         other: name of the baseline in the output.
     """
-    mine, theirs = _fields(info), _fields(baseline)
-    free = _CONFIGURATION if any_configuration else ()
-    return [
-        f"{name} ({_short(mine[name])}, {other} {_short(theirs[name])})"
-        for name in mine
-        if name not in free and mine[name] != theirs[name]
-    ]
+    return _mismatched(info, baseline, _CONFIGURATION if any_configuration else (), other)
+
+
+def mismatched_for_steps(info: RunInfo, baseline: RunInfo, other: str = "AR") -> list[str]:
+    """List the fields that must agree for a ratio of steps but differ, as `mismatched_fields` does."""
+    return _mismatched(info, baseline, _TIME, other)
 
 
 def configuration(info: RunInfo) -> str:
@@ -37,6 +40,15 @@ def configuration(info: RunInfo) -> str:
     spec = info.spec
     threads = f"{spec.threads} thread{'s' if spec.threads != 1 else ''}"
     return ", ".join([spec.dtype, threads, *(["compiled"] if spec.compiled else [])])
+
+
+def _mismatched(info: RunInfo, baseline: RunInfo, free: Container[str], other: str) -> list[str]:
+    mine, theirs = _fields(info), _fields(baseline)
+    return [
+        f"{name} ({_short(mine[name])}, {other} {_short(theirs[name])})"
+        for name in mine
+        if name not in free and mine[name] != theirs[name]
+    ]
 
 
 def _fields(info: RunInfo) -> dict[str, object]:

@@ -20,7 +20,7 @@ from specbench.metrics.base import Settings, fingerprint
 from specbench.metrics.score_store import difference, read_scores
 from specbench.metrics.stored_difference import stored_difference
 from specbench.reporting.columns import stall_note
-from specbench.reporting.comparability import mismatched_fields
+from specbench.reporting.comparability import mismatched_fields, mismatched_for_steps
 from specbench.reporting.pareto import lower_is_better
 from specbench.reporting.report_rows import Run, latencies
 from specbench.stats.intervals import FEW_UNITS
@@ -57,12 +57,13 @@ def corrected(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
 
 
 def speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
-    """Compute the speed-up in both directions, and its factors."""
+    """Compute the speed-up in both directions, and its factors; of runs without comparable times, the steps alone."""
     names = ("speedup", "speedup_reverse", "step_ratio", "window_cost", "overhead")
     differing = mismatched_fields(b.info, a.info, other="A")
     result = None if differing else stats.speed_up(b.rows, a.rows)
     if result is None:
-        return [_row(name, note=_why(differing, a, b)) for name in names]
+        untimed = [_row(name, note=_why(differing, a, b)) for name in names]
+        return [_step_row(a, b) if row["name"] == "step_ratio" else row for row in untimed]
     pairs = stats.paired(b.rows, a.rows).dropna(subset=["ar_ms", "ar_ms_base"])
     saved = stats.difference_to_show(stats.speed_difference(pairs))
     needed = stats.prompts_needed(saved.spread, CHANGE)
@@ -76,6 +77,14 @@ def speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
         _row(names[1], back, result.pairs, note=note),
         *(_row(name, stats.Estimate(value, None, None), result.pairs) for name, value in factors),
     ]
+
+
+def _step_row(a: Run, b: Run) -> dict[str, object]:
+    """Compute the ratio of steps, which needs no times, over the images in common."""
+    differing, pairs = mismatched_for_steps(b.info, a.info, other="A"), stats.paired(b.rows, a.rows)
+    if differing or pairs.empty:
+        return _row("step_ratio", note=f"differs in {', '.join(differing)}" if differing else "no images in common")
+    return _row("step_ratio", stats.Estimate(stats.step_ratio(pairs), None, None), len(pairs))
 
 
 def latency_rows(name: str, run: Run) -> list[dict[str, object]]:

@@ -37,7 +37,12 @@ def verdict(rows: Sequence[Mapping]) -> str:
         )
     real = f"Real: {', '.join(said[True])}" if said[True] else "No difference is shown to be real"
     open_ = f"; not told apart: {', '.join(said[False])}" if said[False] else ""
-    return f"{real}{open_}." if said[True] or said[False] else "Nothing could be compared."
+    if said[True] or said[False]:
+        return f"{real}{open_}."
+    steps = next((row["value"] for row in rows if row["name"] == "step_ratio"), None)
+    if steps is None:
+        return "Nothing could be compared."
+    return f"Only steps could be compared: A takes {number(steps)} times as many as B."
 
 
 def directions(a: str, b: str) -> list[str]:

@@ -148,6 +148,18 @@ def test_speed_needs_what_must_agree_and_scores_do_not(tmp_path, change, field):
     assert rows["brightness"]["value"] == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(("change", "compared"), [({"batch": 8}, True), ({"threads": 4}, True), ({"top_k": 5}, False)])
+def test_steps_are_compared_where_times_cannot_be(tmp_path, change, compared):
+    a = pictured(tmp_path, AR, synthetic.ar(3), (1, 2, 3))
+    b = pictured(tmp_path, changed(SJD, **change), synthetic.sjd(3), (2, 4, 6))
+    rows = compare_runs(a, b)
+    steps = named(rows)["step_ratio"]
+    alone = verdict([row for row in rows if row["name"] != "brightness"])
+    assert alone.startswith("Only steps could be" if compared else "Nothing could be")
+    expected = stats.nfe(Run(a).rows) / stats.nfe(Run(b).rows)
+    assert steps["value"] == (pytest.approx(expected) if compared else None) and steps["n"] == (3 if compared else None)
+
+
 def test_scores_computed_differently_are_refused_by_name(tmp_path, monkeypatch):
     a = pictured(tmp_path, AR, synthetic.ar(3), (1, 2, 3))
     monkeypatch.setattr(Brightness, "version", "2")

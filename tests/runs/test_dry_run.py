@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import checkpoints
 import pytest
 
 from specbench import api
@@ -31,6 +32,15 @@ def test_all_obstacles_are_told_at_once(bare, monkeypatch):
     assert "specbench prompts fetch coco" in told and "no draft head" in told and "1 GiB free" in told
     assert eagle["options"]["tree"] and "--head FOLDER" in eagle["head"]
     assert not any("no draft head" in text for text in ar["obstacles"]), "an obstacle of another decoder"
+
+
+def test_other_weights_that_the_run_would_refuse_are_an_obstacle(tmp_path):
+    checkpoints.write("lumina", tmp_path / "weights")
+    asked = {"model": "lumina", "weights": tmp_path / "weights", "prompts": "shapes", "limit": 1, "out": tmp_path}
+    (whole,) = api.dry_run(**asked)
+    assert [text for text in whole["obstacles"] if "has 24 image tokens, lumina has 8192" in text] == whole["obstacles"]
+    (tiny,) = api.dry_run(**asked, scale="tiny")
+    assert tiny["obstacles"] == [] and tiny["run_id"].startswith("lumina+tiny-")
 
 
 def test_a_run_that_can_start_has_no_obstacles_and_an_identity(tmp_path):
