@@ -89,7 +89,7 @@ def _compared(model: RandomLlama, narrow: RandomLlama, window: int) -> dict[str,
 
     def together() -> None:
         hooks = [
-            layer.register_forward_pre_hook(lambda *_, number=number: products_of(number))
+            layer.mlp.register_forward_pre_hook(lambda *_, number=number: products_of(number))
             for number, layer in enumerate(narrow.backbone.layers)
         ]
         calls()

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import Cache, LlamaConfig, LlamaModel
+from transformers import LlamaConfig, LlamaModel
 from transformers.models.chameleon.configuration_chameleon import ChameleonConfig
 from transformers.models.chameleon.modeling_chameleon import ChameleonDecoderLayer
 
@@ -30,6 +30,8 @@ from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
 from specbench.models.checkpoint_loading import renew_rotary
 from specbench.models.draft_head_files import find_head, no_own_head
 from specbench.models.interface import DraftHeadModel, ImageModel
+from specbench.models.transformer.kv_cache import PositionCache
+from specbench.models.transformer.llama_layer import rotary_of, run_layer, runs_directly
 from specbench.system.console import one_line
 from specbench.system.json_values import parse_json
 from specbench.system.reading import read_error, read_regular
@@ -68,7 +70,7 @@ class EagleHead(LlamaModel):
         features: Tensor,
         position_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        past_key_values: PositionCache | None = None,
     ) -> Tensor:
         """Predict the next features [R, T, d] from table ids of tokens [R, T] and the features [R, T, d] before them.
 
@@ -78,6 +80,9 @@ class EagleHead(LlamaModel):
         inputs = self.fc(torch.cat([self.embed_tokens(ids), features], dim=-1))
         if position_ids is None:
             position_ids = torch.arange(ids.shape[1], device=ids.device)[None]
+        if past_key_values is not None and runs_directly(self.layers[0], inputs, attention_mask):
+            rotary = rotary_of(self.rotary_emb, inputs, position_ids)
+            return run_layer(self.layers[0], inputs, attention_mask, rotary, past_key_values)
         return self.layers[0](
             inputs,
             attention_mask=attention_mask,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -29,6 +29,9 @@ def grouped_attention(
     """
     rows, heads, columns, width = query.shape
     groups = heads // key.shape[1]
+    if groups == 1 and (attention_mask is not None or columns == 1) and not options:
+        output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling)
+        return output.transpose(1, 2).contiguous(), None
     if groups == 1 or attention_mask is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
     packed = query.reshape(rows, heads // groups, groups * columns, width)
@@ -39,6 +42,11 @@ def grouped_attention(
 
 AttentionInterface.register(_NAME, grouped_attention)
 AttentionMaskInterface.register(_NAME, sdpa_mask)
+
+
+def uses_sdpa(config: PretrainedConfig) -> bool:
+    """Whether a network's attention is torch's, or that of this module."""
+    return config._attn_implementation in ("sdpa", _NAME)
 
 
 def use_grouped_attention(backbone: nn.Module) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import LlamaModel
 
 from specbench.models.transformer.kv_cache import PositionCache
+from specbench.models.transformer.llama_layer import rotary_of, run_layer, runs_directly
 
 
 class StepModel(Protocol):
@@ -74,16 +75,16 @@ def last_hidden_state(
 ) -> Tensor:
     """Last hidden states [R, T, d] of input embeddings [R, T, d]; mask [R, 1, T, S] bool.
 
-    The layers of a Llama are called directly, because the checks and wrappers of its own forward take a tenth to a
-    fifth of a small model's step.
+    The layers of a Llama are called directly, because the checks and wrappers of its own forward take a third of a
+    small model's step.
     """
-    if type(backbone) is not LlamaModel or (mask is None and embeds.shape[1] > 1):
+    if type(backbone) is not LlamaModel or not runs_directly(backbone.layers[0], embeds, mask):
         return backbone(
             inputs_embeds=embeds, position_ids=position_ids, attention_mask=mask, past_key_values=cache, use_cache=True
         ).last_hidden_state
-    rotary = backbone.rotary_emb(embeds, position_ids)
+    rotary = rotary_of(backbone.rotary_emb, embeds, position_ids)
     for layer in backbone.layers:
-        embeds = layer(embeds, attention_mask=mask, position_embeddings=rotary, past_key_values=cache)
+        embeds = run_layer(layer, embeds, mask, rotary, cache)
     return backbone.norm(embeds)
 
 

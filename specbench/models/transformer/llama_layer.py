@@ -1,0 +1,60 @@
+"""One decoder layer of a Llama with a third fewer calls than transformers' own, and the same results bit for bit.
+
+A small model's forward takes as long as its calls, most of which are not arithmetic: kwargs, checks and wrappers of
+modules, a norm in seven operations, a rotary embedding that every layer unpacks anew.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+
+from specbench.models.transformer.attention import grouped_attention, uses_sdpa
+from specbench.models.transformer.kv_cache import PositionCache
+
+
+def runs_directly(layer: nn.Module, hidden: Tensor, mask: Tensor | None) -> bool:
+    """Whether `run_layer` can take the place of the layer's own forward: a Llama's layer in inference, without need of
+    a causal mask."""
+    if type(layer) is not LlamaDecoderLayer or not uses_sdpa(layer.self_attn.config):
+        return False
+    return not layer.training and (mask is not None or hidden.shape[1] == 1)
+
+
+def run_layer(
+    layer: LlamaDecoderLayer, hidden: Tensor, mask: Tensor | None, rotary: tuple[Tensor, Tensor], cache: PositionCache
+) -> Tensor:
+    """Output [R, T, d] of the layer for hidden states [R, T, d].
+
+    Args:
+        mask: [R, 1, T, S] bool; None for one column that attends to all S slots.
+        rotary: cosine and sine [R, 1, T, d'] of the positions.
+    """
+    attention, shape = layer.self_attn, (*hidden.shape[:-1], -1, layer.self_attn.head_dim)
+    normed = _norm(layer.input_layernorm, hidden)
+    query = _rotated(attention.q_proj(normed).view(shape).transpose(1, 2), *rotary)
+    key = _rotated(attention.k_proj(normed).view(shape).transpose(1, 2), *rotary)
+    value = attention.v_proj(normed).view(shape).transpose(1, 2)
+    key, value = cache.layers[attention.layer_idx].update(key, value)
+    seen, _ = grouped_attention(attention, query, key, value, mask, attention.scaling)
+    hidden = hidden + attention.o_proj(seen.reshape(*hidden.shape[:-1], -1))
+    return hidden + layer.mlp(_norm(layer.post_attention_layernorm, hidden))
+
+
+def rotary_of(rotary_embedding: nn.Module, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [R, 1, T, d'] of positions [R, T], as `run_layer` takes them."""
+    cosine, sine = rotary_embedding(hidden, position_ids)
+    return cosine[:, None], sine[:, None]
+
+
+def _rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    first, second = heads.chunk(2, -1)
+    return heads * cosine + torch.cat((-second, first), dim=-1) * sine
+
+
+def _norm(norm: nn.Module, hidden: Tensor) -> Tensor:
+    # Other devices and dtypes have kernels of their own for this, which round differently.
+    if type(norm) is LlamaRMSNorm and hidden.device.type == "cpu" and hidden.dtype == torch.float32:
+        return nn.functional.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
+    return norm(hidden)
