@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.draft_tree import chain
-from specbench.decoding.drafters.eagle import HeadCache
+from specbench.decoding.drafters.eagle import HeadCache, tree_levels
 from specbench.decoding.sampling import Target
 from specbench.models.draft_head import EagleHead
 from specbench.models.transformer.model import TransformerModel
@@ -43,7 +43,7 @@ def alignment(
     ids = model.table_ids(tokens)
 
     def seen_with(fed: Tensor) -> tuple[HeadCache, Tensor]:
-        memory = HeadCache(head, session, length, depths)
+        memory = HeadCache(head, session, length, depths + 1)
         return memory, memory.append(fed[:, :-1], features[:, :-1], positions[:, :-1])
 
     memory, seen = seen_with(ids)
@@ -101,10 +101,10 @@ def vertical_alignment(
 
 def _one_more(memory: HeadCache, ids: Tensor, feature: Tensor, start: int, depth: int, depths: int) -> Tensor:
     """Next feature [R, 1, d] of the head on the true path, `depth` slots after the last true element `start`."""
+    tree = tree_levels(chain(depths + 1), vocab=1, device=ids.device)
     positions = (start + 1 + torch.arange(depths, device=ids.device)).expand(len(ids), -1)
-    column = torch.tensor([depth - 1], device=ids.device)
-    ancestors = chain(depths).ancestors.to(column.device)
-    return memory.branch(ids[:, start + depth - 1 : start + depth], feature, positions, ancestors, column)
+    branches = memory.branches(tree, positions, positions[:, :1])
+    return memory.branch(branches, slice(depth - 1, depth), ids[:, start + depth - 1 : start + depth], feature)
 
 
 def _summary(tv: Tensor) -> dict[str, float | None]:

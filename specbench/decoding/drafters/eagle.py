@@ -7,7 +7,6 @@ their own features and cache, share their tokens, and are mixed by the session a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -27,22 +26,35 @@ from specbench.models.transformer.kv_cache import CacheExtent, PositionCache
 
 
 class TreeLevel(NamedTuple):
-    """The n columns of one depth that have children.
+    """The n columns of one depth that have children. `Inner columns` are those of all depths, in order of depth.
 
     Attributes:
-        columns: [n] the columns.
+        own: these among the inner columns.
         parents: [n] index of each parent among the previous level's columns.
         children: [m] columns of the children.
-        place, rank: [m] per child, index of its parent among `columns`, and its sibling index.
-        max_children: maximum number of children.
+        drawn: [m] per child, its index among the tokens drawn for this level, `most` per column.
+        most: maximum number of different children.
     """
 
-    columns: Tensor
+    own: slice
     parents: Tensor
     children: Tensor
-    place: Tensor
-    rank: Tensor
-    max_children: int
+    drawn: Tensor
+    most: int
+
+
+class TreeLevels(NamedTuple):
+    """A tree for drafting, one level after the other.
+
+    Attributes:
+        inner: [k] inner columns.
+        ancestors: [k, C] bool, whether the second column is the inner one or an ancestor of it.
+        levels: by depth.
+    """
+
+    inner: Tensor
+    ancestors: Tensor
+    levels: tuple[TreeLevel, ...]
 
 
 class Eagle:
@@ -73,14 +85,13 @@ class Eagle:
         if len(tree.parents) > 1:
             call = self._batch.call if len(tree.parents) == self.columns else call_eager
             self._cache.mark_length()
-            ancestors = routes(tree, committed.device).ancestors > 0
-            levels = _tree_levels(tree, committed.device)
-            call(Eagle._draft, self, levels, ancestors, tokens, q, positions, known, step)
+            levels = tree_levels(tree, self._batch.target.vocab, committed.device)
+            call(Eagle._draft, self, levels, tokens, q, positions, known, step)
         return Proposal(tokens, positions, q[:, :-1] if tree.is_chain else q, tree, self.columns)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         features = self._batch.session.features
-        columns = verification.columns.repeat(len(features) // len(verification.columns), 1)
+        columns = torch.cat([verification.columns] * (len(features) // len(verification.columns)))
         features = features.gather(1, columns[..., None].expand(-1, -1, features.shape[-1]))
         self._news = verification.tokens, features, positions, shift
 
@@ -94,30 +105,36 @@ class Eagle:
         return seen[torch.arange(len(seen), device=seen.device), newest]
 
     def _draft(
-        self,
-        levels: Sequence[TreeLevel],
-        ancestors: Tensor,
-        tokens: Tensor,
-        q: Tensor,
-        positions: Tensor,
-        known: Tensor,
-        step: Tensor,
+        self, tree: TreeLevels, tokens: Tensor, q: Tensor, positions: Tensor, known: Tensor, step: Tensor
     ) -> None:
         """Draw the draft tokens and record their q, one depth at a time."""
-        features = known[:, None]
-        for depth, level in enumerate(levels):
-            columns = level.columns
+        batch, features, proposed = self._batch, known[:, None], []
+        slots = positions[:, tree.inner]
+        race = batch.noise.race(slots, Stream.SIBLING, step * self.columns + tree.inner)
+        branches = self._cache.branches(tree, slots, positions[:, :1])
+        for depth, level in enumerate(tree.levels):
             if depth:
-                fed = self._model.table_ids(tokens[:, columns])
-                features = self._cache.branch(fed, features[:, level.parents], positions, ancestors, columns)
-            slots = positions[:, columns]
-            proposed = self._batch.target(self._batch.session.logits(features), slots)
-            race = self._batch.noise.race(slots, Stream.SIBLING, step * self.columns + columns)
-            available = min(level.max_children, proposed.shape[-1])
-            drawn = (proposed / race).topk(available, dim=-1).indices
-            # With more siblings than tokens, extra siblings repeat an earlier one: q is 0 there, and they are skipped.
-            tokens[:, level.children] = drawn[:, level.place, level.rank.clamp(max=available - 1)]
-            q[:, columns] = proposed
+                fed = self._model.table_ids(tokens[:, tree.inner[level.own]])
+                features = self._cache.branch(branches, level.own, fed, features[:, level.parents])
+            p = batch.target(batch.session.logits(features), slots[:, level.own])
+            drawn = (p / race[:, level.own]).topk(level.most, dim=-1).indices
+            tokens[:, level.children] = drawn.flatten(1)[:, level.drawn]
+            proposed.append(p)
+        q[:, tree.inner] = torch.cat(proposed, 1)
+
+
+class Branches(NamedTuple):
+    """Where the head's cache holds the drafts of a tree's k inner columns.
+
+    Attributes:
+        slots: [R, k] slots that are written.
+        numbers: [R, k] rotary positions.
+        mask: [R, k, S] bool, slots that each draft attends to.
+    """
+
+    slots: Tensor
+    numbers: Tensor
+    mask: Tensor
 
 
 class HeadCache:
@@ -159,25 +176,26 @@ class HeadCache:
         visible = min(end, self._scratch)
         return self._run(ids, features, slots, slots, self._index[:visible] <= slots[..., None], visible)
 
-    def branch(self, ids: Tensor, features: Tensor, positions: Tensor, ancestors: Tensor, columns: Tensor) -> Tensor:
-        """Run the head on the drafts [B, n] of tree `columns` [n]; `positions` [B, C] are the stream slots that the
-        tree's columns predict, `ancestors` [C, C] is True where the second column is the first one or an ancestor of
-        it.
-        """
-        ids, positions = self._repeat(ids), self._repeat(positions)
+    def branches(self, tree: TreeLevels, positions: Tensor, root: Tensor) -> Branches:
+        """Places of the tree's inner columns, which predict stream slots `positions` [B, k]; the root predicts `root`
+        [B, 1]."""
         # Counted from the end, so that code compiled for one prompt length is valid for another.
-        scratch = len(self._index) - len(ancestors)
-        slots = (scratch + columns).expand(len(ids), -1)
-        before = self._last + positions[:, :1]
-        mask = (self._index < before[..., None]).expand(-1, len(columns), -1).clone()
-        seen = ancestors[columns]
-        seen[:, 0] = False
-        mask[:, :, scratch:] = seen
-        numbers = self._last + positions[:, columns] - 1
-        return self._run(ids, features, slots, numbers, mask, len(self._index))
+        scratch = len(self._index) - tree.ancestors.shape[1]
+        slots = (scratch + tree.inner).expand(len(self._last), -1)
+        before = self._last + self._repeat(root)
+        mask = (self._index < before[..., None]).expand(-1, len(tree.inner), -1).clone()
+        # The root's token is the last committed one, which the cache holds already.
+        mask[:, :, scratch + 1 :] = tree.ancestors[:, 1:]
+        return Branches(slots, self._last + self._repeat(positions) - 1, mask)
+
+    def branch(self, branches: Branches, own: slice, ids: Tensor, features: Tensor) -> Tensor:
+        """Run the head on the drafts [B, n] of some inner columns, after those of their ancestors."""
+        slots, numbers, mask = (places[:, own] for places in branches)
+        return self._run(self._repeat(ids), features, slots, numbers, mask, len(self._index))
 
     def _repeat(self, rows: Tensor) -> Tensor:
-        return rows.repeat(len(self._last) // len(rows), 1)
+        # `repeat` takes several times as long for a few numbers.
+        return torch.cat([rows] * (len(self._last) // len(rows)))
 
     def _run(self, ids: Tensor, features: Tensor, slots: Tensor, numbers: Tensor, mask: Tensor, visible: int) -> Tensor:
         self._cache.place(slots, visible)
@@ -191,16 +209,25 @@ class HeadCache:
 
 
 @lru_cache(maxsize=64)
-def _tree_levels(tree: Tree, device: torch.device) -> tuple[TreeLevel, ...]:
-    """Group the columns with children by depth."""
+def tree_levels(tree: Tree, vocab: int, device: torch.device) -> TreeLevels:
+    """Group the columns with children by depth.
+
+    With more siblings than the `vocab` has tokens, extra siblings repeat an earlier one: q is 0 there, and they are
+    skipped.
+    """
+    inner: list[int] = []
     levels, before = [], [0]
     for depth in range(max(tree.depth)):
         own = [c for c, d in enumerate(tree.depth) if d == depth and c in tree.parents]
         children = [c for c, parent in enumerate(tree.parents) if parent in own]
-        place = [own.index(tree.parents[child]) for child in children]
         rank = [tree.parents[:child].count(tree.parents[child]) for child in children]
         parents = [before.index(tree.parents[c]) if depth else 0 for c in own]
-        lists = (own, parents, children, place, rank)
-        levels.append(TreeLevel(*(torch.tensor(x, device=device) for x in lists), max(rank) + 1))
+        most = min(max(rank) + 1, vocab)
+        place = [own.index(tree.parents[child]) for child in children]
+        drawn = [at * most + min(number, most - 1) for at, number in zip(place, rank, strict=True)]
+        lists = (torch.tensor(x, device=device) for x in (parents, children, drawn))
+        levels.append(TreeLevel(slice(len(inner), len(inner) + len(own)), *lists, most))
+        inner += own
         before = own
-    return tuple(levels)
+    columns = torch.tensor(inner, device=device)
+    return TreeLevels(columns, tree.ancestors.to(device)[columns], tuple(levels))
