@@ -23,7 +23,7 @@ from specbench.decoding.drafters.jacobi import JacobiTree
 from specbench.decoding.drafters.token_init import Init
 from specbench.decoding.interfaces import Batch, Proposal, Verification
 from specbench.decoding.noise import Stream
-from specbench.decoding.sampling import draw
+from specbench.decoding.sampling import draw, rows_at
 from specbench.models.interface import TokenLayout
 
 MATCHES = 4
@@ -46,8 +46,16 @@ class LookupJacobi(JacobiTree):
         self._lookups = lookups
         self._neighbours = neighbour_slots(context.layout).to(context.device)
         """[N, K] neighbours of each slot, -1 where there is none."""
-        # Better matches have larger sums: agreeing neighbours count 2^(K - 1), ..., 2, 1.
-        self._weights = 2 ** torch.arange(self._neighbours.shape[1] - 1, -1, -1, device=context.device)
+        slots, count = self._neighbours.shape
+        # Of two slots the one where more agrees ranks higher (agreeing neighbours count 2^(K - 1), ..., 2, 1), then
+        # the later one: its rank is N times what agrees, plus its number.
+        self._slots_in_order = torch.arange(slots, device=context.device)
+        self._weights = slots * 2 ** torch.arange(count - 1, -1, -1, device=context.device)
+        agreeing, left = torch.arange(2**count, device=context.device), 2 ** (count - 1)
+        self._is_match = agreeing >= left
+        """[2^K] whether slots that agree so far match: the left neighbour has to agree."""
+        self._match = (agreeing - left).clamp(min=0) * MATCHES // left
+        """[2^K] quality of the match."""
         self._free = torch.tensor(context.layout.forced, device=context.device) < 0
 
     def begin(self, batch: Batch) -> None:
@@ -84,45 +92,36 @@ class LookupJacobi(JacobiTree):
 
     def _look_up(self, committed: Tensor, positions: Tensor, step: Tensor, q: Tensor) -> Tensor:
         """Look up drafts of the slots `positions` [B, D]; q [B, D, V] of all drafts, given that of the Jacobi ones."""
-        tokens, length = self._batch.tokens, len(self._free)
+        self._candidates, drafts = None, min(self._lookups, positions.shape[1])
+        if drafts == 0:
+            return q
+        tokens, length, slots = self._batch.tokens, len(self._free), positions[:, :drafts]
+        inside = slots.clamp(max=length - 1)
+        allowed = (slots < length) & self._free[inside]
+        places = self._neighbours[inside]
+        # A slot without a refined draft is always looked up: no token is -2.
+        fed = torch.where((slots < self._drafted_to[:, None])[..., None], around(self._fed, places), -2)
         # Only committed slots are searched, so that what their neighbours hold does not change meanwhile.
         seen = around(tokens, self._neighbours.expand(len(tokens), -1, -1))
-        past = (torch.arange(length, device=tokens.device) < committed[:, None]) & self._free
-        looked_up, candidates = [], []
-        for draft in range(min(self._lookups, positions.shape[1])):
-            slot = positions[:, draft : draft + 1]
-            inside = slot.clamp(max=length - 1)
-            found, source, match = self._find(inside, seen, past, slot < self._drafted_to[:, None])
-            found = found & (slot < length) & self._free[inside]
-            candidates.append((found, source, match))
-            taken = found & (self._gain.gather(1, match) >= 0)
-            distribution = self._history[self._rows, source]
-            token = draw(distribution, self._batch.noise.uniform(slot, Stream.SIBLING, step))
+        past = (self._slots_in_order < committed[:, None]) & self._free
+        order = torch.where(past, self._slots_in_order, -2 * self._weights[0])
+        worthy = self._is_match & (self._gain[:, self._match] >= 0)
+        uniform = self._batch.noise.uniform(slots, Stream.SIBLING, step)
+        looked_up = []
+        for draft in range(drafts):
+            own = around(tokens, places[:, draft])
+            rank, source = ((seen == own[:, None]) * self._weights).sum(-1).add(order).max(1, keepdim=True)
+            changed = (own != fed[:, draft]).any(-1, keepdim=True) & allowed[:, draft : draft + 1]
+            agreeing = rank.clamp(min=0) // length
+            taken = changed & worthy.gather(1, agreeing)
+            token = draw(rows_at(self._history, source), uniform[:, draft : draft + 1])
+            slot = slots[:, draft : draft + 1]
             tokens.scatter_(1, slot, torch.where(taken, token, tokens.gather(1, slot)))
-            looked_up.append(torch.where(taken[..., None], distribution, q[:, draft : draft + 1]))
-        self._candidates = None
-        if candidates:
-            self._candidates = Candidates(*(torch.cat(field, 1) for field in zip(*candidates, strict=True)), q)
-        return torch.cat([*looked_up, q[:, len(looked_up) :]], dim=1)
-
-    def _find(self, slot: Tensor, seen: Tensor, past: Tensor, refined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Whether the draft of `slot` [B, 1] may be looked up, the slot [B, 1] in which, and the match's quality.
-
-        Args:
-            seen: [B, N, K] neighbours of every slot.
-            past: [B, N] slots that are searched.
-            refined: [B, 1] whether the slot has a refined draft.
-        """
-        places = self._neighbours[slot]
-        own = around(self._batch.tokens, places)
-        changed = ~refined | (own != around(self._fed, places)).any(-1)
-        agree = torch.where(past, ((seen == own) * self._weights).sum(-1), -1)
-        # The latest of the best matches; the left neighbour has to agree.
-        rank = torch.arange(past.shape[1], device=slot.device)
-        source = (agree * past.shape[1] + rank).argmax(1, keepdim=True)
-        best = agree.gather(1, source)
-        left = self._weights[0]
-        return changed & (best >= left), source, ((best - left).clamp(min=0) * MATCHES) // left
+            looked_up.append((changed, source, agreeing, taken))
+        changed, source, agreeing, taken = (torch.cat(field, 1) for field in zip(*looked_up, strict=True))
+        self._candidates = Candidates(changed & self._is_match[agreeing], source, self._match[agreeing], q)
+        found = torch.where(taken[..., None], rows_at(self._history, source), q[:, :drafts])
+        return torch.cat([found, q[:, drafts:]], dim=1)
 
 
 class Candidates(NamedTuple):
