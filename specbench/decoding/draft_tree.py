@@ -28,13 +28,13 @@ class Level(NamedTuple):
     Attributes:
         parents, children: columns, as a slice where they are consecutive.
         depth: [K] depth of the children, 1 for those of the root.
-        within: [K] index of each parent among the previous level's parents.
+        within: index of each parent among the previous level's parents, likewise.
     """
 
     parents: slice | Tensor
     children: slice | Tensor
     depth: Tensor
-    within: Tensor
+    within: slice | Tensor
 
 
 class Routes:
@@ -76,7 +76,7 @@ class Routes:
                 ranks[child], places[parent] = rank, place
             deep = torch.tensor([tree.depth[child] for child in own], device=device)
             columns = _index(parents, device), _index(own, device)
-            self.levels.append(Level(*columns, deep, torch.tensor(within, device=device)))
+            self.levels.append(Level(*columns, deep, _index(within, device)))
             before = parents
         self.rank, self.place = (torch.tensor(numbers, device=device) for numbers in (ranks, places))
         self.by_rank = (self.rank[1:, None] == torch.arange(len(self.levels), device=device)).float()

@@ -61,9 +61,10 @@ class DraftTests(NamedTuple):
             q = torch.where(drafted[..., None], q, 0.0)
         return cls(p, q, draft, drafted, coin, position, depth)
 
-    def pick(self, entries: Tensor | slice) -> DraftTests:
+    def failed(self, entries: Tensor | slice) -> FailedTest:
         """Select the tests of entries [K'], the same in all rows."""
-        return DraftTests(*(field[:, entries] for field in self[:-1]), self.depth[entries])
+        fields = self.p, self.q, self.draft, self.drafted
+        return FailedTest(*(field[:, entries] for field in fields), self.depth[entries])
 
     def at(self, entry: Tensor) -> FailedTest:
         """Select one test per row, of entry [B, 1]."""
@@ -72,11 +73,12 @@ class DraftTests(NamedTuple):
 
 
 class FailedTest(NamedTuple):
-    """What of a test its residual distribution depends on: one test per row, with the fields of `DraftTests`.
+    """What of K tests per row, mostly one, the residual distributions depend on; the fields are those of `DraftTests`.
 
     Attributes:
-        p, q: [B, 1, V].
-        draft, drafted, depth: [B, 1].
+        p, q: [B, K, V].
+        draft, drafted: [B, K].
+        depth: of a shape that broadcasts to [B, K].
     """
 
     p: Tensor
@@ -84,6 +86,17 @@ class FailedTest(NamedTuple):
     draft: Tensor
     drafted: Tensor
     depth: Tensor
+
+    def where(self, here: Tensor, other: FailedTest) -> FailedTest:
+        """These tests where `here` [B, K], else `other`'s; the depths are these."""
+        wide, (p, q, draft, drafted, _) = here[..., None], other
+        return FailedTest(
+            torch.where(wide, self.p, p),
+            torch.where(wide, self.q, q),
+            torch.where(here, self.draft, draft),
+            torch.where(here, self.drafted, drafted),
+            self.depth,
+        )
 
 
 class Verdict(NamedTuple):

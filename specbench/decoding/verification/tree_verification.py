@@ -99,7 +99,7 @@ class _TreeVerifier:
         """Test the siblings with one sibling index, in all columns in parallel."""
         proposal, parents, children = self._proposal, level.parents, level.children
         if self._tests:
-            earlier = self._tests[-1].pick(level.within)
+            earlier = self._tests[-1].failed(level.within)
             p, q = residual_weights(self._verifier, earlier), without(earlier.q, earlier.draft)
             p = p / p.sum(-1, keepdim=True)
         else:
@@ -107,9 +107,10 @@ class _TreeVerifier:
         slots = proposal.positions[:, parents]
         tests = DraftTests.of(p, q, proposal.tokens[:, children], coin[:, children], slots, level.depth)
         verdict = self._verifier.verify(tests, self._refined[:, parents])
-        self._tested[:, children] = tests.drafted & ~self._settled[:, parents]
-        self._accepted[:, children] = self._tested[:, children] & verdict.accepted
-        self._settled[:, parents] |= self._accepted[:, children]
+        tested = tests.drafted & ~self._settled[:, parents]
+        accepted = tested & verdict.accepted
+        self._tested[:, children], self._accepted[:, children] = tested, accepted
+        self._settled[:, parents] |= accepted
         for name, value in verdict.facts.items():
             facts = self._facts.setdefault(name, torch.zeros_like(proposal.tokens, dtype=torch.float32))
             facts[:, children] = value.float()
@@ -136,12 +137,5 @@ class _TreeVerifier:
         for rank, tests in enumerate(self._tests):
             own = tests.at(tables.place[stop].clamp(max=tests.draft.shape[1] - 1))
             here = tables.last_rank[stop] == rank
-            found = (
-                own if found is None else FailedTest(*(_select(here, *pair) for pair in zip(own, found, strict=True)))
-            )
+            found = own if found is None else own.where(here, found)
         return found._replace(depth=tables.depth[stop] + 1)
-
-
-def _select(here: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """`one` in the rows where `here` [B, 1], else `other`; both [B, 1, ...]."""
-    return torch.where(here.view(-1, *[1] * (one.dim() - 1)), one, other)
