@@ -66,30 +66,35 @@ def surroundings(
         ids: [R, S'] ids in `table` [V, d] of the stream tokens before each slot.
         above: from `slots_above`.
     """
+    words = embedded(table, ids, *places_before(above, slots))
+    return torch.cat([known_features(features, above, committed, slots), words], dim=-1)
+
+
+def known_features(features: Tensor, above: Tensor, committed: Tensor, slots: Tensor) -> Tensor:
+    """The first half [R, K, 3d] of `surroundings`: features above, above to the right, and after the last committed
+    token; 0 where there is none."""
     own = above[slots.clamp(max=len(above) - 1)]
-    last = (committed - 1).expand_as(slots)
-    return torch.cat(
-        [
-            _known(features, own + 1, (own >= 0) & (own + 1 < committed)),
-            _known(features, own + 2, (own >= 0) & (own + 2 < committed)),
-            _known(features, last, last >= 0),
-            _embedded(table, ids, slots - 1, slots > 0),
-            _embedded(table, ids, own, own >= 0),
-            _embedded(table, ids, own + 1, (own >= 0) & (own + 1 < slots)),
-        ],
-        dim=-1,
-    )
+    places = torch.stack([own + 1, own + 2, (committed - 1).expand_as(slots)], -1)
+    exists = torch.stack([(own >= 0) & (own + 1 < committed), (own >= 0) & (own + 2 < committed)], -1)
+    exists = torch.cat([exists, places[..., 2:] >= 0], -1)
+    place = places.clamp(0, features.shape[1] - 1).flatten(1)[..., None].expand(-1, -1, features.shape[-1])
+    known = features.gather(1, place).view(*places.shape, -1)
+    return torch.where(exists[..., None], known, 0.0).flatten(2)
 
 
-def _known(features: Tensor, slots: Tensor, exists: Tensor) -> Tensor:
-    """Features [R, K, d] of `slots` [R, K], 0 unless `exists` [R, K]."""
-    place = slots.clamp(0, features.shape[1] - 1)[..., None].expand(-1, -1, features.shape[-1])
-    return torch.where(exists[..., None], features.gather(1, place), 0.0)
+def places_before(above: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Slots [R, K, 3] of the tokens before, above, and above to the right of `slots` [R, K], and whether each exists
+    and is earlier."""
+    own = above[slots.clamp(max=len(above) - 1)]
+    places = torch.stack([slots - 1, own, torch.where(own < 0, -1, own + 1)], -1)
+    return places, (places >= 0) & (places < slots[..., None])
 
 
-def _embedded(table: Tensor, ids: Tensor, slots: Tensor, exists: Tensor) -> Tensor:
-    """Embeddings [R, K, d] of the tokens at `slots` [R, K], 0 unless `exists` [R, K]."""
-    return torch.where(exists[..., None], table[ids.gather(1, slots.clamp(0, ids.shape[1] - 1))], 0.0)
+def embedded(table: Tensor, ids: Tensor, places: Tensor, exists: Tensor) -> Tensor:
+    """The second half [R, K, 3d] of `surroundings`: embeddings of the tokens at `places` [R, K, 3], 0 where none
+    `exists`."""
+    found = ids.gather(1, places.clamp(0, ids.shape[1] - 1).flatten(1)).view(places.shape)
+    return torch.where(exists[..., None], table[found], 0.0).flatten(2)
 
 
 def vertical_head_for(model: ImageModel, path: str) -> VerticalHead:

@@ -18,7 +18,13 @@ from specbench.decoding.drafters.token_init import Init, Uniform
 from specbench.decoding.interfaces import Batch, Proposal, Verification
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import draw
-from specbench.models.vertical_head import slots_above, surroundings, vertical_head_for
+from specbench.models.vertical_head import (
+    embedded,
+    known_features,
+    places_before,
+    slots_above,
+    vertical_head_for,
+)
 
 
 class Vertical(JacobiTree):
@@ -70,26 +76,30 @@ class Vertical(JacobiTree):
     def _draft(self, committed: Tensor, positions: Tensor, step: Tensor, q: Tensor) -> Tensor:
         """Draw the drafts of the slots `positions` [B, D] that are not kept; q [B, D, V] of all, given that of the
         refined ones."""
-        tokens, recorded = self._batch.tokens, []
-        known = self._twice(committed[:, None])
+        if positions.shape[1] == 0:
+            return q
+        batch, tokens, known = self._batch, self._batch.tokens, self._twice(committed[:, None])
+        slots = self._twice(positions)
+        features, depth = known_features(self._features, self._above, known, slots), slots - known
+        places, exists = places_before(self._above, positions)
+        looked_at = self._neighbours[positions.clamp(max=len(self._neighbours) - 1)]
+        refined, fed = positions < self._drafted_to[:, None], around(self._fed, looked_at)
+        uniform = batch.noise.uniform(positions, Stream.SIBLING, step)
+        keeps, recorded = [], []
         for draft in range(positions.shape[1]):
-            slot = positions[:, draft : draft + 1]
-            ids = self._model.table_ids(self._twice(tokens))
-            slots = self._twice(slot)
-            seen = surroundings(self._features, ids, self._table, self._above, known, slots)
-            ahead = self._head(seen, slots - known)
-            proposed = self._batch.target(self._batch.session.logits(ahead), slot)
-            kept = (slot < self._drafted_to[:, None]) & ~self._changed(slot)
-            token = draw(proposed, self._batch.noise.uniform(slot, Stream.SIBLING, step))
+            own = slice(draft, draft + 1)
+            slot = positions[:, own]
+            words = embedded(self._table, self._model.table_ids(tokens), places[:, own], exists[:, own])
+            ahead = self._head(torch.cat([features[:, own], self._twice(words)], dim=-1), depth[:, own])
+            proposed = batch.target(batch.session.logits(ahead), slot)
+            kept = refined[:, own] & (around(tokens, looked_at[:, own]) == fed[:, own]).all(-1)
+            token = draw(proposed, uniform[:, own])
             tokens.scatter_(1, slot, torch.where(kept, tokens.gather(1, slot), token))
-            recorded.append(torch.where(kept[..., None], q[:, draft : draft + 1], proposed))
-        return torch.cat(recorded, dim=1) if recorded else q
-
-    def _changed(self, slot: Tensor) -> Tensor:
-        """[B, 1] whether a token that the head looks at for `slot` is another one than the last forward was fed."""
-        places = self._neighbours[slot.clamp(max=len(self._neighbours) - 1)]
-        return (around(self._batch.tokens, places) != around(self._fed, places)).any(-1)
+            keeps.append(kept)
+            recorded.append(proposed)
+        return torch.where(torch.cat(keeps, 1)[..., None], q, torch.cat(recorded, 1))
 
     def _twice(self, columns: Tensor) -> Tensor:
         """[B, K] to [R, K]: unconditional rows have the slots and tokens of the conditional ones."""
-        return columns.repeat(len(self._features) // len(columns), 1)
+        # `repeat` takes several times as long for a few numbers.
+        return torch.cat([columns] * (len(self._features) // len(columns)))
