@@ -11,13 +11,14 @@ import functools
 import hashlib
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
 import jinja2
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from PIL import Image
 
 from specbench.reporting import charts, map_pictures
@@ -43,6 +44,7 @@ MOST_POINTS = 300
 LONGEST_SIDE = 256
 _LONGEST_NAME = 34
 """Characters of a run's name beside a bar or over a column of images."""
+_LONG_WORD = 16
 _EXACT_SIDE = 128
 """Images up to this size are embedded losslessly; larger ones as small JPEGs."""
 
@@ -81,7 +83,14 @@ def template(name: str) -> jinja2.Template:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.globals["numbers"] = charts.numbers
+    environment.filters["breakable"] = breakable
     return environment.get_template(name)
+
+
+def breakable(text: str) -> Markup:
+    """Escape a name so that its long words, such as `package.module:NAME`, are broken after punctuation alone."""
+    words = (re.split(r"(?<=[.:,;/_=])(?=\w)", word) if len(word) > _LONG_WORD else [word] for word in text.split(" "))
+    return Markup(" ").join(Markup("<wbr>").join(map(escape, parts)) for parts in words)
 
 
 def scripts(shown: Sequence[charts.Chart], *others: str) -> dict[str, object]:

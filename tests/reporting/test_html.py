@@ -19,7 +19,7 @@ from synthetic import AR, SJD, generation
 
 from specbench.prompts import Request
 from specbench.reporting import render, report_rows
-from specbench.reporting.html import write_page
+from specbench.reporting.html import breakable, write_page
 from specbench.reporting.pareto import pareto
 from specbench.reporting.sweeps import sweeps
 from specbench.store.run_folders import find_runs
@@ -226,6 +226,12 @@ def test_without_scripts_each_plot_lists_its_numbers(tmp_path):
 def test_markdown_of_the_same_runs_is_inert(tmp_path):
     text = render(report_rows(hostile_runs(tmp_path, 1)))
     assert "<script>" not in text and "<img" not in text
+
+
+def test_a_long_name_is_broken_after_punctuation_alone():
+    assert breakable("my_package.drafters:ROW_ABOVE G=50") == ("my_<wbr>package.<wbr>drafters:<wbr>ROW_<wbr>ABOVE G=50")
+    assert breakable("sjd tau=0.5,k=2") == "sjd tau=0.5,k=2", "short words are left alone"
+    assert breakable("<b>bold-and-quite-long:x") == "&lt;b&gt;bold-and-quite-long:<wbr>x"
 
 
 def test_one_image_is_a_page_without_nan(tmp_path):
