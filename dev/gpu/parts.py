@@ -33,7 +33,13 @@ from memory import peak, predicted
 from throughput import timed_images
 from timing import CAPTION, in_turns, median, timed_decode
 
-from specbench.checks.audit_settings import AUDIT_SETTINGS, COMPILED_SETTINGS, AuditSetting, setting_model
+from specbench.checks.audit_settings import (
+    AUDIT_SETTINGS,
+    COMPILED_SETTINGS,
+    DEVICE_SETTINGS,
+    AuditSetting,
+    setting_model,
+)
 from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.losslessness import observe
 from specbench.decoding.continuous_batching import decode_each
@@ -108,7 +114,7 @@ def exactness(device: str, scale: Scale) -> Outcome:
     The calls of so small a model keep a GPU waiting, so several processes share it.
     """
     names = scale.decoders or tuple(PRESETS)
-    settings = [one for one in AUDIT_SETTINGS if one.model == "transformer"]
+    settings = [*(one for one in AUDIT_SETTINGS if one.model == "transformer"), *DEVICE_SETTINGS]
     jobs = [(setting, name) for name in names for setting in settings]
     if _has_graphs(device):
         jobs += [(setting, name) for setting in COMPILED_SETTINGS for name in ("ar", "sjd", "gsd", "scd-gs")]

@@ -110,6 +110,17 @@ AUDIT_SETTINGS = (
     ),
 )
 
+DEVICE_SETTINGS = (
+    replace(
+        _TRANSFORMER,
+        name="2x4 of 2 with row ends, transformer, window 2, one prompt",
+        sampling=Sampling(guidance=1.0),
+        tables=1,
+        rows=0,
+    ),
+)
+"""Audited by `make gpu`: rows that agree need no mask for a lone column, and a GPU reads more slots than are filled."""
+
 COMPILED_SETTINGS = (
     replace(
         _TRANSFORMER,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.checks.audit_settings import AUDIT_SETTINGS, in_window, setting_model
+from specbench.checks.audit_settings import AUDIT_SETTINGS, DEVICE_SETTINGS, in_window, setting_model
 from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.checks.losslessness import (
@@ -24,6 +24,9 @@ from specbench.decoding.loop import decode
 from specbench.decoding.sampling import draw
 from specbench.decoding.verification.residuals import standard
 from specbench.errors import SpecbenchError
+from specbench.models.transformer.kv_cache import PositionCache
+from specbench.models.transformer.model import TransformerSession
+from specbench.models.transformer.size import whole_blocks
 from specbench.prompts import Request
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
@@ -258,3 +261,21 @@ def test_the_verdict_claims_no_more_than_was_seen(p, detectable, declared, verdi
 def test_too_few_samples_are_refused():
     with pytest.raises(SpecbenchError, match="10"):
         audit_decoders(["ar"], samples=10)
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_the_audit_of_devices_sees_empty_slots_read_in_the_first_forward(planted, monkeypatch):
+    """A GPU allocates whole blocks; a lone column without a mask must not read the empty part of them."""
+    place, begun = PositionCache.place, set()
+
+    def read_too_much(cache, slots, visible, run=None):
+        if planted and run is not None and slots.shape[1] == 1 and id(cache) not in begun:
+            visible = whole_blocks(visible)
+            begun.add(id(cache))
+        place(cache, slots, visible, run)
+
+    monkeypatch.setattr(PositionCache, "place", read_too_much)
+    monkeypatch.setattr(TransformerSession, "_room", lambda session, slots: whole_blocks(slots))
+    [setting] = DEVICE_SETTINGS
+    found = p_value(observe(setting, resolve("ar"), 2000, seed=0))
+    assert (found < AUDIT_LEVEL) == planted
