@@ -98,14 +98,14 @@ gpu: $(VENV)/.run ## Prove on a CUDA machine what a CPU cannot show, in 20 minut
 	@echo "Then: make docs, and commit results/gpu"
 
 drills: $(VENV)/.dev ## Kill runs 200 times and more, and feed 10,000 hostile inputs; figures go to results/drills
-	$(BIN)/python dev/drills/kills.py driver --kills 70 --seconds 3600
-	$(BIN)/python dev/drills/kills.py worker --kills 70 --seconds 3600
-	$(BIN)/python dev/drills/kills.py pool-driver --kills 60 --seconds 3600
+	$(BIN)/python dev/drills/kills.py driver --kills 90 --seconds 3600
+	$(BIN)/python dev/drills/kills.py worker --kills 90 --seconds 3600
+	$(BIN)/python dev/drills/kills.py pool-driver --kills 80 --seconds 3600
 	$(BIN)/python dev/drills/kills.py pool-resume --kills 60 --seconds 3600
-	$(BIN)/python dev/drills/writers.py score --kills 50 --seconds 3600
-	$(BIN)/python dev/drills/writers.py merge --kills 50 --seconds 3600
-	$(BIN)/python dev/drills/writers.py report --kills 50 --seconds 3600
-	$(BIN)/python dev/drills/writers.py export --kills 50 --seconds 3600
+	$(BIN)/python dev/drills/writers.py score --kills 70 --seconds 3600
+	$(BIN)/python dev/drills/writers.py merge --kills 70 --seconds 3600
+	$(BIN)/python dev/drills/writers.py report --kills 70 --seconds 3600
+	$(BIN)/python dev/drills/writers.py export --kills 70 --seconds 3600
 	$(BIN)/python dev/drills/kills.py ray-worker --kills 12 --seconds 3600
 	$(BIN)/python dev/drills/kills.py ray-node --kills 2 --seconds 3600
 	$(BIN)/python dev/drills/kills.py report

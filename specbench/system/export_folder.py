@@ -54,7 +54,7 @@ def export_folder(target: Path) -> Iterator[ExportFolder]:
     Raises:
         SpecbenchError: `target` holds something, is being exported to, or cannot be written.
     """
-    place = target.resolve()
+    place = Path(os.path.realpath(target))  # Path.resolve raises a RuntimeError at links that lead in a circle
     aside, lock_path = (place.with_name(f".{place.name[:200]}.{kind}") for kind in ("tmp", "lock"))
     try:
         if place.exists() and (not place.is_dir() or any(place.iterdir())):

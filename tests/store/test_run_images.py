@@ -98,6 +98,16 @@ def test_a_link_out_of_the_folder_is_refused_and_its_target_copied_nowhere(folde
 
 
 @pytest.mark.parametrize("reader", READERS)
+def test_links_that_lead_in_a_circle_are_refused_in_one_line(folder, tmp_path, reader):
+    forget_digests(folder)
+    picture = folder / "images" / "s0-0.png"
+    picture.unlink()
+    picture.symlink_to(picture.name)
+    with pytest.raises(SpecbenchError, match="cannot be read: Too many levels of symbolic links"):
+        reader(folder, tmp_path)
+
+
+@pytest.mark.parametrize("reader", READERS)
 def test_a_pipe_is_refused_instead_of_waited_for(folder, tmp_path, reader):
     forget_digests(folder)
     (folder / "images" / "s0-0.png").unlink()
