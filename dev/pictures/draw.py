@@ -1,8 +1,8 @@
 """python dev/pictures/draw.py [NAME ...]: draw every picture that the README and docs show, or those so named.
 
-`make pictures` runs this. `PICTURES` names them all; a test compares it with what the documents show. Contact sheets of
-the reference decoders are decoded first, with today's weights, into `build/pictures` (minutes; it continues where it
-stopped), and are drawn last. The screenshots of the HTML report need a Chromium.
+`make pictures` runs this. `PICTURES` names them all; a test compares it with what the documents show. The images of the
+gallery are decoded first, with today's weights, into `build/pictures` (minutes; it continues where it stopped). The
+screenshots of the HTML report need a Chromium.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
@@ -35,20 +35,13 @@ COLOURS = 256
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 
 WINDOW = "window=16"
-FEW = (
+GALLERY = (
     *("ar", f"sjd:{WINDOW}", f"scd-mc:{WINDOW}", f"predictive:{WINDOW}", f"sjd++:tau=0.5,{WINDOW}"),
     *(f"gsd:G=10,d=inf,{WINDOW}", "eagle", "cool-sd", "zipar", "lantern"),
 )
 """Decoders of the gallery, in its order."""
-REST = (
-    *(f"{name}:{WINDOW}" for name in ("scd-gs", "jacobi", "sjd-isp", "sjd-norefine", "sjd-pac", "add", "amplify")),
-    *(f"amplify:k={k},{WINDOW}" for k in (8, 64, 1000, 1_000_000)),
-    *(f"sjd++:tau=0.1,{WINDOW}", f"gsd:G=50,d=inf,{WINDOW}", f"add:fresh-q=onehot,{WINDOW}"),
-    *("lantern++", "lantern++-optimal", "uniform-rsd", "cool-sd-linear"),
-)
-"""The other decoders of `results/reference`."""
-CAPTIONS = 10
-"""Of the sheet of all decoders; the gallery shows the first five."""
+CAPTIONS = 5
+"""Of the gallery."""
 
 
 def demo_sheet(path: Path) -> None:
@@ -57,25 +50,12 @@ def demo_sheet(path: Path) -> None:
 
 
 def gallery(path: Path) -> None:
-    """Five captions by some of the decoders."""
-    contact_sheet(reference_runs(FEW), path, limit=5)
-
-
-def all_decoders(path: Path) -> None:
-    """Ten captions by all decoders."""
-    contact_sheet(
-        [*reference_runs(FEW), *reference_runs(REST), *reference_runs(("ar",), top_k=1)], path, limit=CAPTIONS
-    )
-
-
-@cache
-def reference_runs(decoders: tuple[str, ...], top_k: int = 0) -> list[Path]:
-    """Run folders of the decoders over the first captions of `shapes`; images that are there are not decoded again."""
+    """Captions by some of the decoders; images that are there are not decoded again."""
     settings = {"prompts": "shapes", "limit": CAPTIONS, "batch": CAPTIONS, "threads": 1, "mode": "throughput"}
-    summary = api.run(decoder=list(decoders), top_k=top_k, out=str(ROOT / "build" / "pictures"), **settings)
+    summary = api.run(decoder=list(GALLERY), out=str(ROOT / "build" / "pictures"), **settings)
     if problem := summary.problem():
         raise problem
-    return list(summary.folders)
+    contact_sheet(summary.folders, path)
 
 
 def page_shot(path: Path, width: int, height: int, dark: bool) -> None:
@@ -118,7 +98,6 @@ PICTURES: dict[Path, Callable[[Path], None]] = {
         program, command=("-m", "specbench.training.shapes.curve", "--folder")
     ),
     REFERENCE / "gallery.png": gallery,
-    REFERENCE / "decoders.png": all_decoders,
 }
 """By its path in the repository, what draws each picture."""
 
