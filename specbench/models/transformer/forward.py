@@ -75,7 +75,7 @@ def last_hidden_state(
 ) -> Tensor:
     """Last hidden states [R, T, d] of input embeddings [R, T, d]; mask [R, 1, T, S] bool.
 
-    The layers of a Llama are called directly, because the checks and wrappers of its own forward take a third of a
+    The layers of a Llama are called directly, because the checks and wrappers of its own forward take a quarter of a
     small model's step.
     """
     if type(backbone) is not LlamaModel or not runs_directly(backbone.layers[0], embeds, mask):

@@ -1,7 +1,7 @@
-"""One decoder layer of a Llama with a third fewer calls than transformers' own, and the same results bit for bit.
+"""One decoder layer of a Llama with fewer calls than transformers' own, and the same results bit for bit.
 
-A small model's forward takes as long as its calls, most of which are not arithmetic: kwargs, checks and wrappers of
-modules, a norm in seven operations, a rotary embedding that every layer unpacks anew.
+A small model's forward takes as long as its calls, many of which are no arithmetic: keyword arguments, checks and
+wrappers of modules, a norm in six operations, a rotary embedding that every layer unpacks anew.
 """
 
 from __future__ import annotations
