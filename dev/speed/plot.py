@@ -87,7 +87,9 @@ def plot(folder: Path) -> Path | None:
     panels = [(draw, document) for draw, document in found if document is not None]
     if not panels:
         return None
-    figure, axes = plt.subplots(1, len(panels), figsize=(6.4 * len(panels), 5.6), squeeze=False, layout="constrained")
+    bars = max(len(by_name(document["rows"])) for _, document in panels)
+    size = 6.4 * len(panels), max(5.6, 0.22 * bars)
+    figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, layout="constrained")
     for (draw, document), axis in zip(panels, axes[0], strict=True):
         draw(axis, document["rows"])
         axis.spines[["top", "right"]].set_visible(False)
