@@ -9,7 +9,7 @@ Everything here is a model. Its rows say so, are stored nowhere and enter no tab
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -32,7 +32,7 @@ FORECAST = "forecast"
 """The `kind` of every row."""
 PROMPT_TOKENS = 128
 """Assumed elements of a prompt."""
-HEADS = ("eagle", "vertical")
+HEADS = ("eagle", "eagle-paths", "vertical")
 """Drafters with a head, whose drafting is modelled and not part of a run's overhead."""
 Range = tuple[float, float]
 
@@ -223,15 +223,20 @@ def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
         size = Size(vertical_weights(layer.width) + model.v_image * layer.width, 0, layer.width)
         one = replace(setting.forward(1), size=size, layers=1, columns=1)
         return [one] * (int(dict(decoder.options)["window"]) - 1)
-    if decoder.drafter != "eagle":
+    if not decoder.drafter.startswith("eagle"):
         return []
     weights = layer.weights + 2 * layer.width**2 + model.v_image * layer.width
     head = Size(weights, setting.size.kv // model.layers, setting.size.attention // model.layers)
-    paths, whole = node_paths(str(dict(decoder.options)["tree"])), setting.forward(1)
-    return [
-        replace(whole, size=head, layers=1, columns=len({path[:-1] for path in paths if len(path) == depth}))
-        for depth in range(1, max(map(len, paths)) + 1)
-    ]
+    whole = setting.forward(1)
+    return [replace(whole, size=head, layers=1, columns=columns) for columns in _head_columns(dict(decoder.options))]
+
+
+def _head_columns(options: Mapping[str, object]) -> list[int]:
+    """Columns that an EAGLE head extrapolates, by depth: those with children."""
+    if "paths" in options:
+        return [1, *[int(options["paths"])] * (int(options["window"]) - 2)][: int(options["window"]) - 1]
+    paths = node_paths(str(options["tree"]))
+    return [len({path[:-1] for path in paths if len(path) == depth}) for depth in range(1, max(map(len, paths)) + 1)]
 
 
 def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[str]:
@@ -259,7 +264,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
     ]
     if peak.products:
         lines.append("Products with weights take the time measured there for their number of columns, at that share.")
-    if any(one.decoder.drafter == "eagle" for one in accepted):
+    if any(one.decoder.drafter.startswith("eagle") for one in accepted):
         lines.append("A draft head is one layer, a projection and the output matrix, run once for each level.")
     if any(one.decoder.drafter == "vertical" for one in accepted):
         lines.append("A vertical head is three small layers and the output matrix, run once for each draft.")

@@ -90,9 +90,9 @@ def footprint(
     layer, number, distribution = size.layer(model.layers, model.v_image), BYTES[dtype], 4 * model.v_image
     rows, columns = 1 if sampling.guidance == 1 else 2, most_columns(decoder, model)
     weights, width = model.fixed_bytes(dtype), layer.width * number
-    if decoder.drafter in ("eagle", "vertical", "jacobi-tree", "jacobi-paths"):
+    if decoder.drafter in ("eagle", "eagle-paths", "vertical", "jacobi-tree", "jacobi-paths"):
         weights += table_bytes(columns)
-    if decoder.drafter == "eagle":
+    if decoder.drafter.startswith("eagle"):
         kv += kv // model.layers
         weights += (layer.weights + 2 * layer.width**2 + model.table * layer.width) * number
     if decoder.drafter == "vertical":

@@ -180,6 +180,17 @@ DRAFTERS = {
         ignores=("init",),
         is_chain=lambda values: not set("".join(node_paths(str(values["tree"])))) - {"0"},
     ),
+    "eagle-paths": Component(
+        "specbench.decoding.greedy_paths:EaglePaths",
+        "trained draft head that draws several independent chains, of which the best one by p/q is verified",
+        (
+            _WINDOW,
+            Option("paths", 3, "number of independent chains; 1 is a chain of eagle", minimum=1, maximum=16),
+            DRAFT_HEAD,
+        ),
+        ignores=("init",),
+        loop="specbench.decoding.greedy_paths:GreedyPathLoop",
+    ),
     "vertical": Component(
         "specbench.decoding.drafters.vertical:Vertical",
         "trained head that drafts a chain from the image row above and the token before",

@@ -23,6 +23,7 @@ LANTERN = "Jang et al., LANTERN, ICLR 2025 (arXiv 2410.03355)"
 LANTERNPP = "Park et al., LANTERN++ (arXiv 2502.06352)"
 ZIPAR = "He et al., ZipAR, ICML 2025 (arXiv 2412.04062)"
 BLOCK = "Sun et al., Block Verification Accelerates Speculative Decoding, ICLR 2025 (arXiv 2403.10444)"
+GBV = "Greedy Multi-Path Block Verification (arXiv 2602.16961), after a summary of its text"
 SJD_SV = "SJD-SV, ICML 2026 (arXiv 2609.13245), after a summary of its text; no code is public"
 PJD = "PJD, Parallel Jacobi Decoding, CVPR 2026 (arXiv 2606.05703), after a summary of its text"
 PATHSPEC = "PathSpec (arXiv 2606.10492), released code, Haodong-Lei-Ray/PathSpec, commit 8a3df48"
@@ -235,6 +236,14 @@ _PRESETS = (
         "algorithm 2, on EAGLE-1's chain",
         _eagle(verifier="block"),
         {"tree": "chain"},
+    ),
+    Preset(
+        "eagle-gbv",
+        "several chains of an EAGLE-1 head's drafts, the best one by p/q verified as a block",
+        GBV,
+        "greedy multi-path block verification; its order of paths is not in the summary, here p/q of their tokens",
+        _eagle(drafter="eagle-paths", verifier="block"),
+        {"window": 9},
     ),
     Preset(
         "vertical",

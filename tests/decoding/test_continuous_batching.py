@@ -43,6 +43,7 @@ WHOLE_BATCHES = {
     "pjd-released",
     "pjd-residual",
     "eagle-block",
+    "eagle-gbv",
     "pathexplore",
 }
 

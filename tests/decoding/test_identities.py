@@ -26,6 +26,7 @@ IDENTITIES = [
     ("best-lossless", {"lookups": 0, "window": 5}, "sjd-pac", {"window": 5}),
     ("pathexplore", {"paths": 1, "window": 5}, "sjd-released", {"window": 5}),
     ("uniform-rsd", {"delta": 1}, "eagle", {}),
+    ("eagle-gbv", {"paths": 1, "window": 6}, "eagle-block", {}),
 ]
 FAMILIES = ("anole", "emu3", "janus", "llamagen", "lumina-512", "simplear")
 ENUMERABLE = {

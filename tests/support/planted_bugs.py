@@ -14,6 +14,7 @@ _CHAIN = _VERIFY + "chain_verification:"
 _TREE = _VERIFY + "tree_verification:"
 _JACOBI = _DECODING + "drafters.jacobi:"
 _LOOKUP = _DECODING + "drafters.lookup:"
+_GREEDY = _DECODING + "greedy_paths:"
 _CACHE = "specbench.models.transformer.kv_cache:PositionLayer."
 
 
@@ -116,8 +117,9 @@ BUGS = (
          "sjd", GUIDED, init="left-sample"),
     _bug("q", "fresh tokens are drawn from all but the last token", _DECODING + "drafters.token_init:Uniform.fill",
          "* v_image).long()", "* (v_image - 1)).long()", "sjd", GUIDED),
-    _bug("q", "the draft head's q is recorded at another temperature", _DECODING + "drafters.eagle:Eagle._draft",
-         "(proposed / race)", "(proposed.square() / race)", "eagle", WIDE, tree="chain"),
+    _bug("q", "the draft head's q is recorded at another temperature",
+         _DECODING + "drafters.eagle:Eagle._draw_children", "(p / race)", "(p.square() / race)",
+         "eagle", WIDE, tree="chain"),
     _bug("q", "a vertical head's draft is recorded with the q of the draft it replaces",
          _DECODING + "drafters.vertical:Vertical._draft",
          "torch.where(kept[..., None], q[:, draft : draft + 1], proposed)", "q[:, draft : draft + 1]",
@@ -182,8 +184,9 @@ BUGS = (
     _bug("tree", "drafts on a branch are tested with the q of the slot before", _JACOBI + "JacobiTree._expand",
          ".device).depth.clamp(", ".device).depth.sub(1).clamp(min=0).clamp(", "sjd-pac", WIDE),
     _bug("tree", "siblings are tested in the reverse of the order they were drawn in",
-         _DECODING + "drafters.eagle:Eagle._draft",
-         "level.rank.clamp(", "(level.max_children - 1 - level.rank).clamp(", "eagle", WIDE),
+         _DECODING + "drafters.eagle:Eagle._draw_children",
+         "level.drawn]", "level.drawn // level.most * level.most + level.most - 1 - level.drawn % level.most]", "eagle",
+         WIDE),
     _bug("tree", "a rejected draft is replaced from the residual of another parent",
          _TREE + "_TreeVerifier._last_failed", "tables.place[stop].clamp",
          "(0 * tables.place[stop]).clamp", "eagle", WIDE),
@@ -197,6 +200,15 @@ BUGS = (
     _bug("q", "tilted drafts are recorded as drawn from p", _JACOBI + "Jacobi.observe",
          "verification.p if refined_from is None else refined_from", "verification.p", "sjd-tilt", EIGHT,
          tilt=2.0, clip=8.0),
+    # The best of several paths
+    _bug("q", "the best of several paths is recorded with the q of any path", _GREEDY + "GreedyPathLoop._best_chain",
+         "best_path_q(p, q, drafts, paths)", "q", "eagle-gbv", FOUR),
+    _bug("q", "paths equal to the best one count as worse", _GREEDY + "best_path_q",
+         ".flip(-1) - ranked", ".flip(-1)", "eagle-gbv", FOUR),
+    _bug("q", "after the first draft the best path is taken for one of K as good ones", _GREEDY + "best_path_q",
+         "(reach * at(worse, drafts)).cumsum(1)", "(0 * reach * at(worse, drafts)).cumsum(1)", "eagle-gbv", FOUR),
+    _bug("tree", "paths that parted are compared at later drafts too", _GREEDY + "best_path",
+         "(differ.cumsum(-1) == 1)", "(differ.cumsum(-1) >= 1)", "eagle-gbv", FOUR),
     # Looked-up drafts
     _bug("q", "a looked-up draft is recorded with the q of the draft that it replaced",
          _LOOKUP + "LookupJacobi._look_up", "torch.where(taken[..., None], distribution, q[:, draft : draft + 1])",

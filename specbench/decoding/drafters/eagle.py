@@ -117,10 +117,13 @@ class Eagle:
                 fed = self._model.table_ids(tokens[:, tree.inner[level.own]])
                 features = self._cache.branch(branches, level.own, fed, features[:, level.parents])
             p = batch.target(batch.session.logits(features), slots[:, level.own])
-            drawn = (p / race[:, level.own]).topk(level.most, dim=-1).indices
-            tokens[:, level.children] = drawn.flatten(1)[:, level.drawn]
+            tokens[:, level.children] = self._draw_children(p, race[:, level.own], level, slots, step)
             proposed.append(p)
         q[:, tree.inner] = torch.cat(proposed, 1)
+
+    def _draw_children(self, p: Tensor, race: Tensor, level: TreeLevel, slots: Tensor, step: Tensor) -> Tensor:
+        """Children [B, m] of a level's columns, siblings without replacement, from p [B, n, V] and its race."""
+        return (p / race).topk(level.most, dim=-1).indices.flatten(1)[:, level.drawn]
 
 
 class Branches(NamedTuple):
