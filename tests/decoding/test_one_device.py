@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from one_device import OneDevice, OtherDevice, give_host_reads, refuse_host_numbers, step
+from one_device import NoKernel, OneDevice, OtherDevice, give_host_reads, refuse_host_numbers, step
 from tiny_llama import Tiny
 
 from specbench.decoding.drafters import eagle, vertical
@@ -123,13 +123,23 @@ def planted_read(self, logits, positions):
     return original(self, logits + logits.max().item(), positions)
 
 
+def planted_product(self, logits, positions):
+    counts = torch.ones_like(logits, dtype=torch.long) @ torch.ones_like(logits[0, 0], dtype=torch.long)
+    return original(self, logits + counts[..., None], positions)
+
+
 original = Target.__call__
 
 
 @pytest.mark.parametrize(
     ("planted", "error"),
-    [(planted_on_cpu, OtherDevice), (planted_read, RuntimeError), (planted_send, AssertionError)],
-    ids=["cpu tensor", "host read", "numbers sent"],
+    [
+        (planted_on_cpu, OtherDevice),
+        (planted_read, RuntimeError),
+        (planted_send, AssertionError),
+        (planted_product, NoKernel),
+    ],
+    ids=["cpu tensor", "host read", "numbers sent", "product of integers"],
 )
 def test_a_planted_bug_is_caught(planted, error, tiny, monkeypatch):
     loop = started(tiny, "sjd")

@@ -15,8 +15,20 @@ class OtherDevice(AssertionError):
     """A tensor on another device than the model's."""
 
 
+class NoKernel(Exception):
+    """An operation that CUDA does not have."""
+
+
+_PRODUCTS = {
+    getattr(torch.ops.aten, name) for name in ("matmul", "mm", "bmm", "mv", "addmm", "addmv", "baddbmm", "dot")
+}
+    getattr(torch.ops.aten, name) for name in ("matmul", "mm", "bmm", "mv", "addmm", "addmv", "baddbmm", "dot")
+}
+
+
 class OneDevice(TorchDispatchMode):
-    """Refuses operations that take or make a tensor on another device than `device`."""
+    """Refuses operations that take or make a tensor on another device than `device`, and matrix products of integers,
+    for which CUDA has no kernel."""
 
     def __init__(self, device: str):
         super().__init__()
@@ -24,6 +36,8 @@ class OneDevice(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
+        if function.overloadpacket in _PRODUCTS and not result.is_floating_point():
+            raise NoKernel(f"{function} of integers")
         for value in tree_leaves((args, kwargs, result)):
             if isinstance(value, torch.Tensor) and value.device.type != self._kind:
                 raise OtherDevice(f"{function} has a tensor of shape {list(value.shape)} on {value.device}")
