@@ -272,24 +272,22 @@ def paper_plan(page: Path, argument: str) -> str:
 
 
 def gpu(page: Path, argument: str) -> str:
-    """A table for each device on which `make gpu` ran: the goals met by part, and the first of them."""
+    """A row for each device on which `make gpu` ran: the goals met by part."""
     raws = sorted((ROOT / "results" / "gpu").glob("*/raw.json"))
     if not raws:
         return "Nothing has been measured on a GPU yet; `make gpu` does, in 20 minutes."
-    return "\n\n".join(_gpu_table(page, path) for path in raws)
+    found = {raw: json.loads(raw.read_text()) for raw in raws}
+    parts = list(dict.fromkeys(part["part"] for device in found.values() for part in device["parts"]))
+    rows = []
+    for raw, device in found.items():
+        met = {part["part"]: _goals_met(part["claims"]) for part in device["parts"]}
+        rows.append([f"[{device['device']}]({_link(page, raw.with_name('report.md'))})", *map(met.get, parts)])
+    return _table(["goals of `make gpu` met", *parts], rows)
 
 
-def _gpu_table(page: Path, raw: Path) -> str:
-    device, rows = json.loads(raw.read_text()), []
-    for part in device["parts"]:
-        if aims := [one for one in part["claims"] if one["goal"] != "-"]:
-            met = sum(one["verdict"] == "met" for one in aims)
-            first = f"{aims[0]['what']}: {aims[0]['value'].partition(';')[0]}"
-            rows.append([part["part"], f"{met} of {len(aims)}", _escape(first)])
-    report = _link(page, raw.with_name("report.md"))
-    return f"`make gpu` on an {device['device']} ([all of it]({report})):\n\n" + _table(
-        ["part", "goals met", "the first of them"], rows
-    )
+def _goals_met(claims: list[dict]) -> str:
+    aims = [one for one in claims if one["goal"] != "-"]
+    return f"{sum(one['verdict'] == 'met' for one in aims)} of {len(aims)}" if aims else "-"
 
 
 def results(page: Path, argument: str) -> str:

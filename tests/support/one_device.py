@@ -22,8 +22,6 @@ class NoKernel(Exception):
 _PRODUCTS = {
     getattr(torch.ops.aten, name) for name in ("matmul", "mm", "bmm", "mv", "addmm", "addmv", "baddbmm", "dot")
 }
-    getattr(torch.ops.aten, name) for name in ("matmul", "mm", "bmm", "mv", "addmm", "addmv", "baddbmm", "dot")
-}
 
 
 class OneDevice(TorchDispatchMode):
