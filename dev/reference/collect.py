@@ -2,6 +2,7 @@
 
 `headline.md` is the table of differences to AR, `against-ar.json` the same for programs, `scores.parquet` has a row per
 run and score, `images.parquet` a row per image with its tokens, from which the model's tokenizer draws it again.
+The verdicts of `specbench audit --run`, in TO/audit.json, are a column of the table.
 `make pictures` draws the pictures beside them.
 """
 
@@ -54,12 +55,13 @@ def gap(row: dict) -> str:
 
 def headline(rows: list[dict]) -> str:
     """Build the table: one row per run, exact decoders first, then by decreasing number of steps."""
-    heads = ["decoder", "lossless", "window", "images", "tokens per step", *METRICS.values(), "NLL - H, nats"]
+    counted = ["window", "images", "tokens per step"]
+    heads = ["decoder", "lossless", "audit", *counted, *METRICS.values(), "NLL - H, nats"]
     lines = [heads, ["---"] * len(heads)]
     for row in sorted(rows, key=lambda row: (row["name"] == GREEDY, not row["lossless"], row["step_compression"])):
         lossless = "-" if row["name"] == GREEDY else "yes" if row["lossless"] else "no"
         window = str(row["options"].get("window", "-"))
-        counts = [row["name"], lossless, window, f"{row['n']}", f"{row['step_compression']:.2f}"]
+        counts = [row["name"], lossless, row["audit"], window, f"{row['n']}", f"{row['step_compression']:.2f}"]
         lines.append([*counts, *(difference(row, metric) for metric in METRICS), gap(row)])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -72,8 +74,10 @@ def main(runs: Path, to: Path) -> None:
     baseline = next(name for name in names if names[name] == "ar")
     differences = api.differences(baseline, metrics=list(METRICS), out=runs)
     (to / "against-ar.json").write_text(json.dumps(differences, indent=1) + "\n")
-    rows = api.report(out=runs)
+    rows, audits = api.report(out=runs), json.loads((to / "audit.json").read_text())
+    verdicts = {audit["run_id"]: audit["verdict"] for audit in audits}
     for row in rows:
+        row["audit"] = verdicts.get(row["run_id"], "-")
         row["name"] = names[row["run_id"]]
         row["differences"] = [found for found in differences if found["run_id"] == row["run_id"]]
     (to / "headline.md").write_text(headline(rows))
