@@ -36,7 +36,7 @@ class ModelInfo(ModelFacts):
         weights: files that must be there before it can be loaded.
         config: JSON file with `network.codes`, the image vocabulary, and `sampling`, the default `Sampling`'s
             fields.
-        heads: folders of the draft heads it brings along, by drafter.
+        heads: folders of the draft heads it brings along, by kind.
         prompt_check: optional "module:function" raising ValueError for a text the model cannot read.
         forced_slots: stream slots of one image whose tokens the grammar forces, such as row ends.
         slot_numbers: numbers that are held per row and stream slot to embed image tokens with.

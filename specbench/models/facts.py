@@ -32,7 +32,7 @@ class ModelFacts(Protocol):
         layers: of the network.
         size: weights, KV numbers and query width of a forward; None if not counted.
         table: rows of the token embedding table.
-        heads: folders of bundled draft heads, by drafter.
+        heads: folders of bundled draft heads, by kind.
         slot_numbers: numbers held per row and stream slot to embed image tokens with.
         pixel_numbers: float32 numbers per pixel alive at once while an image is rendered.
         renders_together: whether a batch is rendered at once.

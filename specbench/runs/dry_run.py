@@ -176,13 +176,13 @@ def _where(files) -> str:
 def _require_own_head(model: ModelFacts, planned: PlannedDecoder) -> None:
     """Require the draft head of a decoder that has one."""
     if (given := dict(planned.spec.options).get("head")) is not None:
-        require_head(given, model.name, model.heads.get(planned.spec.drafter))
+        require_head(given, model.name, model.heads.get(planned.spec.head_kind))
 
 
 def _head(model: ModelFacts, planned: PlannedDecoder) -> str | None:
     """Where the draft head is; None for decoders without one."""
     given = dict(planned.spec.options).get("head")
-    own = model.heads.get(planned.spec.drafter)
+    own = model.heads.get(planned.spec.head_kind)
     return None if given is None else _where(lambda: find_head(given, model.name, own))
 
 

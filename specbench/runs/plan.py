@@ -139,7 +139,7 @@ class Plan:
         return (
             None
             if given is None
-            else find_head(given, self.model.name, self.model.heads.get(decoder.drafter), download)
+            else find_head(given, self.model.name, self.model.heads.get(decoder.head_kind), download)
         )
 
 
@@ -213,7 +213,7 @@ def _require_files(
     for decoder in decoders:
         if (head := dict(decoder.spec.options).get("head")) is not None:
             with tried:
-                require_head(head, model.name, model.heads.get(decoder.spec.drafter))
+                require_head(head, model.name, model.heads.get(decoder.spec.head_kind))
 
 
 class _Tried(AbstractContextManager):

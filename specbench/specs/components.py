@@ -26,6 +26,7 @@ class Component:
         only_with: components of other kinds it requires; empty if it combines with all.
         excludes: components of other kinds it cannot be combined with.
         loop: "module:attribute" of the decode loop that runs it; of drafters only.
+        head_kind: kind of draft head it drafts with, where that is not its own name; of drafters only.
         is_chain: whether the drafts form a chain with these option values; of drafters only.
         looks_ahead: whether the number of accepted drafts depends on the drafts after them; of verifiers only.
         redraws: whether every unverified draft is drawn anew, whatever draft and noise the slot had; of refinements
@@ -40,6 +41,7 @@ class Component:
     ignores: tuple[str, ...] = ()
     excludes: tuple[str, ...] = ()
     loop: str = "specbench.decoding.loop:Loop"
+    head_kind: str = ""
     is_chain: Callable[[Mapping[str, object]], bool] = lambda values: True
     looks_ahead: bool = False
     redraws: bool = False
@@ -190,6 +192,7 @@ DRAFTERS = {
         ),
         ignores=("init",),
         loop="specbench.decoding.greedy_paths:GreedyPathLoop",
+        head_kind="eagle",
     ),
     "vertical": Component(
         "specbench.decoding.drafters.vertical:Vertical",

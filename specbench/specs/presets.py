@@ -360,6 +360,11 @@ class DecoderSpec:
     options: tuple[tuple[str, object], ...]
     lossless: bool
 
+    @property
+    def head_kind(self) -> str:
+        """Kind of the draft head that the decoder would use."""
+        return DRAFTERS[self.drafter].head_kind or self.drafter
+
 
 def _kinds(choices: Mapping[str, str]) -> list[str]:
     """Component kinds in effect: some drafters ignore others."""

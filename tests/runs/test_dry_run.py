@@ -12,6 +12,7 @@ from specbench.prompts import loading
 from specbench.runs.dry_run import ROW
 from specbench.runs.settings import merge, run_settings
 from specbench.runs.sweep import sweep_plans
+from specbench.specs.presets import PRESETS, resolve
 
 
 @pytest.fixture
@@ -47,6 +48,13 @@ def test_a_run_that_can_start_has_no_obstacles_and_an_identity(tmp_path):
     (row,) = api.dry_run(decoder="gsd:G=50", limit=2, samples=3, window=8, out=tmp_path)
     assert row["obstacles"] == [] and row["run_id"].startswith("shapes-gsd-") and row["weights"] == "on disk"
     assert row["images"] == 6 and row["options"]["G"] == 50 and row["options"]["window"] == 8
+
+
+def test_every_decoder_finds_the_draft_head_that_comes_with_the_model(tmp_path):
+    with_head = [name for name in PRESETS if "head" in dict(resolve(name).options)]
+    rows = api.dry_run(decoder=with_head, limit=1, out=tmp_path)
+    assert {"eagle", "eagle-gbv", "vertical"} <= {row["decoder"] for row in rows}
+    assert {row["decoder"]: row["obstacles"] for row in rows if row["head"] != "on disk" or row["obstacles"]} == {}
 
 
 def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(bare, cli):
