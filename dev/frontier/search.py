@@ -4,7 +4,7 @@
     python dev/frontier/search.py --grid --images 24                every combination of the grid of `lossless_grid`
     python dev/frontier/search.py --print                           print what is known
 
-One line per decoder, model and number of images goes to results/frontier/search.jsonl at once: target
+One line per decoder, model, number of images and seed (0 where a line has none) goes to results/frontier/search.jsonl at once: target
 forwards of every image, weights, version. Lines that exist are left out of later runs; delete the file to measure anew.
 Steps need no quiet machine. Modelled seconds are those of `specbench forecast` for Lumina-mGPT 7B.
 """
@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("decoders", nargs="*", help="as in `specbench run --decoder`")
     parser.add_argument("--grid", action="store_true", help="the decoders of `lossless_grid` too")
     parser.add_argument("--images", type=int, default=24, help="prompts, one image each")
+    parser.add_argument("--seed", type=int, default=0, help="of the random numbers of decoding")
     parser.add_argument("--model", default="shapes", help="name of a model, or field (field_model.py)")
     parser.add_argument("--baseline", default=BASELINE, help="decoder that steps are compared with")
     parser.add_argument("--out", type=Path, default=OUT)
@@ -160,8 +161,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     wanted = [*options.decoders, *(lossless_grid() if options.grid else ())]
-    rows = {(row["decoder"], row["model"], row["images"]): row for row in read_rows(options.out)}
-    left = [name for name in wanted if (name, options.model, options.images) not in rows]
+    setting = (options.model, options.images, options.seed)
+    rows = {(row["decoder"], row["model"], row["images"], row.get("seed", 0)): row for row in read_rows(options.out)}
+    left = [name for name in wanted if (name, *setting) not in rows]
     if left and not options.only_print:
         if options.model == FieldModel.name:
             model, sampling = FieldModel(), Sampling(1.0)
@@ -179,18 +181,19 @@ def main() -> None:
                 "decoder": name,
                 "model": options.model,
                 "images": options.images,
+                "seed": options.seed,
                 "length": model.layout.length,
-                "forwards": count_forwards(model, requests, decoder, sampling),
+                "forwards": count_forwards(model, requests, decoder, sampling, options.seed),
                 "cpu_s": round(time.process_time() - start, 1),
                 "lossless": decoder.lossless,
                 "weights_sha256": model.weights_sha256,
                 "version": __version__,
             }
-            rows[name, options.model, options.images] = row
+            rows[name, *setting] = row
             with options.out.open("a") as out:
                 out.write(json.dumps(row) + "\n")
             print(f"{name}: {shown(tokens_per_step(row))}, {row['cpu_s']} CPU s", file=sys.stderr)
-    same = [row for key, row in rows.items() if key[1:] == (options.model, options.images)]
+    same = [row for key, row in rows.items() if key[1:] == setting]
     print("\n".join(table(same, options.baseline)))
 
 
