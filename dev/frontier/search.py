@@ -4,8 +4,9 @@
     python dev/frontier/search.py --grid --images 24                every combination of the grid of `lossless_grid`
     python dev/frontier/search.py --print                           print what is known
 
-One line per decoder, model, number of images and seed (0 where a line has none) goes to results/frontier/search.jsonl at once: target
-forwards of every image, weights, version. Lines that exist are left out of later runs; delete the file to measure anew.
+One line per decoder, model, number of images and seed (0 where a line has none) goes to results/frontier/search.jsonl
+at once: target forwards of every image, weights, version. Lines that exist are left out of later runs; delete the file
+to measure anew.
 Steps need no quiet machine. Modelled seconds are those of `specbench forecast` for Lumina-mGPT 7B.
 """
 
