@@ -57,6 +57,7 @@ LOSSLESS = [
     ("eagle", {"tree": "0 1 2 3 10 11 12 20 100", "verifier": "match", "refine": "resample"}),
     ("sjd-block", {}),
     ("eagle-block", {}),
+    ("eagle-gbv", {}),
     ("sjd-tilt", {}),
     ("vertical", {}),
     ("vertical", {"siblings": 1, "refine": "restart", "verifier": "block"}),
