@@ -11,6 +11,7 @@ from specbench.reporting.compare import CHANGE, corrected, quality_rows
 from specbench.reporting.compare_view import SIGNIFICANT
 from specbench.reporting.pareto import lower_is_better
 from specbench.reporting.report_rows import window_of
+from specbench.specs.tree_paths import columns_fed
 from specbench.system.monitor import BUSY_CORES
 
 _COSTLY_WINDOW = 1.1
@@ -106,7 +107,7 @@ def _free_window(row: Mapping) -> str | None:
     cost, steps, overhead = row["window_cost"], row["step_ratio"], row["overhead"]
     if not cost or cost <= _COSTLY_WINDOW or not steps or not overhead:
         return None
-    fed = window_of(row["options"]) or "several"
+    fed = columns_fed(row["options"]) if window_of(row["options"]) else "several"
     return (
         f"A target forward of {fed} tokens takes {number(cost)} times as long as one of a single token on this "
         f"machine; where it takes no longer, {row['label']} would be {number(steps / overhead)} times as fast as AR."

@@ -133,7 +133,10 @@ _BY_DEPTH = (
     "Acceptance by depth: acceptance at each draft depth, counted from 1; in a draft tree a depth counts as accepted "
     "if one of the siblings verified there is accepted."
 )
-_WINDOW = "Window: tokens per target forward (for a draft tree: its nodes and the root token); varies for ZipAR."
+_WINDOW = (
+    "Window: tokens per target forward, siblings and further paths aside (for a static draft tree: its nodes and the "
+    "root token); varies for ZipAR."
+)
 _LOSSLESS = "Lossless: the joint distribution of the image tokens equals AR sampling."
 
 FAILED_AUDIT = "NOT LOSSLESS: fails its audit"

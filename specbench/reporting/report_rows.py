@@ -41,7 +41,7 @@ from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, DecoderSpec, resolve
 from specbench.specs.run_spec import RunSpec
-from specbench.specs.tree_paths import node_paths
+from specbench.specs.tree_paths import columns_fed
 from specbench.store.run_audits import images_fingerprint, read_audit
 from specbench.store.run_folders import runs_in
 from specbench.store.run_info import RunInfo, spec_json
@@ -241,9 +241,9 @@ def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None) -> str
 
 
 def window_of(options: Mapping[str, object]) -> int | None:
-    """Tokens per target forward; None if it varies."""
+    """Tokens per target forward, siblings and further paths aside; None if it varies."""
     if "tree" in options:
-        return 1 + len(node_paths(str(options["tree"])))
+        return columns_fed(options)
     return None if "rows-window" in options else options.get("window", 1)
 
 

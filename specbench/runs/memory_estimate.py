@@ -43,7 +43,7 @@ from specbench.models.vertical_head_size import vertical_weights
 from specbench.runs.decoder_args import with_window
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
-from specbench.specs.tree_paths import node_paths
+from specbench.specs.tree_paths import columns_fed
 
 ASSUMED_PROMPT_TOKENS = 256
 """Assumed prompt length in elements; the families use up to about 130."""
@@ -161,15 +161,10 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
 def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
     """Number of columns of the widest forward."""
     options = dict(decoder.options)
-    if "tree" in options:
-        return 1 + len(node_paths(str(options["tree"])))
     if "rows-window" in options:
         height, width = model.resolution
-        return math.isqrt(model.tokens * height // width) * int(options.get("window", 1))
-    window = int(options.get("window", 1))
-    if "paths" in options:
-        return 1 + int(options["paths"]) * (window - 1)
-    return window + (int(options.get("siblings", 1)) - 1) * min(int(options.get("depth", 0)), window - 1)
+        return math.isqrt(model.tokens * height // width) * columns_fed(options)
+    return columns_fed(options)
 
 
 def free_memory(device: str) -> int | None:

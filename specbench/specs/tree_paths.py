@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from specbench.errors import SpecbenchError
 
 NAMED = {
@@ -34,3 +36,14 @@ def node_paths(text: str) -> list[str]:
                 kind = "parent" if needed == path[:-1] else "preceding sibling"
                 raise SpecbenchError(f"--tree: node {path} has no {kind} {needed}", f"add node {needed}")
     return nodes
+
+
+def columns_fed(options: Mapping[str, object]) -> int:
+    """Columns of a full target forward with these decoder options: the window, its siblings and further paths, or a
+    tree. Of decoders that fill several rows, those of one row."""
+    if "tree" in options:
+        return 1 + len(node_paths(str(options["tree"])))
+    window = int(str(options.get("window", 1)))
+    if "paths" in options:
+        return 1 + int(str(options["paths"])) * (window - 1)
+    return window + (int(str(options.get("siblings", 1))) - 1) * min(int(str(options.get("depth", 0))), window - 1)

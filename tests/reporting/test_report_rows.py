@@ -21,6 +21,7 @@ from specbench.reporting import render, report_rows
 from specbench.reporting.report_rows import label, window_of
 from specbench.reporting.run_card import card
 from specbench.specs.presets import resolve
+from specbench.specs.tree_paths import columns_fed
 from specbench.store.run_folders import find_runs
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -77,6 +78,11 @@ def test_the_window_is_the_number_of_tokens_per_forward():
     fed = {"ar": 1, "sjd": 16, "eagle": 26, "cool-sd": 26, "zipar": None}
     assert {name: window_of(dict(resolve(name).options)) for name in fed} == fed
     assert [window_of(dict(resolve("eagle", {"tree": tree}).options)) for tree in ("chain", "0 1 00")] == [6, 4]
+
+
+def test_siblings_and_paths_are_fed_too():
+    fed = {"ar": 1, "sjd": 16, "eagle": 26, "scd-mc": 64, "sjd-pac": 72, "eagle-gbv": 25, "pathexplore": 31}
+    assert {name: columns_fed(dict(resolve(name).options)) for name in fed} == fed
 
 
 def test_a_costly_window_is_explained_before_the_table(results):
