@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from specbench.papers.join import PaperTable, join
 from specbench.papers.measured import find_measured
-from specbench.papers.reproduce import Warn, plan_table, run_table, score_table
+from specbench.papers.reproduce import Warn, plan_table, run_table, score_table, without_replaced_choices
 from specbench.papers.substituted_model import one_row_per_run, with_bundled_scores
 from specbench.papers.table import Table
 
@@ -45,6 +45,7 @@ def bench_table(
     done = run_table(planned, reporter, warn)
     substituted = flags.get("model") is not None
     score_table(table, done, scoring, substituted, score_reporter, warn)
+    table = without_replaced_choices(table, planned)
     if substituted:
         table = one_row_per_run(table, planned, str(flags["model"]))
         table = with_bundled_scores(table, done.folders.values())

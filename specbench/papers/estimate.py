@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from specbench.errors import SpecbenchError
-from specbench.papers.reproduce import PlannedCell
+from specbench.papers.reproduce import PlannedCell, without_replaced_choices
 from specbench.papers.table import CellSettings, Row, Table
 from specbench.runs.dry_run import ON_DISK, ROW, Outlook, outlooks
 
@@ -19,7 +19,7 @@ def estimate(table: Table, planned: Sequence[PlannedCell]) -> list[dict[str, obj
         with its reason), the keys of `specbench.runs.dry_run.Outlook.row`, `on_disk` (whether the weights are) and
         `problem` (the first obstacle).
     """
-    rows = _rows_of(table)
+    rows = _rows_of(without_replaced_choices(table, planned))
     digests: dict[str, str] = {}
     return [_row(one, rows[one.settings], digests) for one in planned]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.papers.join import PaperTable, join
-from specbench.papers.reproduce import PlannedCell, resolve_cells
+from specbench.papers.reproduce import PlannedCell, resolve_cells, without_replaced_choices
 from specbench.papers.substituted_model import one_row_per_run, with_bundled_scores
 from specbench.papers.table import CellSettings, Table
 from specbench.prompts import load_prompts
@@ -37,6 +37,7 @@ def measured_table(
         _check_prompts(prompts)
     cells = resolve_cells(table, {"model": model, "prompts": prompts, "out": str(out)}, env={})
     found = find_measured(cells, out)
+    table = without_replaced_choices(table, cells)
     if model is not None:
         table = one_row_per_run(table, cells, model)
         table = with_bundled_scores(table, [folder for folder in found.values() if isinstance(folder, Path)])

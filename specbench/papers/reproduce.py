@@ -14,7 +14,7 @@ from specbench import prompts
 from specbench.errors import BAD_INPUT, INTERRUPTED, MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import find_model
-from specbench.papers.table import CellSettings, Table, takes
+from specbench.papers.table import CellSettings, Row, Table, chosen_setting, takes
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, together
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
 
@@ -78,6 +78,24 @@ def plan_table(table: Table, flags: Mapping[str, object], env: Mapping[str, str]
     planned = [_plan(cell) for cell in resolve_cells(table, flags, env)]
     _raise_if_all_refused(planned)
     return planned
+
+
+def without_replaced_choices(table: Table, cells: Sequence[PlannedCell]) -> Table:
+    """The table without the choices of settings for which a flag or another model brings another value here."""
+    replaced = {cell.settings: _replaced(cell) for cell in cells}
+
+    def kept(row: Row) -> tuple[str, ...]:
+        asked = (table.cell_settings(row, column) for column in table.columns)
+        gone = set().union(*(replaced.get(one, set()) for one in asked if one is not None))
+        return tuple(line for line in row.chosen if chosen_setting(line) not in gone)
+
+    return replace(table, rows=tuple(replace(row, chosen=kept(row)) for row in table.rows))
+
+
+def _replaced(cell: PlannedCell) -> set[str]:
+    """Names of the settings whose values are not those that the table states."""
+    stated = _settings(cell.settings, None)
+    return {name for name, held in cell.values.items() if name in stated and held.value != stated[name]} - {"decoder"}
 
 
 def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda text: None) -> TableRun:

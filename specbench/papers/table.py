@@ -22,6 +22,7 @@ MAPS = ("accepted", "top1", "draft_top1", "draft_tv")
 """Quantities of tokens that a map over the image may show; see `specbench.reporting.mean_maps`."""
 SCORE, PRINTED = "score:", "printed:"
 BETTER = ("higher", "lower", "none")
+_CHOSEN = "Chosen: "
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,16 @@ class Table:
     def metrics(self) -> list[str]:
         """Metrics of its columns."""
         return list(dict.fromkeys(column.metric for column in self.columns if column.metric))
+
+
+def choice(setting: str, value: object, reason: str) -> str:
+    """A line of `Row.chosen`."""
+    return f"{_CHOSEN}{setting.replace('_', '-')} = {value}: {reason}."
+
+
+def chosen_setting(line: str) -> str:
+    """The setting of a line of `Row.chosen`, by the name of its flag."""
+    return line.removeprefix(_CHOSEN).partition(" = ")[0]
 
 
 def merge_settings(defaults: Mapping, own: Mapping) -> dict[str, object]:

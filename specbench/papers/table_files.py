@@ -14,7 +14,7 @@ from pathlib import Path
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.protocols import find_protocol
-from specbench.papers.table import BETTER, MAPS, NUMBERS, PRINTED, SCORE, Column, Row, Table, merge_settings
+from specbench.papers.table import BETTER, MAPS, NUMBERS, PRINTED, SCORE, Column, Row, Table, choice, merge_settings
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, options_of
@@ -142,7 +142,7 @@ def _chosen(row: Row, shared: Mapping, reasons: Mapping[str, str], own: Mapping[
     given = {**shared, **settings, **settings["sampling"], **options}
     values = {name: _OPEN if value is None else plain(value) for name, value in given.items()}
     return tuple(
-        f"Chosen: {name.replace('_', '-')} = {values.get(name, _OPEN)}: {reason}."
+        choice(name, values.get(name, _OPEN), reason)
         for name, reason in {**reasons, **own}.items()
         if name in options or name in own or name not in _OPTIONS
     )

@@ -113,7 +113,7 @@ def quality_rows(
     compared = {row["name"] for row in rows}
     for name in dict.fromkeys(name for name, _ in whole if name not in compared):
         mine, theirs = ([row for key, row in found.items() if key[0] == name] for found in scores)
-        rows.append(_row(name, note=_unlike(mine, theirs)))
+        rows.append(_row(name, note=_unlike(mine, theirs) or f"scored only in {_name(a, b) if mine else _name(b, a)}"))
     return rows
 
 
@@ -213,10 +213,15 @@ def _difference_row(
     return _row(name, estimate, n, p, needed, None if estimate.low is not None else FEW_NOTE)
 
 
-def _unlike(mine: Sequence[Mapping], theirs: Sequence[Mapping]) -> str:
-    """Reason why a metric scored in at least one run cannot be compared."""
+def _name(folder: Path, other: Path) -> str:
+    """A run's id; its folder, where the other run has the same id."""
+    return folder.name if folder.name != other.name else str(folder)
+
+
+def _unlike(mine: Sequence[Mapping], theirs: Sequence[Mapping]) -> str | None:
+    """Reason why a metric scored in both runs cannot be compared; None where one of them lacks it."""
     if not mine or not theirs:
-        return f"scored only in run {'A' if mine else 'B'}"
+        return None
     fields = _fields_that_differ(mine[0]["identity"], json.loads(theirs[0]["identity"]))
     return f"computed differently: different {fields}"
 

@@ -80,7 +80,7 @@ def reasons(rows: Sequence[Mapping]) -> list[str]:
         f"Prompts needed: to detect a change of {100 * CHANGE:g} % of the speed-up, or of A's score, with 80 % power."
     )
     return [
-        *(f"{', '.join(names)}: {note}." for note, names in said.items()),
+        *(f"{'; '.join(names)}: {note}." for note, names in said.items()),
         *([needed] if any(row["prompts_needed"] for row in rows) else []),
     ]
 

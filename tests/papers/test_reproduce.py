@@ -296,8 +296,18 @@ def test_a_draft_head_goes_to_the_rows_that_take_one(tmp_path):
 
 def test_a_dry_run_says_what_was_chosen(cli, tmp_path):
     shown = cli("bench", "sjd-7", "--model", "shapes", "--limit", "1", "--dry-run", "--out", tmp_path).out
-    assert "Chosen: init = left-sample: whether 'ours'" in shown and "Chosen: prompts = parti: not named" in shown
+    assert "Chosen: init = left-sample: whether 'ours'" in shown
     row = next(line for line in shown.splitlines() if "Top-10 Sampling" in line and " jacobi " in line)
     numbers = [int(number) for number in row.split("|")[-3].split()]
     assert all(f"\n{number}. Chosen: " in shown for number in numbers) and numbers == sorted(numbers) != []
     assert "Chosen: init = left-sample: whether 'ours'" in cli("report", "sjd-7", "--out", tmp_path).out
+
+
+def test_a_choice_is_named_only_where_it_was_used(cli, tmp_path):
+    report, prompts = ("report", "sjd-7", "--out", tmp_path), "Chosen: prompts = parti: not named"
+    assert prompts in cli(*report).out
+    (tmp_path / "one.txt").write_text("a red circle\n")
+    for flags in (("--model", "shapes"), ("--prompts", tmp_path / "one.txt")):
+        assert "Chosen: prompts" not in cli(*report, *flags).out
+        assert "Chosen: prompts" not in cli("bench", *report[1:], *flags, "--dry-run").out
+    assert "Chosen: prompts = parti" in cli("bench", *report[1:], "--dry-run").out

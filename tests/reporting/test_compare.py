@@ -173,6 +173,14 @@ def test_scores_computed_differently_are_refused_by_name(tmp_path, monkeypatch):
     assert again["value"] == pytest.approx(2.0), "the stored values of both runs agree in their version"
 
 
+def test_a_score_of_one_run_alone_names_that_run(tmp_path):
+    a, b = pictured(tmp_path, AR, synthetic.ar(3), (1, 2, 3)), synthetic.folder(tmp_path, SJD, synthetic.sjd(3))
+    for pair in ((a, b), (b, a)):
+        assert named(compare_runs(*pair))["brightness"]["note"] == f"scored only in {a.name}"
+    twin = synthetic.folder(tmp_path / "twin", AR, synthetic.ar(3))
+    assert named(compare_runs(a, twin))["brightness"]["note"] == f"scored only in {a}", "both have the same id"
+
+
 def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
     ids = [folder.name for folder in runs]
     assert cli("compare", *ids, "--out", tmp_path, "--fail-if", "speedup<0.98").code == 0
