@@ -208,13 +208,11 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="run ids or folders; all runs of the folder without")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
     parser.add_argument("--threads", type=int, default=1, help="of the CLIP network")
-    parser.add_argument("--scored", action="store_true", help="take the scores that are there; images may be elsewhere")
     options = parser.parse_intermixed_args()
     torch.set_num_threads(options.threads)
     try:
         folders = find_runs(options.runs, options.names)
-        if not options.scored:
-            api.score([str(folder) for folder in folders], list(MARGINS), out=options.runs)
+        api.score([str(folder) for folder in folders], list(MARGINS), out=options.runs)
         runs = [read_run(folder) for folder in folders]
         rows = compare(runs)
     except SpecbenchError as error:

@@ -6,15 +6,13 @@ from functools import cmp_to_key, partial
 import numpy as np
 import pytest
 import torch
+from teacher_forced import assert_recorded_as_teacher_forced
 
 from specbench.checks.audit_settings import AuditSetting
 from specbench.checks.divergence import AUDIT_LEVEL, p_value
-from specbench.checks.enumerable_transformer import EnumerableTransformer
 from specbench.checks.losslessness import observe
 from specbench.decoding.greedy_paths import best_path, best_path_q, columns_by_path, independent_paths
-from specbench.decoding.loop import decode
 from specbench.models.interface import TokenLayout
-from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
@@ -110,15 +108,4 @@ def test_long_images_keep_their_joint_distribution(verifier):
 
 
 def test_the_path_kept_in_the_cache_is_the_one_verified():
-    """The probability recorded for each token is that of a teacher-forced forward over the finished image."""
-    model = EnumerableTransformer(TokenLayout.with_row_ends(3, 4, 5), ("a", "bb"))
-    requests = [Request(text, text, sample) for sample in range(20) for text in model.prompts]
-    images = decode(model, requests, resolve("eagle-gbv", {"window": 4}), Sampling(2.0), 0, render=False)
-    assert max(image.accepted.sum() for image in images) > 2
-    session = model.begin(model.encode([request.text for request in requests]), 2.0, model.layout.length)
-    tokens = torch.from_numpy(np.stack([image.tokens for image in images])).long()
-    slots = torch.arange(model.layout.length).expand_as(tokens)
-    logits = session.forward(torch.cat([tokens[:, :1], tokens[:, :-1]], 1), slots)
-    logp = logits.log_softmax(-1).gather(-1, tokens.clamp(max=4)[..., None])[..., 0].numpy()
-    free = ~images[0].forced
-    np.testing.assert_allclose(np.stack([image.logp for image in images])[:, free], logp[:, free], atol=1e-3)
+    assert_recorded_as_teacher_forced(resolve("eagle-gbv", {"window": 4}))

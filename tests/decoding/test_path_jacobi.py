@@ -6,18 +6,16 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import chisquare
+from teacher_forced import assert_recorded_as_teacher_forced
 
 from specbench.checks.audit_settings import AuditSetting
 from specbench.checks.divergence import AUDIT_LEVEL
 from specbench.checks.enumerable_model import EnumerableModel, joint
-from specbench.checks.enumerable_transformer import EnumerableTransformer
 from specbench.checks.losslessness import stream_tokens
-from specbench.decoding.loop import decode
 from specbench.decoding.path_jacobi import longest_path, path_columns, path_tree
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
-from specbench.specs.run_spec import Sampling
 
 IMAGES = 40_000
 TWO = AuditSetting("1x2 of 3, window 2", TokenLayout.plain(1, 2, 3), window=2)
@@ -68,15 +66,4 @@ def test_the_paths_of_a_tree_are_chains_from_its_root():
 
 
 def test_a_path_kept_in_the_cache_is_the_one_committed():
-    """The probability recorded for each token is that of a teacher-forced forward over the finished image."""
-    model = EnumerableTransformer(TokenLayout.with_row_ends(3, 4, 5), ("a", "bb"))
-    requests = [Request(text, text, sample) for sample in range(20) for text in model.prompts]
-    images = decode(model, requests, resolve("pathexplore", {"window": 4}), Sampling(2.0), 0, render=False)
-    assert max(image.accepted.sum() for image in images) > 2
-    session = model.begin(model.encode([request.text for request in requests]), 2.0, model.layout.length)
-    tokens = torch.from_numpy(np.stack([image.tokens for image in images])).long()
-    slots = torch.arange(model.layout.length).expand_as(tokens)
-    logits = session.forward(torch.cat([tokens[:, :1], tokens[:, :-1]], 1), slots)
-    logp = logits.log_softmax(-1).gather(-1, tokens.clamp(max=4)[..., None])[..., 0].numpy()
-    free = ~images[0].forced
-    np.testing.assert_allclose(np.stack([image.logp for image in images])[:, free], logp[:, free], atol=1e-3)
+    assert_recorded_as_teacher_forced(resolve("pathexplore", {"window": 4}))
