@@ -49,6 +49,7 @@ from specbench.specs.components import DRAFTERS, Component  # noqa: E402
 from specbench.specs.options import Option  # noqa: E402
 from specbench.specs.run_spec import Sampling  # noqa: E402
 from specbench.stats.intervals import ratio_of_totals  # noqa: E402
+from specbench.system.version import __version__  # noqa: E402
 
 
 class SiblingsEverywhere(Jacobi):
@@ -202,7 +203,7 @@ def main() -> None:
             forwards = count_forwards(model, spread_requests(options.images), spec_of(name), sampling)
             row = {"decoder": name, "model": options.model, "images": options.images, "length": model.layout.length}
             row |= {"forwards": forwards, "cpu_s": round(time.process_time() - start, 1)}
-            row["weights_sha256"] = model.weights_sha256
+            row |= {"weights_sha256": model.weights_sha256, "version": __version__}
             with options.out.open("a") as out:
                 out.write(json.dumps(row) + "\n")
         rows.append(row)

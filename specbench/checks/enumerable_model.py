@@ -20,6 +20,8 @@ from specbench.models.interface import DraftPrompt, TokenLayout, Tree
 from specbench.models.vertical_head import VerticalHead, new_vertical_head
 from specbench.specs.run_spec import Sampling
 
+NO_SPECIAL_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+"""Settings of a Llama that has image tokens only; the usual ids lie outside such small vocabularies."""
 SLOT_ROWS = 65_537
 """Table rows of one slot at most, a prime: a slot with more prefixes assigns them to rows by a polynomial hash."""
 
@@ -85,7 +87,7 @@ class EnumerableModel:
     def own_head(self) -> EagleHead:
         """An untrained draft head."""
         sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2}
-        config = LlamaConfig(vocab_size=self.layout.vocab, num_hidden_layers=1, pad_token_id=None, **sizes)
+        config = LlamaConfig(vocab_size=self.layout.vocab, num_hidden_layers=1, **NO_SPECIAL_TOKENS, **sizes)
         draw = torch.Generator().manual_seed(0)
         return new_head(config, torch.randn(self.layout.vocab, 8, generator=draw), seed=0)
 

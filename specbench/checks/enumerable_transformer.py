@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaModel
 
-from specbench.checks.enumerable_model import enumerate_images, sharp_vertical_head
+from specbench.checks.enumerable_model import NO_SPECIAL_TOKENS, enumerate_images, sharp_vertical_head
 from specbench.models.draft_head import EagleHead, new_head
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix, TransformerModel
@@ -40,9 +40,8 @@ class EnumerableTransformer(TransformerModel):
         self.layout = layout
         self.prompts = tuple(prompts)
         draw = torch.Generator().manual_seed(seed)
-        config = LlamaConfig(
-            vocab_size=layout.vocab + _PROMPT_IDS * len(prompts), num_hidden_layers=2, pad_token_id=None, **_SIZES
-        )
+        vocab = layout.vocab + _PROMPT_IDS * len(prompts)
+        config = LlamaConfig(vocab_size=vocab, num_hidden_layers=2, **NO_SPECIAL_TOKENS, **_SIZES)
         self.backbone = LlamaModel(config).eval().requires_grad_(False)
         for name, weight in self.backbone.named_parameters():
             if "norm" not in name:
@@ -78,7 +77,7 @@ class EnumerableTransformer(TransformerModel):
 
     def own_head(self) -> EagleHead:
         """An untrained draft head whose drafts depend on its cache."""
-        sizes = {"num_hidden_layers": 1, "pad_token_id": None, **_SIZES}
+        sizes = {"num_hidden_layers": 1, **NO_SPECIAL_TOKENS, **_SIZES}
         vocab = self.backbone.config.vocab_size
         head = new_head(LlamaConfig(vocab_size=vocab, **sizes), self.backbone.embed_tokens.weight, seed=1)
         for name, weight in head.named_parameters():

@@ -1,4 +1,4 @@
-"""Commands `specbench train-head` and `specbench check-head`: draft heads for the EAGLE decoders."""
+"""Commands `specbench train-head` and `specbench check-head`: draft heads of the EAGLE and vertical decoders."""
 
 from __future__ import annotations
 

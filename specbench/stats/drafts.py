@@ -32,7 +32,7 @@ def rounds(rows: pd.DataFrame) -> float | None:
 
 def acceptance_length(rows: pd.DataFrame) -> float | None:
     """Acceptance length: committed tokens per round, both summed over all images; 1 for AR. The residual or bonus token
-    of a round counts. The first forward with a draft head has no drafts: it is not a round, and its token does not
+    of a round counts. The first forward with an EAGLE head has no drafts: it is not a round, and its token does not
     count."""
     tokens, each = round_totals(rows)
     return ratio_or_none(tokens.sum(skipna=False), each.sum(skipna=False))
