@@ -18,6 +18,7 @@ from specbench.models.transformer import compiled_forward as compiled_module
 from specbench.models.transformer.compilation import graph_bytes
 from specbench.models.transformer.compiled_forward import CompiledStep
 from specbench.models.transformer.kv_cache import PARTS, whole_parts
+from specbench.models.transformer.model import TransformerSession
 from specbench.models.transformer.size import whole_blocks
 from specbench.prompts import Request
 from specbench.reporting.comparability import configuration, mismatched_fields
@@ -178,7 +179,7 @@ def joint(model, text) -> np.ndarray:
 
 
 def test_fixed_shapes_fill_windows_up_and_change_nothing(eager, monkeypatch):
-    """What captured graphs need, without the graphs: windows are powers of two, the cache is read in blocks."""
+    """What captured graphs need, without the graphs: all windows of a session are its widest, a power of two."""
     widths = set()
 
     def call_eager(function, **_):
@@ -194,7 +195,28 @@ def test_fixed_shapes_fill_windows_up_and_change_nothing(eager, monkeypatch):
     model._compiled_steps = {SAMPLING.guidance: CompiledStep(model, SAMPLING.guidance, True, {})}
     for decoder in DECODERS:
         np.testing.assert_array_equal(tokens(model, decoder, REQUESTS), tokens(eager, decoder, REQUESTS))
-    assert widths == {1, 2, 4, 8}
+    assert widths == {1, 4, 8}
+
+
+@needs_compiler
+def test_fixed_shapes_are_compiled_once_for_all_parts_of_the_cache(eager, monkeypatch):
+    """On a GPU every part is captured, but a network of many layers takes half a minute to compile."""
+    read = set()
+    monkeypatch.setattr(TransformerSession, "_room", lambda session, slots: -(-slots // 16) * 16)
+
+    def readable(session, end):
+        read.add(whole_parts(end, len(session._index)))
+        return whole_parts(end, len(session._index))
+
+    monkeypatch.setattr(TransformerSession, "_readable", readable)
+    model = Tiny()
+    model.compile()
+    model._compiled_steps = {SAMPLING.guidance: CompiledStep(model, SAMPLING.guidance, True, {})}
+    for decoder, forms in zip(DECODERS[:3], (1, 2, 2), strict=True):
+        read.clear()
+        np.testing.assert_array_equal(tokens(model, decoder, REQUESTS), tokens(eager, decoder, REQUESTS))
+        assert len(read) > 1
+        assert model.compiled[0].forms == forms  # a lone column, a window
 
 
 @torch.inference_mode()

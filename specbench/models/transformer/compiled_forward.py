@@ -2,7 +2,7 @@
 
 A forward becomes a few kernels (on a GPU one CUDA graph) instead of some hundred calls that each cost more than their
 arithmetic. A form is compiled per combination of shapes, so these must be few: on a CPU sizes are symbols of one form;
-on a GPU windows are padded to powers of two, and attention reads whole parts of the cache.
+on a GPU windows are padded to the session's widest, a power of two, and attention reads whole parts of the cache.
 
 Checking all of torch's guards takes about as long as the forward of a small model. Only guards on the arguments are
 kept; the model is checked when a session begins.
@@ -60,11 +60,13 @@ class CompiledStep:
         options = {"guard_filter_fn": _not_on_model, **self._options}
         return Compiled(step, not self._fixed_shapes, options)
 
-    def __call__(self, cache: PositionCache, inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
-        """See `run_step`; the next call overwrites the returned tensors."""
+    def __call__(self, cache: PositionCache, inputs: ForwardInputs, most: int) -> tuple[Tensor, Tensor]:
+        """See `run_step`; the next call overwrites the returned tensors. `most`: columns of the session's widest
+        forward, to which narrower ones are padded where shapes are fixed."""
         width = inputs.tokens.shape[1]
         if self._fixed_shapes:
-            inputs = inputs.widened(1 << (width - 1).bit_length())
+            inputs = inputs.widened(1 << (max(width, most) - 1).bit_length())
+            _any_number_read(inputs)
             torch.compiler.cudagraph_mark_step_begin()
         with _sizes_apart_floats_fixed():
             features, logits = self._made[-1][1](cache.buffers(), inputs)
@@ -76,6 +78,13 @@ def compiled_step(model: StepModel, guidance: float) -> CompiledStep:
     if model.device.type == "cuda":
         return CompiledStep(model, guidance, True, {"triton.cudagraphs": True})
     return CompiledStep(model, guidance, False, {"cpp_wrapper": True})
+
+
+def _any_number_read(inputs: ForwardInputs) -> None:
+    """Make the number of slots that are read a symbol: one form serves all parts of a cache, each captured apart."""
+    for read, dim in ((inputs.index, 0), (inputs.mask, 2)):
+        if read is not None:
+            torch._dynamo.maybe_mark_dynamic(read, dim)
 
 
 def _not_on_model(guards: Sequence) -> list[bool]:

@@ -274,7 +274,7 @@ class TransformerSession:
             tokens, positions, slots, index, mask, self._last, self._shift, opening, self._prefix.state
         )
         if self._compiled and self._cache.is_ready:
-            self.features, logits = self._compiled(self._cache, inputs)
+            self.features, logits = self._compiled(self._cache, inputs, self._columns)
             return logits
         if start is not None and slots.shape[1] == 1:
             # Without a mask it attends to all slots that are read, so not to the empty ones of a GPU's whole parts.
