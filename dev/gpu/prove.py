@@ -1,9 +1,10 @@
 """Prove on a CUDA machine what a CPU cannot show: `make gpu`, at most 20 minutes.
 
 Every part runs in a process of its own with a time limit, so that one that fails, hangs or breaks the CUDA context
-leaves the others alone. A failed part is a row that says so; the exit code is then 1. Writes `raw.json` (every
-measurement, versions, hardware) and `report.md` to results/gpu/<device>/; `make docs` brings the table into the README.
-Parts that are not run again stay as they were, each with its date and commit.
+leaves the others alone. Parts that measure nothing run side by side, before the others. A failed part is a row that
+says so; the exit code is then 1. Writes `raw.json` (every measurement, versions, hardware) and `report.md` to
+results/gpu/<device>/; `make docs` brings the table into the README. Parts that are not run again stay as they were,
+each with its date and commit.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "dev" / "speed"))
 
-from parts import PARTS, SCALES  # noqa: E402  needs the path above
+from parts import PARTS  # noqa: E402  needs the path above
+from parts.claims import FAILED, failure  # noqa: E402
+from parts.scales import SCALES  # noqa: E402
 
 from specbench.system import environment  # noqa: E402
 from specbench.system.device_peaks import device_name  # noqa: E402
 from specbench.system.files import write_atomically  # noqa: E402
 
-FAILED = "failed"
 MINUTES = 20
 
 
@@ -34,7 +37,7 @@ def run_part(name: str, device: str, scale: str) -> dict[str, object]:
     """Claims and raw rows of one part, or the claim that it failed."""
     start = time.perf_counter()
     try:
-        claims, rows = PARTS[name][0](device, SCALES[scale])
+        claims, rows = PARTS[name].run(device, SCALES[scale])
     except Exception as error:  # another part may still work
         claims, rows = [failure(f"{type(error).__name__}: {error}")], []
     return {"part": name, "seconds": time.perf_counter() - start, "claims": claims, "rows": rows}
@@ -53,11 +56,6 @@ def run_apart(name: str, device: str, scale: str, seconds: float) -> dict[str, o
     except subprocess.TimeoutExpired:
         said = f"not done after {seconds:.0f} s"
     return {"part": name, "seconds": time.perf_counter() - start, "claims": [failure(said)], "rows": []}
-
-
-def failure(said: str) -> dict[str, object]:
-    """The claim of a part that failed."""
-    return {"what": "the part runs to its end", "value": " ".join(said.split())[:300], "goal": "-", "verdict": FAILED}
 
 
 def report(facts: dict[str, object], found: Sequence[dict]) -> str:
@@ -96,13 +94,18 @@ def prove(device: str, scale: str, out: Path, names: Sequence[str], apart: bool 
     folder = out / re.sub(r"[^a-z0-9]+", "-", named.lower()).strip("-")
     found, here = _kept(folder / "raw.json", scale, names), environment.environment_facts()
     end = time.perf_counter() + 60 * MINUTES
-    for name in names:
-        print(f"{name} ...", file=sys.stderr)
-        limit = min(PARTS[name][1], end - time.perf_counter())
-        done = run_apart(name, device, scale, limit) if apart else run_part(name, device, scale)
-        found.append({**done, "date": environment.now()[:10], "git": here["git"]})
-        for one in found[-1]["claims"]:
-            print(f"  {one['verdict']}: {one['what']}: {one['value']}", file=sys.stderr)
+
+    def done(name: str) -> dict:
+        limit = min(PARTS[name].seconds, end - time.perf_counter())
+        part = run_apart(name, device, scale, limit) if apart else run_part(name, device, scale)
+        said = [f"  {one['verdict']}: {one['what']}: {one['value']}" for one in part["claims"]]
+        print("\n".join([name, *said]), file=sys.stderr, flush=True)
+        return {**part, "date": environment.now()[:10], "git": here["git"]}
+
+    together = [name for name in names if not PARTS[name].alone]
+    with ThreadPoolExecutor(len(together) if apart and together else 1) as pool:
+        found += pool.map(done, together)
+    found += [done(name) for name in names if PARTS[name].alone]
     order = {name: number for number, name in enumerate(PARTS)}
     found.sort(key=lambda part: order.get(part["part"], len(order)))
     facts = {"device": named, "command": "make gpu", "scale": scale}

@@ -35,6 +35,7 @@ from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from compiling import bench_compile
@@ -293,26 +294,48 @@ def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds
     # The first decode of a process is slow; the first of a further decoder if it is compiled, or loads kernels.
     slow = model.compiles or model.device.type != "cpu"
     rows = in_turns(contenders, rounds, warm_up=list(contenders) if slow else ["ar"])
-    return rows, realised_shares(rows)
+    lines = ["decoder: step compression, speed-up over ar, ms per step, of which forward, realised"]
+    for name, one in realised_shares(rows).items():
+        told = one.compression, one.speed_up, one.step_ms, one.forward_ms, one.realised
+        lines.append(f"{name}: {', '.join(f'{value:.2f}' for value in told)}")
+    return rows, lines
 
 
-def realised_shares(rows: list[dict]) -> list[str]:
-    """A line for each decoder of the rows, after one that names the numbers."""
-    contenders = dict.fromkeys(row["name"] for row in rows)
+class Share(NamedTuple):
+    """What of its ideal speed-up over AR a decoder realises.
+
+    Attributes:
+        compression: tokens per step.
+        speed_up: over AR.
+        step_ms, forward_ms: of a step, and of its forward; medians over images.
+        image_ms: mean of an image.
+        realised: `speed_up` over (compression / window cost).
+    """
+
+    compression: float
+    speed_up: float
+    step_ms: float
+    forward_ms: float
+    image_ms: float
+    realised: float
+
+
+def realised_shares(rows: list[dict]) -> dict[str, Share]:
+    """The share of each decoder of the rows, AR among them."""
 
     def total(name: str, value: Callable[[dict], float]) -> float:
         return sum(value(row) for row in rows if row["name"] == name)
 
-    lines = ["decoder: step compression, speed-up over ar, ms per step, of which forward, realised"]
-    ar_ms, one = total("ar", loop_ms), median(rows, "ar", lambda row: step_cost(row)["forward"])
-    for name in contenders:
+    shares, one = {}, median(rows, "ar", lambda row: step_cost(row)["forward"])
+    for name in dict.fromkeys(row["name"] for row in rows):
         compression = total(name, lambda row: row["tokens"]) / total(name, lambda row: row["nfe"])
-        speedup = ar_ms / total(name, loop_ms)
-        step = median(rows, name, lambda row: step_cost(row)["step"])
-        forward = median(rows, name, lambda row: step_cost(row)["forward"])
-        share = speedup / (compression / (forward / one))
-        lines.append(f"{name}: {compression:.2f}, {speedup:.2f}, {step:.2f}, {forward:.2f}, {share:.2f}")
-    return lines
+        spent, images = total(name, loop_ms), sum(row["name"] == name for row in rows)
+        speed_up = total("ar", loop_ms) / spent
+        step, forward = (median(rows, name, lambda row, of=of: step_cost(row)[of]) for of in ("step", "forward"))
+        shares[name] = Share(
+            compression, speed_up, step, forward, spent / images, speed_up * forward / one / compression
+        )
+    return shares
 
 
 BENCHES = {

@@ -1,0 +1,19 @@
+"""Claims: the lines of the report."""
+
+from __future__ import annotations
+
+MET, MISSED, TOLD, FAILED = "met", "missed", "told", "failed"
+"""Verdicts of a claim; `told` is a number without a goal."""
+
+Outcome = tuple[list[dict], list[dict]]
+"""Claims and raw rows of a part."""
+
+
+def claim(what: str, value: object, goal: str = "-", met: bool | None = None) -> dict[str, object]:
+    """One line; `met` None is a number without a goal."""
+    return {"what": what, "value": value, "goal": goal, "verdict": TOLD if met is None else MET if met else MISSED}
+
+
+def failure(said: str) -> dict[str, object]:
+    """The claim of a part that failed."""
+    return {"what": "the part runs to its end", "value": " ".join(said.split())[:300], "goal": "-", "verdict": FAILED}

@@ -1,0 +1,30 @@
+"""Joules per image, where the driver tells."""
+
+from __future__ import annotations
+
+import time
+
+from timing import CAPTION
+
+from parts.claims import Outcome, claim
+from parts.scales import Scale
+from specbench.decoding.loop import decode
+from specbench.models.catalog import find_model, load_model
+from specbench.prompts import Request
+from specbench.specs.presets import resolve
+from specbench.system.monitor import joules
+
+
+def energy(device: str, scale: Scale) -> Outcome:
+    """Joules per image of AR and SJD on `shapes`, from the driver's counter."""
+    if joules(device) is None:
+        return [claim("joules per image", "the driver does not tell")], []
+    model, sampling, rows = load_model("shapes", device), find_model("shapes").sampling(), []
+    for name in ("ar", "sjd"):
+        decode(model, [Request(CAPTION, "gpu", 99)], resolve(name), sampling, 0)
+        start, before, images = time.perf_counter(), joules(device), 0
+        while time.perf_counter() < start + 10:
+            decode(model, [Request(CAPTION, "gpu", images)], resolve(name), sampling, 0)
+            images += 1
+        rows.append({"decoder": name, "joules": (joules(device) - before) / images, "images": images})
+    return [claim(f"{row['decoder']}: joules per image of shapes", f"{row['joules']:.1f}") for row in rows], rows

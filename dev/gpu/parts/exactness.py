@@ -1,0 +1,79 @@
+"""The audit's transformer settings, sampled on the device, for every decoder."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from multiprocessing import get_context
+
+from parts.claims import Outcome, claim
+from parts.scales import Scale, has_graphs
+from specbench.checks.audit_settings import (
+    AUDIT_SETTINGS,
+    COMPILED_SETTINGS,
+    DEVICE_SETTINGS,
+    AuditSetting,
+    setting_model,
+)
+from specbench.checks.divergence import AUDIT_LEVEL, p_value
+from specbench.checks.losslessness import observe
+from specbench.errors import SpecbenchError
+from specbench.specs.presets import PRESETS, resolve
+
+_AUDITORS = 8
+"""Processes of the audit at most."""
+
+
+def exactness(device: str, scale: Scale) -> Outcome:
+    """Audit decoders on the transformer that can be enumerated, its weights and noise on the device.
+
+    The calls of so small a model keep a GPU waiting, so several processes share it.
+    """
+    names = scale.decoders or tuple(PRESETS)
+    settings = [*(one for one in AUDIT_SETTINGS if one.model == "transformer"), *DEVICE_SETTINGS]
+    jobs = [(setting, name) for name in names for setting in settings]
+    if has_graphs(device):
+        jobs += [(setting, name) for setting in COMPILED_SETTINGS for name in ("ar", "sjd", "gsd", "scd-gs")]
+    audit = partial(_audited, device, scale.images)
+    if len(jobs) < 10:
+        rows = list(map(audit, jobs))
+    else:
+        workers = min(_AUDITORS, len(os.sched_getaffinity(0)))
+        with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
+            rows = list(pool.map(audit, jobs))
+    return judged(rows), rows
+
+
+def judged(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """The claim that audits of decoders support."""
+    wrong = [row for row in rows if row.get("p_value") is not None and row["lossless"] and row["p_value"] < AUDIT_LEVEL]
+    tried = sum(row.get("p_value") is not None for row in rows)
+    found = f"{tried - len(wrong)} of {tried} audits" + "".join(f"; deviates: {row['decoder']}" for row in wrong)
+    return [claim("no decoder declared lossless deviates from the exact joint", found, "all", not wrong)]
+
+
+def _audited(device: str, images: int, job: tuple[AuditSetting, str]) -> dict[str, object]:
+    setting, name = job
+    decoder = resolve(name)
+    row = {"setting": setting.name, "decoder": name, "lossless": decoder.lossless}
+    start = time.perf_counter()
+    try:
+        with _moved(setting_model(setting, 0)[0], device):
+            found = p_value(observe(setting, decoder, images, 0))
+    except SpecbenchError as error:
+        return row | {"p_value": None, "refused": str(error)}
+    return row | {"p_value": found, "images": images * setting.tables, "seconds": time.perf_counter() - start}
+
+
+@contextmanager
+def _moved(model, device: str) -> Iterator[None]:
+    """A cached model on the device, and back on the CPU afterwards."""
+    model.move(device)
+    try:
+        yield
+    finally:
+        model.move("cpu")

@@ -1,0 +1,75 @@
+"""Every family with random weights and every decoder without a draft head; draft heads on `shapes`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from timing import CAPTION
+
+from parts.claims import Outcome, claim
+from parts.scales import Scale
+from specbench.decoding.continuous_batching import decode_each
+from specbench.decoding.loop import decode
+from specbench.errors import SpecbenchError
+from specbench.models.catalog import find_model, load_model, models
+from specbench.models.hub_model import HubModel
+from specbench.prompts import Request
+from specbench.specs.presets import PRESETS, resolve
+from specbench.specs.run_spec import Sampling
+
+
+def families(device: str, scale: Scale) -> Outcome:
+    """Decode two images as a batch with every decoder; refill and trace one; AR and `predictive` agree."""
+    by_module = {model.target: name for name, model in models().items() if isinstance(model, HubModel)}
+    rows = [row for name in scale.families or by_module.values() for row in _family(name, device)]
+    shapes = load_model("shapes", device)
+    heads = [name for name in PRESETS if _has_head(name)]
+    rows += [
+        _decoded(shapes, name, find_model("shapes").sampling()) for name in (heads if not scale.decoders else heads[:1])
+    ]
+    return family_claims(rows), rows
+
+
+def family_claims(rows: list[dict]) -> list[dict[str, object]]:
+    """The claim that all of `rows` decoded; failures of a decoder that differ in nothing but the model are joined."""
+    failed: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["error"]:
+            failed.setdefault((row["decoder"], row["error"].replace(row["model"], "MODEL")), []).append(row["model"])
+    found = f"{sum(not row['error'] for row in rows)} of {len(rows)}"
+    found += "".join(f"; {decoder} on {len(models)}: {error}" for (decoder, error), models in failed.items())
+    return [claim("every decoder decodes every family on the device", found, "all", not failed)]
+
+
+def _family(name: str, device: str) -> Iterator[dict[str, object]]:
+    info = find_model(name).configured(random=True, tiny=True)
+    model, sampling = load_model(info, device, "float32"), info.sampling()
+    tokens = {}
+    for decoder in PRESETS:
+        if not _has_head(decoder):
+            row = _decoded(model, decoder, sampling)
+            tokens[decoder] = row.pop("tokens", None)
+            yield row
+    same = tokens["ar"] is not None and tokens["ar"] == tokens["predictive"]
+    yield {"model": name, "decoder": "predictive = ar", "error": None if same else "other tokens than AR"}
+    requests = [Request(CAPTION, "gpu", number) for number in range(3)]
+    refilled = [image for _, image in decode_each(model, requests, 2, resolve("sjd"), sampling, 0, trace=True)]
+    bad = next((str(image) for image in refilled if isinstance(image, SpecbenchError)), None)
+    yield {"model": name, "decoder": "sjd, refilled and traced", "error": bad}
+
+
+def _has_head(decoder: str) -> bool:
+    """Whether a decoder drafts with a trained head, which only `shapes` brings with it."""
+    return resolve(decoder).drafter in ("eagle", "vertical")
+
+
+def _decoded(model, name: str, sampling: Sampling) -> dict[str, object]:
+    """Two images of one batch; what went wrong under `error`."""
+    row: dict[str, object] = {"model": model.name, "decoder": name, "error": None}
+    try:
+        images = decode(model, [Request(CAPTION, "gpu", number) for number in range(2)], resolve(name), sampling, 0)
+        if problem := next((image for image in images if isinstance(image, SpecbenchError)), None):
+            raise problem
+    except Exception as error:  # one decoder's failure is a row
+        return row | {"error": f"{type(error).__name__}: {error}"}
+    return row | {"nfe": [image.nfe for image in images], "tokens": [image.tokens.tolist() for image in images]}

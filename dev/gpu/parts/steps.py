@@ -1,0 +1,44 @@
+"""A step over its forward, and the realised share of the ideal speed-up, at Lumina's true size."""
+
+from __future__ import annotations
+
+from bench import Share, realised, realised_shares
+
+from parts.claims import Outcome, claim
+from parts.scales import SIDE, Scale, filtered, has_graphs, random_llama
+
+
+def steps(device: str, scale: Scale) -> Outcome:
+    """Time compiled decoders, each on one image of Lumina's true length; acceptance is that of random weights."""
+    compiled = has_graphs(device)
+    model = random_llama(device, scale, side=SIDE if compiled else None)
+    if compiled:
+        model.compile()
+    names = ("ar", "sjd", "gsd", "scd-gs") if compiled else ("ar", "sjd")
+    rows, _ = realised(model, names, filtered(scale), 1)
+    shares = realised_shares(rows)
+    told = ", ".join(f"{name} {shares[name].image_ms / 1e3:.1f}" for name in names)
+    claims = [claim(f"seconds of an image of {model.layout.length} tokens", told)]
+    if compiled:
+        seconds = ", ".join(f"{part.seconds:.0f} s ({part.forms})" for part in model.compiled)
+        claims.append(claim("compilation (forms): forwards, then each decoder's sampling and drafting", seconds))
+    return [*claims, *step_claims(shares)], rows
+
+
+def eager_steps(device: str, scale: Scale) -> Outcome:
+    """Time the same decoders uncompiled, on short images."""
+    names = ("ar", "sjd", "gsd", "scd-mc", "scd-gs") if has_graphs(device) else ("ar", "sjd")
+    rows, _ = realised(random_llama(device, scale), names, filtered(scale), scale.rounds)
+    return step_claims(realised_shares(rows)), rows
+
+
+def step_claims(shares: dict[str, Share]) -> list[dict[str, object]]:
+    """Claims on what a step takes besides its forward."""
+    claims = []
+    for name, one in shares.items():
+        told = f"{one.step_ms / one.forward_ms:.2f} ({one.step_ms:.2f} over {one.forward_ms:.2f} ms)"
+        claims.append(claim(f"{name}: step over forward", told, "1.05", one.step_ms <= 1.05 * one.forward_ms))
+        if name != "ar":
+            found = f"{one.realised:.2f} (speed-up {one.speed_up:.2f}, {one.compression:.2f} tokens a step)"
+            claims.append(claim(f"{name}: realised share of the ideal speed-up", found, "0.95", one.realised >= 0.95))
+    return claims
