@@ -86,39 +86,67 @@ def _ascending(values: Tensor) -> Tensor:
 
 def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
     """Sort token ids [..., V] by `probabilities` [..., V] (not negative), ties by id."""
-    # The bits of a non-negative float32 order as it does, so one integer sort of (bits, id) settles value and tie.
-    bits = probabilities.float().view(torch.int32).long()
-    keys = (0x7FFFFFFF - bits if descending else bits) << 32 | torch.arange(bits.shape[-1], device=bits.device)
+    keys = _rank_keys(probabilities, torch.arange(probabilities.shape[-1], device=probabilities.device), descending)
     ordered = _ascending(keys) if keys.device.type == "cpu" else keys.sort(dim=-1).values
-    return ordered & 0xFFFFFFFF
+    return ordered & _ID
 
 
-def rank_kept(probabilities: Tensor, descending: bool = False) -> Tensor:
-    """Rank tokens of positive probability only, [..., K]; shorter rows are padded with -1 at the end of lowest
-    probability.
+_ID = 0xFFFFFFFF
+"""Bits of a rank key that hold the token."""
+
+
+def _rank_keys(probabilities: Tensor, ids: Tensor, descending: bool) -> Tensor:
+    """Integers in the order of `rank`, for tokens `ids` of these `probabilities`."""
+    # The bits of a non-negative float32 order as it does, so one integer settles value and tie.
+    bits = probabilities.float().view(torch.int32).long()
+    return (0x7FFFFFFF - bits if descending else bits) << 32 | ids
+
+
+def ranked_around(
+    probabilities: Tensor, tokens: Tensor, before: int, after: int, descending: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens around one of positive probability, `before` and `after` it in the order of `rank`.
+
+    Args:
+        probabilities: [..., V].
+        tokens: [..., 1].
+
+    Returns:
+        [..., m] their ids, in order, with the token itself also where there is none; [..., m] whether there is one;
+        and [..., 1] the token's probability.
     """
-    if probabilities.device.type != "cpu":
-        order = rank(probabilities, descending)
-        return torch.where(probabilities.gather(-1, order) > 0, order, -1)
-    return (_rank_filled_up if torch.compiler.is_compiling() else _rank_found)(probabilities, descending)
+    ids, mass = _ends_and_kept(probabilities, before, after, descending)
+    own = probabilities.gather(-1, tokens)
+    key, keys = _rank_keys(own, tokens, descending), _rank_keys(mass, ids, descending)
+    lower = torch.where(keys < key, keys, -1).topk(min(before, keys.shape[-1]), dim=-1).values.flip(-1)
+    last = torch.iinfo(torch.int64).max
+    upper = torch.where(keys > key, keys, last).topk(min(after, keys.shape[-1]), dim=-1, largest=False).values
+    found = torch.cat([lower, key, upper], dim=-1) & _ID
+    exists = found != _ID
+    return torch.where(exists, found, tokens), exists, own
 
 
-@_by_numpy("rank_filled_up", lambda weights, descending: torch.empty_like(weights, dtype=torch.long))
-def _rank_filled_up(weights: Tensor, descending: bool) -> Tensor:
-    """`rank_kept` with the static size [..., V], for compiled code."""
-    found = _rank_found(weights, descending)
-    missing = weights.shape[-1] - found.shape[-1]
-    return torch.nn.functional.pad(found, (0, missing) if descending else (missing, 0), value=-1)
-
-
-def _rank_found(probabilities: Tensor, descending: bool) -> Tensor:
-    token, value, here = _compact(probabilities)
-    bits = value.view(np.int32).astype(np.int64)
-    last = np.iinfo(np.int64).max if descending else -1
-    keys = np.where(here, (0x7FFFFFFF - bits if descending else bits) << 32 | token, last)
-    keys.sort(axis=-1)
-    ids = np.where(here if descending else here[:, ::-1], keys & 0xFFFFFFFF, -1)
-    return torch.from_numpy(ids).view(*probabilities.shape[:-1], -1)
+def _ends_and_kept(weights: Tensor, before: int, after: int, descending: bool) -> tuple[Tensor, Tensor]:
+    """Ids [..., K] or [V], and weights [..., K], of the tokens that can stand `before` or `after` one of positive
+    weight in the order of `rank`; padded with token -1.
+    """
+    vocab = weights.shape[-1]
+    if vocab < WIDE or not _compacts(weights):
+        return torch.arange(vocab, device=weights.device), weights
+    flat = weights.reshape(-1, vocab).numpy()
+    here = flat != 0
+    # Tokens of weight 0 stand before or after all others, in order of their ids.
+    absent, reach = (after if descending else before), 0
+    while True:
+        end = here[:, :reach] if descending else here[:, vocab - reach :]
+        if reach == vocab or (~end).sum(-1).min(initial=absent) >= absent:
+            break
+        reach = min(2 * max(reach, absent), vocab)
+    end[:] = True
+    token, value, found = _compact(flat, here)
+    token[~found] = -1
+    shape = *weights.shape[:-1], -1
+    return torch.from_numpy(token).view(shape), torch.from_numpy(value).view(shape)
 
 
 FEW = 8192
@@ -151,7 +179,8 @@ def kept(weights: Tensor) -> Kept:
     """Compact `weights` [..., V] to tokens of nonzero weight; all V of them if V is small or compacting is slower."""
     if weights.shape[-1] < WIDE or not _compacts(weights):
         return Kept(None, weights)
-    token, value, _ = _compact(weights)
+    flat = weights.reshape(-1, weights.shape[-1]).numpy()
+    token, value, _ = _compact(flat, flat != 0)
     return Kept(*(torch.from_numpy(x).view(*weights.shape[:-1], -1) for x in (token, value)))
 
 
@@ -160,19 +189,23 @@ def _compacts(weights: Tensor) -> bool:
     return weights.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
-def _compact(weights: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Move nonzero entries (NaN included) to the front of their rows: tokens and values [rows, K], zero-padded, and
-    bool [rows, K], True where not padding.
+def _compact(weights: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Move the entries chosen by `here` [rows, V] to the front of their rows: tokens and `weights` [rows, K],
+    zero-padded, and bool [rows, K], True where not padding.
     """
-    flat = weights.reshape(-1, weights.shape[-1]).numpy()
+    rows, vocab = weights.shape
     # flatnonzero is four times faster on booleans than on floats.
-    entry = np.flatnonzero(flat != 0)
-    row, column = np.divmod(entry, flat.shape[1])
-    count = np.bincount(row, minlength=len(flat))
-    here = np.arange(max(count.max(initial=0), 1)) < count[:, None]
-    token, value = np.zeros(here.shape, np.int64), np.zeros(here.shape, flat.dtype)
-    token[here], value[here] = column, flat.reshape(-1)[entry]
-    return token, value, here
+    entry = np.flatnonzero(here)
+    start = np.arange(rows)[:, None] * vocab
+    first = np.searchsorted(entry, start)
+    count = np.diff(first, axis=0, append=len(entry))
+    place = np.arange(max(count.max(initial=0), 1))
+    found = place < count
+    chosen = np.append(entry, 0).take(first + place, mode="clip")
+    token, value = chosen - start, weights.reshape(-1).take(chosen)
+    if not found.all():
+        token[~found] = value[~found] = 0
+    return token, value, found
 
 
 class Target:

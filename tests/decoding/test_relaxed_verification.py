@@ -58,10 +58,8 @@ def omega(residual=optimal, **changed) -> DepthWeighted:
 def outcome(rule, p=P, q=Q, tokens=TOKENS):
     """Acceptance [V], accepted mass, residual distribution and distribution of the emitted token of a rule."""
     a = rule.acceptance(p, q, tokens).clamp(max=1)
-    drafted = torch.ones(len(p), 1, dtype=torch.bool)
-    window = DraftTests(
-        p[:, None], q[:, None], tokens[:, :1], drafted, drafted.double(), tokens[:, :1], torch.tensor([1])
-    )
+    coin = torch.ones(len(p), 1, dtype=torch.double)
+    window = DraftTests.of(p[:, None], q[:, None], tokens[:, :1], coin, tokens[:, :1], torch.tensor([1]))
     left = rule.residual_weights(window)[:, 0]
     left = left / left.sum(-1, keepdim=True)
     mass = (a * q).sum(-1, keepdim=True)
@@ -365,9 +363,7 @@ def two_siblings(rule) -> torch.Tensor:
 
 def one_test(p, q, x) -> DraftTests:
     draft = torch.tensor([[x]])
-    return DraftTests(
-        p[:, None], q[:, None], draft, q[:, [x]] > 0, torch.zeros(1, 1).double(), draft, torch.tensor([1])
-    )
+    return DraftTests.of(p[:, None], q[:, None], draft, torch.zeros(1, 1).double(), draft, torch.tensor([1]))
 
 
 def accepted(rule, window) -> float:
@@ -392,7 +388,7 @@ def test_any_stricter_acceptance_is_lossless_on_any_tree(tree, seed, monkeypatch
         return share[place.expand(x.shape), x] * ratio(p, q, x).clamp(max=1)
 
     monkeypatch.setattr(Exact, "acceptance", damped)
-    monkeypatch.setattr(Exact, "verify", RatioTest.verify)  # Exact's own takes p/q itself
+    monkeypatch.setattr(Exact, "of_drafts", RatioTest.of_drafts)  # Exact's own is p/q
     options = {"tree": tree, "verifier": "exact"}
     [result] = audit_decoders([resolve("eagle", options | {"residual": "optimal"})], samples=12_000, seed=seed)
     assert result["verdict"] == "no deviation seen", result

@@ -8,7 +8,7 @@ from tiny_llama import Tiny
 from specbench.decoding import sampling
 from specbench.decoding.loop import decode
 from specbench.decoding.noise import Noise, Stream
-from specbench.decoding.sampling import kept, run_race, without
+from specbench.decoding.sampling import kept, ranked_around, run_race, without
 from specbench.decoding.verification.ratio_tests import DraftTests
 from specbench.decoding.verification.refinement import Couple
 from specbench.errors import SpecbenchError
@@ -42,6 +42,27 @@ def test_only_tokens_of_positive_weight_run_the_race():
     assert torch.equal(torch.zeros_like(weights).scatter_add_(-1, held.ids, held.mass), weights)
     everyone = run_race(weights, noise.race(positions, Stream.TOKEN))
     assert torch.equal(noise.run_race(weights, positions, Stream.TOKEN), everyone)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("wide", [99, 0])
+def test_the_tokens_around_one_are_those_of_the_whole_ranking(wide, descending, monkeypatch):
+    monkeypatch.setattr(sampling, "WIDE", wide)
+    draws = torch.Generator().manual_seed(0)
+    # Few different values, so that most are tied; many are 0, and some rows keep all tokens, others one.
+    p = torch.randint(1, 4, (60, 12), generator=draws) / 4
+    p *= torch.rand(60, 12, generator=draws) < torch.linspace(0, 1, 60)[:, None]
+    x = torch.randint(12, (60, 1), generator=draws)
+    p.scatter_(1, x, 0.5)
+    for before, after in ((3, 2), (0, 0), (1, 20)):
+        ids, exists, own = ranked_around(p, x, before, after, descending)
+        assert torch.equal(own, p.gather(1, x))
+        for row, token, found, there in zip(p.tolist(), x[:, 0].tolist(), ids.tolist(), exists.tolist(), strict=True):
+            order = sorted(range(12), key=lambda v, row=row: (-row[v] if descending else row[v], v))
+            place = order.index(token)
+            around = order[max(place - before, 0) : place + after + 1]
+            assert [v for v, known in zip(found, there, strict=True) if known] == around
+            assert all(v == token for v, known in zip(found, there, strict=True) if not known)
 
 
 def test_coupled_drafts_are_the_same_either_way(monkeypatch):

@@ -11,7 +11,6 @@ from specbench.decoding.drafters.jacobi import Jacobi
 from specbench.decoding.loop import decode
 from specbench.decoding.noise import Noise, Stream, row_key
 from specbench.decoding.sampling import draw, kept
-from specbench.decoding.verification.ratio_tests import ratio
 from specbench.decoding.verification.refinement import Couple
 from specbench.decoding.verification.residuals import standard
 from specbench.models.interface import TokenLayout
@@ -160,7 +159,7 @@ def test_sampling_from_a_sharpened_p_is_flagged(monkeypatch):
 def test_a_coupled_slot_drawn_from_the_residual_of_a_stale_q_is_flagged(monkeypatch):
     def refine(self, p, tests, noise, positions, step):
         last = tests.draft.shape[1] - 1
-        keep = tests.coin < ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)
+        keep = tests.coin < tests.ratio
         stale = torch.cat([tests.q, tests.q[:, last:]], dim=1)  # the slot without a draft has the q of the slot before
         held = kept(p)
         weights = standard(held.mass, held.weights(stale))

@@ -151,19 +151,18 @@ def test_gsd_cluster_is_the_one_read_off_token_by_token(seed, G, d, delta, rank_
     p, q = pair(seed)
     codebook = torch.from_numpy(np.random.default_rng(seed).normal(0, 0.6, (V, 2)))
     rule = Grouped(context(codebook), G, d, delta, rank_by, order, bounds, cluster_q)
-    accepted, size = rule._judge(p, q, every_token(p))
+    accepted, size = rule._of_candidates(p, q, every_token(p))
     for x in range(V):
         # One candidate at a time goes by the ranks of the kept tokens alone, in float32.
-        alone, alone_size = rule._judge(p.float(), q.float(), every_token(p)[:, x : x + 1])
-        torch.testing.assert_close(alone[:, 0], accepted[:, x].float(), equal_nan=True)
-        drawn = p[:, x] > 0
-        assert torch.equal(alone_size[drawn, 0], size[drawn, x])
+        alone, alone_size = rule._of_draft(p.float(), q.float(), every_token(p)[:, x : x + 1])
+        torch.testing.assert_close(alone, accepted[:, x].float(), equal_nan=True)
+        assert torch.equal(alone_size, size[:, x])
     for row in range(len(p)):
         for x in range(V):
             cluster = slow_cluster(
                 p[row].numpy(), q[row].numpy(), x, G, d, delta, rank_by, order, bounds, codebook.numpy(), cluster_q
             )
-            assert size[row, x] == len(cluster)
+            assert size[row, x] == (len(cluster) if p[row, x] > 0 else 1)
             if q[row, cluster].sum() > 0:
                 expected = p[row, cluster].sum() / q[row, cluster].sum() if p[row, x] > 0 else 0.0
                 assert math.isclose(accepted[row, x], expected, rel_tol=1e-9)

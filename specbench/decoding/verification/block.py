@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.context import Context
-from specbench.decoding.verification.ratio_tests import DraftTests, Exact, Verdict, ratio
+from specbench.decoding.verification.ratio_tests import DraftTests, Exact, Verdict
 
 
 class Block(Exact):
@@ -33,7 +33,7 @@ class Block(Exact):
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
         # Slots past the end hold no drafts: an image must not depend on how far other rows of its batch are.
         exists = tests.drafted & (tests.position < self._length)
-        reach = joint_ratio(torch.where(exists, ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1), 0.0))
+        reach = joint_ratio(torch.where(exists, tests.ratio, 0.0))
         following = torch.nn.functional.pad(exists[:, 1:], (0, 1))
         scaled = reach[:, :-1, None].to(tests.p.dtype) * tests.p[:, 1:]
         excess = (scaled - tests.q[:, 1:]).clamp_(min=0).sum(-1, dtype=torch.float64)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.context import Context
-from specbench.decoding.sampling import rank, rank_kept
+from specbench.decoding.sampling import rank, ranked_around
 from specbench.decoding.verification.codebook_neighbours import MOST, nearest, neighbour_table
 from specbench.decoding.verification.ratio_tests import DraftTests, RatioTest, Verdict
 from specbench.errors import SpecbenchError
@@ -39,34 +39,46 @@ class Grouped(RatioTest):
             raise SpecbenchError("this model has no codebook, which --d and --cluster embedding need", "use --d inf")
         self._d, self._delta, self._rank_by, self._descending = d, delta, cluster, order == "descending"
         half = G // 2
-        last = half + 1 if bounds == "inclusive" else max(half, 1)
+        self._before, self._after = half, half if bounds == "inclusive" else max(half - 1, 0)
         self._whole = cluster_q == "whole"
-        self._offsets = torch.arange(-half, last, device=context.device)
         self._codebook = context.codebook
         self._nearest = _neighbours(context.codebook, G - 1) if cluster == "embedding" else None
 
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
-        return self._judge(p, q, x)[0]
+        return self._of_candidates(p, q, x)[0]
 
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
-        a, size = self._judge(tests.p, tests.q, tests.draft[..., None])
-        a = a.squeeze(-1)
-        return Verdict(tests.coin < a, {"cluster_size": size.squeeze(-1).float(), **self.facts(tests, a)})
+        a, size = self._of_draft(tests.p, tests.q, tests.draft[..., None])
+        return Verdict(tests.coin < a, {"cluster_size": size.float(), **self.facts(tests, a)})
 
-    def _judge(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _of_candidates(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Acceptance and cluster size [..., n] of candidates x [..., n]."""
-        ids, valid = self._slice(p, q, x)
+        ids, exists = self._slice(p, q, x)
         members = ids.flatten(-2)
-        p_member = p.gather(-1, members).view(ids.shape)
-        q_member = q.gather(-1, members).view(ids.shape)
-        p_x = p.gather(-1, x)
-        near = ((p_member - p_x[..., None]).abs() <= self._delta) & self._close(ids, x)
+        p_member, q_member = (weights.gather(-1, members).view(ids.shape) for weights in (p, q))
+        return self._judge(x[..., None], p.gather(-1, x)[..., None], ids, exists, p_member, q_member)
+
+    def _of_draft(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`_of_candidates` [...] of one candidate x [..., 1], with fewer and smaller operations."""
+        if self._rank_by != "target":
+            a, size = self._of_candidates(p, q, x)
+            return a.squeeze(-1), size.squeeze(-1)
+        ids, exists, p_x = ranked_around(p, x, self._before, self._after, self._descending)
+        return self._judge(x, p_x, ids, exists, p.gather(-1, ids), q.gather(-1, ids))
+
+    def _judge(
+        self, x: Tensor, p_x: Tensor, ids: Tensor, exists: Tensor, p_member: Tensor, q_member: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Acceptance and cluster size [...] of x [..., 1], given the slice of `ids` [..., m] around it, which of these
+        exist, and their p and q; x with p(x) = 0 is alone."""
+        member = exists & ((p_member - p_x).abs_() <= self._delta)
+        if self._d != float("inf"):
+            member &= self._close(ids, x)
         if not self._whole:
-            near &= p_member > 0
-        kept = valid & (near | (ids == x[..., None]))
-        p_cluster = torch.where(kept, p_member, 0.0).sum(-1)
-        q_cluster = torch.where(kept, q_member, 0.0).sum(-1)
-        return torch.where(p_x > 0, p_cluster / q_cluster, 0.0), kept.sum(-1)
+            member &= p_member > 0
+        p_cluster, q_cluster = torch.where(member, torch.stack([p_member, q_member]), 0.0).sum(-1)
+        drawn = p_x.squeeze(-1) > 0
+        return torch.where(drawn, p_cluster / q_cluster, 0.0), torch.where(drawn, member.sum(-1), 1)
 
     def _slice(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """Ids [..., n, m] around each candidate in rank order, x exactly once, and a mask of existing entries."""
@@ -74,54 +86,20 @@ class Grouped(RatioTest):
             others = self._nearest[x.clamp(max=len(self._nearest) - 1)]
             ids = torch.cat([x[..., None], others], dim=-1)
             return ids, torch.ones_like(ids, dtype=torch.bool)
-        if x.shape[-1] == 1 and self._rank_by == "target":
-            return self._slice_of_kept(p, x)
         weights = p if self._rank_by == "target" else q
         order = rank(weights, self._descending)
-        place_of = torch.empty_like(order).scatter_(
-            -1, order, torch.arange(p.shape[-1], device=p.device).expand(p.shape)
-        )
-        place = place_of.gather(-1, x)[..., None] + self._offsets
+        count = torch.arange(p.shape[-1], device=p.device)
+        place_of = torch.empty_like(order).scatter_(-1, order, count.expand(p.shape))
+        place = place_of.gather(-1, x)[..., None] + torch.arange(-self._before, self._after + 1, device=p.device)
         valid = (place >= 0) & (place < p.shape[-1])
         place = place.clamp(0, p.shape[-1] - 1)
         return order.gather(-1, place.flatten(-2)).view(place.shape), valid
 
-    def _slice_of_kept(self, p: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`_slice` around one candidate [..., 1], from the ranks of the tokens with p > 0; missing entries are x."""
-        order = rank_kept(p, self._descending)
-        here = order == x
-        found = here.any(-1, keepdim=True)
-        place = here.int().argmax(-1, keepdim=True) + self._offsets
-        ids = order.gather(-1, place.clamp(0, order.shape[-1] - 1))
-        valid = found & (place >= 0) & (place < order.shape[-1]) & (ids >= 0)
-        if self._whole:
-            beyond, exists = self._beyond_kept(p, order, place)
-            ids, valid = torch.where(exists, beyond, ids), valid | (found & exists)
-        own = self._offsets == 0
-        return torch.where(valid, ids, x)[..., None, :], (valid | own)[..., None, :]
-
-    def _beyond_kept(self, p: Tensor, order: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens of p = 0 at the places [..., m] before (ascending) or after (descending) the kept ones, and which of
-        these places there are; ties stand in the order of their ids.
-        """
-        absent = (order < 0).sum(-1, keepdim=True)
-        kept = order.shape[-1] - absent
-        steps = place - kept if self._descending else absent - 1 - place
-        most = min(len(self._offsets), p.shape[-1])
-        numbers = torch.arange(p.shape[-1], device=p.device)
-        keys = numbers.flip(0) if self._descending else numbers
-        nearest = torch.where(p > 0, -1, keys).topk(most).values
-        found = nearest.gather(-1, steps.clamp(0, most - 1))
-        exists = (steps >= 0) & (steps < most) & (found >= 0)
-        return (p.shape[-1] - 1 - found if self._descending else found), exists
-
     def _close(self, ids: Tensor, x: Tensor) -> Tensor:
         """Whether members are within d of x, in squared Euclidean distance of codebook rows."""
-        if self._d == float("inf"):
-            return torch.ones_like(ids, dtype=torch.bool)
         last = len(self._codebook) - 1
-        difference = self._codebook[ids.clamp(max=last)] - self._codebook[x.clamp(max=last)][..., None, :]
-        return difference.square().sum(-1) <= self._d
+        difference = self._codebook[ids.clamp(max=last)] - self._codebook[x.clamp(max=last)]
+        return difference.square_().sum(-1) <= self._d
 
 
 class ReleasedGrouped(RatioTest):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specbench.decoding.context import Context
 from specbench.decoding.noise import Noise, Stream
-from specbench.decoding.sampling import at, rows_at
+from specbench.decoding.sampling import rows_at
 
 
 class DraftTests(NamedTuple):
@@ -30,6 +30,7 @@ class DraftTests(NamedTuple):
         coin: [B, K] float64 uniforms in (0, 1), fresh in every step.
         position: [B, K] stream slot of the draft.
         depth: [K] number of drafts of this step on the path to the draft, itself included.
+        ratio: [B, K] `ratio` p(x)/q(x) of the draft x.
     """
 
     p: Tensor
@@ -39,6 +40,7 @@ class DraftTests(NamedTuple):
     coin: Tensor
     position: Tensor
     depth: Tensor
+    ratio: Tensor
 
     @classmethod
     def of(
@@ -55,11 +57,14 @@ class DraftTests(NamedTuple):
 
         Without a draft q is undefined (NaN, or left from an earlier step) and is replaced by 0.
         """
-        drafted = at(q, draft) > 0
+        x = draft[..., None]
+        q_draft = q.gather(-1, x)
+        drafted = q_draft.squeeze(-1) > 0
+        p_over_q = _ratio(p.gather(-1, x), q_draft).squeeze(-1)
         if exists is not None:
             drafted = drafted & exists
             q = torch.where(drafted[..., None], q, 0.0)
-        return cls(p, q, draft, drafted, coin, position, depth)
+        return cls(p, q, draft, drafted, coin, position, depth, p_over_q)
 
     def failed(self, entries: Tensor | slice) -> FailedTest:
         """Select the tests of entries [K'], the same in all rows."""
@@ -154,13 +159,17 @@ class RatioTest:
         """
         raise NotImplementedError
 
+    def of_drafts(self, tests: DraftTests) -> Tensor:
+        """`acceptance` [B, K] of the drafts themselves."""
+        return self.acceptance(tests.p, tests.q, tests.draft[..., None], tests.depth).squeeze(-1)
+
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
-        a = self.acceptance(tests.p, tests.q, tests.draft[..., None], tests.depth).squeeze(-1)
+        a = self.of_drafts(tests)
         return Verdict(tests.coin < a, self.facts(tests, a))
 
     def facts(self, tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
         """Acceptance probabilities a [B, K] of the drafts x, and p(x)/q(x); the record makes `distances` of them."""
-        return {"acceptance": a, "ratio": ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)}
+        return {"acceptance": a, "ratio": tests.ratio}
 
     def residual_weights(self, tests: DraftTests | FailedTest) -> Tensor:
         return self._residual(tests.p, tests.q, partial(self.acceptance, depth=tests.depth))
@@ -179,8 +188,11 @@ def distances(acceptance: Tensor, ratio: Tensor) -> dict[str, Tensor]:
 
 def ratio(p: Tensor, q: Tensor, x: Tensor) -> Tensor:
     """p(x)/q(x) [..., n]; 0 where p(x) = 0, so that 0/0 rejects."""
-    px = p.gather(-1, x)
-    return torch.where(px > 0, px / q.gather(-1, x), px)
+    return _ratio(p.gather(-1, x), q.gather(-1, x))
+
+
+def _ratio(px: Tensor, qx: Tensor) -> Tensor:
+    return torch.where(px > 0, px / qx, px)
 
 
 def residual_weights(verifier: Verifier, tests: DraftTests | FailedTest) -> Tensor:
@@ -225,8 +237,9 @@ class Exact(RatioTest):
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
         return ratio(p, q, x)
 
-    def facts(self, tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
-        return {"acceptance": a, "ratio": a}
+    def of_drafts(self, tests: DraftTests) -> Tensor:
+        # A subclass may have an acceptance of its own.
+        return tests.ratio if type(self).acceptance is Exact.acceptance else super().of_drafts(tests)
 
 
 class Amplify(RatioTest):

@@ -14,7 +14,7 @@ from torch import Tensor
 from specbench.decoding.context import Context
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import draw, kept
-from specbench.decoding.verification.ratio_tests import DraftTests, ratio
+from specbench.decoding.verification.ratio_tests import DraftTests
 from specbench.decoding.verification.residuals import standard
 
 
@@ -72,7 +72,7 @@ class Reuse(Resample):
         return _keep(tests.draft, self._kept(tests), super().refine(p, tests, noise, positions, step))
 
     def _kept(self, tests: DraftTests) -> Tensor:
-        return tests.drafted & (ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1) > self._tau)
+        return tests.drafted & (tests.ratio > self._tau)
 
 
 class StaleReuse(Reuse):
@@ -124,7 +124,7 @@ class Couple:
         residual = standard(held.mass[:, :drafts], held.weights(tests.q, slice(drafts)))
         weights = torch.cat([residual, held.mass[:, drafts:]], dim=1)
         other = held.token(draw(weights, noise.uniform(positions, Stream.REDRAW, step)))
-        keep = tests.coin < ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1)
+        keep = tests.coin < tests.ratio
         return _keep(tests.draft, tests.drafted & keep, other)
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from specbench.decoding.context import Context
 from specbench.decoding.sampling import at
-from specbench.decoding.verification.ratio_tests import DraftTests, Exact, Verdict, ratio
+from specbench.decoding.verification.ratio_tests import DraftTests, Exact, Verdict
 from specbench.errors import SpecbenchError
 
 _IMPOSSIBLE = -1e6
@@ -44,7 +44,7 @@ class Segments(Exact):
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
         exists = tests.drafted & (tests.position < self._length)
         px = at(tests.p, tests.draft)
-        r = torch.where(exists, ratio(tests.p, tests.q, tests.draft[..., None]).squeeze(-1), 0.0)
+        r = torch.where(exists, tests.ratio, 0.0)
         # Slots past the end hold no drafts: an image must not depend on how far other rows of its batch are.
         starts = torch.nn.functional.pad(self.starts(tests, px), (1, 0), value=True) | ~exists
         return Verdict(accept_segments(px.double(), r.double(), starts, tests.coin, self._alpha) & exists, {})
