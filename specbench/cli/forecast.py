@@ -26,7 +26,7 @@ _HELP = help_of(
     "printed.",
     "With --printed: every latency that the papers print, beside the floor of the GPU it was measured on.",
 )
-_COLUMNS = ("source", "decoder", "window", "tokens_per_step", "ms_per_step", "s_per_image", "speed_up", "window_cost")
+_KNOWN = ("source", "decoder", "window", "tokens_per_step")
 _PRINTED = ("row", "gpu", "ms_per_step", "weights_ms", "over_weights", "floor_ms", "over_floor")
 
 
@@ -88,24 +88,34 @@ def _print_forecast(rows: Sequence[Mapping]) -> None:
         f"Forecast, not measured: {first['model']} on {first['device']}, {first['dtype']}, batch {first['batch']}. "
         "In brackets: low to high.\n"
     )
-    print_table([_told(row) for row in rows], _COLUMNS)
+    print_table([_told(row) for row in rows], (*_KNOWN, *_numbers(first)))
     lines = list(dict.fromkeys(line for row in rows for line in row["assumptions"]))
     print("\nAssumed:\n")
     for line in lines:
         _say(f"- {line}")
 
 
+def _numbers(row: Mapping) -> dict[str, str]:
+    """Forecast numbers of the table: key of the row, by column. Images of a batch share its seconds."""
+    batched = {"s_per_batch": "seconds", "images_per_hour": "images_per_hour"}
+    seconds = {"s_per_image": "seconds"} if row["batch"] == 1 else batched
+    return {"ms_per_step": "step_ms", **seconds, "speed_up": "speed_up", "window_cost": "window_cost"}
+
+
 def _told(row: Mapping) -> dict[str, object]:
     """One row as texts, each number with its range."""
-    names = {"ms_per_step": "step_ms", "s_per_image": "seconds", "speed_up": "speed_up", "window_cost": "window_cost"}
-    shown = {name: _ranged(row, key) for name, key in names.items()}
+    shown = {name: _ranged(row, key) for name, key in _numbers(row).items()}
     known = {name: row[name] for name in ("source", "window")}
     return {**known, "decoder": row["label"], "tokens_per_step": round(row["tokens_per_step"], 2), **shown}
 
 
 def _ranged(row: Mapping, name: str) -> str:
-    low, middle, high = (f"{row[key]:.3g}" for key in (f"{name}_low", name, f"{name}_high"))
+    low, middle, high = (_digits(row[key]) for key in (f"{name}_low", name, f"{name}_high"))
     return middle if low == high else f"{middle} ({low}-{high})"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _print_printed(names: Sequence[str], as_json: bool) -> None:

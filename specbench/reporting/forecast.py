@@ -124,8 +124,8 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
     Returns:
         One dict each: `kind` ("forecast"), `source, decoder, label, window, model, device, dtype, batch,
         tokens_per_step, steps`; as low, middle and high value `forward_ms, step_ms, seconds, ar_seconds, speed_up,
-        window_cost, images_per_hour` (`NAME_low`, `NAME`, `NAME_high`; low is the smaller number); `parts_ms` of the
-        middle forward; `assumptions`, a sentence each.
+        window_cost, images_per_hour` (`NAME_low`, `NAME`, `NAME_high`; low is the smaller number), seconds of a batch's
+        images together; `parts_ms` of the middle forward; `assumptions`, a sentence each.
 
     Raises:
         SpecbenchError: the model's sizes are unknown, or an overhead is to be that of runs without one.

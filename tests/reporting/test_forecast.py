@@ -113,3 +113,12 @@ def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
 def test_what_makes_no_sense_is_refused_in_one_line(arguments, said, cli, tmp_path):
     outcome = cli("forecast", *arguments, "--out", tmp_path)
     assert outcome.code == 2 and said in outcome.err and "Traceback" not in outcome.err
+
+
+def test_the_table_names_the_seconds_of_a_batch_as_such(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    alone, batched = (
+        cli("forecast", "sjd-1", "--on", "A100", "--model", "lumina", "--batch", size).out for size in ("1", "8")
+    )
+    assert "s per image" in alone and "images per hour" not in alone
+    assert "s per batch" in batched and "images per hour" in batched and "s per image" not in batched
