@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,8 +91,7 @@ def _kept(path: Path, scale: str, again: Sequence[str]) -> list[dict]:
 
 def prove(device: str, scale: str, out: Path, names: Sequence[str], apart: bool = True) -> tuple[Path, list[dict]]:
     """Run the parts and write the results; returns the folder and what was found."""
-    named = device_name(device)
-    folder = out / re.sub(r"[^a-z0-9]+", "-", named.lower()).strip("-")
+    folder = out / re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
     found, here = _kept(folder / "raw.json", scale, names), environment.environment_facts()
     end = time.perf_counter() + 60 * MINUTES
 
@@ -103,19 +103,26 @@ def prove(device: str, scale: str, out: Path, names: Sequence[str], apart: bool 
         return {**part, "date": environment.now()[:10], "git": here["git"]}
 
     together = [name for name in names if not PARTS[name].alone]
+    alone = (done(name) for name in names if PARTS[name].alone)
     with ThreadPoolExecutor(len(together) if apart and together else 1) as pool:
-        found += pool.map(done, together)
-    found += [done(name) for name in names if PARTS[name].alone]
+        # Written after every part, so that a program that is stopped loses one.
+        for part in chain(pool.map(done, together), alone):
+            found.append(part)
+            write(folder, device, scale, here, found)
+    return folder, found
+
+
+def write(folder: Path, device: str, scale: str, here: dict[str, object], found: list[dict]) -> None:
+    """Write `raw.json` and `report.md`; `here`: facts of the machine."""
     order = {name: number for number, name in enumerate(PARTS)}
     found.sort(key=lambda part: order.get(part["part"], len(order)))
-    facts = {"device": named, "command": "make gpu", "scale": scale}
+    facts = {"device": device_name(device), "command": "make gpu", "scale": scale}
     if device == "cpu" or scale != "full":
         facts["command"] = f"python dev/gpu/prove.py --device {device} --scale {scale}"
     folder.mkdir(parents=True, exist_ok=True)
     raw = {**facts, **here, "parts": found}
     write_atomically(folder / "raw.json", (json.dumps(raw, indent=1) + "\n").encode())
     write_atomically(folder / "report.md", report(facts, found).encode())
-    return folder, found
 
 
 def main() -> int:

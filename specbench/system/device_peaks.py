@@ -125,7 +125,7 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
 
 
 def measure_peak(device: str, dtype: str, threads: int) -> Peak:
-    """Time copies of several sizes and matrix products, and store the fastest of each.
+    """Time copies of several sizes and matrix products, and store the fastest of each; `threads` of a CPU.
 
     Raises:
         SpecbenchError: other processes used the machine meanwhile; nothing is stored then.
@@ -133,7 +133,8 @@ def measure_peak(device: str, dtype: str, threads: int) -> Peak:
     import torch
 
     before, monitor = torch.get_num_threads(), MachineMonitor(device)
-    torch.set_num_threads(threads)
+    if device == "cpu":
+        torch.set_num_threads(threads)
     try:
         bytes_per_s, flops = _measure(device, getattr(torch, dtype))
         products = measure_products(device, getattr(torch, dtype))

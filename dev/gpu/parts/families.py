@@ -14,6 +14,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model, load_model, models
 from specbench.models.hub_model import HubModel
 from specbench.prompts import Request
+from specbench.reporting.forecast import HEADS
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
 
@@ -60,7 +61,7 @@ def _family(name: str, device: str) -> Iterator[dict[str, object]]:
 
 def _has_head(decoder: str) -> bool:
     """Whether a decoder drafts with a trained head, which only `shapes` brings with it."""
-    return resolve(decoder).drafter in ("eagle", "vertical")
+    return resolve(decoder).drafter in HEADS
 
 
 def _decoded(model, name: str, sampling: Sampling) -> dict[str, object]:
