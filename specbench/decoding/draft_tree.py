@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -23,31 +24,34 @@ def chain(columns: int) -> Tree:
 
 
 class Level(NamedTuple):
-    """The tests of one sibling index: the `children` with that index, and the parent of each.
+    """The tests of one sibling index but the first: of the siblings after those of the level before.
 
     Attributes:
-        parents, children: columns, as a slice where they are consecutive.
-        depth: [K] depth of the children, 1 for those of the root.
-        within: index of each parent among the previous level's parents, likewise.
+        within: index of each test's parent among the parents of the level before, as a slice where consecutive.
+        earlier: [K] column of the sibling before.
+        depth: [K] of the siblings, 1 for those of the root.
     """
 
-    parents: slice | Tensor
-    children: slice | Tensor
-    depth: Tensor
     within: slice | Tensor
+    earlier: Tensor
+    depth: Tensor
 
 
 class Routes:
-    """Index tables of one tree on one device. C columns, T = depth of the deepest column + 1.
+    """Index tables of one tree on one device. C columns, T = depth of the deepest column + 1. Drafts are tested in the
+    order of their sibling index, those of one index by column.
 
     Attributes:
-        levels: the tests by sibling index.
+        levels: the tests by sibling index, from the second on.
+        first_parents: parents of the first siblings, as a slice where consecutive.
+        tested: [C - 1] columns in the order of the tests; tested_parent, tested_depth: [C - 1] parent and depth.
+        test: [C - 1] place of each draft (of column d + 1) in that order.
+        last_test: [C] place of the test of a column's last child, 0 for a leaf.
+        before: [C - 1, C - 1] float32, 1 where the second draft is an earlier sibling of the first one.
         depth: [C] of each column; rank: [C] its sibling index; parent: [C] its parent, 0 for the root too.
         peer: [C] index of each among the columns of its depth; the same in a tree pruned to fewer depths.
         ancestors: [C, C] float32, 1 where the second column is the first one or an ancestor of it.
         by_rank: [C - 1, ranks] float32, 1 where draft d (of column d + 1) has that sibling index.
-        last_rank: [C] sibling index of a column's last child, -1 for a leaf.
-        place: [C] index of a column among the parents of its last child's level, 0 for a leaf.
         route: [C, T] path by depth: the ancestors of a column, itself, then first children; where those end, the trunk.
         next: [C] the column after it on its path, itself where the path ends.
         in_trunk, has_children, has_next: [C] bool.
@@ -63,23 +67,32 @@ class Routes:
         self.ancestors = tree.ancestors.float().to(device)
         self.in_trunk = torch.tensor(tree.in_trunk, device=device)
         self.has_children = torch.tensor([bool(own) for own in children], device=device)
-        self.last_rank = torch.tensor([len(own) - 1 for own in children], device=device)
         self.parent = torch.tensor([0, *tree.parents[1:]], device=device)
-        ranks, places = [0] * len(children), [0] * len(children)
+        by_rank = [[own[rank] for own in children if len(own) > rank] for rank in range(max(map(len, children)))]
+        tested = [column for level in by_rank for column in level]
+        parents = [tree.parents[column] for column in tested]
+        self.first_parents = _index(parents[: len(by_rank[0])] if by_rank else [], device)
         self.levels: list[Level] = []
-        before: list[int] = []
-        for rank in range(max(map(len, children))):
-            parents = [column for column, own in enumerate(children) if len(own) > rank]
-            own = [children[parent][rank] for parent in parents]
-            within = [before.index(parent) if rank else 0 for parent in parents]
-            for place, (parent, child) in enumerate(zip(parents, own, strict=True)):
-                ranks[child], places[parent] = rank, place
-            deep = torch.tensor([tree.depth[child] for child in own], device=device)
-            columns = _index(parents, device), _index(own, device)
-            self.levels.append(Level(*columns, deep, _index(within, device)))
-            before = parents
-        self.rank, self.place = (torch.tensor(numbers, device=device) for numbers in (ranks, places))
-        self.by_rank = (self.rank[1:, None] == torch.arange(len(self.levels), device=device)).float()
+        for before, own in pairwise(by_rank):
+            siblings = {tree.parents[column]: column for column in before}
+            earlier = [siblings[tree.parents[column]] for column in own]
+            depth = torch.tensor([tree.depth[column] for column in own], device=device)
+            within = _index([before.index(column) for column in earlier], device)
+            self.levels.append(Level(within, torch.tensor(earlier, device=device), depth))
+        depths = [tree.depth[column] for column in tested]
+        last_test = [max((tested.index(child) for child in own), default=0) for own in children]
+        ranks = [0] * len(children)
+        for rank, level in enumerate(by_rank):
+            for column in level:
+                ranks[column] = rank
+        self.tested, self.tested_parent, self.tested_depth, self.last_test, self.rank = (
+            torch.tensor(numbers, dtype=torch.long, device=device)
+            for numbers in (tested, parents, depths, last_test, ranks)
+        )
+        self.test = self.tested.argsort()
+        parent, rank = self.parent[1:], self.rank[1:]
+        self.before = ((parent[:, None] == parent) & (rank[:, None] > rank)).float()
+        self.by_rank = (rank[:, None] == torch.arange(len(by_rank), device=device)).float()
         route = [_route(column, tree, children) for column in range(len(children))]
         self.route = torch.tensor(route, device=device)
         after = [min(depth + 1, len(route[0]) - 1) for depth in tree.depth]
@@ -88,6 +101,8 @@ class Routes:
 
 
 def _index(columns: Sequence[int], device: torch.device) -> slice | Tensor:
+    if not columns:
+        return slice(0)
     if list(columns) == list(range(columns[0], columns[0] + len(columns))):
         return slice(columns[0], columns[0] + len(columns))
     return torch.tensor(columns, device=device)

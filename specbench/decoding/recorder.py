@@ -127,7 +127,7 @@ class StepRecorder:
         offsets = torch.stack([drafted, drafted & (slot <= first), drafted & (slot < first)])
         self._offsets[:, :, : len(slot)] += self._by_row(offsets, 1)
         self._drafts(outcome.facts, outcome.tested & free, outcome.by_depth)
-        if tables is not None and len(tables.levels) > 1:
+        if tables is not None and tables.levels:
             self._count_siblings(outcome.tested & free, outcome.accepted & free, tables.by_rank)
         if self._spans:
             with self._spans("trace"):

@@ -68,27 +68,31 @@ class EagleHead(LlamaModel):
         self,
         ids: Tensor,
         features: Tensor,
-        position_ids: Tensor | None = None,
+        rotary: tuple[Tensor, Tensor] | None = None,
         attention_mask: Tensor | None = None,
         past_key_values: PositionCache | None = None,
     ) -> Tensor:
         """Predict the next features [R, T, d] from table ids of tokens [R, T] and the features [R, T, d] before them.
 
-        Without mask and positions the elements are a causal sequence from position 0. The layer is called directly,
+        Without mask and `rotary` the elements are a causal sequence from position 0. The layer is called directly,
         since the rest of `LlamaModel.forward` takes a quarter of a small layer's time.
         """
         inputs = self.fc(torch.cat([self.embed_tokens(ids), features], dim=-1))
-        if position_ids is None:
-            position_ids = torch.arange(ids.shape[1], device=ids.device)[None]
+        if rotary is None:
+            rotary = self.rotary(torch.arange(ids.shape[1], device=ids.device)[None])
         if past_key_values is not None and runs_directly(self.layers[0], inputs, attention_mask):
-            rotary = rotary_of(self.rotary_emb, inputs, position_ids)
             return run_layer(self.layers[0], inputs, attention_mask, rotary, past_key_values)
+        cosine, sine = rotary
         return self.layers[0](
             inputs,
             attention_mask=attention_mask,
-            position_embeddings=self.rotary_emb(inputs, position_ids),
+            position_embeddings=(cosine[:, 0], sine[:, 0]),
             past_key_values=past_key_values,
         )
+
+    def rotary(self, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [R, 1, T, d'] of positions [R, T]."""
+        return rotary_of(self.rotary_emb, self.fc.weight, position_ids)
 
 
 class _QueryNormed(ChameleonDecoderLayer):

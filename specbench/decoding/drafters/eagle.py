@@ -30,6 +30,7 @@ class TreeLevel(NamedTuple):
 
     Attributes:
         own: these among the inner columns.
+        columns: [n] these among all columns.
         parents: [n] index of each parent among the previous level's columns.
         children: [m] columns of the children.
         drawn: [m] per child, its index among the tokens drawn for this level, `most` per column.
@@ -37,6 +38,7 @@ class TreeLevel(NamedTuple):
     """
 
     own: slice
+    columns: Tensor
     parents: Tensor
     children: Tensor
     drawn: Tensor
@@ -114,7 +116,7 @@ class Eagle:
         branches = self._cache.branches(tree, slots, positions[:, :1])
         for depth, level in enumerate(tree.levels):
             if depth:
-                fed = self._model.table_ids(tokens[:, tree.inner[level.own]])
+                fed = self._model.table_ids(tokens[:, level.columns])
                 features = self._cache.branch(branches, level.own, fed, features[:, level.parents])
             p = batch.target(batch.session.logits(features), slots[:, level.own])
             tokens[:, level.children] = self._draw_children(p, race[:, level.own], level, slots, step)
@@ -131,12 +133,13 @@ class Branches(NamedTuple):
 
     Attributes:
         slots: [R, k] slots that are written.
-        numbers: [R, k] rotary positions.
-        mask: [R, k, S] bool, slots that each draft attends to.
+        cosine, sine: [R, 1, k, d'] of the rotary positions.
+        mask: [R, 1, k, S] bool, slots that each draft attends to.
     """
 
     slots: Tensor
-    numbers: Tensor
+    cosine: Tensor
+    sine: Tensor
     mask: Tensor
 
 
@@ -158,8 +161,8 @@ class HeadCache:
         self._index = torch.arange(self._scratch + columns, device=self._last.device)
         if longest:
             slots = self._index[:longest].expand(len(self._last), -1)
-            mask = self._index[:longest] <= slots[..., None]
-            self._run(prompt.ids[:, 1:], prompt.features, slots, slots, mask, longest)
+            mask = self._index[:longest] <= slots[:, None, :, None]
+            self._run(prompt.ids[:, 1:], prompt.features, slots, head.rotary(slots), mask, longest)
 
     def mark_length(self) -> None:
         """Mark the cache length dynamic, so that one compiled form serves all prompt lengths."""
@@ -177,7 +180,8 @@ class HeadCache:
         slots = self._last + positions
         end, _ = self._extent.of(slots[:, 0], slots.shape[1])
         visible = min(end, self._scratch)
-        return self._run(ids, features, slots, slots, self._index[:visible] <= slots[..., None], visible)
+        mask = self._index[:visible] <= slots[:, None, :, None]
+        return self._run(ids, features, slots, self._head.rotary(slots), mask, visible)
 
     def branches(self, tree: TreeLevels, positions: Tensor, root: Tensor) -> Branches:
         """Places of the tree's inner columns, which predict stream slots `positions` [B, k]; the root predicts `root`
@@ -189,26 +193,29 @@ class HeadCache:
         mask = (self._index < before[..., None]).expand(-1, len(tree.inner), -1).clone()
         # The root's token is the last committed one, which the cache holds already.
         mask[:, :, scratch + 1 :] = tree.ancestors[:, 1:]
-        return Branches(slots, self._last + self._repeat(positions) - 1, mask)
+        rotary = self._head.rotary(self._last + self._repeat(positions) - 1)
+        return Branches(slots, *rotary, mask[:, None])
 
     def branch(self, branches: Branches, own: slice, ids: Tensor, features: Tensor) -> Tensor:
         """Run the head on the drafts [B, n] of some inner columns, after those of their ancestors."""
-        slots, numbers, mask = (places[:, own] for places in branches)
-        return self._run(self._repeat(ids), features, slots, numbers, mask, len(self._index))
+        cosine, sine, mask = (places[:, :, own] for places in branches[1:])
+        return self._run(self._repeat(ids), features, branches.slots[:, own], (cosine, sine), mask, len(self._index))
 
     def _repeat(self, rows: Tensor) -> Tensor:
         # `repeat` takes several times as long for a few numbers.
         return torch.cat([rows] * (len(self._last) // len(rows)))
 
-    def _run(self, ids: Tensor, features: Tensor, slots: Tensor, numbers: Tensor, mask: Tensor, visible: int) -> Tensor:
+    def _run(
+        self,
+        ids: Tensor,
+        features: Tensor,
+        slots: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        mask: Tensor,
+        visible: int,
+    ) -> Tensor:
         self._cache.place(slots, visible)
-        return self._head.extrapolate(
-            ids,
-            features,
-            position_ids=numbers,
-            attention_mask=mask[:, None],
-            past_key_values=self._cache,
-        )
+        return self._head.extrapolate(ids, features, rotary, mask, self._cache)
 
 
 @lru_cache(maxsize=64)
@@ -228,7 +235,7 @@ def tree_levels(tree: Tree, vocab: int, device: torch.device) -> TreeLevels:
         most = min(max(rank) + 1, vocab)
         place = [own.index(tree.parents[child]) for child in children]
         drawn = [at * most + min(number, most - 1) for at, number in zip(place, rank, strict=True)]
-        lists = (torch.tensor(x, device=device) for x in (parents, children, drawn))
+        lists = (torch.tensor(x, device=device) for x in (own, parents, children, drawn))
         levels.append(TreeLevel(slice(len(inner), len(inner) + len(own)), *lists, most))
         inner += own
         before = own

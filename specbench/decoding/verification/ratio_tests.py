@@ -66,11 +66,6 @@ class DraftTests(NamedTuple):
             q = torch.where(drafted[..., None], q, 0.0)
         return cls(p, q, draft, drafted, coin, position, depth, p_over_q)
 
-    def failed(self, entries: Tensor | slice) -> FailedTest:
-        """Select the tests of entries [K'], the same in all rows."""
-        fields = self.p, self.q, self.draft, self.drafted
-        return FailedTest(*(field[:, entries] for field in fields), self.depth[entries])
-
     def at(self, entry: Tensor) -> FailedTest:
         """Select one test per row, of entry [B, 1]."""
         p, q = rows_at(self.p, entry), rows_at(self.q, entry)
@@ -91,17 +86,6 @@ class FailedTest(NamedTuple):
     draft: Tensor
     drafted: Tensor
     depth: Tensor
-
-    def where(self, here: Tensor, other: FailedTest) -> FailedTest:
-        """These tests where `here` [B, K], else `other`'s; the depths are these."""
-        wide, (p, q, draft, drafted, _) = here[..., None], other
-        return FailedTest(
-            torch.where(wide, self.p, p),
-            torch.where(wide, self.q, q),
-            torch.where(here, self.draft, draft),
-            torch.where(here, self.drafted, drafted),
-            self.depth,
-        )
 
 
 class Verdict(NamedTuple):

@@ -1,7 +1,7 @@
 """Tree verification: the longest accepted path from the root.
 
 Siblings are tested in sampling order, each against the residual distribution after the rejected ones (recursive
-rejection sampling of SpecInfer and EAGLE). All columns are tested in parallel and the path is selected afterwards,
+rejection sampling of SpecInfer and EAGLE). All drafts are tested in parallel and the path is selected afterwards,
 without a host sync. Chains have a simpler module, `chain_verification`.
 """
 
@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specbench.decoding.draft_tree import Level, Routes
+from specbench.decoding.draft_tree import Routes
 from specbench.decoding.interfaces import Proposal, Verification
 from specbench.decoding.noise import Noise, Stream
-from specbench.decoding.sampling import without
+from specbench.decoding.sampling import at, without
 from specbench.decoding.verification.ratio_tests import (
     DraftTests,
     FailedTest,
@@ -49,11 +49,7 @@ class _TreeVerifier:
         self._p, self._proposal, self._verifier, self._noise, self._step = p, proposal, verifier, noise, step
         self._tables = tables
         self._rows = torch.arange(len(p), device=p.device)
-        nothing = torch.zeros_like(proposal.tokens, dtype=torch.bool)
         self._refined = torch.zeros_like(proposal.tokens)
-        self._tested, self._accepted, self._settled = nothing, nothing.clone(), nothing.clone()
-        self._facts: dict[str, Tensor] = {}
-        self._tests: list[DraftTests] = []
 
     def verify(self, refinement: Refinement) -> Verification:
         tables, proposal = self._tables, self._proposal
@@ -63,20 +59,23 @@ class _TreeVerifier:
             following = self._following(coin)
             refined_p = refined_from(refinement, self._p, following)
             self._refined = refinement.refine(self._p, following, self._noise, proposal.positions, self._step)
-        for level in tables.levels:
-            self._test(level, coin)
-        rejected = (~self._accepted).float()
-        rejected[:, 0] = 0
-        alive = rejected @ tables.ancestors.T == 0
+        tests = self._tests(coin)
+        verdict = self._verifier.verify(tests, self._refined[:, tables.tested_parent])
+        drafted, passed = tests.drafted[:, tables.test], (tests.drafted & verdict.accepted)[:, tables.test]
+        # A draft is tested once those before it are rejected.
+        tested = drafted & (passed.float() @ tables.before.T == 0)
+        accepted = passed & tested
+        rejected = (~accepted).float()
+        alive = rejected @ tables.ancestors[:, 1:].T == 0
         stop = torch.where(alive, tables.depth, -1).argmax(1)
         first, columns = tables.depth[stop], tables.route[stop]
         drafts = torch.nn.functional.pad(proposal.tokens.gather(1, columns[:, 1:]), (0, 1))
         offset = torch.arange(columns.shape[1], device=stop.device) - first[:, None]
         tokens = torch.where(offset < 0, drafts, self._refined.gather(1, columns))
-        tokens = torch.where(offset == 0, self._after_the_drafts(stop), tokens)
-        reached = alive[:, tables.parent]
-        tested, accepted = ((found & reached)[:, 1:] for found in (self._tested, self._accepted))
-        facts = {name: value[:, 1:] for name, value in self._facts.items()}
+        tokens = torch.where(offset == 0, self._after_the_drafts(stop, tests), tokens)
+        reached = alive[:, tables.parent[1:]]
+        tested, accepted = tested & reached, accepted & reached
+        facts = {name: value.float()[:, tables.test] for name, value in verdict.facts.items()}
         path = self._rows[:, None], columns
         refined_p = None if refined_p is None else refined_p[path]
         return Verification(first, columns, tokens, self._p[path], tested, accepted, facts, refined_p)
@@ -95,33 +94,27 @@ class _TreeVerifier:
         slots = proposal.positions
         return DraftTests.of(self._p, proposal.q, next_draft, coin[:, tables.next], slots, depth, tables.has_next)
 
-    def _test(self, level: Level, coin: Tensor) -> None:
-        """Test the siblings with one sibling index, in all columns in parallel."""
-        proposal, parents, children = self._proposal, level.parents, level.children
-        if self._tests:
-            earlier = self._tests[-1].failed(level.within)
-            p, q = residual_weights(self._verifier, earlier), without(earlier.q, earlier.draft)
+    def _tests(self, coin: Tensor) -> DraftTests:
+        """The tests of all drafts, siblings against what the ones before leave if they are rejected."""
+        tables, proposal = self._tables, self._proposal
+        p, q = self._p[:, tables.first_parents], proposal.q[:, tables.first_parents]
+        found = [(p, q)]
+        for level in tables.levels:
+            p, q, draft = p[:, level.within], q[:, level.within], proposal.tokens[:, level.earlier]
+            failed = FailedTest(p, q, draft, at(q, draft) > 0, level.depth)
+            p, q = residual_weights(self._verifier, failed), without(q, draft)
             p = p / p.sum(-1, keepdim=True)
-        else:
-            p, q = self._p[:, parents], proposal.q[:, parents]
-        slots = proposal.positions[:, parents]
-        tests = DraftTests.of(p, q, proposal.tokens[:, children], coin[:, children], slots, level.depth)
-        verdict = self._verifier.verify(tests, self._refined[:, parents])
-        tested = tests.drafted & ~self._settled[:, parents]
-        accepted = tested & verdict.accepted
-        self._tested[:, children], self._accepted[:, children] = tested, accepted
-        self._settled[:, parents] |= accepted
-        for name, value in verdict.facts.items():
-            facts = self._facts.setdefault(name, torch.zeros_like(proposal.tokens, dtype=torch.float32))
-            facts[:, children] = value.float()
-        self._tests.append(tests)
+            found.append((p, q))
+        p, q = (torch.cat(by_level, 1) for by_level in zip(*found, strict=True))
+        draft, own_coin = proposal.tokens[:, tables.tested], coin[:, tables.tested]
+        return DraftTests.of(p, q, draft, own_coin, proposal.positions[:, tables.tested_parent], tables.tested_depth)
 
-    def _after_the_drafts(self, stop: Tensor) -> Tensor:
-        """Draw the token [B, 1] of the slot predicted by column `stop` [B]."""
+    def _after_the_drafts(self, stop: Tensor, tests: DraftTests) -> Tensor:
+        """Draw the token [B, 1] of the slot predicted by column `stop` [B], after the test of its last child failed."""
         row, column = self._rows[:, None], stop[:, None]
         return draw_after_drafts(
             self._p[row, column],
-            self._last_failed(column),
+            tests.at(self._tables.last_test[column]),
             self._tables.has_children[column],
             self._verifier,
             self._refined[row, column],
@@ -129,13 +122,3 @@ class _TreeVerifier:
             self._proposal.positions[row, column],
             self._step,
         )
-
-    def _last_failed(self, stop: Tensor) -> FailedTest:
-        """Test [B, 1] of the last child of column `stop` [B, 1]; arbitrary if `stop` is a leaf."""
-        tables = self._tables
-        found: FailedTest | None = None
-        for rank, tests in enumerate(self._tests):
-            own = tests.at(tables.place[stop].clamp(max=tests.draft.shape[1] - 1))
-            here = tables.last_rank[stop] == rank
-            found = own if found is None else own.where(here, found)
-        return found._replace(depth=tables.depth[stop] + 1)
