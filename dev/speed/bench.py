@@ -3,6 +3,7 @@
     generate        AR in our loop against transformers' own `generate()`, eager and compiled, on `shapes`.
     generate-eager  The same without compilation, in two minutes.
     generate-100m   The same on a random Llama of 100 million parameters.
+    bfloat16        The same model in float32 and bfloat16, eager, beside its products and the reading of its weights.
     plain           A step's CPU time, without its forward, over that of a plain SJD loop without any recording.
     overhead        A step's time over its forward, by window and vocabulary.
     window          Tokens per step, speed and milliseconds of a forward against the window.
@@ -48,6 +49,7 @@ from profiled import bench_profile
 from throughput import bench_throughput
 from timing import CAPTION, cpu_ms, in_turns, median, timed_decode
 from uniforms import bench_uniforms
+from weights_dtype import bench_bfloat16
 
 from specbench.decoding.loop import decode
 from specbench.models.catalog import find_model, load_model
@@ -342,6 +344,7 @@ BENCHES = {
     "generate": bench_generate,
     "generate-eager": partial(bench_generate, compiles=False),
     "generate-100m": bench_generate_100m,
+    "bfloat16": bench_bfloat16,
     "plain": bench_plain,
     "overhead": bench_overhead,
     "window": bench_window,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -38,6 +40,21 @@ def test_a_lone_image_has_the_numbers_it_has_in_a_batch():
         last = positions[:, -1:]
         race = beside.race(last.repeat(2, 1), Stream.RESIDUAL, both)
         assert torch.equal(alone.race(last, column(int(Stream.RESIDUAL), 1), one), race[:1])
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_gpu_hashes_the_streams_of_a_step_together(rows, monkeypatch):
+    keys, positions, draw = [-7, 11][:rows], torch.arange(5, 5 + WINDOW).repeat(rows, 1), column(3, rows)
+    plain = {stream: Noise(keys, VOCAB).uniform(positions, stream, draw) for stream in STREAMS}
+    # Numbers on this CPU, branches and operations of a GPU.
+    noise = Noise(keys, VOCAB)
+    noise._device = SimpleNamespace(type="cuda")
+    monkeypatch.setattr(addressed, "_column_of", lambda streams, device: torch.tensor(streams)[:, None, None])
+    noise.hash_together(positions, STREAMS, draw)
+    monkeypatch.setattr(addressed, "_mix", None)  # nothing is hashed from here on
+    for stream in STREAMS:
+        assert torch.equal(noise.uniform(positions, stream, draw), plain[stream])
+        assert torch.equal(noise.uniform(positions[:, :-1], stream, draw), plain[stream][:, :-1])
 
 
 def test_other_streams_and_other_images_are_not_taken_from_what_was_hashed_ahead():
