@@ -50,10 +50,16 @@ def exactness(device: str, scale: Scale) -> Outcome:
 
 def judged(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     """The claim that audits of decoders support."""
-    wrong = [row for row in rows if row.get("p_value") is not None and row["lossless"] and row["p_value"] < AUDIT_LEVEL]
-    tried = sum(row.get("p_value") is not None for row in rows)
-    found = f"{tried - len(wrong)} of {tried} audits" + "".join(f"; deviates: {row['decoder']}" for row in wrong)
-    return [claim("no decoder declared lossless deviates from the exact joint", found, "all", not wrong)]
+    tried = [row for row in rows if row.get("p_value") is not None]
+    lossless, lossy = ([row for row in tried if row["lossless"] == kind] for kind in (True, False))
+    wrong = [row for row in lossless if row["p_value"] < AUDIT_LEVEL]
+    found = f"{len(lossless) - len(wrong)} of {len(lossless)} audits"
+    found += "".join(f"; deviates: {row['decoder']}" for row in wrong)
+    claims = [claim("no decoder declared lossless deviates from the exact joint", found, "all", not wrong)]
+    if lossy:
+        seen = sum(row["p_value"] < AUDIT_LEVEL for row in lossy)
+        claims.append(claim("decoders declared lossy deviate from it", f"{seen} of {len(lossy)} audits"))
+    return claims
 
 
 def _audited(device: str, images: int, job: tuple[AuditSetting, str]) -> dict[str, object]:
