@@ -64,9 +64,33 @@ def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable], Ca
 
 @_by_numpy("kth_largest", lambda values, k: values.new_empty(*values.shape[:-1], 1))
 def _kth_largest(values: Tensor, k: int) -> Tensor:
+    flat = values.reshape(-1, values.shape[-1]).numpy()
+    if flat.shape[1] >= WIDE and 4 * k <= flat.shape[1]:
+        flat = _largest(flat, k)
+    return torch.from_numpy(_kth(flat, k).copy()).view(*values.shape[:-1], 1)
+
+
+def _kth(values: np.ndarray, k: int) -> np.ndarray:
+    """[rows, 1] k-th largest entry of `values` [rows, V]."""
     # numpy selects with vector instructions where torch does not: six times faster at V = 8192.
-    place = values.shape[-1] - k
-    return torch.from_numpy(np.partition(values.numpy(), place, axis=-1)[..., place : place + 1].copy())
+    place = values.shape[1] - k
+    return np.partition(values, place, axis=-1)[:, place : place + 1]
+
+
+def _largest(values: np.ndarray, k: int) -> np.ndarray:
+    """Entries of `values` [rows, V] that include the k largest, [rows, K] padded with -inf, K mostly much less than V.
+
+    Selecting among an eighth of the entries, then among those above a bound that these give, takes a third to two
+    thirds of the time of selecting among all. All are returned where the bound leaves fewer than k.
+    """
+    sample = values[:, ::8]
+    expected = k / 8
+    bound = _kth(sample, min(int(expected + 4 * expected**0.5) + 8, sample.shape[1]))
+    _, found, here = _compact(values, values >= bound)
+    if here.sum(-1).min() < k:
+        return values
+    found[~here] = -np.inf
+    return found
 
 
 def least_of_mass(probabilities: Tensor, mass: float) -> Tensor:

@@ -8,7 +8,7 @@ from tiny_llama import Tiny
 from specbench.decoding import sampling
 from specbench.decoding.loop import decode
 from specbench.decoding.noise import Noise, Stream
-from specbench.decoding.sampling import kept, ranked_around, run_race, without
+from specbench.decoding.sampling import kept, kth_largest, ranked_around, run_race, without
 from specbench.decoding.verification.ratio_tests import DraftTests
 from specbench.decoding.verification.refinement import Couple
 from specbench.errors import SpecbenchError
@@ -42,6 +42,19 @@ def test_only_tokens_of_positive_weight_run_the_race():
     assert torch.equal(torch.zeros_like(weights).scatter_add_(-1, held.ids, held.mass), weights)
     everyone = run_race(weights, noise.race(positions, Stream.TOKEN))
     assert torch.equal(noise.run_race(weights, positions, Stream.TOKEN), everyone)
+
+
+def test_the_kth_largest_of_many_is_that_of_a_sort():
+    draws = torch.Generator().manual_seed(0)
+    values = torch.randn(2, 5, 8192, generator=draws)
+    values[0, 0] = 1.5
+    values[0, 1, ::8] = values[0, 1, ::8] + 9  # a sample of every eighth promises more large ones than there are
+    values[0, 2, 100:] = -torch.inf
+    values[0, 3] = values[0, 3].round()
+    values[0, 4] = torch.arange(8192)
+    for rows in (values, values[1:], values[:1, :1], values[:1, 2:3]):
+        for k in (1, 7, 1000, 2048, 5000, 8191):
+            assert torch.equal(kth_largest(rows, k), rows.sort(-1).values[..., -k, None])
 
 
 @pytest.mark.parametrize("descending", [False, True])
