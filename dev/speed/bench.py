@@ -340,40 +340,49 @@ def realised_shares(rows: list[dict]) -> dict[str, Share]:
     return shares
 
 
+class Bench(NamedTuple):
+    """A benchmark, and the rounds of each contender unless others are asked for."""
+
+    run: Callable[[Sampling, int], tuple[list[dict], list[str]]]
+    rounds: int = 3
+
+
 BENCHES = {
-    "generate": bench_generate,
-    "generate-eager": partial(bench_generate, compiles=False),
-    "generate-100m": bench_generate_100m,
-    "bfloat16": bench_bfloat16,
-    "plain": bench_plain,
-    "overhead": bench_overhead,
-    "window": bench_window,
-    "window-compiled": bench_window_compiled,
-    "decoders": bench_decoders,
-    "decoders-compiled": bench_decoders_compiled,
-    "decoders-100m": bench_decoders_100m,
-    "compile": bench_compile,
-    "throughput": bench_throughput,
-    "profile": bench_profile,
-    "memory": bench_memory,
-    "uniforms": bench_uniforms,
-    "forecast": bench_forecast,
+    "generate": Bench(bench_generate),
+    "generate-eager": Bench(partial(bench_generate, compiles=False), 5),
+    "generate-100m": Bench(bench_generate_100m),
+    "bfloat16": Bench(bench_bfloat16, 2),
+    "plain": Bench(bench_plain),
+    "overhead": Bench(bench_overhead),
+    "window": Bench(bench_window, 12),
+    "window-compiled": Bench(bench_window_compiled, 8),
+    "decoders": Bench(bench_decoders),
+    "decoders-compiled": Bench(bench_decoders_compiled),
+    "decoders-100m": Bench(bench_decoders_100m),
+    "compile": Bench(bench_compile, 1),
+    "throughput": Bench(bench_throughput),
+    "profile": Bench(bench_profile),
+    "memory": Bench(bench_memory),
+    "uniforms": Bench(bench_uniforms, 7),
+    "forecast": Bench(bench_forecast),
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("benches", nargs="*", choices=[*BENCHES, []], help="benchmarks to run; all by default")
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds of each contender")
+    parser.add_argument("--rounds", type=int, help="timed rounds of each contender; by default those of the benchmark")
     parser.add_argument("--threads", type=int, help="torch threads; torch's default if not given")
     parser.add_argument("--out", type=Path, default=Path("results/speed"), help="folder of the JSON files")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    shapes = find_model("shapes")
+    # The files that this program writes are changes of the checkout, too.
+    shapes, git = find_model("shapes"), environment.git_state()
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.benches or BENCHES:
-        rows, lines = BENCHES[name](shapes.sampling(), options.rounds)
+        bench = BENCHES[name]
+        rows, lines = bench.run(shapes.sampling(), options.rounds or bench.rounds)
         document = {
             "bench": name,
             "command": shlex.join(["python", *sys.argv]),
@@ -381,10 +390,11 @@ def main() -> None:
             "sampling": asdict(shapes.sampling()),
             "weights_sha256": shapes.weights_sha256(),
             **environment.environment_facts(),
+            "git": git,
             "rows": rows,
         }
         (options.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
-        print(f"{name}\n" + "\n".join(f"  {line}" for line in lines))
+        print(f"{name}\n" + "\n".join(f"  {line}" for line in lines), flush=True)
 
 
 if __name__ == "__main__":
