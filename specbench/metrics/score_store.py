@@ -24,7 +24,7 @@ from specbench.store.parquet_log import ParquetLog
 from specbench.store.schema import KEY
 from specbench.system.files import take_lock, write_atomically
 from specbench.system.json_values import parse_json
-from specbench.system.reading import read_error, read_regular
+from specbench.system.reading import files_named, read_error, read_regular
 
 RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "identity", "images")
 """Columns of the per-run file: a score per row; `note` is a warning or null; `identity` is JSON; `images` counts those
@@ -43,7 +43,7 @@ _SCORE_TYPES = {
 def read_scores(folder: Path) -> list[dict[str, object]]:
     """Read the run-level scores of a run folder: one dict per score with the keys of `RUN_SCORES`."""
     scores: list[dict[str, object]] = []
-    for path in sorted((Path(folder) / "scores").glob("*.parquet")):
+    for path in files_named(Path(folder) / "scores", "*.parquet"):
         try:
             table = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES))).read()
             scores += [_known_score(row) for row in table.to_pylist()]
@@ -142,8 +142,8 @@ def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bo
 
 
 def _written_after(path: Path, folder: Path, metric: Metric) -> bool:
-    parts = feature_parts(folder, metric).folder
-    return path.stat().st_mtime_ns > max((part.stat().st_mtime_ns for part in parts.glob("*.parquet")), default=0)
+    parts = files_named(feature_parts(folder, metric).folder, "*.parquet")
+    return path.stat().st_mtime_ns > max((part.stat().st_mtime_ns for part in parts), default=0)
 
 
 def _scores_file(folder: Path, metric: Metric) -> Path:

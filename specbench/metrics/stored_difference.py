@@ -17,7 +17,7 @@ from specbench.metrics.catalog import METRICS
 from specbench.stats import Difference
 from specbench.store.parquet_log import ParquetLog
 from specbench.store.schema import KEY
-from specbench.system.reading import check_regular
+from specbench.system.reading import check_regular, files_named
 
 _OVER_CATEGORIES = ("shapes-detector",)
 """Metrics that are the mean of their categories' means of `correct`."""
@@ -47,7 +47,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 def _values(folder: Path, column: str) -> pd.DataFrame | None:
     """Read key, category and `column` of each scored image; None without such values."""
-    part = next(folder.glob("*.parquet"), None)
+    part = next(iter(files_named(folder, "*.parquet")), None)
     if part is None:
         return None
     try:

@@ -15,7 +15,7 @@ from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.hub_pins import how_to_pin, revision_of
 from specbench.system.file_digests import sha256_of
 from specbench.system.json_values import parse_json
-from specbench.system.reading import read_error, read_regular
+from specbench.system.reading import files_named, read_error, read_regular
 
 INDEX = "model.safetensors.index.json"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
@@ -255,7 +255,8 @@ def _in_folder(source: Source, folder: Path, repo: str | None = None) -> Checkpo
 def _matching(folder: Path, pattern: str) -> list[Path]:
     """Files of a pattern, less what a download in progress leaves behind."""
     known = (*_WEIGHTS, ".json", ".txt", ".tiktoken")
-    return sorted(path for path in folder.glob(pattern) if path.is_file() and path.suffix in known)
+    place = folder / pattern
+    return [path for path in files_named(place.parent, place.name) if path.is_file() and path.suffix in known]
 
 
 def _check_shards(source: Source, folder: Path, paths: Sequence[Path], repo: str | None) -> None:

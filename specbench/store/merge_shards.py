@@ -18,6 +18,7 @@ from specbench.store.run_images import image_bytes
 from specbench.store.run_info import RUN_JSON, read_info
 from specbench.store.run_store import RunStore
 from specbench.system.files import write_atomically
+from specbench.system.reading import files_named
 
 _ROWS = 1024
 """Rows per copied batch."""
@@ -41,7 +42,7 @@ def merge_shards(sources: Sequence[Path], out: Path) -> list[Merged]:
     Raises:
         SpecbenchError: a source without runs, a damaged or busy folder, or two runs of one name that differ.
     """
-    sources = list(sources) or sorted(out.glob("shard-*-of-*"))
+    sources = list(sources) or files_named(out, "shard-*-of-*")
     if not sources:
         raise SpecbenchError(f"no shards in {out}", "name the folders to merge, or make them with run --shard")
     runs: dict[str, list[Path]] = {}

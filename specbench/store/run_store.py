@@ -31,6 +31,7 @@ from specbench.system.environment import now
 from specbench.system.files import sync_folder, take_lock, write_atomically
 from specbench.system.images import png_bytes
 from specbench.system.json_values import nonfinite_as_text
+from specbench.system.reading import files_named
 
 _PATTERNS = {"image": r"^images/[^./\\\x00][^/\\\x00]*$", "image_sha256": r"^[0-9a-f]{64}$"}
 _OBJECTS = {"facts": read_facts, "meta": read_metas}
@@ -296,7 +297,7 @@ class RunStore:
         self._samples.clean()
         self._traces.clean()
         for folder in (self.folder, self.folder / "images"):
-            for leftover in folder.glob(".*.tmp"):
+            for leftover in files_named(folder, ".*.tmp"):
                 leftover.unlink()
 
     def _write_info(self, info: RunInfo) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from specbench.errors import BAD_INPUT, SpecbenchError
@@ -48,6 +49,23 @@ def refusal(path: Path, error: BaseException) -> str | None:
     except ValueError:  # a NUL character in the path
         return None
     return None
+
+
+def files_named(folder: Path, pattern: str) -> list[Path]:
+    """Paths in `folder` whose names match `pattern`, sorted; none where there is no such folder.
+
+    `Path.glob` would do, but since Python 3.12 it takes a folder that the operating system refuses for an empty one.
+
+    Raises:
+        SpecbenchError: the folder cannot be listed.
+    """
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise SpecbenchError(f"{folder} cannot be read: {os.strerror(error.errno)}") from error
+    return sorted(folder / name for name in names if fnmatchcase(name, pattern))
 
 
 def check_regular(path: Path) -> None:
