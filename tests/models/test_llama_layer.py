@@ -23,16 +23,16 @@ def network(kv_heads: int, dtype: torch.dtype, bias: bool) -> LlamaModel:
     return model
 
 
-@pytest.mark.parametrize("columns", [1, 5])
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (6, 1), (2, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("kv_heads", "bias"), [(4, False), (2, True)])
 @torch.inference_mode()
-def test_the_layers_give_the_bits_of_transformers(kv_heads, bias, dtype, columns):
+def test_the_layers_give_the_bits_of_transformers(kv_heads, bias, dtype, rows, columns):
     model = network(kv_heads, dtype, bias)
-    embeds = torch.randn(2, columns, 32).to(dtype)
-    positions = torch.arange(START, START + columns).expand(2, -1)
+    embeds = torch.randn(rows, columns, 32).to(dtype)
+    positions = torch.arange(START, START + columns).expand(rows, -1)
     mask = (torch.arange(SLOTS) <= positions[..., None])[:, None]
-    held = [tuple(torch.randn(2, kv_heads, SLOTS, 8).to(dtype) for _ in range(2)) for _ in range(2)]
+    held = [tuple(torch.randn(rows, kv_heads, SLOTS, 8).to(dtype) for _ in range(2)) for _ in range(2)]
     caches = [PositionCache(2, SLOTS, [(k.clone(), v.clone()) for k, v in held]) for _ in range(2)]
     for cache in caches:
         cache.place(positions, SLOTS)

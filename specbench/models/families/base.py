@@ -21,12 +21,12 @@ from dataclasses import dataclass
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
-from torch.nn import functional
 
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.families import vq_decoder
 from specbench.models.hub_model import HubModel, digest
 from specbench.models.interface import TokenLayout
+from specbench.models.transformer.few_rows import product
 from specbench.models.transformer.model import Prefix, TransformerModel
 from specbench.system.plugins import load_object
 
@@ -143,7 +143,7 @@ class FamilyModel(TransformerModel):
         return self.backbone.embed_tokens(self._stream_ids[tokens])
 
     def head(self, hidden: Tensor) -> Tensor:
-        return functional.linear(hidden, self._head)
+        return product(hidden, self._head)
 
     def render(self, image_tokens: Tensor) -> Tensor:
         return vq_decoder.render_codes(self._decoder, image_tokens.view(-1, self.layout.height, self.layout.width))

@@ -18,6 +18,7 @@ from specbench.models.shapes.reading_order import realize_in_order, worded_in_re
 from specbench.models.shapes.render import render
 from specbench.models.shapes.scene import describe, sample_request
 from specbench.models.shapes.tokenizer import GRID
+from specbench.models.transformer.few_rows import linear
 from specbench.models.transformer.model import Prefix, TransformerModel
 from specbench.models.vertical_head import VerticalHead, load_vertical_head
 
@@ -44,7 +45,7 @@ class ShapesModel(TransformerModel):
         return self._network.token_embeds(tokens, positions, state[0])
 
     def head(self, hidden: Tensor) -> Tensor:
-        return self._network.head(hidden)
+        return linear(self._network.head, hidden)
 
     def own_head(self) -> EagleHead:
         """The shipped draft head."""

@@ -1,4 +1,5 @@
-"""One decoder layer of a Llama with fewer calls than transformers' own, and the same results bit for bit.
+"""One decoder layer of a Llama with fewer calls than transformers' own, and the same results: bit for bit, but for a
+lone column of few rows on a CPU (`few_rows`).
 
 A small model's forward takes as long as its calls, many of which are no arithmetic: keyword arguments, checks and
 wrappers of modules, a norm in six operations, a rotary embedding that every layer unpacks anew.
@@ -8,9 +9,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 
 from specbench.models.transformer.attention import grouped_attention, uses_sdpa
+from specbench.models.transformer.few_rows import linear
 from specbench.models.transformer.kv_cache import PositionCache
 
 
@@ -33,13 +35,17 @@ def run_layer(
     """
     attention, shape = layer.self_attn, (*hidden.shape[:-1], -1, layer.self_attn.head_dim)
     normed = _norm(layer.input_layernorm, hidden)
-    query = _rotated(attention.q_proj(normed).view(shape).transpose(1, 2), *rotary)
-    key = _rotated(attention.k_proj(normed).view(shape).transpose(1, 2), *rotary)
-    value = attention.v_proj(normed).view(shape).transpose(1, 2)
+    query = _rotated(linear(attention.q_proj, normed).view(shape).transpose(1, 2), *rotary)
+    key = _rotated(linear(attention.k_proj, normed).view(shape).transpose(1, 2), *rotary)
+    value = linear(attention.v_proj, normed).view(shape).transpose(1, 2)
     key, value = cache.layers[attention.layer_idx].update(key, value)
     seen, _ = grouped_attention(attention, query, key, value, mask, attention.scaling)
-    hidden = hidden + attention.o_proj(seen.reshape(*hidden.shape[:-1], -1))
-    return hidden + layer.mlp(_norm(layer.post_attention_layernorm, hidden))
+    hidden = hidden + linear(attention.o_proj, seen.reshape(*hidden.shape[:-1], -1))
+    return hidden + _mlp(layer.mlp, _norm(layer.post_attention_layernorm, hidden))
+
+
+def _mlp(mlp: LlamaMLP, hidden: Tensor) -> Tensor:
+    return linear(mlp.down_proj, mlp.act_fn(linear(mlp.gate_proj, hidden)) * linear(mlp.up_proj, hidden))
 
 
 def rotary_of(rotary_embedding: nn.Module, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
