@@ -33,6 +33,7 @@ DECODERS = {
     "scd-mc": resolve("scd-mc"),
     "scd-gs": resolve("scd-gs"),
     "sjd-pac": resolve("sjd-pac"),
+    "best-lossless": resolve("best-lossless"),
     "eagle": resolve("eagle"),
     "lantern": resolve("lantern"),
     "zipar": resolve("zipar"),

@@ -90,7 +90,7 @@ def footprint(
     layer, number, distribution = size.layer(model.layers, model.v_image), BYTES[dtype], 4 * model.v_image
     rows, columns = 1 if sampling.guidance == 1 else 2, most_columns(decoder, model)
     weights, width = model.fixed_bytes(dtype), layer.width * number
-    if decoder.drafter in ("eagle", "eagle-paths", "vertical", "jacobi-tree", "jacobi-paths"):
+    if decoder.drafter in ("eagle", "eagle-paths", "vertical", "jacobi-tree", "jacobi-paths", "jacobi-lookup"):
         weights += table_bytes(columns)
     if decoder.drafter.startswith("eagle"):
         kv += kv // model.layers
@@ -129,8 +129,8 @@ def single_image_bytes(model: ModelFacts) -> int | None:
 
 
 def table_bytes(columns: int) -> int:
-    """Tables of draft trees of every width up to `columns`: ancestors in float32, routes in int64."""
-    return 12 * sum(width**2 for width in range(max(1, columns - TREES + 1), columns + 1))
+    """Tables of draft trees up to `columns` wide: ancestors and earlier siblings in float32, routes in int64."""
+    return 16 * sum(width**2 for width in range(max(1, columns - TREES + 1), columns + 1))
 
 
 def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) -> int:
@@ -138,7 +138,8 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
     whether the grammar forces slots.
 
     Alive throughout: the last p, q and the guided logits, and with Jacobi drafts the q of the previous step; where
-    drafts are looked up, the q that these replaced and that found for them. In addition, the maximum of: truncated
+    drafts are looked up, the q that these replaced and that found for them; with siblings of Jacobi drafts, p and q of
+    their tests, and the q that the refinement reads. In addition, the maximum of: truncated
     logits and p; p padded for the forced slots, their one-hots and the combined p; temporaries of top-p (scaled,
     sorted and summed logits), of coupling (q, the residual p - q before and after a check), of a race (one hash per
     token), of grouping (integer keys that rank p), of the record of Jacobi drafts (q of this and the last step by
@@ -148,6 +149,7 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
     """
     alone = decoder.drafter in ("none", "zipar")
     kept = (4 if decoder.drafter.startswith("jacobi") else 3) + 2 * (decoder.drafter == "jacobi-lookup")
+    kept += 3 * (decoder.drafter in ("jacobi-tree", "jacobi-lookup"))
     return kept + max(
         3 if forced else 2,
         5 + (sampling.temperature != 1) if sampling.top_p < 1 else 0,  # [scaled,] ranked, order (2), sum, sum before

@@ -70,7 +70,9 @@ def test_drafts_in_several_image_rows_keep_a_distribution_per_slot():
     assert pjd.inputs - zipar.inputs == loop._q.nbytes
 
 
-@pytest.mark.parametrize("name", ["ar", "sjd", "sjd, init left-sample", "scd-gs", "eagle", "lantern", "zipar"])
+@pytest.mark.parametrize(
+    "name", ["ar", "sjd", "sjd, init left-sample", "scd-gs", "sjd-pac", "best-lossless", "eagle", "lantern", "zipar"]
+)
 @pytest.mark.parametrize("batch", [1, 2])
 def test_the_peak_from_prompt_to_pixels_is_predicted_within_a_tenth(name, batch):
     decoder, shapes = BENCH["DECODERS"][name], find_model("shapes")
