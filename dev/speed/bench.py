@@ -311,7 +311,7 @@ class Share(NamedTuple):
         speed_up: over AR.
         step_ms, forward_ms: of a step, and of its forward; medians over images.
         image_ms: mean of an image.
-        realised: `speed_up` over (compression / window cost).
+        realised: `speed_up` over (compression / window cost), which is AR's step over its forward, over the decoder's.
     """
 
     compression: float
@@ -328,15 +328,17 @@ def realised_shares(rows: list[dict]) -> dict[str, Share]:
     def total(name: str, value: Callable[[dict], float]) -> float:
         return sum(value(row) for row in rows if row["name"] == name)
 
-    shares, one = {}, median(rows, "ar", lambda row: step_cost(row)["forward"])
+    def overhead(name: str) -> float:
+        """A step over its forward; as ratios of the same image, so that drift between images cancels."""
+        return median(rows, name, lambda row: step_cost(row)["step"] / step_cost(row)["forward"])
+
+    shares = {}
     for name in dict.fromkeys(row["name"] for row in rows):
-        compression = total(name, lambda row: row["tokens"]) / total(name, lambda row: row["nfe"])
         spent, images = total(name, loop_ms), sum(row["name"] == name for row in rows)
-        speed_up = total("ar", loop_ms) / spent
+        compression = total(name, lambda row: row["tokens"]) / total(name, lambda row: row["nfe"])
         step, forward = (median(rows, name, lambda row, of=of: step_cost(row)[of]) for of in ("step", "forward"))
-        shares[name] = Share(
-            compression, speed_up, step, forward, spent / images, speed_up * forward / one / compression
-        )
+        kept = overhead("ar") / overhead(name)
+        shares[name] = Share(compression, total("ar", loop_ms) / spent, step, forward, spent / images, kept)
     return shares
 
 
