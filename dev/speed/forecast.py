@@ -13,6 +13,7 @@ from llama import PROMPT, RandomLlama
 from specbench.specs.run_spec import Sampling
 from specbench.stats.forward_time import Forward, Reached, forward_ms
 from specbench.system.device_peaks import Peak
+from specbench.system.matrix_products import product
 
 WINDOWS = (1, 2, 4, 8, 16, 32, 64)
 SIZES = {
@@ -75,21 +76,21 @@ def _compared(model: RandomLlama, narrow: RandomLlama, window: int) -> dict[str,
     """Measure a forward and what predicts it, taking turns."""
     forward, calls = _forward(model, window), _forward(narrow, window)
     weights = _matrices(model)
-    hidden = {matrix.shape[1]: torch.randn(2 * window, matrix.shape[1]) for matrix in weights}
+    hidden = {matrix.shape[1]: torch.randn(2, window, matrix.shape[1]) for matrix in weights}
     copied = torch.ones(max(model.size.kv * 2 * 4 * 256, 2**20), dtype=torch.uint8)
     target = torch.empty_like(copied)
 
     def products() -> None:
         for matrix in weights:
-            torch.nn.functional.linear(hidden[matrix.shape[1]], matrix)
+            product(hidden[matrix.shape[1]], matrix)
 
     def products_of(layer: int) -> None:
         for matrix in weights[7 * layer : 7 * (layer + 1)]:
-            torch.nn.functional.linear(hidden[matrix.shape[1]], matrix)
+            product(hidden[matrix.shape[1]], matrix)
 
     def together() -> None:
         hooks = [
-            layer.mlp.register_forward_pre_hook(lambda *_, number=number: products_of(number))
+            layer.mlp.act_fn.register_forward_pre_hook(lambda *_, number=number: products_of(number))
             for number, layer in enumerate(narrow.backbone.layers)
         ]
         calls()

@@ -176,19 +176,21 @@ def _measure(device: str, dtype) -> tuple[dict[int, float], float]:
 
 def measure_products(device: str, dtype, columns: Sequence[int] = COLUMNS, side: int = SIDE) -> dict[int, float]:
     """FLOP/s of products of each number of columns with square matrices, together as large as the largest copy, read
-    one after the other as a model reads its weights."""
+    one after the other as a model reads its weights; few columns as those of the rows of AR."""
     import torch
+
+    from specbench.system.matrix_products import product  # imports torch
 
     wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     count = max(1, COPIES_MIB[-1] * 2**20 // (side * side * dtype.itemsize))
     weights = [torch.ones(side, side, dtype=dtype, device=device) for _ in range(count)]
     speeds = {}
     for wide in columns:
-        hidden = torch.ones(wide, side, dtype=dtype, device=device)
+        hidden = torch.ones(wide, 1, side, dtype=dtype, device=device)
 
         def read_all(hidden=hidden) -> None:
             for matrix in weights:
-                torch.nn.functional.linear(hidden, matrix)
+                product(hidden, matrix)
 
         speeds[wide] = 2 * wide * side**2 * count / _best(read_all, wait)
     return speeds

@@ -26,8 +26,8 @@ from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.families import vq_decoder
 from specbench.models.hub_model import HubModel, digest
 from specbench.models.interface import TokenLayout
-from specbench.models.transformer.few_rows import product
 from specbench.models.transformer.model import Prefix, TransformerModel
+from specbench.system.matrix_products import product
 from specbench.system.plugins import load_object
 
 

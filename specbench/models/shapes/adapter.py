@@ -18,9 +18,9 @@ from specbench.models.shapes.reading_order import realize_in_order, worded_in_re
 from specbench.models.shapes.render import render
 from specbench.models.shapes.scene import describe, sample_request
 from specbench.models.shapes.tokenizer import GRID
-from specbench.models.transformer.few_rows import linear
 from specbench.models.transformer.model import Prefix, TransformerModel
 from specbench.models.vertical_head import VerticalHead, load_vertical_head
+from specbench.system.matrix_products import linear
 
 
 class ShapesModel(TransformerModel):

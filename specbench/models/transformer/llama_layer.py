@@ -1,5 +1,5 @@
 """One decoder layer of a Llama with fewer calls than transformers' own, and the same results: bit for bit, but for a
-lone column of few rows on a CPU (`few_rows`).
+lone column of few rows on a CPU (`specbench.system.matrix_products`).
 
 A small model's forward takes as long as its calls, many of which are no arithmetic: keyword arguments, checks and
 wrappers of modules, a norm in six operations, a rotary embedding that every layer unpacks anew.
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
 
 from specbench.models.transformer.attention import grouped_attention, uses_sdpa
-from specbench.models.transformer.few_rows import linear
 from specbench.models.transformer.kv_cache import PositionCache
+from specbench.system.matrix_products import linear
 
 
 def runs_directly(layer: nn.Module, hidden: Tensor, mask: Tensor | None) -> bool:
