@@ -48,7 +48,7 @@ class Routes:
         test: [C - 1] place of each draft (of column d + 1) in that order.
         last_test: [C] place of the test of a column's last child, 0 for a leaf.
         before: [C - 1, C - 1] float32, 1 where the second draft is an earlier sibling of the first one.
-        depth: [C] of each column; rank: [C] its sibling index; parent: [C] its parent, 0 for the root too.
+        depth: [C] of each column; parent: [C] its parent, 0 for the root too.
         peer: [C] index of each among the columns of its depth; the same in a tree pruned to fewer depths.
         ancestors: [C, C] float32, 1 where the second column is the first one or an ancestor of it.
         by_rank: [C - 1, ranks] float32, 1 where draft d (of column d + 1) has that sibling index.
@@ -85,12 +85,12 @@ class Routes:
         for rank, level in enumerate(by_rank):
             for column in level:
                 ranks[column] = rank
-        self.tested, self.tested_parent, self.tested_depth, self.last_test, self.rank = (
+        self.tested, self.tested_parent, self.tested_depth, self.last_test, rank_of = (
             torch.tensor(numbers, dtype=torch.long, device=device)
             for numbers in (tested, parents, depths, last_test, ranks)
         )
         self.test = self.tested.argsort()
-        parent, rank = self.parent[1:], self.rank[1:]
+        parent, rank = self.parent[1:], rank_of[1:]
         self.before = ((parent[:, None] == parent) & (rank[:, None] > rank)).float()
         self.by_rank = (rank[:, None] == torch.arange(len(by_rank), device=device)).float()
         route = [_route(column, tree, children) for column in range(len(children))]

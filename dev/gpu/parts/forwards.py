@@ -63,17 +63,17 @@ def _forward_ms(model: TransformerModel, window: int, start: int) -> tuple[float
         session._step(tokens, positions, slots, None, visible)
 
     if model.device.type != "cuda":
-        spent = _best_ms(call, 3, lambda: None)
+        spent = _median_ms(call, 3, lambda: None)
         return spent, spent
     for _ in range(3):
         call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    return _best_ms(call, 5, torch.cuda.synchronize), _best_ms(graph.replay, 20, torch.cuda.synchronize)
+    return _median_ms(call, 5, torch.cuda.synchronize), _median_ms(graph.replay, 20, torch.cuda.synchronize)
 
 
-def _best_ms(call: Callable[[], None], times: int, wait: Callable[[], None]) -> float:
+def _median_ms(call: Callable[[], None], times: int, wait: Callable[[], None]) -> float:
     """Median over three rounds of the mean milliseconds of `times` calls."""
     spent = []
     for _ in range(3):

@@ -2,7 +2,7 @@
 
 A forward becomes a few kernels (on a GPU one CUDA graph) instead of some hundred calls that each cost more than their
 arithmetic. A form is compiled per combination of shapes, so these must be few: on a CPU sizes are symbols of one form;
-on a GPU windows are padded to the session's widest, a power of two, and attention reads whole parts of the cache.
+on a GPU windows are padded to the session's widest, a power of two, and only the number of slots read is a symbol.
 
 Checking all of torch's guards takes about as long as the forward of a small model. Only guards on the arguments are
 kept; the model is checked when a session begins.
@@ -26,8 +26,8 @@ class CompiledStep:
     """`run_step` of one model under one guidance."""
 
     def __init__(self, model: StepModel, guidance: float, fixed_shapes: bool, options: dict[str, object]):
-        """`fixed_shapes`: compile a form per window and part of the cache, as CUDA graphs require; `options` of
-        Inductor."""
+        """`fixed_shapes`: a form per padded window, captured for each part of the cache, as CUDA graphs require;
+        `options` of Inductor."""
         self._model, self._guidance, self._fixed_shapes, self._options = model, guidance, fixed_shapes, options
         self._made: list[tuple[list[object], Compiled]] = []
         self.follow_model()

@@ -1,5 +1,5 @@
-"""One decoder layer of a Llama with fewer calls than transformers' own, and the same results: bit for bit, but for a
-lone column of few rows on a CPU (`specbench.system.matrix_products`).
+"""One decoder layer of a Llama with fewer calls than transformers' own, and the same results: bit for bit, but for
+the products with few hidden states on a CPU (`specbench.system.matrix_products`).
 
 A small model's forward takes as long as its calls, many of which are no arithmetic: keyword arguments, checks and
 wrappers of modules, a norm in six operations, a rotary embedding that every layer unpacks anew.
