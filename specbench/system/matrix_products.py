@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-FEW = 4
+FEW_STATES = 4
 """Number of hidden states, if more than one, up to which the product of the weights with the states is faster than that
 of the states with the weights."""
 
 
-def linear(layer: nn.Linear, hidden: Tensor) -> Tensor:
+def linear_output(layer: nn.Linear, hidden: Tensor) -> Tensor:
     """Output [R, T, o] of a linear layer for hidden states [R, T, d]."""
     return layer(hidden) if type(layer) is not nn.Linear or layer.bias is not None else product(hidden, layer.weight)
 
@@ -31,5 +31,5 @@ def _are_few(rows: int, columns: int) -> bool:
     # Compared number by number: any other test would make the rows a constant of compiled code, and narrow windows
     # would be a form of their own there.
     if columns == 1:
-        return 1 < rows <= FEW
-    return not torch.compiler.is_compiling() and 1 < rows * columns <= FEW
+        return 1 < rows <= FEW_STATES
+    return not torch.compiler.is_compiling() and 1 < rows * columns <= FEW_STATES

@@ -20,7 +20,7 @@ from specbench.models.shapes.scene import describe, sample_request
 from specbench.models.shapes.tokenizer import GRID
 from specbench.models.transformer.model import Prefix, TransformerModel
 from specbench.models.vertical_head import VerticalHead, load_vertical_head
-from specbench.system.matrix_products import linear
+from specbench.system.matrix_products import linear_output
 
 
 class ShapesModel(TransformerModel):
@@ -45,7 +45,7 @@ class ShapesModel(TransformerModel):
         return self._network.token_embeds(tokens, positions, state[0])
 
     def head(self, hidden: Tensor) -> Tensor:
-        return linear(self._network.head, hidden)
+        return linear_output(self._network.head, hidden)
 
     def own_head(self) -> EagleHead:
         """The shipped draft head."""

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP
 
 from specbench.models.transformer.attention import grouped_attention, uses_sdpa
 from specbench.models.transformer.kv_cache import PositionCache
-from specbench.system.matrix_products import linear
+from specbench.system.matrix_products import linear_output
 
 
 def runs_directly(layer: nn.Module, hidden: Tensor, mask: Tensor | None) -> bool:
@@ -35,17 +35,19 @@ def run_layer(
     """
     attention, shape = layer.self_attn, (*hidden.shape[:-1], -1, layer.self_attn.head_dim)
     normed = _norm(layer.input_layernorm, hidden)
-    query = _rotated(linear(attention.q_proj, normed).view(shape).transpose(1, 2), *rotary)
-    key = _rotated(linear(attention.k_proj, normed).view(shape).transpose(1, 2), *rotary)
-    value = linear(attention.v_proj, normed).view(shape).transpose(1, 2)
+    query = _rotated(linear_output(attention.q_proj, normed).view(shape).transpose(1, 2), *rotary)
+    key = _rotated(linear_output(attention.k_proj, normed).view(shape).transpose(1, 2), *rotary)
+    value = linear_output(attention.v_proj, normed).view(shape).transpose(1, 2)
     key, value = cache.layers[attention.layer_idx].update(key, value)
     seen, _ = grouped_attention(attention, query, key, value, mask, attention.scaling)
-    hidden = hidden + linear(attention.o_proj, seen.reshape(*hidden.shape[:-1], -1))
+    hidden = hidden + linear_output(attention.o_proj, seen.reshape(*hidden.shape[:-1], -1))
     return hidden + _mlp(layer.mlp, _norm(layer.post_attention_layernorm, hidden))
 
 
 def _mlp(mlp: LlamaMLP, hidden: Tensor) -> Tensor:
-    return linear(mlp.down_proj, mlp.act_fn(linear(mlp.gate_proj, hidden)) * linear(mlp.up_proj, hidden))
+    return linear_output(
+        mlp.down_proj, mlp.act_fn(linear_output(mlp.gate_proj, hidden)) * linear_output(mlp.up_proj, hidden)
+    )
 
 
 def rotary_of(rotary_embedding: nn.Module, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
