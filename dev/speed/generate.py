@@ -10,7 +10,7 @@ import torch
 from timing import cpu_ms, in_turns, median, timed_decode
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.generation import LogitsProcessor, LogitsProcessorList, TopPLogitsWarper
+from transformers.generation import LogitsProcessor, LogitsProcessorList
 
 from specbench.models.transformer.compilation import FORMS
 from specbench.models.transformer.model import TransformerModel
@@ -23,7 +23,6 @@ class SharedDraw(LogitsProcessor):
 
     def __init__(self, sampling: Sampling):
         self._guidance, self._top_k = sampling.guidance, sampling.top_k
-        self._nucleus = TopPLogitsWarper(sampling.top_p) if sampling.top_p < 1 else None
 
     def __call__(self, input_ids, scores):
         conditional, unconditional = scores.chunk(2)
@@ -31,8 +30,6 @@ class SharedDraw(LogitsProcessor):
         if self._top_k:
             kth = mixed.topk(self._top_k).values[:, -1:]
             mixed = mixed.masked_fill(mixed < kth, -torch.inf)
-        if self._nucleus:
-            mixed = self._nucleus(input_ids, mixed)
         token = mixed.softmax(-1).multinomial(1)
         return torch.full_like(scores, -torch.inf).scatter_(1, token.repeat(2, 1), 0.0)
 
@@ -59,7 +56,7 @@ def timed_generate(
     """Call `generate()` for `length` tokens after `prompt` ids, with guidance as one batch of 2 unless it is 1."""
     torch.manual_seed(sample)
     ids = torch.arange(prompt, device=theirs.device)[None]
-    options = {"do_sample": True, "top_k": sampling.top_k, "top_p": sampling.top_p}
+    options = {"do_sample": True, "top_k": sampling.top_k}
     if sampling.guidance != 1.0:
         ids = ids.repeat(2, 1)
         options = {"do_sample": False, "logits_processor": LogitsProcessorList([SharedDraw(sampling)])}
