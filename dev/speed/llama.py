@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaModel
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix, TransformerModel
 from specbench.models.transformer.size import Size, llama_size
+from specbench.system.matrix_products import linear_output
 
 PROMPT = 16
 """Tokens of every prompt."""
@@ -64,7 +65,7 @@ class RandomLlama(TransformerModel):
         return self.backbone.embed_tokens(tokens)
 
     def head(self, hidden: Tensor) -> Tensor:
-        return self.output(hidden)
+        return linear_output(self.output, hidden)
 
     def render(self, image_tokens: Tensor) -> Tensor:
         return image_tokens.new_zeros(len(image_tokens), 3, 1, 1, dtype=torch.uint8)

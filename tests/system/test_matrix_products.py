@@ -1,23 +1,58 @@
-"""Products with the hidden states of few rows against float64."""
+"""Products with few hidden states, eager and compiled, against float64."""
 
 import pytest
 import torch
 from torch import nn
 
+from specbench.system import matrix_products
 from specbench.system.matrix_products import FEW_STATES, linear_output, product
 
+VIEWS = {
+    "whole": lambda made: made[:2, :1],
+    "one row": lambda made: made[:1, -1:],
+    "last rows": lambda made: made[1:, 3:4],
+    "transposed": lambda made: made.transpose(0, 1).contiguous()[2:4, :1],
+    "every second": lambda made: made.repeat(1, 1, 2)[:2, 1:2, ::2],
+    "heads": lambda made: (made @ torch.eye(48)).view(3, 5, 6, 8).transpose(2, 3).reshape(3, 5, 48)[1:, 4:],
+}
 
+
+def compiled_error(view, dtype=torch.float32):
+    """Largest relative error of a compiled product of a view of states that the compiled code makes itself."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    made, weight = torch.randn(3, 5, 48, dtype=dtype), torch.randn(80, 48, dtype=dtype)
+    run = torch.compile(
+        lambda hidden, weight: product(view(hidden * 2), weight), fullgraph=True, options={"cpp_wrapper": True}
+    )
+    found, exact = run(made, weight).double(), view(made * 2).double() @ weight.double().T
+    return ((found - exact).abs().max() / exact.abs().max()).item()
+
+
+@pytest.mark.parametrize("large", [0, matrix_products.LARGE])
 @pytest.mark.parametrize("rows", range(1, 7))
 @pytest.mark.parametrize("columns", [1, 2, 3])
 @torch.inference_mode()
-def test_every_number_of_rows_gives_the_product(rows, columns):
+def test_every_number_of_rows_gives_the_product(rows, columns, large, monkeypatch):
+    monkeypatch.setattr(matrix_products, "LARGE", large)
     torch.manual_seed(0)
     hidden, weight = torch.randn(rows, columns, 48), torch.randn(80, 48)
     found, exact = product(hidden, weight), hidden.double() @ weight.double().T
     assert found.shape == (rows, columns, 80) and found.is_contiguous()
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
-    if not 1 < rows * columns <= FEW_STATES:
+    if large or not 1 < rows * columns <= FEW_STATES:
         assert torch.equal(found, nn.functional.linear(hidden, weight))
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+@torch.inference_mode()
+def test_a_compiled_product_reads_the_states_of_any_view(view):
+    assert compiled_error(view) < 1e-6
+
+
+@torch.inference_mode()
+def test_a_compiled_product_in_bfloat16_is_rounded_once():
+    assert compiled_error(VIEWS["whole"], torch.bfloat16) < 2**-8
 
 
 @torch.inference_mode()
