@@ -3,7 +3,7 @@
     generate        AR in our loop against transformers' own `generate()`, eager and compiled, on `shapes`.
     generate-eager  The same without compilation, in two minutes.
     generate-100m   The same on a random Llama of 100 million parameters.
-    bfloat16        The same model in float32 and bfloat16, eager, beside its products and the reading of its weights.
+    bfloat16        The same model in float32 and bfloat16 beside its products and the reading of its weights.
     plain           A step's CPU time, without its forward, over that of a plain SJD loop without any recording.
     overhead        A step's time over its forward, by window and vocabulary.
     window          Tokens per step, speed and milliseconds of a forward against the window.

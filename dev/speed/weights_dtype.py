@@ -14,6 +14,7 @@ from torch import nn
 
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
+from specbench.system.matrix_products import linear_output
 
 ROWS = {"guided": 2, "unguided": 1}
 
@@ -28,28 +29,31 @@ def timed_call(call: Callable[[], object], times: int, sample: int) -> dict:
     return {**spent, "tokens": times}
 
 
-def multiply(products: list[nn.Linear], inputs: list[torch.Tensor]) -> None:
-    """Every matrix product of a forward once."""
-    for product, columns in zip(products, inputs, strict=True):
-        product(columns)
+def multiply(layers: list[nn.Linear], inputs: list[torch.Tensor]) -> None:
+    """Every matrix product of an eager forward once."""
+    for layer, columns in zip(layers, inputs, strict=True):
+        linear_output(layer, columns)
 
 
 def bench_bfloat16(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Decode 64 tokens eagerly with a random Llama, by the dtype of its weights, with guidance and without.
+    """Decode 64 tokens with a random Llama, eager and compiled, by the dtype of its weights, with guidance and without.
 
-    `products` are all matrix products of as many forwards, and `read` is a sum over as many bytes as the weights have.
+    `products` are all matrix products of as many eager forwards, and `read` is a sum over as many bytes as the weights
+    have.
     """
     contenders, sizes = {}, {}
     for dtype in (torch.float32, torch.bfloat16):
-        model, name = RandomLlama(dtype=dtype), str(dtype).removeprefix("torch.")
+        model, compiled, name = RandomLlama(dtype=dtype), RandomLlama(dtype=dtype), str(dtype).removeprefix("torch.")
+        compiled.compile()
         sizes[name] = model.size.weights * dtype.itemsize
         contenders[f"read {name}"] = partial(timed_call, torch.ones(sizes[name] // 4).sum, 16)
-        products = [part for part in [*model.backbone.modules(), model.output] if isinstance(part, nn.Linear)]
+        layers = [part for part in [*model.backbone.modules(), model.output] if isinstance(part, nn.Linear)]
         for label, rows in ROWS.items():
-            inputs = [torch.randn(rows, 1, part.in_features).to(dtype) for part in products]
-            contenders[f"products {label} {name}"] = partial(timed_call, partial(multiply, products, inputs), 16)
+            inputs = [torch.randn(rows, 1, part.in_features).to(dtype) for part in layers]
+            contenders[f"products {label} {name}"] = partial(timed_call, partial(multiply, layers, inputs), 16)
             chosen = Sampling(3.0 if rows == 2 else 1.0, 1.0, 1000)
             contenders[f"ar {label} {name}"] = partial(timed_decode, model, resolve("ar"), chosen)
+            contenders[f"ar compiled {label} {name}"] = partial(timed_decode, compiled, resolve("ar"), chosen)
     found = in_turns(contenders, rounds)
     per_token = {name: median(found, name, lambda row: cpu_ms(row) / row["tokens"]) for name in contenders}
     lines = ["CPU ms per token; tokens per second; over the reading of the weights"]
