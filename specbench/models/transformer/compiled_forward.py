@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,12 @@ class CompiledStep:
         model, guidance = self._model, self._guidance
 
         def step(buffers: Sequence[tuple[Tensor, Tensor]], inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
-            cache = PositionCache(len(buffers), buffers[0][0].shape[2], buffers)
+            rows, slots = inputs.tokens.shape[0], buffers[0][0].shape[2]
+            for buffer in chain.from_iterable(buffers):
+                # Every symbol is an argument of the compiled code, and converted anew in every call.
+                torch._check(buffer.shape[0] == rows)
+                torch._check(buffer.shape[2] == slots)
+            cache = PositionCache(len(buffers), slots, buffers)
             # As a Python int the length would be a constant of the compiled code; as a tensor's size it is a shape.
             cache.place(inputs.slots, inputs.index.shape[0])
             return run_step(model, guidance, cache, inputs)
