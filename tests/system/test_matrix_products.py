@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from specbench.system import matrix_products
+from specbench.system import compiler, matrix_products
 from specbench.system.matrix_products import FEW_STATES, linear_output, product
 
+LACKING = compiler.missing("cpu")
+needs_compiler = pytest.mark.skipif(LACKING is not None, reason=f"nothing can be compiled here: {LACKING}")
 VIEWS = {
     "whole": lambda made: made[:2, :1],
     "one row": lambda made: made[:1, -1:],
@@ -44,12 +46,14 @@ def test_every_number_of_rows_gives_the_product(rows, columns, large, monkeypatc
         assert torch.equal(found, nn.functional.linear(hidden, weight))
 
 
+@needs_compiler
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 @torch.inference_mode()
 def test_a_compiled_product_reads_the_states_of_any_view(view):
     assert compiled_error(view) < 1e-6
 
 
+@needs_compiler
 @torch.inference_mode()
 def test_a_compiled_product_in_bfloat16_is_rounded_once():
     assert compiled_error(VIEWS["whole"], torch.bfloat16) < 2**-8
