@@ -35,4 +35,7 @@ def missing(device: str) -> str | None:
         return f"no compiler ({', '.join(compilers)}) is installed"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "Python's header files are not installed (package python3-dev or similar)"
+    torch = find_spec("torch")
+    if kind == "cpu" and torch and " " in str(torch.origin):
+        return f"torch's compiler cannot use a path with spaces: {torch.origin}"
     return None

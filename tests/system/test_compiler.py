@@ -1,0 +1,43 @@
+"""What keeps a step from being compiled, told before it is tried."""
+
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+from specbench.system import compiler
+
+
+@pytest.fixture
+def complete(monkeypatch, tmp_path):
+    """A machine that can compile on a CPU."""
+    (tmp_path / "Python.h").touch()
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(compiler.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: name if name == "g++" else None)
+    monkeypatch.setattr(compiler, "find_spec", lambda name: ModuleSpec(name, None, origin="/lib/torch/__init__.py"))
+
+
+def test_a_complete_machine_lacks_nothing(complete):
+    assert compiler.missing("cpu") is None
+    assert compiler.should_compile("on", "cpu") == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "reason"),
+    [
+        ("shutil.which", lambda name: None, "no compiler (g++, clang++) is installed"),
+        ("sysconfig.get_path", lambda name: "/nowhere", "header files are not installed"),
+        ("find_spec", lambda name: ModuleSpec(name, None, origin="/my lib/torch"), "a path with spaces: /my lib/torch"),
+    ],
+)
+def test_what_is_missing_is_named_and_the_run_goes_on_eagerly(complete, monkeypatch, attribute, value, reason):
+    monkeypatch.setattr(f"specbench.system.compiler.{attribute}", value)
+    compiled, note = compiler.should_compile("on", "cpu")
+    assert not compiled and reason in note and note.endswith("running eagerly")
+    assert compiler.should_compile("off", "cpu") == (False, None)
+
+
+def test_a_path_with_spaces_does_not_matter_on_cuda(complete, monkeypatch):
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: name)
+    monkeypatch.setattr(compiler, "find_spec", lambda name: ModuleSpec(name, None, origin="/my lib/torch"))
+    assert compiler.missing("cuda") is None
