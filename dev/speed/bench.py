@@ -6,8 +6,8 @@
     bfloat16        The same model in float32 and bfloat16 beside its products and the reading of its weights.
     plain           A step's CPU time, without its forward, over that of a plain SJD loop without any recording.
     overhead        A step's time over its forward, by window and vocabulary.
-    window          Tokens per step, speed and milliseconds of a forward against the window.
-    window-compiled  Tokens per step and speed against the window, all compiled.
+    window          Tokens per step and speed against the window, three decoders; milliseconds of a forward.
+    window-compiled  Tokens per step and speed against the window, two decoders, all compiled.
     decoders        Speed-up realised against step compression, per decoder.
     decoders-compiled  The same compiled, one of each kind; compiling takes ten minutes the first time.
     decoders-100m   The same, compiled, on a random Llama of 100 million parameters.
@@ -213,53 +213,62 @@ def bench_overhead(sampling: Sampling, rounds: int) -> tuple[list[dict], list[st
 
 
 def bench_window(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """SJD's images and a mid-image forward against the window; window cost is the forward's ratio to window 1.
+    """Images of SJD, of SJD with drafts copied from the row above, and of EAGLE with block verification, against the
+    window, and a mid-image forward of as many columns.
 
-    Windows shrink near the end of an image, so that wide ones' mean step can cost less than their full
-    forward.
+    Windows shrink near the end of an image, so that wide ones' mean step can cost less than their full forward.
     """
     model, windows = load_model("shapes"), (1, 2, 4, 8, 16, 32, 64, 128)
     forwards = {f"forward {window}": partial(timed_forward, model, sampling, window, STEPS) for window in windows}
-    rows = in_turns(decodes_by_window(model, windows, sampling) | forwards, rounds)
+    decoders = by_window("sjd", windows) | by_window("sjd-isp", (4, 6, 8, 16)) | {"eagle-block": resolve("eagle-block")}
+    rows = in_turns(decodes(model, decoders, sampling) | forwards, rounds)
     one = median(rows, "forward 1", cpu_ms)
-    lines = ["window: tokens per step, speed-up over ar, ms per forward, window cost"]
-    for window, line in zip(windows, gain_by_window(rows, windows), strict=True):
+    lines = ["window: ms per forward, window cost"]
+    for window in windows:
         forward = median(rows, f"forward {window}", cpu_ms)
-        lines.append(f"{line}, {forward:.2f}, {forward / one:.2f}")
-    return rows, lines
+        lines.append(f"{window}: {forward:.2f}, {forward / one:.2f}")
+    return rows, [*lines, *gains(rows, decoders)]
 
 
 def bench_window_compiled(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """SJD's images against the window, AR's and its steps compiled in the round of warm-up."""
-    model, windows = load_model("shapes"), (4, 8, 16)
+    """The same images against the window, AR's and their steps compiled in the round of warm-up."""
+    model = load_model("shapes")
     model.compile()
-    rows = in_turns(decodes_by_window(model, windows, sampling), rounds)
-    return rows, ["window: tokens per step, speed-up over ar", *gain_by_window(rows, windows)]
+    decoders = by_window("sjd", (4, 8, 16)) | by_window("sjd-isp", (4, 6, 8))
+    rows = in_turns(decodes(model, decoders, sampling), rounds)
+    return rows, gains(rows, decoders)
 
 
-def decodes_by_window(
-    model: ImageModel, windows: Sequence[int], sampling: Sampling
+def by_window(name: str, windows: Sequence[int]) -> dict[str, DecoderSpec]:
+    """A decoder with every window, by name and window."""
+    return {f"{name} {window}": with_window(name, window) for window in windows}
+
+
+def decodes(
+    model: ImageModel, decoders: dict[str, DecoderSpec], sampling: Sampling
 ) -> dict[str, Callable[[int], dict]]:
-    """Contenders: AR, and SJD with every window. In a round all decode one caption of `shapes`, in the next another."""
+    """Contenders: AR and the decoders. In a round all decode one caption of `shapes`, in the next another."""
     captions = [prompt.text for prompt in load_prompts("shapes").prompts]
 
     def decoded(decoder: DecoderSpec, sample: int) -> dict:
         return timed_decode(model, decoder, sampling, sample, captions[sample % len(captions)])
 
-    sjd = {f"decode {window}": partial(decoded, with_window("sjd", window)) for window in windows}
-    return {"ar": partial(decoded, resolve("ar"))} | sjd
+    return {name: partial(decoded, decoder) for name, decoder in ({"ar": resolve("ar")} | decoders).items()}
 
 
-def gain_by_window(rows: Sequence[dict], windows: Sequence[int]) -> list[str]:
+def gains(rows: Sequence[dict], names: Iterable[str]) -> list[str]:
     """Tokens per step and speed-up over AR by CPU time [95 % interval over captions], as ratios of totals."""
-    by_name = {name: [row for row in rows if row["name"] == name] for name in ("ar", *map("decode {}".format, windows))}
-    lines, ar_ms = [], [row["cpu_ms"] for row in by_name.pop("ar")]
-    for window, images in zip(windows, by_name.values(), strict=True):
+    lines, ar_ms = (
+        ["decoder: tokens per step, speed-up over ar"],
+        [row["cpu_ms"] for row in rows if row["name"] == "ar"],
+    )
+    for name in names:
+        images = [row for row in rows if row["name"] == name]
         turns = [row["round"] for row in images]
         compression = sum(row["tokens"] for row in images) / sum(row["nfe"] for row in images)
         gain = without_few(ratio_of_totals(ar_ms, [row["cpu_ms"] for row in images], turns), len(turns))
         interval = "" if gain.low is None else f" [{gain.low:.2f}-{gain.high:.2f}]"
-        lines.append(f"{window}: {compression:.2f}, {gain.value:.2f}{interval}")
+        lines.append(f"{name}: {compression:.2f}, {gain.value:.2f}{interval}")
     return lines
 
 

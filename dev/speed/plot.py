@@ -66,7 +66,7 @@ def draw_windows(axes: Axes, rows: Sequence[dict]) -> None:
     """Draw steps and target forwards for windows 1, 2, 4, ..."""
     contenders = by_name(rows)
     windows = sorted(int(name.split()[1]) for name in contenders if name.startswith("forward "))
-    steps = [sum(part_ms(contenders[f"decode {window}"], part) for part in PARTS) for window in windows]
+    steps = [sum(part_ms(contenders[f"sjd {window}"], part) for part in PARTS) for window in windows]
     forwards = [statistics.median(row["wall_ms"] for row in contenders[f"forward {window}"]) for window in windows]
     axes.plot(windows, steps, "o-", color="#e6955c", label="whole step (SJD, mean over an image)")
     axes.plot(windows, forwards, "o-", color="#6baed6", label="target forward (full window)")

@@ -34,7 +34,7 @@ def test_bars_end_where_the_step_does(tmp_path):
 
 def test_what_there_is_becomes_one_picture(tmp_path):
     assert PLOT["plot"](tmp_path) is None
-    windows = [row(f"{kind} {width}", 2, target=10.0 * width) for kind in ("decode", "forward") for width in (1, 4)]
+    windows = [row(f"{kind} {width}", 2, target=10.0 * width) for kind in ("sjd", "forward") for width in (1, 4)]
     (tmp_path / "window.json").write_text(json.dumps({"rows": windows} | MACHINE))
     narrow = Image.open(PLOT["plot"](tmp_path)).width
     (tmp_path / "decoders.json").write_text(json.dumps({"rows": [row("ar", 4, target=40.0)]} | MACHINE))
