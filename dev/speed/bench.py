@@ -4,6 +4,7 @@
     generate-eager  The same without compilation, in two minutes.
     generate-100m   The same on a random Llama of 100 million parameters.
     bfloat16        The same model in float32 and bfloat16 beside its products and the reading of its weights.
+    products        Ways to multiply a weight matrix with few hidden states.
     plain           A step's CPU time, without its forward, over that of a plain SJD loop without any recording.
     overhead        A step's time over its forward, by window and vocabulary.
     window          Tokens per step and speed against the window, three decoders; milliseconds of a forward.
@@ -40,6 +41,7 @@ from typing import NamedTuple
 
 import torch
 from compiling import bench_compile
+from few_states import bench_products
 from forecast import bench_forecast
 from generate import against_generate
 from llama import PROMPT, RandomLlama
@@ -363,6 +365,7 @@ BENCHES = {
     "generate-eager": Bench(partial(bench_generate, compiles=False), 5),
     "generate-100m": Bench(bench_generate_100m),
     "bfloat16": Bench(bench_bfloat16, 2),
+    "products": Bench(bench_products, 5),
     "plain": Bench(bench_plain),
     "overhead": Bench(bench_overhead),
     "window": Bench(bench_window, 12),

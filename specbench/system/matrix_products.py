@@ -35,8 +35,13 @@ def product(hidden: Tensor, weight: Tensor) -> Tensor:
         if _is_summed(rows, columns) and hidden.dtype in _READ_AS_FLOAT:
             return _sums(hidden, weight)
         if hidden.dtype == torch.float32 and weight.numel() >= LARGE and _are_few(rows, columns):
-            return (weight @ hidden.flatten(0, 1).T).T.contiguous().view(rows, columns, -1)
+            return weights_times_states(hidden, weight)
     return nn.functional.linear(hidden, weight)
+
+
+def weights_times_states(hidden: Tensor, weight: Tensor) -> Tensor:
+    """`product` as W x'."""
+    return (weight @ hidden.flatten(0, 1).T).T.contiguous().view(*hidden.shape[:2], -1)
 
 
 def _is_summed(rows: int, columns: int) -> bool:

@@ -1,0 +1,60 @@
+"""Ways to multiply a weight matrix with few hidden states: x W', W x', and sums that Inductor compiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from timing import cpu_ms, in_turns, median
+from torch import Tensor, nn
+from weights_dtype import timed_call
+
+from specbench.models.transformer.compilation import FORMS
+from specbench.specs.run_spec import Sampling
+from specbench.system.matrix_products import weights_times_states
+
+STATES = (1, 2, 3, 4, 8)
+LARGE, SMALL = (11, 8192, 1024), (1, 256, 256)
+"""Matrices, and their sizes: together as much as 100 million parameters hold, and one that a cache holds."""
+
+
+def bench_products(_sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """Time all products of a set of matrices by way, number of states and dtype, beside a sum over the matrices."""
+    rows, lines = [], ["matrices, dtype, way, states: CPU ms for all matrices"]
+    sets = ((LARGE, torch.float32, 4), (LARGE, torch.bfloat16, 4), (SMALL, torch.float32, 1000))
+    for (count, outputs, inputs), dtype, times in sets:
+        weights = [torch.randn(outputs, inputs).to(dtype) for _ in range(count)]
+        label = f"{count} of {outputs} x {inputs}, {str(dtype).removeprefix('torch.')}"
+        contenders: dict[str, Callable[[int], dict]] = {
+            f"{label}, read": partial(timed_call, partial(each, torch.sum, weights), times)
+        }
+        for states in STATES:
+            hidden = torch.randn(states, 1, inputs).to(dtype)
+            for name, way in ways().items():
+                call = partial(each, partial(way, hidden), weights)
+                contenders[f"{label}, {name}, {states}"] = partial(timed_call, call, times)
+        found = in_turns(contenders, rounds)
+        rows += found
+        for name in contenders:
+            lines.append(f"{name}: {median(found, name, lambda row: cpu_ms(row) / row['tokens']):.4g}")
+    return rows, lines
+
+
+def ways() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    """Products [R, 1, o] of states [R, 1, d] and a matrix [o, d]; each compiled one is compiled for one number."""
+    torch._dynamo.config.recompile_limit = FORMS
+    sums = torch.compile(sums_by_state, fullgraph=True, dynamic=False, options={"cpp_wrapper": True})
+    return {"x W'": nn.functional.linear, "W x'": weights_times_states, "sums": sums}
+
+
+def sums_by_state(hidden: Tensor, weight: Tensor) -> Tensor:
+    """The sums of `matrix_products`, for any number of states."""
+    read = weight.float()
+    return torch.stack([(state.float() * read).sum(-1) for state in hidden[:, 0]])[:, None]
+
+
+def each(way: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> None:
+    """Apply to every matrix."""
+    for weight in weights:
+        way(weight)
