@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 MODES = ("auto", "on", "off")
+QUOTING_TORCH = (2, 14)
+"""First version of torch that quotes the path of its libraries for the linker."""
 
 
 def should_compile(mode: str, device: str) -> tuple[bool, str | None]:
@@ -36,6 +39,11 @@ def missing(device: str) -> str | None:
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "Python's header files are not installed (package python3-dev or similar)"
     torch = find_spec("torch")
-    if kind == "cpu" and torch and " " in str(torch.origin):
-        return f"torch's compiler cannot use a path with spaces: {torch.origin}"
+    if kind == "cpu" and torch and " " in str(torch.origin) and _minor_version("torch") < QUOTING_TORCH:
+        return f"torch before 2.14 cannot compile from a path with spaces: {torch.origin}"
     return None
+
+
+def _minor_version(package: str) -> tuple[int, int]:
+    major, minor = metadata.version(package).split(".")[:2]
+    return int(major), int(minor)

@@ -15,6 +15,7 @@ def complete(monkeypatch, tmp_path):
     monkeypatch.setattr(compiler.sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setattr(compiler.shutil, "which", lambda name: name if name == "g++" else None)
     monkeypatch.setattr(compiler, "find_spec", lambda name: ModuleSpec(name, None, origin="/lib/torch/__init__.py"))
+    monkeypatch.setattr(compiler.metadata, "version", lambda name: "2.13.0+cpu")
 
 
 def test_a_complete_machine_lacks_nothing(complete):
@@ -27,7 +28,11 @@ def test_a_complete_machine_lacks_nothing(complete):
     [
         ("shutil.which", lambda name: None, "no compiler (g++, clang++) is installed"),
         ("sysconfig.get_path", lambda name: "/nowhere", "header files are not installed"),
-        ("find_spec", lambda name: ModuleSpec(name, None, origin="/my lib/torch"), "a path with spaces: /my lib/torch"),
+        (
+            "find_spec",
+            lambda name: ModuleSpec(name, None, origin="/my lib/torch"),
+            "from a path with spaces: /my lib/torch",
+        ),
     ],
 )
 def test_what_is_missing_is_named_and_the_run_goes_on_eagerly(complete, monkeypatch, attribute, value, reason):
@@ -37,7 +42,9 @@ def test_what_is_missing_is_named_and_the_run_goes_on_eagerly(complete, monkeypa
     assert compiler.should_compile("off", "cpu") == (False, None)
 
 
-def test_a_path_with_spaces_does_not_matter_on_cuda(complete, monkeypatch):
+def test_a_path_with_spaces_does_not_matter_on_cuda_or_to_a_newer_torch(complete, monkeypatch):
     monkeypatch.setattr(compiler.shutil, "which", lambda name: name)
     monkeypatch.setattr(compiler, "find_spec", lambda name: ModuleSpec(name, None, origin="/my lib/torch"))
     assert compiler.missing("cuda") is None
+    monkeypatch.setattr(compiler.metadata, "version", lambda name: "2.14.1")
+    assert compiler.missing("cpu") is None
