@@ -17,7 +17,7 @@ QUOTING_TORCH = (2, 14)
 def should_compile(mode: str, device: str) -> tuple[bool, str | None]:
     """Decide whether to compile for `device`; the second value is a note if compilation was requested but cannot run.
 
-    "auto" compiles on CUDA only: on CPU the first compilation takes minutes.
+    "auto" compiles on CUDA only: on a CPU the first compilation takes a minute or more.
     """
     if mode == "off" or (mode == "auto" and not device.startswith("cuda")):
         return False, None

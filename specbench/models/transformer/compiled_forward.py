@@ -1,7 +1,8 @@
 """The target's forward as one compiled function.
 
 A forward becomes a few kernels (on a GPU one CUDA graph) instead of some hundred calls that each cost more than their
-arithmetic. A form is compiled per combination of shapes, so these must be few: on a CPU sizes are symbols of one form;
+arithmetic. A form is compiled per combination of shapes, so these must be few: on a CPU sizes are symbols of one form,
+apart from a lone column, whose products depend on the number of rows, and a single row;
 on a GPU windows are padded to the session's widest, a power of two, and only the number of slots read is a symbol.
 
 Checking all of torch's guards takes about as long as the forward of a small model. Only guards on the arguments are
