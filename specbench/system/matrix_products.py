@@ -61,7 +61,8 @@ def _sums(hidden: Tensor, weight: Tensor) -> Tensor:
     import torch._inductor.inductor_prims  # registers the operation below
 
     # Without this Inductor computes the states anew for every row of the matrix. `as_strided` would store them too, but
-    # of a view it reads the wrong elements.
+    # of a view it reads the wrong elements. Expanded rows, which share their memory, cannot be stored as they are.
+    hidden = hidden.contiguous()
     stored = torch.ops.prims.inductor_force_stride_order(hidden, hidden.stride())
     read = weight.float()
     return torch.stack([(state.float() * read).sum(-1) for state in stored[:, 0]])[:, None].to(hidden.dtype)

@@ -15,6 +15,7 @@ VIEWS = {
     "last rows": lambda made: made[1:, 3:4],
     "transposed": lambda made: made.transpose(0, 1).contiguous()[2:4, :1],
     "every second": lambda made: made.repeat(1, 1, 2)[:2, 1:2, ::2],
+    "expanded": lambda made: made[:1, :1].expand(2, 1, 48),
     "heads": lambda made: (made @ torch.eye(48)).view(3, 5, 6, 8).transpose(2, 3).reshape(3, 5, 48)[1:, 4:],
 }
 
