@@ -10,7 +10,7 @@
     window          Tokens per step and speed against the window, three decoders; milliseconds of a forward.
     window-compiled  Tokens per step and speed against the window, two decoders, all compiled.
     decoders        Speed-up realised against step compression, per decoder.
-    decoders-compiled  The same compiled, one of each kind; compiling takes ten minutes the first time.
+    decoders-compiled  The same compiled, one of each kind; compiling takes minutes the first time.
     decoders-100m   The same, compiled, on a random Llama of 100 million parameters.
     compile         Seconds of compilation: the first run on a machine, and the second.
     throughput      Images per hour, many rows at once over one.
@@ -260,10 +260,8 @@ def decodes(
 
 def gains(rows: Sequence[dict], names: Iterable[str]) -> list[str]:
     """Tokens per step and speed-up over AR by CPU time [95 % interval over captions], as ratios of totals."""
-    lines, ar_ms = (
-        ["decoder: tokens per step, speed-up over ar"],
-        [row["cpu_ms"] for row in rows if row["name"] == "ar"],
-    )
+    lines = ["decoder: tokens per step, speed-up over ar"]
+    ar_ms = [row["cpu_ms"] for row in rows if row["name"] == "ar"]
     for name in names:
         images = [row for row in rows if row["name"] == name]
         turns = [row["round"] for row in images]
