@@ -133,6 +133,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu", help="folder of the results")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.out.exists() and not options.out.is_dir():
+        parser.error(f"--out {options.out}: is not a folder")
     scale = options.scale or ("tiny" if options.device == "cpu" else "full")
     if options.part:
         print(json.dumps(run_part(options.part, options.device, scale)))

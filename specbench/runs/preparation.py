@@ -157,7 +157,7 @@ def _tuned_window(
         reporter.note(f"{decoder.name}, window {point['window']}: {describe_point(point)}")
     fastest = max(curve, key=lambda point: point["speed_up"])
     ahead = "" if fastest["window"] == window else "; AR is faster than every window tried"
-    reporter.note(f"{decoder.name}: window {window} is the fastest here{ahead}")
+    reporter.note(f"{decoder.name}: window {window} is the fastest here by the pilot images{ahead}")
     return window, curve
 
 
