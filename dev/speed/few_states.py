@@ -12,7 +12,7 @@ from weights_dtype import timed_call
 
 from specbench.models.transformer.compilation import FORMS
 from specbench.specs.run_spec import Sampling
-from specbench.system.matrix_products import weights_times_states
+from specbench.system.matrix_products import sums_by_state, weights_times_states
 
 STATES = (1, 2, 3, 4, 8)
 LARGE, SMALL = (11, 8192, 1024), (1, 256, 256)
@@ -46,12 +46,6 @@ def ways() -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
     torch._dynamo.config.recompile_limit = FORMS
     sums = torch.compile(sums_by_state, fullgraph=True, dynamic=False, options={"cpp_wrapper": True})
     return {"x W'": nn.functional.linear, "W x'": weights_times_states, "sums": sums}
-
-
-def sums_by_state(hidden: Tensor, weight: Tensor) -> Tensor:
-    """The sums of `matrix_products`, for any number of states."""
-    read = weight.float()
-    return torch.stack([(state.float() * read).sum(-1) for state in hidden[:, 0]])[:, None]
 
 
 def each(way: Callable[[Tensor], Tensor], weights: Sequence[Tensor]) -> None:

@@ -31,7 +31,7 @@ from specbench.system import environment
 from specbench.system.files import write_atomically
 
 SOURCE = Path(__file__).parents[2] / "results" / "readme"
-RUNS = ("shapes-ar", "shapes-sjd-")
+RUNS = ("shapes-ar", "shapes-gsd")
 PART = 4096
 WORK: dict[str, Callable[[list[Path]], object]] = {
     "resume": lambda runs: [RunStore(folder).completed() for folder in runs],

@@ -33,7 +33,7 @@ def product(hidden: Tensor, weight: Tensor) -> Tensor:
     rows, columns, _ = hidden.shape
     if hidden.device.type == "cpu":
         if _is_summed(rows, columns) and hidden.dtype in _READ_AS_FLOAT:
-            return _sums(hidden, weight)
+            return sums_by_state(hidden, weight)
         if hidden.dtype == torch.float32 and weight.numel() >= LARGE and _are_few(rows, columns):
             return weights_times_states(hidden, weight)
     return nn.functional.linear(hidden, weight)
@@ -56,8 +56,8 @@ def _are_few(rows: int, columns: int) -> bool:
     return not torch.compiler.is_compiling() and 1 < rows * columns <= FEW_STATES
 
 
-def _sums(hidden: Tensor, weight: Tensor) -> Tensor:
-    """The product as one sum per state and row of the matrix, which compiled code reads once for all states."""
+def sums_by_state(hidden: Tensor, weight: Tensor) -> Tensor:
+    """`product` of one column as sums, one per state and row of the matrix, which compiled code reads once for all."""
     import torch._inductor.inductor_prims  # registers the operation below
 
     # Without this Inductor computes the states anew for every row of the matrix. `as_strided` would store them too, but

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tiny_llama
 import torch
+from compilable import LACKING, needs_compiler
 from tiny_llama import VOCAB
 
 from specbench.checks.divergence import AUDIT_LEVEL, Counts, p_value
@@ -29,8 +30,6 @@ from specbench.specs.run_spec import Sampling
 from specbench.store.run_info import RunInfo
 from specbench.system import compiler
 
-LACKING = compiler.missing("cpu")
-needs_compiler = pytest.mark.skipif(LACKING is not None, reason=f"a step cannot be compiled here: {LACKING}")
 SAMPLING = Sampling(guidance=2.0, temperature=0.9, top_k=4)
 DECODERS = [
     resolve("ar"),

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
+from compilable import needs_compiler
 from torch import nn
 
-from specbench.system import compiler, matrix_products
+from specbench.system import matrix_products
 from specbench.system.matrix_products import FEW_STATES, linear_output, product
 
-LACKING = compiler.missing("cpu")
-needs_compiler = pytest.mark.skipif(LACKING is not None, reason=f"nothing can be compiled here: {LACKING}")
 VIEWS = {
     "whole": lambda made: made[:2, :1],
     "one row": lambda made: made[:1, -1:],

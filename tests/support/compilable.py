@@ -1,0 +1,9 @@
+"""Tests of compiled code, which skip where nothing can be compiled."""
+
+import pytest
+
+from specbench.system import compiler
+
+LACKING = compiler.missing("cpu")
+
+needs_compiler = pytest.mark.skipif(LACKING is not None, reason=f"nothing can be compiled here: {LACKING}")
