@@ -7,8 +7,8 @@
     products        Ways to multiply a weight matrix with few hidden states.
     plain           A step's CPU time, without its forward, over that of a plain SJD loop without any recording.
     overhead        A step's time over its forward, by window and vocabulary.
-    window          Tokens per step and speed against the window, three decoders; milliseconds of a forward.
-    window-compiled  Tokens per step and speed against the window, two decoders, all compiled.
+    window          Tokens per step and speed against the window, four decoders; milliseconds of a forward.
+    window-compiled  Tokens per step and speed against the window, four decoders, all compiled.
     decoders        Speed-up realised against step compression, per decoder.
     decoders-compiled  The same compiled, one of each kind; compiling takes minutes the first time.
     decoders-100m   The same, compiled, on a random Llama of 100 million parameters.
@@ -65,6 +65,8 @@ from specbench.system import environment
 STEPS = 16
 WARM_UP = 3
 WINDOWS, VOCABULARIES = (16, 32, 64), (1024, 8192, 65536)
+OPTIONS = {"gsd": {"d": "inf"}, "vertical": {"siblings": 1}}
+"""Options of decoders that are timed with several windows: all tokens are near each other, and drafts a chain."""
 
 
 def bench_generate(sampling: Sampling, rounds: int, compiles: bool = True) -> tuple[list[dict], list[str]]:
@@ -189,7 +191,7 @@ def step_cost(row: dict) -> dict[str, float]:
 
 
 def with_window(name: str, window: int) -> DecoderSpec:
-    return resolve(name, {"window": window} | ({"d": "inf"} if name == "gsd" else {}))
+    return resolve(name, {"window": window} | OPTIONS.get(name, {}))
 
 
 def bench_overhead(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
@@ -215,14 +217,17 @@ def bench_overhead(sampling: Sampling, rounds: int) -> tuple[list[dict], list[st
 
 
 def bench_window(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Images of SJD, of SJD with drafts copied from the row above, and of EAGLE with block verification, against the
-    window, and a mid-image forward of as many columns.
+    """Images of SJD, of SJD with drafts copied from the row above, of a chain of a vertical head's drafts, and of EAGLE
+    with block verification, against the window, and a mid-image forward of as many columns.
 
     Windows shrink near the end of an image, so that wide ones' mean step can cost less than their full forward.
     """
     model, windows = load_model("shapes"), (1, 2, 4, 8, 16, 32, 64, 128)
     forwards = {f"forward {window}": partial(timed_forward, model, sampling, window, STEPS) for window in windows}
-    decoders = by_window("sjd", windows) | by_window("sjd-isp", (4, 6, 8, 16)) | {"eagle-block": resolve("eagle-block")}
+    decoders = (
+        by_window("sjd", windows) | by_window("sjd-isp", (4, 6, 8, 16)) | by_window("vertical", (4, 6, 8, 12, 16))
+    )
+    decoders |= {"eagle-block": resolve("eagle-block")}
     rows = in_turns(decodes(model, decoders, sampling) | forwards, rounds)
     one = median(rows, "forward 1", cpu_ms)
     lines = ["window: ms per forward, window cost"]
@@ -236,7 +241,8 @@ def bench_window_compiled(sampling: Sampling, rounds: int) -> tuple[list[dict], 
     """The same images against the window, AR's and their steps compiled in the round of warm-up."""
     model = load_model("shapes")
     model.compile()
-    decoders = by_window("sjd", (4, 8, 16)) | by_window("sjd-isp", (4, 6, 8))
+    decoders = by_window("sjd", (4, 8, 16)) | by_window("sjd-isp", (4, 6, 8)) | by_window("vertical", (4, 6, 8, 12))
+    decoders |= {"eagle-block": resolve("eagle-block")}
     rows = in_turns(decodes(model, decoders, sampling), rounds)
     return rows, gains(rows, decoders)
 

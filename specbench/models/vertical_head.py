@@ -26,6 +26,7 @@ from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
 from specbench.models.draft_head import HeadLoading, blamed
 from specbench.models.interface import ImageModel, TokenLayout, VerticalHeadModel
 from specbench.system.json_values import parse_json
+from specbench.system.matrix_products import linear_output, product
 from specbench.system.reading import read_regular
 
 KIND = "vertical"
@@ -47,8 +48,20 @@ class VerticalHead(nn.Module):
 
     def forward(self, around: Tensor, depth: Tensor) -> Tensor:
         """Features [R, K, d] of slots with `around` [R, K, 6d], see `surroundings`, at `depth` [R, K]."""
-        first = functional.silu(self.mix(around) + self.depth(depth.clamp(max=DEPTHS - 1)))
-        return self.output(first + functional.silu(self.inner(first)))
+        return self.features(self.mixed(around, depth))
+
+    def mixed(self, around: Tensor, depth: Tensor) -> Tensor:
+        """The argument [R, K, h] of h's silu; without what `mixed_before` gives where `around` has zeros for it."""
+        return linear_output(self.mix, around) + self.depth(depth.clamp(max=DEPTHS - 1))
+
+    def mixed_before(self, word: Tensor) -> Tensor:
+        """What the embedding [R, K, d] of the token before a slot adds to `mixed`."""
+        return product(word, self.mix.weight[:, _FEATURES * self.width : (_FEATURES + 1) * self.width])
+
+    def features(self, mixed: Tensor) -> Tensor:
+        """Features [R, K, d] of `mixed` [R, K, h]."""
+        first = functional.silu(mixed)
+        return linear_output(self.output, first + functional.silu(linear_output(self.inner, first)))
 
 
 def slots_above(layout: TokenLayout) -> Tensor:
@@ -91,8 +104,8 @@ def places_before(above: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def embedded(table: Tensor, ids: Tensor, places: Tensor, exists: Tensor) -> Tensor:
-    """The second half [R, K, 3d] of `surroundings`: embeddings of the tokens at `places` [R, K, 3], 0 where none
-    `exists`."""
+    """Embeddings [R, K, nd] of the tokens at `places` [R, K, n], 0 where none `exists`: with n = 3 the second half of
+    `surroundings`."""
     found = ids.gather(1, places.clamp(0, ids.shape[1] - 1).flatten(1)).view(places.shape)
     return torch.where(exists[..., None], table[found], 0.0).flatten(2)
 

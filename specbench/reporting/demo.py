@@ -18,7 +18,9 @@ from specbench.runs.settings import merge, run_settings
 
 # The papers' distance threshold applies to another codebook; with this one it would leave clusters of one token.
 _GSD = "gsd:G=10,d=inf"
-DECODERS = ("ar", "jacobi", "sjd", "sjd-isp", "sjd++", _GSD, "scd-mc", "scd-gs", "predictive")
+# On a CPU siblings of the first draft cost more columns of the forward than they save steps.
+_CHAIN = "vertical:siblings=1"
+DECODERS = ("ar", "jacobi", "sjd", "sjd-isp", "sjd++", _GSD, "scd-mc", "scd-gs", "predictive", _CHAIN)
 _TUNED, _WINDOWS = "sjd", (4, 8, 16)
 """The decoder that chooses the window of all, and the windows it chooses from."""
 THREADS = 1  # a model this small gains little from more threads, and is slowed down when other processes use the cores

@@ -43,8 +43,8 @@ def alignment(
     ids = model.table_ids(tokens)
 
     def seen_with(fed: Tensor) -> tuple[HeadCache, Tensor]:
-        memory = HeadCache(head, session, length, depths + 1)
-        return memory, memory.append(fed[:, :-1], features[:, :-1], positions[:, :-1])
+        memory, own = HeadCache(head, session, length, depths + 1), positions[:, :-1]
+        return memory, memory.append(fed[:, :-1], features[:, :-1], own, memory.readable(own))
 
     memory, seen = seen_with(ids)
     free = torch.tensor(model.layout.forced, device=model.device) < 0

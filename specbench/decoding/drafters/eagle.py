@@ -59,6 +59,21 @@ class TreeLevels(NamedTuple):
     levels: tuple[TreeLevel, ...]
 
 
+class News(NamedTuple):
+    """What a step has verified, the tokens after the `shift` committed ones included.
+
+    Attributes:
+        tokens, positions: [B, T] with their stream slots.
+        features: [R, T, d] of the target that predict them.
+        shift: [B] number of committed tokens.
+    """
+
+    tokens: Tensor
+    features: Tensor
+    positions: Tensor
+    shift: Tensor
+
+
 class Eagle:
     """EAGLE-1 drafter: siblings are drawn from the head's distribution without replacement.
 
@@ -75,42 +90,50 @@ class Eagle:
     def begin(self, batch: Batch) -> None:
         self._batch = batch
         self._cache = HeadCache(self._head, batch.session, batch.tokens.shape[1], self.columns)
-        self._news: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        self._news: News | None = None
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
-        known = self._learn()
-        tree = chain(1) if known is None else pruned(self._tree, width - 1)
+        news = self._news
+        tree = chain(1) if news is None else pruned(self._tree, width - 1)
         positions = committed[:, None] + routes(tree, committed.device).depth
         tokens = torch.zeros_like(positions)
         tokens[:, :1] = self._batch.tokens.gather(1, (committed[:, None] - 1).clamp(min=0))
         q = torch.zeros(*tokens.shape, self._batch.target.vocab, device=tokens.device)
-        if len(tree.parents) > 1:
-            call = self._batch.call if len(tree.parents) == self.columns else call_eager
-            self._cache.mark_length()
+        if len(tree.parents) > 1:  # never again after a tree without drafts
+            call, readable = call_eager, self._cache.readable(news.positions)
+            if len(tree.parents) == self.columns and news.tokens.shape[1] == self.window:
+                # Compiled code is for one number of columns, and of news.
+                call = self._batch.call
+                self._cache.mark_lengths(readable)
             levels = tree_levels(tree, self._batch.target.vocab, committed.device)
-            call(Eagle._draft, self, levels, tokens, q, positions, known, step)
+            call(Eagle._draft, self, levels, tokens, q, positions, news, readable, step)
         return Proposal(tokens, positions, q[:, :-1] if tree.is_chain else q, tree, self.columns)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         features = self._batch.session.features
         columns = torch.cat([verification.columns] * (len(features) // len(verification.columns)))
         features = features.gather(1, columns[..., None].expand(-1, -1, features.shape[-1]))
-        self._news = verification.tokens, features, positions, shift
+        self._news = News(verification.tokens, features, positions, shift)
 
-    def _learn(self) -> Tensor | None:
-        """Append the tokens committed by the last step; return the head's features [R, d] after the newest, or None."""
-        if self._news is None:
-            return None
-        tokens, features, positions, shift = self._news
-        seen = self._cache.append(self._model.table_ids(tokens), features, positions)
-        newest = (shift - 1).clamp(min=0).repeat(len(seen) // len(shift))
+    def _learn(self, news: News, readable: Tensor) -> Tensor:
+        """Append the tokens committed by the last step; return the head's features [R, d] after the newest."""
+        ids = self._model.table_ids(news.tokens)
+        seen = self._cache.append(ids, news.features, news.positions, readable)
+        newest = (news.shift - 1).clamp(min=0).repeat(len(seen) // len(news.shift))
         return seen[torch.arange(len(seen), device=seen.device), newest]
 
     def _draft(
-        self, tree: TreeLevels, tokens: Tensor, q: Tensor, positions: Tensor, known: Tensor, step: Tensor
+        self,
+        tree: TreeLevels,
+        tokens: Tensor,
+        q: Tensor,
+        positions: Tensor,
+        news: News,
+        readable: Tensor,
+        step: Tensor,
     ) -> None:
-        """Draw the draft tokens and record their q, one depth at a time."""
-        batch, features, proposed = self._batch, known[:, None], []
+        """Draw the draft tokens and record their q, one depth at a time, after the tokens of the last step."""
+        batch, features, proposed = self._batch, self._learn(news, readable)[:, None], []
         slots = positions[:, tree.inner]
         race = batch.noise.race(slots, Stream.SIBLING, step * self.columns + tree.inner)
         branches = self._cache.branches(tree, slots, positions[:, :1])
@@ -164,24 +187,29 @@ class HeadCache:
             mask = self._index[:longest] <= slots[:, None, :, None]
             self._run(prompt.ids[:, 1:], prompt.features, slots, head.rotary(slots), mask, longest)
 
-    def mark_length(self) -> None:
-        """Mark the cache length dynamic, so that one compiled form serves all prompt lengths."""
+    def mark_lengths(self, readable: Tensor) -> None:
+        """Mark the lengths of `readable` and of the cache dynamic, so that one compiled form serves all."""
+        torch._dynamo.mark_dynamic(readable, 0)
         torch._dynamo.mark_dynamic(self._index, 0)
         for buffers in self._cache.buffers():
             for buffer in buffers:
                 torch._dynamo.mark_dynamic(buffer, 2)
 
-    def append(self, ids: Tensor, features: Tensor, positions: Tensor) -> Tensor:
-        """Append committed tokens [B, T] at stream slots `positions` [B, T] and their target features [R, T, d].
+    def readable(self, positions: Tensor) -> Tensor:
+        """[S] slots that `append` has to read for stream slots `positions` [B, T]."""
+        first = self._last + self._repeat(positions[:, :1])
+        end, _ = self._extent.of(first[:, 0], positions.shape[1])
+        return self._index[: min(end, self._scratch)]
+
+    def append(self, ids: Tensor, features: Tensor, positions: Tensor, readable: Tensor) -> Tensor:
+        """Append committed tokens [B, T] at stream slots `positions` [B, T] and their target features [R, T, d], given
+        `readable` of these slots.
 
         Entries past the committed ones are harmless: their slots are overwritten before anything attends to them.
         """
-        ids, positions = self._repeat(ids), self._repeat(positions)
-        slots = self._last + positions
-        end, _ = self._extent.of(slots[:, 0], slots.shape[1])
-        visible = min(end, self._scratch)
-        mask = self._index[:visible] <= slots[:, None, :, None]
-        return self._run(ids, features, slots, self._head.rotary(slots), mask, visible)
+        slots = self._last + self._repeat(positions)
+        mask = readable <= slots[:, None, :, None]
+        return self._run(self._repeat(ids), features, slots, self._head.rotary(slots), mask, len(readable))
 
     def branches(self, tree: TreeLevels, positions: Tensor, root: Tensor) -> Branches:
         """Places of the tree's inner columns, which predict stream slots `positions` [B, k]; the root predicts `root`

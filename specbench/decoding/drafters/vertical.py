@@ -8,6 +8,8 @@ distribution is the better guess. Whether it is kept depends on earlier slots al
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ from specbench.decoding.drafters.token_init import Init, Uniform
 from specbench.decoding.interfaces import Batch, Proposal, Verification
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import draw
+from specbench.models.interface import TokenLayout
 from specbench.models.vertical_head import (
     embedded,
     known_features,
@@ -41,9 +44,10 @@ class Vertical(JacobiTree):
         self._above = slots_above(context.layout).to(context.device)
         self._table = context.model.token_table()
         own = torch.arange(len(self._above), device=context.device)
-        right = torch.where(self._above < 0, -1, self._above + 1)
-        self._neighbours = torch.stack([own - 1, self._above, right], dim=1)
+        places, exists = places_before(self._above, own[None])
+        self._places = torch.where(exists, places, -1)[0]
         """[N + 1, 3] slots whose tokens the head looks at, -1 where there is none."""
+        self._reach = reach(context.layout)
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
@@ -53,6 +57,8 @@ class Vertical(JacobiTree):
         """[R, L, d] of the target by slot."""
         self._fed = torch.full_like(batch.tokens, -1)
         """[B, L] stream tokens that the last forward was fed."""
+        self._news: tuple[Tensor, Tensor, Tensor] | None = None
+        """Features [R, C, d] of the last step, and columns and stream slots [B, T] of its verified path."""
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
         proposal = super().propose(committed, width, step)
@@ -61,10 +67,7 @@ class Vertical(JacobiTree):
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         super().observe(verification, positions, shift, keep_tail)
-        features = self._batch.session.features
-        columns = self._twice(verification.columns)[..., None].expand(-1, -1, features.shape[-1])
-        rows = torch.arange(len(features), device=shift.device)[:, None]
-        self._features[rows, self._twice(positions)] = features.gather(1, columns)
+        self._news = self._batch.session.features, verification.columns, positions
 
     def restart(self, rows: Tensor) -> None:
         super().restart(rows)
@@ -78,28 +81,87 @@ class Vertical(JacobiTree):
         refined ones."""
         if positions.shape[1] == 0:
             return q
-        batch, tokens, known = self._batch, self._batch.tokens, self._twice(committed[:, None])
-        slots = self._twice(positions)
-        features, depth = known_features(self._features, self._above, known, slots), slots - known
-        places, exists = places_before(self._above, positions)
-        looked_at = self._neighbours[positions.clamp(max=len(self._neighbours) - 1)]
-        refined, fed = positions < self._drafted_to[:, None], around(self._fed, looked_at)
-        uniform = batch.noise.uniform(positions, Stream.SIBLING, step)
+        self._learn()
+        refined = positions < self._drafted_to[:, None]
+        uniform = self._batch.noise.uniform(positions, Stream.SIBLING, step)
         keeps, recorded = [], []
+        for start in range(0, positions.shape[1], self._reach):
+            run = slice(start, start + self._reach)
+            part = self._draft_run(committed, positions[:, run], refined[:, run], uniform[:, run])
+            keeps += part.keeps
+            recorded += part.recorded
+        return torch.where(torch.cat(keeps, 1)[..., None], q, torch.cat(recorded, 1))
+
+    def _learn(self) -> None:
+        """Store the features of the last step."""
+        if self._news is None:
+            return
+        features, columns, positions = self._news
+        columns = self._twice(columns)[..., None].expand(-1, -1, features.shape[-1])
+        rows = torch.arange(len(features), device=features.device)[:, None]
+        self._features[rows, self._twice(positions)] = features.gather(1, columns)
+
+    def _draft_run(self, committed: Tensor, positions: Tensor, refined: Tensor, uniform: Tensor) -> DraftedRun:
+        """Draft slots `positions` [B, k], k at most `_reach`, from left to right. What is known of all of them, so all
+        but the token before each, is computed at once."""
+        batch, tokens = self._batch, self._batch.tokens
+        slots, places = self._twice(positions), self._places[positions.clamp(max=len(self._places) - 1)]
+        mixed = self._mixed(slots, self._twice(committed[:, None]))
+        same, fed = refined & self._is_fed(places[..., 1:]).all(-1), around(self._fed, places[..., 0])
+        token, drafted = around(tokens, places[:, 0, :1]), tokens.gather(1, positions)
+        # Nothing comes before the image's first slot, which no other slot of the run is.
+        word = torch.where(slots[:, :1, None] > 0, self._word(token.clamp(min=0)), 0.0)
+        keeps, recorded, chosen = [], [], []
         for draft in range(positions.shape[1]):
             own = slice(draft, draft + 1)
-            slot = positions[:, own]
-            words = embedded(self._table, self._model.table_ids(tokens), places[:, own], exists[:, own])
-            ahead = self._head(torch.cat([features[:, own], self._twice(words)], dim=-1), depth[:, own])
-            proposed = batch.target(batch.session.logits(ahead), slot)
-            kept = refined[:, own] & (around(tokens, looked_at[:, own]) == fed[:, own]).all(-1)
-            token = draw(proposed, uniform[:, own])
-            tokens.scatter_(1, slot, torch.where(kept, tokens.gather(1, slot), token))
+            ahead = self._head.features(mixed[:, own] + self._head.mixed_before(word))
+            proposed = batch.target(batch.session.logits(ahead), positions[:, own])
+            kept = same[:, own] & (token == fed[:, own])
+            token = torch.where(kept, drafted[:, own], draw(proposed, uniform[:, own]))
+            word = self._word(token)
             keeps.append(kept)
             recorded.append(proposed)
-        return torch.where(torch.cat(keeps, 1)[..., None], q, torch.cat(recorded, 1))
+            chosen.append(token)
+        tokens.scatter_(1, positions, torch.cat(chosen, 1))
+        return DraftedRun(keeps, recorded)
+
+    def _mixed(self, slots: Tensor, known: Tensor) -> Tensor:
+        """The head's first layer [R, k, h] for `slots` [R, k], without the token before each, given the features of
+        the first `known` [R, 1] slots."""
+        ids = self._model.table_ids(self._twice(self._batch.tokens))
+        places, exists = places_before(self._above, slots)
+        exists[..., 0] = False
+        words = embedded(self._table, ids, places, exists)
+        features = known_features(self._features, self._above, known, slots)
+        return self._head.mixed(torch.cat([features, words], dim=-1), slots - known)
+
+    def _is_fed(self, places: Tensor) -> Tensor:
+        """Whether the tokens at `places` [B, k, n] are those that the last forward was fed."""
+        return around(self._batch.tokens, places) == around(self._fed, places)
+
+    def _word(self, tokens: Tensor) -> Tensor:
+        """Embeddings [R, 1, d] of `tokens` [B, 1]."""
+        return self._table[self._model.table_ids(self._twice(tokens))]
 
     def _twice(self, columns: Tensor) -> Tensor:
         """[B, K] to [R, K]: unconditional rows have the slots and tokens of the conditional ones."""
         # `repeat` takes several times as long for a few numbers.
         return torch.cat([columns] * (len(self._features) // len(columns)))
+
+
+class DraftedRun(NamedTuple):
+    """Drafts from left to right.
+
+    Attributes:
+        keeps: [B, 1] each, whether the refined draft is kept.
+        recorded: [B, 1, V] each, the head's distribution.
+    """
+
+    keeps: list[Tensor]
+    recorded: list[Tensor]
+
+
+def reach(layout: TokenLayout) -> int:
+    """Number of consecutive slots of which none is above another one, or next to that on the right."""
+    above = layout.neighbour(1, 0)
+    return min((max(slot - up - 1, 1) for slot, up in enumerate(above) if up >= 0), default=layout.length)
