@@ -224,10 +224,8 @@ def bench_window(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]
     """
     model, windows = load_model("shapes"), (1, 2, 4, 8, 16, 32, 64, 128)
     forwards = {f"forward {window}": partial(timed_forward, model, sampling, window, STEPS) for window in windows}
-    decoders = (
-        by_window("sjd", windows) | by_window("sjd-isp", (4, 6, 8, 16)) | by_window("vertical", (4, 6, 8, 12, 16))
-    )
-    decoders |= {"eagle-block": resolve("eagle-block")}
+    decoders = by_window("sjd", windows) | by_window("sjd-isp", (4, 6, 8, 16))
+    decoders |= by_window("vertical", (4, 6, 8, 12, 16)) | {"eagle-block": resolve("eagle-block")}
     rows = in_turns(decodes(model, decoders, sampling) | forwards, rounds)
     one = median(rows, "forward 1", cpu_ms)
     lines = ["window: ms per forward, window cost"]

@@ -36,6 +36,7 @@ DECODERS = [
     resolve("sjd", {"window": 3}),
     resolve("gsd", {"window": 4, "G": 3}),
     resolve("eagle", {"tree": "0 1 00 01"}),
+    resolve("vertical", {"window": 4, "siblings": 1}),
 ]
 REQUESTS = [Request(text, text, sample) for text in ("a fox", "two red hens") for sample in range(20)]
 
@@ -85,8 +86,8 @@ def test_same_tokens_under_the_same_noise_and_nothing_compiled_twice(eager, comp
     step, *rules = compiled.compiled
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert step.forms == 3  # a lone column, a window, a tree
-    assert [rule.forms for rule in rules] == [1, 2, 2, 2]  # verification and, but for ar, drafting
-    assert graphs == 10
+    assert [rule.forms for rule in rules] == [1, 2, 2, 2, 2]  # verification and, but for ar, drafting
+    assert graphs == 12
     assert all(part.seconds > 0 for part in compiled.compiled)
     longer, shorter = ([Request(text, text, n) for n in range(40)] for text in ("much longer than before", "."))
     for requests, decoder in itertools.product([longer, shorter, longer[:20] + shorter[:20]], DECODERS):

@@ -20,14 +20,17 @@ VIEWS = {
 
 
 def compiled_error(view, dtype=torch.float32):
-    """Largest relative error of a compiled product of a view of states that the compiled code makes itself."""
+    """Largest relative error of a compiled product of a view of states that the compiled code makes itself, with the
+    inner columns of a wider matrix, and a bias."""
     torch._dynamo.reset()
     torch.manual_seed(0)
-    made, weight = torch.randn(3, 5, 48, dtype=dtype), torch.randn(80, 48, dtype=dtype)
-    run = torch.compile(
-        lambda hidden, weight: product(view(hidden * 2), weight), fullgraph=True, options={"cpp_wrapper": True}
-    )
-    found, exact = run(made, weight).double(), view(made * 2).double() @ weight.double().T
+    made, wide, bias = (torch.randn(*size, dtype=dtype) for size in ((3, 5, 48), (80, 96), (80,)))
+
+    def multiplied(hidden, wide, bias):
+        return product(view(hidden * 2), wide[:, 24:72], bias)
+
+    found = torch.compile(multiplied, fullgraph=True, options={"cpp_wrapper": True})(made, wide, bias).double()
+    exact = view(made * 2).double() @ wide[:, 24:72].double().T + bias.double()
     return ((found - exact).abs().max() / exact.abs().max()).item()
 
 
@@ -55,12 +58,14 @@ def test_a_compiled_product_reads_the_states_of_any_view(view):
 
 @needs_compiler
 @torch.inference_mode()
-def test_a_compiled_product_in_bfloat16_is_rounded_once():
+def test_a_compiled_product_in_bfloat16_is_as_exact_as_its_format():
     assert compiled_error(VIEWS["whole"], torch.bfloat16) < 2**-8
 
 
 @torch.inference_mode()
-def test_a_bias_and_another_layer_are_left_to_the_layer():
+def test_a_bias_is_added_and_another_layer_called(monkeypatch):
     layer, hidden = nn.Linear(48, 80), torch.randn(2, 1, 48)
-    torch.testing.assert_close(linear_output(layer, hidden), layer(hidden))
+    for large in (0, matrix_products.LARGE):
+        monkeypatch.setattr(matrix_products, "LARGE", large)
+        torch.testing.assert_close(linear_output(layer, hidden), layer(hidden))
     assert linear_output(nn.Identity(), hidden) is hidden
