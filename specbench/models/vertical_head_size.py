@@ -16,4 +16,15 @@ def vertical_hidden(width: int) -> int:
 def vertical_weights(width: int) -> int:
     """Weights of that head, without biases."""
     hidden = vertical_hidden(width)
-    return (_INPUTS + 1) * width * hidden + hidden**2
+    return first_layer_weights(width) + hidden**2 + hidden * width
+
+
+def first_layer_weights(width: int) -> int:
+    """Its first layer, which is read once for all drafts of a row."""
+    return _INPUTS * width * vertical_hidden(width)
+
+
+def draft_weights(width: int) -> int:
+    """What is read again for each draft: the other layers, and the part of the first for the token before."""
+    hidden = vertical_hidden(width)
+    return 2 * width * hidden + hidden**2

@@ -20,7 +20,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.hub_model import RANDOM
 from specbench.models.transformer.size import Size
-from specbench.models.vertical_head_size import vertical_weights
+from specbench.models.vertical_head_size import draft_weights, first_layer_weights
 from specbench.reporting.report_rows import Run, label
 from specbench.runs.memory_estimate import most_columns
 from specbench.specs.presets import DecoderSpec
@@ -216,13 +216,15 @@ def _numbers(one: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[
 
 
 def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
-    """Forwards of a draft head in one step, each with the target's output matrix: one for each level of EAGLE's tree,
-    of a layer and a projection of 2d x d, or one for each draft of a vertical head."""
+    """Forwards of a draft head in one step: one for each level of EAGLE's tree, of a layer and a projection of 2d x d,
+    or one for each draft of a vertical head, all with the target's output matrix, after one of its first layer."""
     layer, model = setting.size.layer(setting.model.layers, setting.model.v_image), setting.model
     if decoder.drafter == "vertical":
-        size = Size(vertical_weights(layer.width) + model.v_image * layer.width, 0, layer.width)
-        one = replace(setting.forward(1), size=size, layers=1, columns=1)
-        return [one] * (int(dict(decoder.options)["window"]) - 1)
+        drafts, width = int(dict(decoder.options)["window"]) - 1, layer.width
+        first = Size(first_layer_weights(width), 0, width)
+        at_once = replace(setting.forward(1), size=first, layers=1, v_image=0, columns=drafts)
+        size = Size(draft_weights(width) + model.v_image * width, 0, width)
+        return [at_once, *[replace(setting.forward(1), size=size, layers=1, columns=1)] * drafts]
     if not decoder.drafter.startswith("eagle"):
         return []
     weights = layer.weights + 2 * layer.width**2 + model.v_image * layer.width
@@ -267,7 +269,10 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
     if any(one.decoder.drafter.startswith("eagle") for one in accepted):
         lines.append("A draft head is one layer, a projection and the output matrix, run once for each level.")
     if any(one.decoder.drafter == "vertical" for one in accepted):
-        lines.append("A vertical head is three small layers and the output matrix, run once for each draft.")
+        lines.append(
+            "A vertical head is three small layers and the output matrix, run once for each draft, but for most of the "
+            "first layer, which runs once for all."
+        )
     if others:
         lines.append(f"Tokens per step were found on {', '.join(others)} and are taken to be the same on {model.name}.")
     if setting.batch > 1:

@@ -16,6 +16,7 @@ from specbench.system.device_peaks import peak_of
 SJD = Accepted("a paper", "lumina", resolve("sjd"), "sjd", 2.0)
 AR = Accepted("a paper", "lumina", resolve("ar"), "ar", 1.0)
 EAGLE = Accepted("a paper", "lumina", resolve("eagle"), "eagle", 2.0)
+VERTICAL = Accepted("a run", "shapes", resolve("vertical", {"window": 8}), "vertical", 5.0)
 
 
 def setting(**changes):
@@ -51,6 +52,14 @@ def test_a_batch_shares_the_weights_and_a_draft_head_costs_its_levels():
     (eagle,) = forecast_rows([EAGLE], setting())
     layers = 1e3 * 5 * 2 * 270e6 / (0.5 * 2039e9)
     assert eagle["step_ms"] - eagle["forward_ms"] - 1 == pytest.approx(layers, rel=0.15)
+
+
+def test_the_first_layer_of_a_vertical_head_is_read_once_for_all_drafts():
+    (row,) = forecast_rows([VERTICAL], setting())
+    width, hidden = 4096, 1024
+    first, each = 6 * width * hidden, 2 * width * hidden + hidden**2 + 8192 * width
+    drafting = 1e3 * 2 * (first + 7 * each) / (0.5 * 2039e9)
+    assert row["step_ms"] - row["forward_ms"] - 1 == pytest.approx(drafting, rel=0.02)
 
 
 def test_every_assumption_is_printed_and_the_table_says_that_it_is_none_of_measurements(cli, tmp_path):
