@@ -70,6 +70,8 @@ def forecast(
     values = merge(_SETTINGS, flags)
     out, as_json = str(values["out"].value), bool(values["json"].value)
     if printed:
+        if on or model:
+            raise SpecbenchError("--printed is for the papers' own models and GPUs", "leave out --on and --model")
         return _print_printed(sources or (), as_json)
     if on is None:
         raise SpecbenchError("--on is missing", "for example --on A100, or --on 2039GB/s,312TFLOP/s")

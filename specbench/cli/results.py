@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -257,6 +256,7 @@ def report(
     model: _TableModel = None,
     prompts: _TablePrompts = None,
 ) -> None:
+    from specbench.papers.mistyped_tables import refuse_mistyped
     from specbench.papers.table_files import table_names
 
     values = merge(_READ, flags)
@@ -265,7 +265,7 @@ def report(
         from specbench.cli.bench import report_tables
 
         return report_tables(runs, model, prompts, out, "html" if html else fmt, html or to)
-    _refuse_mistyped_tables(runs or (), out)
+    refuse_mistyped(runs or (), out)
     if html:
         return _write_page(runs, out, html)
     if model or prompts:
@@ -310,18 +310,6 @@ def _show_report(rows: Sequence[dict], explain: bool) -> None:
 
     screen = console.stdout()
     screen.print(report_view(rows, screen.width, explain))
-
-
-def _refuse_mistyped_tables(names: Sequence[str], out: str) -> None:
-    """Reject a name that resembles a table's name and matches no run."""
-    from specbench.papers.table_files import table_names
-    from specbench.store.run_folders import runs_in
-
-    runs = [folder.name for folder in runs_in(Path(out))]
-    for name in names:
-        like = difflib.get_close_matches(name, table_names(), n=1, cutoff=0.8)
-        if like and not any(run.startswith(name) for run in runs):
-            raise unknown_name("table", name, table_names())
 
 
 def _write_page(runs: Sequence[str], out: str, path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
 from specbench.models.facts import BYTES
+from specbench.papers.mistyped_tables import refuse_mistyped
 from specbench.papers.printed_speed import printed_lengths
 from specbench.papers.table_files import load_table, table_names
 from specbench.reporting.forecast import Accepted, ForecastSetting, Range, accepted_lengths, forecast_rows
@@ -46,6 +47,7 @@ def forecast_sources(
     _check(batch, dtype, bandwidth, flops, overhead_ms)
     names = [name for name in sources if name in table_names()]
     runs = [name for name in sources if name not in names]
+    refuse_mistyped(runs, out)
     accepted = accepted_lengths(find_runs(out, runs)) if runs or not names else []
     accepted += [one for name in names for one in printed_lengths(load_table(name), model)]
     if not accepted:

@@ -50,7 +50,8 @@ SHORT_NAMES = {
     "RTX 3090": "NVIDIA GeForce RTX 3090",
 }
 """Names without a variant, and the fastest variant of them in `KNOWN`."""
-_GIVEN = re.compile(r"\s*([\d.]+)\s*GB/s\s*,\s*([\d.]+)\s*TFLOP/s\s*", re.IGNORECASE)
+_GIVEN = re.compile(r"\s*([\d.]+)\s*([GT])B/s\s*,\s*([\d.]+)\s*([TP])FLOP/s\s*", re.IGNORECASE)
+_RATES_FORM = "bandwidth and operations, for example 2039GB/s,312TFLOP/s"
 COPIES_MIB = (1, 4, 16, 64, 256)
 COLUMNS, SIDE = (1, 2, 4, 8, 16, 32, 64, 128), 1024
 """Columns of the measured products, and rows and columns of each of their matrices of weights."""
@@ -108,11 +109,12 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
     """
     if given := _GIVEN.fullmatch(text):
         try:
-            bandwidth, flops = map(float, given.groups())
+            bandwidth = float(given[1]) * (1000 if given[2] in "tT" else 1)
+            flops = float(given[3]) * (1000 if given[4] in "pP" else 1)
         except ValueError:
             bandwidth = flops = 0.0
         if not (bandwidth and flops):
-            raise SpecbenchError(f"--on {text}: a rate is missing", "for example --on 2039GB/s,312TFLOP/s")
+            raise SpecbenchError(f"--on {text}: a rate is missing", _RATES_FORM)
         return Peak(f"{bandwidth:g} GB/s, {flops:g} TFLOP/s", {0: bandwidth * 1e9}, flops * 1e12, "given")
     if text == "cpu" or re.fullmatch(r"cuda(:\d+)?", text):
         if (peak := find_peak(text, dtype, threads)) is None:
@@ -120,6 +122,8 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
         return peak
     names = {name.lower(): name for name in KNOWN} | {name.lower(): full for name, full in SHORT_NAMES.items()}
     if text.lower() not in names:
+        if re.search(r"\d\s*[GTP](B|FLOP)", text, re.IGNORECASE):
+            raise SpecbenchError(f"--on {text}: not two rates", _RATES_FORM)
         raise unknown_name("device", text, [*SHORT_NAMES, *KNOWN, "cpu", "2039GB/s,312TFLOP/s"])
     return known_peak(names[text.lower()], dtype)
 

@@ -86,9 +86,9 @@ def test_a_run_brings_its_own_overhead_if_asked(cli, tmp_path):
 def test_printed_steps_and_a_device_given_by_its_rates(cli):
     (one, *_), (same, *_) = (
         json.loads(cli("forecast", "gsd-1", "--on", on, "--model", "lumina", "--json").out)
-        for on in ("2039GB/s,312TFLOP/s", "NVIDIA A100-SXM4-80GB")
+        for on in ("2.039 TB/s, 0.312 PFLOP/s", "NVIDIA A100-SXM4-80GB")
     )
-    assert one["device"] == "2039 GB/s, 312 TFLOP/s" and one["seconds"] == same["seconds"]
+    assert one["device"] == "2039 GB/s, 312 TFLOP/s" and one["seconds"] == pytest.approx(same["seconds"])
     rows = json.loads(cli("forecast", "gsd-1", "--on", "H200", "--json").out)
     (sjd, _) = [row for row in rows if row["source"].endswith("B SJD")]
     assert sjd["tokens_per_step"] == pytest.approx(2352 / 1035.3)
@@ -107,6 +107,8 @@ def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
         (("gsd-1", "--on", "A1000"), "did you mean 'A100'"),
         (("gsd-1", "--on", "0GB/s,3TFLOP/s"), "a rate is missing"),
         (("gsd-1", "--on", "1.2.3GB/s,3TFLOP/s"), "a rate is missing"),
+        (("gsd-1", "--on", "2039GB/s"), "not two rates"),
+        (("gsd-1", "--on", "312 TFLOPS, 2039 GB/s"), "not two rates"),
         (("gsd-1", "--on", "A100", "--bandwidth-share", "0.9,0.6"), "no shares"),
         (("gsd-1", "--on", "A100", "--flops-share", "nan"), "not finite"),
         (("gsd-1", "--on", "A100", "--overhead-ms", "some"), "no range"),
@@ -116,7 +118,9 @@ def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
         (("sjdpp-1", "--on", "A100"), "choose one with --model"),
         (("gsd-fig2", "--on", "A100"), "prints no steps"),
         (("no-such-run", "--on", "A100"), "no-such-run"),
+        (("gsd-99", "--on", "A100"), "unknown table 'gsd-99'"),
         (("--printed", "gsd-2"), "no latency is printed"),
+        (("--printed", "--on", "A100"), "leave out --on"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(arguments, said, cli, tmp_path):
