@@ -371,7 +371,7 @@ BENCHES = {
     "plain": Bench(bench_plain),
     "overhead": Bench(bench_overhead),
     "window": Bench(bench_window, 12),
-    "window-compiled": Bench(bench_window_compiled, 8),
+    "window-compiled": Bench(bench_window_compiled, 24),
     "decoders": Bench(bench_decoders),
     "decoders-compiled": Bench(bench_decoders_compiled),
     "decoders-100m": Bench(bench_decoders_100m),
