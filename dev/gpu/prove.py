@@ -130,19 +130,21 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="parts to run; all by default")
     parser.add_argument("--device", default="cuda", help="torch device")
     parser.add_argument("--scale", choices=SCALES, help="full, or tiny for a trial; tiny on a CPU by default")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "gpu", help="folder of the results")
+    parser.add_argument("--out", type=Path, help="folder of the results; results/gpu, or build/gpu of a trial")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.out.exists() and not options.out.is_dir():
-        parser.error(f"--out {options.out}: is not a folder")
     scale = options.scale or ("tiny" if options.device == "cpu" else "full")
+    # What is under results/gpu goes into the README.
+    out = options.out or ROOT / ("results" if scale == "full" else "build") / "gpu"
+    if out.exists() and not out.is_dir():
+        parser.error(f"--out {out}: is not a folder")
     if options.part:
         print(json.dumps(run_part(options.part, options.device, scale)))
         return 0
     if problem := missing(options.device):
         print(f"error: --device {options.device}: {problem}", file=sys.stderr)
         return 5
-    folder, found = prove(options.device, scale, options.out, options.parts or list(PARTS))
+    folder, found = prove(options.device, scale, out, options.parts or list(PARTS))
     print(folder)
     return int(any(one["verdict"] == FAILED for part in found for one in part["claims"]))
 

@@ -27,6 +27,8 @@ _HELP = help_of(
     "With --printed: every latency that the papers print, beside the floor of the GPU it was measured on.",
 )
 _KNOWN = ("source", "decoder", "window", "tokens_per_step")
+_DEFAULTS = 1, "0.6,0.9", "0.4,0.75", "0.5,5", 0
+"""Batch, shares of bandwidth and FLOP/s, overhead, threads."""
 _PRINTED = ("row", "gpu", "ms_per_step", "weights_ms", "over_weights", "floor_ms", "over_floor")
 
 
@@ -59,19 +61,21 @@ def forecast(
     sources: _Sources = None,
     on: _On = None,
     model: Annotated[str | None, model_option("Model.", show_default="the sources' model")] = None,
-    batch: Annotated[int, option("--batch", "N", "Images decoded together.")] = 1,
+    batch: Annotated[int, option("--batch", "N", "Images decoded together.")] = _DEFAULTS[0],
     dtype: Annotated[str | None, option("--dtype", "TYPE", "Number format.", show_default="the model's")] = None,
-    bandwidth: Annotated[str, _range("--bandwidth-share", "Share of the peak bandwidth that is reached.")] = "0.6,0.9",
-    flops: Annotated[str, _range("--flops-share", "Share of the peak FLOP/s that is reached.")] = "0.4,0.75",
-    overhead: _Overhead = "0.5,5",
-    threads: Annotated[int, threads_option("Threads of --on cpu; 0 uses all.")] = 0,
+    bandwidth: Annotated[str, _range("--bandwidth-share", "Share of the peak bandwidth that is reached.")] = _DEFAULTS[
+        1
+    ],
+    flops: Annotated[str, _range("--flops-share", "Share of the peak FLOP/s that is reached.")] = _DEFAULTS[2],
+    overhead: _Overhead = _DEFAULTS[3],
+    threads: Annotated[int, threads_option("Threads of --on cpu; 0 uses all.")] = _DEFAULTS[4],
     printed: _Printed = False,
 ) -> None:
     values = merge(_SETTINGS, flags)
     out, as_json = str(values["out"].value), bool(values["json"].value)
     if printed:
-        if on or model:
-            raise SpecbenchError("--printed is for the papers' own models and GPUs", "leave out --on and --model")
+        if (on, model, dtype, batch, bandwidth, flops, overhead, threads) != (None, None, None, *_DEFAULTS):
+            raise SpecbenchError("--printed is for the papers' own models and GPUs", "leave out all other options")
         return _print_printed(sources or (), as_json)
     if on is None:
         raise SpecbenchError("--on is missing", "for example --on A100, or --on 2039GB/s,312TFLOP/s")

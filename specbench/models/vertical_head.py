@@ -51,15 +51,17 @@ class VerticalHead(nn.Module):
         return self.features(self.mixed(around, depth))
 
     def mixed(self, around: Tensor, depth: Tensor) -> Tensor:
-        """The argument [R, K, h] of h's silu; without what `mixed_before` gives where `around` has zeros for it."""
+        """The first layer [R, K, hidden] before its silu. Where `around` has zeros for the token before a slot, that
+        token's part is missing: `mixed_before`."""
         return linear_output(self.mix, around) + self.depth(depth.clamp(max=DEPTHS - 1))
 
     def mixed_before(self, word: Tensor) -> Tensor:
-        """What the embedding [R, K, d] of the token before a slot adds to `mixed`."""
+        """What the embedding [R, K, d] of the token before a slot adds to `mixed`; it is the first after the features
+        in `surroundings`."""
         return product(word, self.mix.weight[:, _FEATURES * self.width : (_FEATURES + 1) * self.width])
 
     def features(self, mixed: Tensor) -> Tensor:
-        """Features [R, K, d] of `mixed` [R, K, h]."""
+        """Features [R, K, d] of `mixed` [R, K, hidden]."""
         first = functional.silu(mixed)
         return linear_output(self.output, first + functional.silu(linear_output(self.inner, first)))
 

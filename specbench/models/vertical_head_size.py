@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 LARGEST_LAYER = 1024
-"""Most hidden units: each draft reads the head once, so that it has to stay small beside the target."""
+"""Most hidden units: each draft reads most layers again, so that they have to stay small beside the target."""
 _INPUTS = 6
 """Features and embeddings that the head looks at."""
 
@@ -20,7 +20,7 @@ def vertical_weights(width: int) -> int:
 
 
 def first_layer_weights(width: int) -> int:
-    """Its first layer, which is read once for all drafts of a row."""
+    """Its first layer, which is read once for a run of drafts."""
     return _INPUTS * width * vertical_hidden(width)
 
 

@@ -18,6 +18,8 @@ from specbench.system.device_peaks import peak_of
 BANDWIDTH, FLOPS, OVERHEAD_MS = (0.6, 0.9), (0.4, 0.75), (0.5, 5.0)
 """Assumed where the caller states nothing: shares of a data sheet's peaks, and milliseconds of a step."""
 OWN_OVERHEAD = "run"
+MOST_IMAGES, MOST_MS = 65_536, 60_000
+"""Largest batch, and overhead of a step, that a forecast is made for."""
 
 
 def forecast_sources(
@@ -68,15 +70,15 @@ def _only_model(accepted: Sequence[Accepted]) -> str:
 
 
 def _check(batch: int, dtype: str | None, bandwidth: Range, flops: Range, overhead_ms: Range | None) -> None:
-    if batch < 1:
-        raise SpecbenchError(f"--batch {batch}: at least 1")
+    if not 1 <= batch <= MOST_IMAGES:
+        raise SpecbenchError(f"--batch {batch}: at least 1, at most {MOST_IMAGES:,}")
     if dtype not in (None, *BYTES):
         raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(BYTES)}")
     for name, (low, high) in (("bandwidth-share", bandwidth), ("flops-share", flops)):
         if not 0 < low <= high <= 1:
             raise SpecbenchError(f"--{name} {low:g},{high:g}: no shares", "LOW,HIGH with 0 < LOW <= HIGH <= 1")
-    if overhead_ms and not 0 <= overhead_ms[0] <= overhead_ms[1]:
-        raise SpecbenchError("--overhead-ms: no range", "LOW,HIGH with 0 <= LOW <= HIGH, or run")
+    if overhead_ms and not 0 <= overhead_ms[0] <= overhead_ms[1] <= MOST_MS:
+        raise SpecbenchError("--overhead-ms: no range", f"LOW,HIGH with 0 <= LOW <= HIGH <= {MOST_MS:,}, or run")
 
 
 def read_range(name: str, text: str) -> Range:

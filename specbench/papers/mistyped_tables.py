@@ -22,5 +22,6 @@ def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
     for name in names:
         if name in tables or any(run.startswith(name) for run in runs):
             continue
-        if name.rpartition("-")[0] in papers or difflib.get_close_matches(name, tables, n=1, cutoff=0.8):
+        paper, _, number = name.rpartition("-")
+        if (paper in papers and number.isdigit()) or difflib.get_close_matches(name, tables, n=1, cutoff=0.8):
             raise unknown_name("table", name, tables)

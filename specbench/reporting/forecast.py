@@ -216,15 +216,17 @@ def _numbers(one: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[
 
 
 def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
-    """Forwards of a draft head in one step: one for each level of EAGLE's tree, of a layer and a projection of 2d x d,
-    or one for each draft of a vertical head, all with the target's output matrix, after one of its first layer."""
+    """Forwards of a draft head in one step, each with the target's output matrix: one for each level of EAGLE's tree,
+    of a layer and a projection of 2d x d, or one for each draft of a vertical head. The first layer of that one runs
+    once for all drafts, without output matrix."""
     layer, model = setting.size.layer(setting.model.layers, setting.model.v_image), setting.model
     if decoder.drafter == "vertical":
         drafts, width = int(dict(decoder.options)["window"]) - 1, layer.width
         first = Size(first_layer_weights(width), 0, width)
         at_once = replace(setting.forward(1), size=first, layers=1, v_image=0, columns=drafts)
         size = Size(draft_weights(width) + model.v_image * width, 0, width)
-        return [at_once, *[replace(setting.forward(1), size=size, layers=1, columns=1)] * drafts]
+        each = replace(setting.forward(1), size=size, layers=1, columns=1)
+        return [at_once, *[each] * drafts] if drafts else []
     if not decoder.drafter.startswith("eagle"):
         return []
     weights = layer.weights + 2 * layer.width**2 + model.v_image * layer.width
@@ -247,7 +249,10 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
     rows = "1 row" if setting.guidance == 1 else f"2 rows (guidance {setting.guidance:g})"
     others = list(dict.fromkeys(one.model for one in accepted if one.model != model.name))
     if setting.overhead_ms is None:
-        overhead = "that of each run, on the machine where it was measured, and of the AR run for AR"
+        overhead = (
+            "that of each run, on the machine where it was measured, which another device need not have, and of the AR "
+            "run for AR"
+        )
     else:
         overhead = (
             f"{_span(*setting.overhead_ms)} ms a step besides forward and drafting, stated; AR's is at most as much"
@@ -266,12 +271,14 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
     ]
     if peak.products:
         lines.append("Products with weights take the time measured there for their number of columns, at that share.")
+    else:
+        lines.append("Steps are compiled: otherwise a GPU waits for the program, and they take several times as long.")
     if any(one.decoder.drafter.startswith("eagle") for one in accepted):
         lines.append("A draft head is one layer, a projection and the output matrix, run once for each level.")
     if any(one.decoder.drafter == "vertical" for one in accepted):
         lines.append(
             "A vertical head is three small layers and the output matrix, run once for each draft, but for most of the "
-            "first layer, which runs once for all."
+            "first layer, which runs once for all (a window wider than an image row takes a few runs)."
         )
     if others:
         lines.append(f"Tokens per step were found on {', '.join(others)} and are taken to be the same on {model.name}.")

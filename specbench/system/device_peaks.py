@@ -107,6 +107,7 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
     Raises:
         SpecbenchError: no such device, a rate of 0, or a device here that was not measured.
     """
+    text = text.strip()
     if given := _GIVEN.fullmatch(text):
         try:
             bandwidth = float(given[1]) * (1000 if given[2] in "tT" else 1)
@@ -122,7 +123,7 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
         return peak
     names = {name.lower(): name for name in KNOWN} | {name.lower(): full for name, full in SHORT_NAMES.items()}
     if text.lower() not in names:
-        if re.search(r"\d\s*[GTP](B|FLOP)", text, re.IGNORECASE):
+        if re.match(r"[\d.]+\s*[GTP](B|FLOP)", text, re.IGNORECASE):
             raise SpecbenchError(f"--on {text}: not two rates", _RATES_FORM)
         raise unknown_name("device", text, [*SHORT_NAMES, *KNOWN, "cpu", "2039GB/s,312TFLOP/s"])
     return known_peak(names[text.lower()], dtype)

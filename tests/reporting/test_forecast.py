@@ -113,6 +113,9 @@ def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
         (("gsd-1", "--on", "A100", "--flops-share", "nan"), "not finite"),
         (("gsd-1", "--on", "A100", "--overhead-ms", "some"), "no range"),
         (("gsd-1", "--on", "A100", "--batch", "0"), "at least 1"),
+        (("gsd-1", "--on", "A100", "--batch", "100000"), "at most 65,536"),
+        (("gsd-1", "--on", "A100", "--overhead-ms", "1,1e9"), "no range"),
+        (("gsd-1", "--on", "NVIDIA A100-80GB"), "unknown device"),
         (("gsd-1", "--on", "A100", "--dtype", "int4"), "--dtype int4"),
         (("gsd-1", "--on", "A100", "--model", "lumena"), "did you mean 'lumina'"),
         (("sjdpp-1", "--on", "A100"), "choose one with --model"),
@@ -120,7 +123,8 @@ def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
         (("no-such-run", "--on", "A100"), "no-such-run"),
         (("gsd-99", "--on", "A100"), "unknown table 'gsd-99'"),
         (("--printed", "gsd-2"), "no latency is printed"),
-        (("--printed", "--on", "A100"), "leave out --on"),
+        (("--printed", "--on", "A100"), "leave out all other options"),
+        (("--printed", "--bandwidth-share", "0.1,0.2"), "leave out all other options"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(arguments, said, cli, tmp_path):

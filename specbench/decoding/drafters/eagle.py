@@ -60,12 +60,12 @@ class TreeLevels(NamedTuple):
 
 
 class News(NamedTuple):
-    """What a step has verified, the tokens after the `shift` committed ones included.
+    """The verified path of the last step.
 
     Attributes:
-        tokens, positions: [B, T] with their stream slots.
+        tokens, positions: [B, T] its tokens and their stream slots.
         features: [R, T, d] of the target that predict them.
-        shift: [B] number of committed tokens.
+        shift: [B] number of its tokens that were committed, from the first.
     """
 
     tokens: Tensor
@@ -99,10 +99,11 @@ class Eagle:
         tokens = torch.zeros_like(positions)
         tokens[:, :1] = self._batch.tokens.gather(1, (committed[:, None] - 1).clamp(min=0))
         q = torch.zeros(*tokens.shape, self._batch.target.vocab, device=tokens.device)
-        if len(tree.parents) > 1:  # never again after a tree without drafts
-            call, readable = call_eager, self._cache.readable(news.positions)
+        # Once a tree has no drafts no later one has any, so that the head need not learn what was committed.
+        if len(tree.parents) > 1:
+            readable, call = self._cache.readable(news.positions), call_eager
+            # Compiled code is for one size of the tree and of the path; near an image's ends both are smaller.
             if len(tree.parents) == self.columns and news.tokens.shape[1] == self.window:
-                # Compiled code is for one number of columns, and of news.
                 call = self._batch.call
                 self._cache.mark_lengths(readable)
             levels = tree_levels(tree, self._batch.target.vocab, committed.device)
@@ -116,7 +117,8 @@ class Eagle:
         self._news = News(verification.tokens, features, positions, shift)
 
     def _learn(self, news: News, readable: Tensor) -> Tensor:
-        """Append the tokens committed by the last step; return the head's features [R, d] after the newest."""
+        """Append the tokens committed by the last step; return the head's features [R, d] after the newest. Part of the
+        drafting, and so of its compiled code."""
         ids = self._model.table_ids(news.tokens)
         seen = self._cache.append(ids, news.features, news.positions, readable)
         newest = (news.shift - 1).clamp(min=0).repeat(len(seen) // len(news.shift))

@@ -46,8 +46,9 @@ class Vertical(JacobiTree):
         own = torch.arange(len(self._above), device=context.device)
         places, exists = places_before(self._above, own[None])
         self._places = torch.where(exists, places, -1)[0]
-        """[N + 1, 3] slots whose tokens the head looks at, -1 where there is none."""
+        """[N + 1, 3] earlier slots whose tokens the head looks at, -1 where there is none."""
         self._reach = reach(context.layout)
+        """Largest number of drafts that can be prepared at once."""
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
@@ -93,8 +94,8 @@ class Vertical(JacobiTree):
         return torch.where(torch.cat(keeps, 1)[..., None], q, torch.cat(recorded, 1))
 
     def _learn(self) -> None:
-        """Store the features of the last step."""
-        if self._news is None:
+        """Store the features of the last step; here and not in `observe`, so that it is compiled with the drafting."""
+        if self._news is None:  # only before the first compiled step
             return
         features, columns, positions = self._news
         columns = self._twice(columns)[..., None].expand(-1, -1, features.shape[-1])
@@ -105,19 +106,23 @@ class Vertical(JacobiTree):
         """Draft slots `positions` [B, k], k at most `_reach`, from left to right. What is known of all of them, so all
         but the token before each, is computed at once."""
         batch, tokens = self._batch, self._batch.tokens
-        slots, places = self._twice(positions), self._places[positions.clamp(max=len(self._places) - 1)]
+        slots = self._twice(positions)
+        # Slots past the image's end share the last entry; what is drafted there is never used.
+        places = self._places[positions.clamp(max=len(self._places) - 1)]
         mixed = self._mixed(slots, self._twice(committed[:, None]))
-        same, fed = refined & self._is_fed(places[..., 1:]).all(-1), around(self._fed, places[..., 0])
-        token, drafted = around(tokens, places[:, 0, :1]), tokens.gather(1, positions)
-        # Nothing comes before the image's first slot, which no other slot of the run is.
+        same_above = refined & self._is_fed(places[..., 1:]).all(-1)
+        fed_before = around(self._fed, places[..., 0])
+        refined_tokens = tokens.gather(1, positions)
+        token = around(tokens, places[:, 0, :1])
+        # Slot 0 has no token before it; it can only be the first of the run.
         word = torch.where(slots[:, :1, None] > 0, self._word(token.clamp(min=0)), 0.0)
         keeps, recorded, chosen = [], [], []
         for draft in range(positions.shape[1]):
             own = slice(draft, draft + 1)
             ahead = self._head.features(mixed[:, own] + self._head.mixed_before(word))
             proposed = batch.target(batch.session.logits(ahead), positions[:, own])
-            kept = same[:, own] & (token == fed[:, own])
-            token = torch.where(kept, drafted[:, own], draw(proposed, uniform[:, own]))
+            kept = same_above[:, own] & (token == fed_before[:, own])
+            token = torch.where(kept, refined_tokens[:, own], draw(proposed, uniform[:, own]))
             word = self._word(token)
             keeps.append(kept)
             recorded.append(proposed)
@@ -130,7 +135,7 @@ class Vertical(JacobiTree):
         the first `known` [R, 1] slots."""
         ids = self._model.table_ids(self._twice(self._batch.tokens))
         places, exists = places_before(self._above, slots)
-        exists[..., 0] = False
+        exists[..., 0] = False  # `mixed_before` adds it
         words = embedded(self._table, ids, places, exists)
         features = known_features(self._features, self._above, known, slots)
         return self._head.mixed(torch.cat([features, words], dim=-1), slots - known)
@@ -162,6 +167,8 @@ class DraftedRun(NamedTuple):
 
 
 def reach(layout: TokenLayout) -> int:
-    """Number of consecutive slots of which none is above another one, or next to that on the right."""
+    """Number of consecutive slots of which none is above another one, or next to that on the right: besides the token
+    before it, a draft does not depend on such a run of drafts."""
     above = layout.neighbour(1, 0)
+    # In an image of one column the slot above is the one before.
     return min((max(slot - up - 1, 1) for slot, up in enumerate(above) if up >= 0), default=layout.length)
