@@ -8,7 +8,7 @@ from pathlib import Path
 from specbench.metrics import scoring
 from specbench.reporting.columns import MISSING, TOO_FEW, between, number
 from specbench.reporting.contact_sheet import contact_sheet
-from specbench.reporting.report_rows import report_rows
+from specbench.reporting.report_rows import report_rows, window_of
 from specbench.reporting.text_formats import render
 from specbench.runs.plan import Plan, make_plan
 from specbench.runs.preparation import shared_window
@@ -18,17 +18,18 @@ from specbench.runs.settings import merge, run_settings
 
 # The papers' distance threshold applies to another codebook; with this one it would leave clusters of one token.
 _GSD = "gsd:G=10,d=inf"
-# On a CPU siblings of the first draft cost more columns of the forward than they save steps.
-_CHAIN = "vertical:siblings=1"
-DECODERS = ("ar", "jacobi", "sjd", "sjd-isp", "sjd++", _GSD, "scd-mc", "scd-gs", "predictive", _CHAIN)
+DECODERS = ("ar", "jacobi", "sjd", "sjd-isp", "sjd++", _GSD, "scd-mc", "scd-gs", "predictive")
 _TUNED, _WINDOWS = "sjd", (4, 8, 16)
-"""The decoder that chooses the window of all, and the windows it chooses from."""
+"""The decoder that chooses the window of all these, and the windows it chooses from."""
+# On a CPU siblings of the first draft cost more columns of the forward than they save steps.
+_WITH_HEAD = "vertical:siblings=1"
+"""The decoder with a draft head, which chooses its own window: its drafts cost more."""
 THREADS = 1  # a model this small gains little from more threads, and is slowed down when other processes use the cores
 PICTURE, TABLES = "grid.png", "report.md"
 
 
 def run_demo(out: Path, limit: int, reporter: Reporter) -> list[dict]:
-    """Run, score and report, with the window that is the fastest here; writes `grid.png` and `report.md` to `out`.
+    """Run, score and report, with the windows that are the fastest here; writes `grid.png` and `report.md` to `out`.
 
     Args:
         limit: number of prompts of the set `shapes`.
@@ -40,8 +41,11 @@ def run_demo(out: Path, limit: int, reporter: Reporter) -> list[dict]:
         SpecbenchError: an image failed, the run was interrupted, or `out` cannot be written.
     """
     flags = {"threads": THREADS, "limit": limit, "out": str(out)}
-    window = shared_window(_plan(flags | {"decoder": [_TUNED]}), _WINDOWS, reporter)
-    summary = run_plans(_plan(flags | {"decoder": list(DECODERS), "window": window}), reporter)
+    window, own = (
+        shared_window(_plan(flags | {"decoder": [name]}), _WINDOWS, reporter) for name in (_TUNED, _WITH_HEAD)
+    )
+    decoders = [*DECODERS, f"{_WITH_HEAD},window={own}"]
+    summary = run_plans(_plan(flags | {"decoder": decoders, "window": window}), reporter)
     if problem := summary.problem():
         raise problem
     reporter.note("scoring the images")
@@ -67,8 +71,9 @@ def _headline(row: Mapping, metrics: Sequence[str]) -> dict[str, str]:
     interval = between(low, high) if low is not None else TOO_FEW if row["speedup"] is not None else MISSING
     values = {score["metric"]: _with_interval(score) for score in row["scores"]}
     return {
-        "decoder": row["decoder"],
+        "decoder": row["label"],
         "lossless": "yes" if row["lossless"] else "no",
+        "window": str(window_of(row["options"])),
         "steps": number(row["nfe"], 0),
         "tokens per step": number(row["step_compression"]),
         "window cost": number(row["window_cost"]),

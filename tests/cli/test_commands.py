@@ -212,6 +212,6 @@ def test_the_demo_leaves_a_table_and_a_picture(cli, tmp_path, monkeypatch):
     lines = outcome.out.splitlines()
     assert lines[0].startswith("| decoder") and "shapes detector" in lines[0]
     assert [line.split()[1] for line in lines[2:7]] == ["ar", "jacobi", "sjd", "sjd-isp", "sjd++"]
-    [window] = re.findall(r"sjd: window (\d+) is the fastest here", outcome.err)
-    assert any("the fastest lossless decoder" in line and f"(window {window})" in line for line in lines)
+    [window] = re.findall(r"vertical: window (\d+) is the fastest here", outcome.err)
+    assert any("the fastest lossless decoder" in line and f"siblings=1 (window {window})" in line for line in lines)
     assert (tmp_path / lines[-1]).read_bytes().startswith(b"\x89PNG")
