@@ -26,6 +26,7 @@ from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec
 from specbench.store.find import find_runs_like, without_options
 from specbench.system import plugins
+from specbench.system.monitor import MachineMonitor, others_at_work
 
 
 @contextmanager
@@ -152,12 +153,16 @@ def _tuned_window(
     model: ImageModel, plan: Plan, decoder: DecoderSpec, windows: Sequence[int], reporter: Reporter
 ) -> tuple[int, list[dict[str, float]]]:
     """`tune_window` on the prompts of a plan, with its findings told."""
+    monitor = MachineMonitor(plan.device)
     window, curve = tune_window(model, plan.chosen, decoder, plan.sampling, plan.seed, windows)
+    company = others_at_work(monitor.read())
     for point in curve:
         reporter.note(f"{decoder.name}, window {point['window']}: {describe_point(point)}")
     fastest = max(curve, key=lambda point: point["speed_up"])
     ahead = "" if fastest["window"] == window else "; AR is faster than every window tried"
     reporter.note(f"{decoder.name}: window {window} is the fastest here by the pilot images{ahead}")
+    if company:
+        reporter.note(f"{decoder.name}: {company} meanwhile; on a quiet machine another window may be the fastest")
     return window, curve
 
 
