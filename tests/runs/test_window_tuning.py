@@ -11,7 +11,7 @@ import tiny
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
 from specbench.models.interface import TokenLayout
-from specbench.runs import memory_estimate, window_tuning
+from specbench.runs import memory_estimate, preparation, window_tuning
 from specbench.runs.memory_estimate import footprint
 from specbench.runs.plan import make_plan
 from specbench.runs.settings import merge, run_settings
