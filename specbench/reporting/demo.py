@@ -21,9 +21,8 @@ _GSD = "gsd:G=10,d=inf"
 DECODERS = ("ar", "jacobi", "sjd", "sjd-isp", "sjd++", _GSD, "scd-mc", "scd-gs", "predictive")
 _TUNED, _WINDOWS = "sjd", (4, 8, 16)
 """The decoder that chooses the window of all these, and the windows it chooses from."""
-# On a CPU siblings of the first draft cost more columns of the forward than they save steps.
 _WITH_HEAD = "vertical:siblings=1"
-"""The decoder with a draft head, which chooses its own window: its drafts cost more."""
+"""The decoder with a draft head, a chain as SJD's is. It chooses its own window: its drafts cost more."""
 THREADS = 1  # a model this small gains little from more threads, and is slowed down when other processes use the cores
 PICTURE, TABLES = "grid.png", "report.md"
 

@@ -8,8 +8,6 @@ distribution is the better guess. Whether it is kept depends on earlier slots al
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -85,12 +83,11 @@ class Vertical(JacobiTree):
         self._learn()
         refined = positions < self._drafted_to[:, None]
         uniform = self._batch.noise.uniform(positions, Stream.SIBLING, step)
-        keeps, recorded = [], []
+        drafts = []
         for start in range(0, positions.shape[1], self._reach):
             run = slice(start, start + self._reach)
-            part = self._draft_run(committed, positions[:, run], refined[:, run], uniform[:, run])
-            keeps += part.keeps
-            recorded += part.recorded
+            drafts += self._draft_run(committed, positions[:, run], refined[:, run], uniform[:, run])
+        keeps, recorded = zip(*drafts, strict=True)
         return torch.where(torch.cat(keeps, 1)[..., None], q, torch.cat(recorded, 1))
 
     def _learn(self) -> None:
@@ -102,9 +99,12 @@ class Vertical(JacobiTree):
         rows = torch.arange(len(features), device=features.device)[:, None]
         self._features[rows, self._twice(positions)] = features.gather(1, columns)
 
-    def _draft_run(self, committed: Tensor, positions: Tensor, refined: Tensor, uniform: Tensor) -> DraftedRun:
-        """Draft slots `positions` [B, k], k at most `_reach`, from left to right. What is known of all of them, so all
-        but the token before each, is computed at once."""
+    def _draft_run(
+        self, committed: Tensor, positions: Tensor, refined: Tensor, uniform: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Draft slots `positions` [B, k], k at most `_reach`, from left to right: of each, whether its refined draft is
+        kept, [B, 1], and the head's distribution [B, 1, V]. What is known of all of them, so all but the token before
+        each, is computed at once."""
         batch, tokens = self._batch, self._batch.tokens
         slots = self._twice(positions)
         # Slots past the image's end share the last entry; what is drafted there is never used.
@@ -116,7 +116,7 @@ class Vertical(JacobiTree):
         token = around(tokens, places[:, 0, :1])
         # Slot 0 has no token before it; it can only be the first of the run.
         word = torch.where(slots[:, :1, None] > 0, self._word(token.clamp(min=0)), 0.0)
-        keeps, recorded, chosen = [], [], []
+        drafts, chosen = [], []
         for draft in range(positions.shape[1]):
             own = slice(draft, draft + 1)
             ahead = self._head.features(mixed[:, own] + self._head.mixed_before(word))
@@ -124,11 +124,10 @@ class Vertical(JacobiTree):
             kept = same_above[:, own] & (token == fed_before[:, own])
             token = torch.where(kept, refined_tokens[:, own], draw(proposed, uniform[:, own]))
             word = self._word(token)
-            keeps.append(kept)
-            recorded.append(proposed)
+            drafts.append((kept, proposed))
             chosen.append(token)
         tokens.scatter_(1, positions, torch.cat(chosen, 1))
-        return DraftedRun(keeps, recorded)
+        return drafts
 
     def _mixed(self, slots: Tensor, known: Tensor) -> Tensor:
         """The head's first layer [R, k, h] for `slots` [R, k], without the token before each, given the features of
@@ -152,18 +151,6 @@ class Vertical(JacobiTree):
         """[B, K] to [R, K]: unconditional rows have the slots and tokens of the conditional ones."""
         # `repeat` takes several times as long for a few numbers.
         return torch.cat([columns] * (len(self._features) // len(columns)))
-
-
-class DraftedRun(NamedTuple):
-    """Drafts from left to right.
-
-    Attributes:
-        keeps: [B, 1] each, whether the refined draft is kept.
-        recorded: [B, 1, V] each, the head's distribution.
-    """
-
-    keeps: list[Tensor]
-    recorded: list[Tensor]
 
 
 def reach(layout: TokenLayout) -> int:
