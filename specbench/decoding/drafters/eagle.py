@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specbench.decoding.context import Context
 from specbench.decoding.draft_tree import chain, parse_tree, pruned, routes
+from specbench.decoding.drafters.guided_rows import features_at, for_rows
 from specbench.decoding.drafters.token_init import Init
 from specbench.decoding.interfaces import Batch, Proposal, Verification
 from specbench.decoding.noise import Stream
@@ -111,9 +112,7 @@ class Eagle:
         return Proposal(tokens, positions, q[:, :-1] if tree.is_chain else q, tree, self.columns)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
-        features = self._batch.session.features
-        columns = torch.cat([verification.columns] * (len(features) // len(verification.columns)))
-        features = features.gather(1, columns[..., None].expand(-1, -1, features.shape[-1]))
+        features = features_at(self._batch.session.features, verification.columns)
         self._news = News(verification.tokens, features, positions, shift)
 
     def _learn(self, news: News, readable: Tensor) -> Tensor:
@@ -232,8 +231,7 @@ class HeadCache:
         return self._run(self._repeat(ids), features, branches.slots[:, own], (cosine, sine), mask, len(self._index))
 
     def _repeat(self, rows: Tensor) -> Tensor:
-        # `repeat` takes several times as long for a few numbers.
-        return torch.cat([rows] * (len(self._last) // len(rows)))
+        return for_rows(rows, len(self._last))
 
     def _run(
         self,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.context import Context
+from specbench.decoding.drafters.guided_rows import features_at, for_rows
 from specbench.decoding.drafters.jacobi import JacobiTree
 from specbench.decoding.drafters.lookup import around
 from specbench.decoding.drafters.token_init import Init, Uniform
@@ -95,9 +96,8 @@ class Vertical(JacobiTree):
         if self._news is None:  # only before the first compiled step
             return
         features, columns, positions = self._news
-        columns = self._twice(columns)[..., None].expand(-1, -1, features.shape[-1])
         rows = torch.arange(len(features), device=features.device)[:, None]
-        self._features[rows, self._twice(positions)] = features.gather(1, columns)
+        self._features[rows, self._twice(positions)] = features_at(features, columns)
 
     def _draft_run(
         self, committed: Tensor, positions: Tensor, refined: Tensor, uniform: Tensor
@@ -148,9 +148,8 @@ class Vertical(JacobiTree):
         return self._table[self._model.table_ids(self._twice(tokens))]
 
     def _twice(self, columns: Tensor) -> Tensor:
-        """[B, K] to [R, K]: unconditional rows have the slots and tokens of the conditional ones."""
-        # `repeat` takes several times as long for a few numbers.
-        return torch.cat([columns] * (len(self._features) // len(columns)))
+        """[B, K] to [R, K]."""
+        return for_rows(columns, len(self._features))
 
 
 def reach(layout: TokenLayout) -> int:
