@@ -73,7 +73,7 @@ page-library: ## Build the plotting library that HTML reports carry (needs npm)
 	cd dev/page-library && npm ci --no-audit --no-fund && npm run build
 
 train-shapes: $(VENV)/.run ## Train the embedded model again (hours on a CPU; continues where it stopped)
-	$(BIN)/python -m specbench.training.shapes
+	$(BIN)/python -m dev.shapes
 
 train-head: $(VENV)/.run ## Train the embedded model's two draft heads again and measure them (minutes; continues where it stopped)
 	$(BIN)/specbench train-head --model shapes --images 640 --epochs 12 --out eagle-training

@@ -94,9 +94,7 @@ PICTURES: dict[Path, Callable[[Path], None]] = {
     RUNS / "page-light.png": partial(page_shot, width=1280, height=1700, dark=False),
     RUNS / "page-dark.png": partial(page_shot, width=390, height=1700, dark=True),
     Path("results/speed/steps.png"): partial(program, command=("dev/speed/plot.py", "--out")),
-    Path("results/shapes-training/curve.png"): partial(
-        program, command=("-m", "specbench.training.shapes.curve", "--folder")
-    ),
+    Path("results/shapes-training/curve.png"): partial(program, command=("-m", "dev.shapes.curve", "--folder")),
     REFERENCE / "gallery.png": gallery,
 }
 """By its path in the repository, what draws each picture."""

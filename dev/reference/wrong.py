@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from dev.shapes.evaluate import grid
 from specbench.models.shapes.detector import detect, judge
 from specbench.models.shapes.scene import SceneRequest
-from specbench.training.shapes.evaluate import grid
 
 PROMPTS = Path(__file__).parents[2] / "prompts" / "shapes.jsonl"
 SHOWN, COLUMNS = 96, 12

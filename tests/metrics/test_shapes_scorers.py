@@ -14,6 +14,10 @@ import torch
 from drawn import drawn_run
 from torch.nn import functional as F
 
+from dev.shapes import sensitivity, train_features
+from dev.shapes.negatives import is_true, near_misses
+from dev.shapes.retrieval import retrieval
+from dev.shapes.train_clip import contrastive_loss, word_tokenizer
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring, shapes_frechet
@@ -31,10 +35,6 @@ from specbench.models.shapes.scene import describe, realize, sample_request
 from specbench.prompts import load_prompts
 from specbench.reporting import render as render_tables
 from specbench.reporting import report_rows
-from specbench.training.shapes import sensitivity, train_features
-from specbench.training.shapes.negatives import is_true, near_misses
-from specbench.training.shapes.retrieval import retrieval
-from specbench.training.shapes.train_clip import contrastive_loss, word_tokenizer
 
 
 @pytest.fixture

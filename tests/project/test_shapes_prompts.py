@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dev.shapes import prompts
+from dev.shapes.data import wordings
 from specbench.models.shapes import captions
 from specbench.models.shapes.scene import CATEGORIES, SceneRequest, realize, sample_request
-from specbench.training.shapes import prompts
-from specbench.training.shapes.data import wordings
 
 FOLDER = Path(__file__).parents[2] / "prompts"
 

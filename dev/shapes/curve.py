@@ -14,10 +14,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from dev.shapes.sample import TRIAL
+from dev.shapes.train_ar import TrainingPlan
 from specbench.models.shapes.scene import CATEGORIES
 from specbench.stats import Estimate, mean_of_estimates, proportion_interval
-from specbench.training.shapes.sample import TRIAL
-from specbench.training.shapes.train_ar import TrainingPlan
 
 TARGET = 0.80
 
@@ -76,7 +76,7 @@ def _bars(axes: Axes, x: Sequence[float], found: Sequence[Estimate], label: str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m specbench.training.shapes.curve", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m dev.shapes.curve", description=__doc__)
     parser.add_argument("--folder", type=Path, default=Path("results/shapes-training"))
     folder = parser.parse_args().folder
     log = folder / "ar.jsonl"

@@ -21,14 +21,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from dev.shapes.data import SHARD, Shard, shard_file, write_shard
+from dev.shapes.muon import Muon
+from dev.shapes.resumable import stop_signals
+from dev.shapes.sample import detector_scores, held_out_requests, sample_images
 from specbench.models.shapes import captions
 from specbench.models.shapes.network import ShapesNetwork
 from specbench.models.shapes.scene import COLORS, LATTICE, MAX_COUNT, RELATIONS, SHAPES
 from specbench.models.shapes.tokenizer import GRID, PATCH, TOKENS, ShapesTokenizer
-from specbench.training.shapes.data import SHARD, Shard, shard_file, write_shard
-from specbench.training.shapes.muon import Muon
-from specbench.training.shapes.resumable import stop_signals
-from specbench.training.shapes.sample import detector_scores, held_out_requests, sample_images
 
 AUX_LAYER = 4
 DROPPED = 0.1

@@ -11,12 +11,12 @@ import sys
 import pytest
 import torch
 
+from dev.shapes import __main__ as command
+from dev.shapes import data, train_ar, train_tokenizer
+from dev.shapes.muon import orthogonalize
+from dev.shapes.train_ar import NOTHING, Trainer, TrainingPlan, auxiliary_targets, loss_weights
 from specbench.errors import INTERRUPTED
 from specbench.models.shapes.tokenizer import TOKENS, ShapesTokenizer
-from specbench.training.shapes import __main__ as command
-from specbench.training.shapes import data, train_ar, train_tokenizer
-from specbench.training.shapes.muon import orthogonalize
-from specbench.training.shapes.train_ar import NOTHING, Trainer, TrainingPlan, auxiliary_targets, loss_weights
 
 PLAN = TrainingPlan(samples=32, batch=4, warmup=8, evaluate_every=1 << 30, prompts=6)
 

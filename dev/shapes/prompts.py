@@ -102,7 +102,7 @@ def hard_prompts(seed: int = 2027) -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m specbench.training.shapes.prompts", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m dev.shapes.prompts", description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("prompts"))
     folder = parser.parse_args().folder
     for name, lines in (("shapes", standard_prompts()), ("shapes-hard", hard_prompts())):

@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dev.shapes.data import render_batch
+from dev.shapes.resumable import train
 from specbench.models.shapes.tokenizer import ShapesTokenizer, to_float
-from specbench.training.shapes.data import render_batch
-from specbench.training.shapes.resumable import train
 
 LEARNING_RATE = 2e-3
 _BATCH = 32

@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dev.shapes.data import pixels
+from dev.shapes.resumable import save_half, train
+from dev.shapes.train_tokenizer import learning_rate
 from specbench.models.shapes.features import FEATURES, FeatureNetwork
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, SHAPES, TEXTURES, Scene, realize, sample_request
-from specbench.training.shapes.data import pixels
-from specbench.training.shapes.resumable import save_half, train
-from specbench.training.shapes.train_tokenizer import learning_rate
 
 _IMAGES = 12_288
 _BATCH = 64

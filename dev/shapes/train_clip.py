@@ -19,13 +19,13 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
+from dev.shapes.data import pixels
+from dev.shapes.negatives import is_true, near_misses, seen
+from dev.shapes.resumable import save_half, train
+from dev.shapes.train_tokenizer import learning_rate
 from specbench.metrics.openclip import MEAN, STD, empty_folder_model
 from specbench.models.shapes import captions
 from specbench.models.shapes.scene import Scene, SceneRequest, describe, realize, sample_request
-from specbench.training.shapes.data import pixels
-from specbench.training.shapes.negatives import is_true, near_misses, seen
-from specbench.training.shapes.resumable import save_half, train
-from specbench.training.shapes.train_tokenizer import learning_rate
 
 _IMAGES = 12_288
 _BATCH = 64

@@ -1,4 +1,4 @@
-"""`python -m specbench.training.shapes`: the tokenizer, the network, the shipped weights, and then the scorers.
+"""`python -m dev.shapes`: the tokenizer, the network, the shipped weights, and then the scorers.
 
 Everything goes into one folder and is taken up from there after an interruption. The sizes that are the defaults
 are those of the shipped weights; lengths and other settings of their training are in the model card.
@@ -12,18 +12,18 @@ from pathlib import Path
 
 import torch
 
+from dev.shapes.train_ar import Trainer, TrainingPlan
+from dev.shapes.train_clip import train_clip
+from dev.shapes.train_features import train_features
+from dev.shapes.train_tokenizer import STEPS, train_tokenizer
 from specbench.errors import INTERRUPTED
 from specbench.models.shapes.network import WEIGHTS, load_tokenizer, save
-from specbench.training.shapes.train_ar import Trainer, TrainingPlan
-from specbench.training.shapes.train_clip import train_clip
-from specbench.training.shapes.train_features import train_features
-from specbench.training.shapes.train_tokenizer import STEPS, train_tokenizer
 
 _SAMPLING = {"guidance": 1.5, "top_k": 0, "temperature": 1.0, "top_p": 0.95}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m specbench.training.shapes", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m dev.shapes", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("shapes-training"), help="checkpoints, shards and logs")
     parser.add_argument("--weights", type=Path, default=WEIGHTS, help="where the trained weights are written")
     parser.add_argument("--samples", type=int, default=TrainingPlan.samples, help="training samples of the network")

@@ -1,6 +1,6 @@
 """Training data: rendered scenes, their captions and their tokens, in shards that depend on nothing but their index.
 
-`python -m specbench.training.shapes.data` makes shards ahead of a training run, in a process of its own. It uses the
+`python -m dev.shapes.data` makes shards ahead of a training run, in a process of its own. It uses the
 tokenizer of the run, or the shipped one if the run has none.
 """
 
@@ -130,7 +130,7 @@ def write_shard(out: Path, index: int, tokenizer: ShapesTokenizer, device: str =
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m specbench.training.shapes.data", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m dev.shapes.data", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("shapes-training"), help="folder of the training run")
     parser.add_argument("--first", type=int, default=0, help="first shard; each has 4096 scenes")
     parser.add_argument("--count", type=int, default=100)

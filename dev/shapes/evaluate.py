@@ -15,6 +15,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from dev.shapes.data import pixels
+from dev.shapes.sample import sample_images
 from specbench.decoding.sampling import truncate
 from specbench.models.shapes.detector import detect, judge
 from specbench.models.shapes.network import WEIGHTS, ShapesNetwork, load_network, load_tokenizer, settings
@@ -22,8 +24,6 @@ from specbench.models.shapes.scene import CATEGORIES, TEXTURES, SceneRequest, de
 from specbench.models.shapes.tokenizer import ShapesTokenizer
 from specbench.specs.run_spec import Sampling
 from specbench.stats import mean_of_estimates, proportion_interval
-from specbench.training.shapes.data import pixels
-from specbench.training.shapes.sample import sample_images
 
 CELL = 128
 LABEL = 30
@@ -155,7 +155,7 @@ def evaluate(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m specbench.training.shapes.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m dev.shapes.evaluate", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/shapes-training"))
     parser.add_argument("--prompts", type=Path, default=Path("prompts"), help="folder of the two prompt sets")
     parser.add_argument("--seed", type=int, default=0)

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dev.shapes.negatives import near_misses
+from dev.shapes.train_clip import scenes_with_captions, told, true_pairs
 from specbench.metrics.openclip import (
     folder_tokenizer,
     image_embeddings,
@@ -19,8 +21,6 @@ from specbench.metrics.shapes_clip import FOLDER
 from specbench.models.shapes import captions
 from specbench.models.shapes.render import render
 from specbench.models.shapes.scene import SceneRequest
-from specbench.training.shapes.negatives import near_misses
-from specbench.training.shapes.train_clip import scenes_with_captions, told, true_pairs
 
 GALLERY = 64
 MISSES = 4

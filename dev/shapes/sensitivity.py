@@ -17,6 +17,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from dev.shapes.retrieval import retrieval
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Metric, Sample
 from specbench.metrics.shapes_clip import ShapesClip
@@ -28,7 +29,6 @@ from specbench.models.shapes.scene import SceneRequest, realize
 from specbench.models.shapes.tokenizer import GRID, ShapesTokenizer
 from specbench.prompts import Prompt, load_prompts
 from specbench.store.run_store import RunStore
-from specbench.training.shapes.retrieval import retrieval
 
 SHARES = (0.0, 0.1, 0.2, 0.4)
 _METRICS = {metric.name: metric for metric in (ShapesDetector, ShapesClip, ShapesFrechet)}
@@ -125,7 +125,7 @@ def _worse(change, better: int) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m specbench.training.shapes.sensitivity", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m dev.shapes.sensitivity", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/shapes-training"))
     parser.add_argument("--run", type=Path, nargs="+", help="folders of runs of shapes, whose pictures are damaged")
     parser.add_argument("--metric", choices=_METRICS, nargs="+", default=list(_METRICS))
