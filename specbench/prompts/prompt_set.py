@@ -11,7 +11,6 @@ from json.encoder import encode_basestring_ascii as _quoted
 from operator import attrgetter
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.prompts.columns import PromptColumns
 from specbench.prompts.prompt import MAX_ID_CHARS, MAX_PROMPT_CHARS, Prompt
 
 
@@ -32,8 +31,6 @@ def build_prompt_set(name: str, prompts: Sequence[Prompt]) -> PromptSet:
     """
     if not prompts:
         raise SpecbenchError(f"prompts '{name}': no prompts in it")
-    if isinstance(prompts, PromptColumns):  # which are checked when they are made
-        return PromptSet(name, prompts, prompts.sha256())
     seen: set[str] = set()
     for prompt in prompts:
         _check(name, prompt)
@@ -84,7 +81,7 @@ def select(prompts: PromptSet, limit: int | None = None, ids: Sequence[str] = ()
     if not ids:
         return list(prompts.prompts[:limit])
     wanted, every = set(ids), prompts.prompts
-    found = list(every.having(wanted)) if isinstance(every, PromptColumns) else [p for p in every if p.id in wanted]
+    found = [prompt for prompt in every if prompt.id in wanted]
     if len(found) < len(wanted):
         there = {prompt.id for prompt in found}
         raise _unknown_id(prompts.name, next(name for name in ids if name not in there), {p.id for p in every})

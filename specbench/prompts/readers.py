@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specbench.errors import SpecbenchError
-from specbench.prompts.columns import read_columns
 from specbench.prompts.prompt import Prompt
 from specbench.prompts.prompt_set import text_id
 from specbench.system.json_values import parse_json
@@ -33,7 +32,7 @@ _KNOWN = (*TEXT_KEYS, *ID_KEYS, "category", "meta")
 """Columns that the header of a CSV or TSV file may name in any case."""
 
 
-def read_file(path: Path) -> Sequence[Prompt]:
+def read_file(path: Path) -> list[Prompt]:
     """Read the prompts of one file, in order.
 
     Raises:
@@ -47,9 +46,6 @@ def read_file(path: Path) -> Sequence[Prompt]:
         raise SpecbenchError(f"prompt file '{path}' has the unknown suffix {suffix}", _FORMATS)
     try:
         check_regular(path)  # a pipe may be waited for, and cannot be read again to resume a run
-        columns = read_columns(path, TEXT_KEYS, ID_KEYS, MAX_FILE_BYTES)
-        if columns is not None and len(columns) <= MAX_PROMPTS:
-            return columns
         prompts = list(islice(reader(path), MAX_PROMPTS + 1))
     except OSError as error:
         raise SpecbenchError(f"prompt file '{path}' cannot be read: {error.strerror or error}") from None
