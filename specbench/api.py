@@ -225,7 +225,7 @@ def _scores(
     problems: list[SpecbenchError] | None,
 ) -> Rows:
     """Scores of images, beside those that were `found` to be unreadable; `problems` as for `score`."""
-    from specbench.metrics.protocols import find_protocol
+    from specbench.metrics.catalog import find_protocol
     from specbench.metrics.score_store import scores_to_show
     from specbench.metrics.scoring import joint_problem, score_images
 
@@ -352,14 +352,16 @@ def show(run: str, prompt: str | None = None, sample: int = 0, out: str | Path =
         sample: sample index of the image.
 
     Returns:
-        One dict, with the keys that `specbench.reporting.run_card.card` or, of an image,
-        `specbench.reporting.image_card.image_card` lists.
+        One dict, with the keys that `specbench.reporting.cards.card` or, of an image,
+        `specbench.reporting.cards.image_card` lists.
 
     Raises:
         SpecbenchError: an unknown or damaged run, or no image or several match.
     """
-    from specbench.reporting.image_card import image_card  # brings pandas and scipy
-    from specbench.reporting.run_card import card
+    from specbench.reporting.cards import (
+        card,
+        image_card,  # brings pandas and scipy
+    )
 
     folders = find_runs(out, [run])
     if prompt is None:
@@ -398,7 +400,7 @@ def report_table(
     Raises:
         SpecbenchError: an unknown table, model or prompt set, or a damaged run.
     """
-    from specbench.papers.measured import measured_table  # brings pandas and scipy
+    from specbench.papers.reproduce import measured_table  # brings pandas and scipy
     from specbench.papers.table_files import load_table
 
     return measured_table(load_table(table), model, prompts, out)
@@ -429,7 +431,7 @@ def bench(
         SpecbenchError: an unknown table, an invalid setting, or nothing could be run.
     """
     from specbench.metrics.base import Settings as ScoreSettings  # brings pandas
-    from specbench.papers.bench import bench_table
+    from specbench.papers.reproduce import bench_table
     from specbench.papers.table_files import load_table
 
     scoring = scoring or ScoreSettings(str(settings.get("device", "cpu")))
@@ -467,7 +469,7 @@ def forecast(
         sources: runs, as for `report`, or names of papers' tables; all runs in `out` if empty.
         model: a name of `specbench list models`; the sources' own if None.
         assumed: `batch, dtype, bandwidth, flops, overhead_ms, threads` of
-            `specbench.papers.forecast_sources.forecast_sources`.
+            `specbench.papers.printed_speed.forecast_sources`.
 
     Returns:
         One dict per source with `kind` "forecast", see `specbench.reporting.forecast.forecast_rows`.
@@ -475,7 +477,7 @@ def forecast(
     Raises:
         SpecbenchError: an unknown run, table, device or model, or an assumption outside its range.
     """
-    from specbench.papers.forecast_sources import forecast_sources  # brings pandas
+    from specbench.papers.printed_speed import forecast_sources  # brings pandas
 
     return forecast_sources(_several(sources), on, model, out, **assumed)
 
@@ -601,8 +603,8 @@ def check(
     Raises:
         SpecbenchError: an unknown name or option.
     """
+    from specbench.checks.contracts import check_all
     from specbench.checks.losslessness import AUDIT_SAMPLES  # brings torch
-    from specbench.checks.plugin_contracts import check_all
 
     count = AUDIT_SAMPLES if samples is None else samples
     return list(check_all(_several(decoders), model, metric, prompts, count))
@@ -639,7 +641,7 @@ def doctor(
     """
     from specbench.checks.cross_check import readiness
     from specbench.checks.doctor import check_machine  # bring torch
-    from specbench.metrics.protocols import with_protocol
+    from specbench.metrics.catalog import with_protocol
 
     if scale not in ("full", "tiny"):
         raise SpecbenchError(f"scale {scale}: unknown", "valid: full, tiny")
@@ -689,7 +691,7 @@ def show_prompts(
         SpecbenchError: no such set or file, a malformed one, a public set that was not fetched, an unknown id or
             category, or nothing to show.
     """
-    from specbench.prompts.drawing import Drawing
+    from specbench.prompts.prompt_set import Drawing
 
     drawing = Drawing(tuple(ids), tuple(categories), offset, per_category, sample, limit)
     return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts))]
@@ -773,7 +775,7 @@ def train_head(
         SpecbenchError: a number out of range, an unknown model, no training data, or a folder with another training.
     """
     from specbench.training import head  # brings torch
-    from specbench.training.target import load_trainable
+    from specbench.training.head import load_trainable
 
     plan = head.HeadPlan(images, epochs, batch, lr, seed=seed, kind=kind)
     head.train_head(load_trainable(model, device, threads), Path(out), plan, Path(data) if data else None, tell)
@@ -808,8 +810,10 @@ def check_head(
     Raises:
         SpecbenchError: a number below 1, an unknown model or head, or too few images.
     """
-    from specbench.training.head_check import check_alignment  # brings torch
-    from specbench.training.target import load_trainable
+    from specbench.training.head import (
+        check_alignment,  # brings torch
+        load_trainable,
+    )
 
     target = load_trainable(model, device, threads)
     return check_alignment(target, head, Path(data) if data else None, images, depths, seed, kind)

@@ -10,7 +10,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 
 from specbench.runs.executors.local import Chunk, decode_chunk, warm_up
-from specbench.runs.executors.worker_pool import WorkerLost
+from specbench.runs.executors.ray_workers import WorkerLost
 from specbench.specs.run_spec import RunSpec
 
 

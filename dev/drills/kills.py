@@ -31,8 +31,7 @@ from specbench.checks.enumerable_model import EnumerableModel
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Request
 from specbench.runs.executors.local import Executor, LocalExecutor
-from specbench.runs.executors.ray_workers import RayWorkers
-from specbench.runs.executors.worker_pool import WorkerPool
+from specbench.runs.executors.ray_workers import RayWorkers, WorkerPool
 from specbench.runs.runner import run
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec, Sampling

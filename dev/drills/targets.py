@@ -33,9 +33,9 @@ from specbench.papers.reproduce import plan_table
 from specbench.papers.table_files import read_table
 from specbench.prompts import Prompt, load_prompts
 from specbench.reporting import FORMATS, render
+from specbench.reporting.cards import card
 from specbench.reporting.contact_sheet import contact_sheet
 from specbench.reporting.html import write_page
-from specbench.reporting.run_card import card
 from specbench.store.merge_shards import merge_shards
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore

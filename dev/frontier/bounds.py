@@ -35,12 +35,15 @@ from field_model import FieldModel  # noqa: E402 - found through the line above
 from json_rows import read_rows  # noqa: E402 - likewise
 from search import count_forwards, shown, spec_of, spread_requests, tokens_per_step  # noqa: E402 - likewise
 
-from specbench.decoding.context import Context  # noqa: E402 - after the path
 from specbench.decoding.draft_tree import routes  # noqa: E402 - likewise
 from specbench.decoding.drafters.jacobi import Jacobi  # noqa: E402
 from specbench.decoding.drafters.lookup import LookupJacobi, around, common_mass  # noqa: E402
 from specbench.decoding.drafters.token_init import Init  # noqa: E402
-from specbench.decoding.interfaces import Proposal, Verification  # noqa: E402
+from specbench.decoding.interfaces import (  # noqa: E402
+    Context,
+    Proposal,
+    Verification,
+)
 from specbench.decoding.noise import Stream  # noqa: E402
 from specbench.decoding.sampling import draw, without  # noqa: E402
 from specbench.models.catalog import find_model, load_model  # noqa: E402

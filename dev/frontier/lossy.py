@@ -34,14 +34,17 @@ from search import DEVICES, modelled_seconds, shown  # noqa: E402 - found throug
 from specbench import api  # noqa: E402 - after the path
 from specbench.errors import SpecbenchError  # noqa: E402 - likewise
 from specbench.metrics.score_store import image_values  # noqa: E402
-from specbench.metrics.shapes_clip import ShapesClip  # noqa: E402
-from specbench.metrics.shapes_detector import ShapesDetector  # noqa: E402
+from specbench.metrics.shapes import ShapesClip, ShapesDetector  # noqa: E402
 from specbench.models.catalog import find_model  # noqa: E402
 from specbench.reporting.report_rows import label  # noqa: E402
 from specbench.runs.memory_estimate import most_columns  # noqa: E402
 from specbench.specs.presets import DecoderSpec  # noqa: E402
-from specbench.stats.intervals import Estimate, clustered_mean, ratio_of_totals  # noqa: E402
-from specbench.stats.significance import holm  # noqa: E402
+from specbench.stats.intervals import (  # noqa: E402
+    Estimate,
+    clustered_mean,
+    holm,
+    ratio_of_totals,
+)
 from specbench.store.run_folders import find_runs  # noqa: E402
 from specbench.store.run_store import RunStore  # noqa: E402
 from specbench.store.schema import KEY  # noqa: E402

@@ -25,7 +25,6 @@ KEPT = {
     "train_head": _FACADE,
     "load": "a function of every module of a model family, see specbench.models.families.base; api.load reads runs",
     "pytorch_fid": "preprocessing and the authors' program, each in a table of the packages' names",
-    "read": "a function of every module of a public prompt set, see specbench.prompts.public",
     "render": "reporting.render is public API; models.shapes.render is part of the identity of stored scores",
 }
 """Repeated names that remain, and why."""

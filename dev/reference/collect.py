@@ -14,8 +14,7 @@ import pandas as pd
 
 from specbench import api
 from specbench.metrics.score_store import image_values, read_scores
-from specbench.metrics.shapes_clip import ShapesClip
-from specbench.metrics.shapes_detector import ShapesDetector
+from specbench.metrics.shapes import ShapesClip, ShapesDetector
 from specbench.reporting.report_rows import label
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY

@@ -17,7 +17,7 @@ from specbench.metrics.openclip import (
     normalised,
     text_embeddings,
 )
-from specbench.metrics.shapes_clip import FOLDER
+from specbench.metrics.shapes import FOLDER
 from specbench.models.shapes import captions
 from specbench.models.shapes.render import render
 from specbench.models.shapes.scene import SceneRequest

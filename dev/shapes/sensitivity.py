@@ -20,9 +20,7 @@ from torch import Tensor
 from dev.shapes.retrieval import retrieval
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Metric, Sample
-from specbench.metrics.shapes_clip import ShapesClip
-from specbench.metrics.shapes_detector import ShapesDetector
-from specbench.metrics.shapes_frechet import ShapesFrechet
+from specbench.metrics.shapes import ShapesClip, ShapesDetector, ShapesFrechet
 from specbench.models.shapes.network import load_tokenizer
 from specbench.models.shapes.render import render
 from specbench.models.shapes.scene import SceneRequest, realize

@@ -28,12 +28,12 @@ from PIL import Image
 
 from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Settings
+from specbench.metrics.catalog import find_protocol
 from specbench.metrics.clip import Clip
 from specbench.metrics.fid import Fid
 from specbench.metrics.hpsv2 import Hpsv2
 from specbench.metrics.inception import INCEPTION_FEATURES
-from specbench.metrics.protocols import find_protocol
-from specbench.store.run_images import read_image
+from specbench.store.run_store import read_image
 from specbench.system import environment
 from specbench.system.files import write_atomically
 

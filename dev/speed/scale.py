@@ -25,7 +25,7 @@ from kills import TEXTS, make_model, specs
 
 from specbench.prompts import Request
 from specbench.runs.executors.local import Chunk, decode_chunk
-from specbench.runs.executors.worker_pool import WorkerPool
+from specbench.runs.executors.ray_workers import WorkerPool
 from specbench.runs.run_progress import SilentReporter
 from specbench.runs.runner import run
 from specbench.system import environment

@@ -14,8 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from specbench.checks.enumerable_model import EnumerableModel, joint
-from specbench.checks.enumerable_transformer import EnumerableTransformer
+from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer, joint
 from specbench.models.interface import TokenLayout
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import Sampling

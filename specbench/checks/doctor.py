@@ -20,7 +20,7 @@ from specbench.runs.memory_estimate import footprint, free_memory, single_image_
 from specbench.runs.plan import available_threads, check_writable
 from specbench.specs.presets import resolve
 from specbench.system import plugins
-from specbench.system.package_data import PACKAGE
+from specbench.system.files import PACKAGE
 
 if TYPE_CHECKING:
     from specbench.system.device_peaks import Peak
@@ -47,7 +47,7 @@ def check_machine(
         model: check only this model, including names and shapes of all tensors; all models if None.
         out: results folder.
         metrics: metrics whose prerequisites are checked too.
-        measure: measure and store memory bandwidth and FLOP/s of each device, for `specbench.runs.roofline_facts`.
+        measure: measure and store memory bandwidth and FLOP/s of each device, for `specbench.runs.preparation`.
         weights, revision, random, tiny: see `specbench.models.hub_model.HubModel.configured`.
 
     Raises:

@@ -24,7 +24,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.prompts import Request
 from specbench.runs.decoder_args import labelled_decoders
-from specbench.specs import plugin_decoders
+from specbench.specs import presets as plugin_decoders
 from specbench.specs.presets import PRESETS, DecoderSpec, Preset, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins

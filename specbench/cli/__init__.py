@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 import typer
 
-from specbench.cli.command_line import COMPLETION, CommandLine
-from specbench.cli.commands import COMMANDS, help_of
+from specbench.cli.commands import COMMANDS, COMPLETION, CommandLine, help_of
 from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, unknown_name
 from specbench.system import console
 
@@ -40,7 +39,9 @@ def build_app(named: str | None = None, root_options: bool = True) -> typer.Type
         root_options: accept options before the command, and requests of a shell to complete the line. Each option
             costs typer time, the first one 80 ms of imports.
     """
-    from specbench.specs import plugin_decoders  # looks through the installed packages, which the index does not need
+    from specbench.specs import (
+        presets as plugin_decoders,  # looks through the installed packages, which the index does not need
+    )
 
     plugin_decoders.add_plugin_decoders()
     app = _empty_app(root_options)

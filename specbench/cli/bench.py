@@ -11,9 +11,8 @@ import typer
 from rich.console import Console
 
 from specbench.cli import completion
-from specbench.cli.arguments import TABLE_FORMATS, dry_run_switch, format_option, option
 from specbench.cli.commands import help_of
-from specbench.cli.options import flags, print_json
+from specbench.cli.options import TABLE_FORMATS, dry_run_switch, flags, format_option, option, print_json
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
 from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
 from specbench.system import console
@@ -65,7 +64,7 @@ def bench(
         return _print_estimate(table, flags, bool(values["json"]))
     from specbench.cli.progress import ScoreProgress, TransferLines
     from specbench.metrics.base import Settings
-    from specbench.papers.bench import bench_table
+    from specbench.papers.reproduce import bench_table
 
     quiet = bool(values["quiet"])
     joined = bench_table(
@@ -90,7 +89,7 @@ def report_tables(
     Raises:
         SpecbenchError: a name that is not a table, a flag out of range, or a format that cannot hold several tables.
     """
-    from specbench.papers.measured import measured_table
+    from specbench.papers.reproduce import measured_table
     from specbench.papers.table_files import load_table, table_names
 
     check_format(fmt, to)
@@ -136,7 +135,7 @@ def check_format(fmt: str, to: Path | None) -> None:
 
 
 def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) -> None:
-    from specbench.cli.dry_run import print_dry_run
+    from specbench.cli.run import print_dry_run
     from specbench.papers.estimate import estimate, total
     from specbench.papers.reproduce import plan_table
 

@@ -7,12 +7,11 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from specbench.cli.arguments import Reference, option, run_argument
 from specbench.cli.commands import help_of
-from specbench.cli.options import flags, print_json, print_table
+from specbench.cli.options import Reference, flags, option, print_json, print_table, run_argument
 from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console
-from specbench.system.terminal_tables import fitted
+from specbench.system.console import fitted
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -67,8 +66,7 @@ def _described(run: str, out: str) -> str:
 
 
 def _print_comparison(rows: list[dict], a: str, b: str) -> None:
-    from specbench.reporting.compare import FIELDS
-    from specbench.reporting.compare_view import HEADINGS, comparison_lines, directions, reasons, verdict
+    from specbench.reporting.compare import FIELDS, HEADINGS, comparison_lines, directions, reasons, verdict
 
     if not console.is_terminal():
         print("\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows))) + "\n")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench.cli.command_line import COMPLETION
+from specbench.cli.commands import COMPLETION
 from specbench.errors import SpecbenchError
 
 if TYPE_CHECKING:

@@ -8,9 +8,17 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from specbench.cli.arguments import model_option, option, runs_argument, switch, threads_option
 from specbench.cli.commands import help_of
-from specbench.cli.options import flags, print_json, print_table
+from specbench.cli.options import (
+    flags,
+    model_option,
+    option,
+    print_json,
+    print_table,
+    runs_argument,
+    switch,
+    threads_option,
+)
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console
@@ -79,7 +87,7 @@ def forecast(
         return _print_printed(sources or (), as_json)
     if on is None:
         raise SpecbenchError("--on is missing", "for example --on A100, or --on 2039GB/s,312TFLOP/s")
-    from specbench.papers.forecast_sources import OWN_OVERHEAD, forecast_sources, read_range
+    from specbench.papers.printed_speed import OWN_OVERHEAD, forecast_sources, read_range
     from specbench.runs.plan import available_threads
 
     spent = None if overhead == OWN_OVERHEAD else read_range("overhead-ms", overhead)

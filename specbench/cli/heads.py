@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from specbench.cli.arguments import device_option, model_option, option, threads_option
 from specbench.cli.commands import help_of
-from specbench.cli.options import flags, print_json, print_table
+from specbench.cli.options import device_option, flags, model_option, option, print_json, print_table, threads_option
 from specbench.runs.settings import JSON, QUIET, merge
 from specbench.system import console
 

@@ -9,9 +9,8 @@ from typing import Annotated
 import typer
 
 from specbench.cli import completion
-from specbench.cli.arguments import Run, option
 from specbench.cli.commands import help_of
-from specbench.cli.options import flags, print_json, print_table
+from specbench.cli.options import Run, flags, option, print_json, print_table
 from specbench.errors import unknown_name
 from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console

@@ -8,10 +8,8 @@ from typing import Annotated
 import typer
 
 from specbench.cli import completion
-from specbench.cli.arguments import Offline, option, switch
-from specbench.cli.command_line import CommandLine
-from specbench.cli.commands import help_of
-from specbench.cli.options import flags, print_json, print_table
+from specbench.cli.commands import CommandLine, help_of
+from specbench.cli.options import Offline, flags, option, print_json, print_table, switch
 from specbench.cli.progress import transfer
 from specbench.runs.settings import DRAWN, JSON, merge
 from specbench.system import console

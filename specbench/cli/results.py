@@ -10,24 +10,26 @@ from typing import Annotated
 import typer
 
 from specbench.cli import completion
-from specbench.cli.arguments import (
+from specbench.cli.commands import help_of
+from specbench.cli.options import (
     RUN_FORMATS,
     Offline,
     Reference,
     Runs,
     device_option,
+    flags,
     format_option,
     metric_option,
     model_option,
     option,
+    print_json,
+    print_table,
     prompts_option,
     protocol_option,
     python_option,
     runs_argument,
     switch,
 )
-from specbench.cli.commands import help_of
-from specbench.cli.options import flags, print_json, print_table
 from specbench.cli.progress import ScoreProgress, TransferLines
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.settings import JSON, OUT, QUIET, merge
@@ -224,8 +226,7 @@ def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
 
 
 def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str]:
-    from specbench.metrics.catalog import require_metric
-    from specbench.metrics.protocols import with_protocol
+    from specbench.metrics.catalog import require_metric, with_protocol
 
     for name in metrics:
         require_metric(name)
@@ -256,8 +257,7 @@ def report(
     model: _TableModel = None,
     prompts: _TablePrompts = None,
 ) -> None:
-    from specbench.papers.mistyped_tables import refuse_mistyped
-    from specbench.papers.table_files import table_names
+    from specbench.papers.table_files import refuse_mistyped, table_names
 
     values = merge(_READ, flags)
     fmt, out = "json" if values["json"].value else fmt, str(values["out"].value)
@@ -306,7 +306,7 @@ def _write_tables(rows: Sequence[dict], fmt: str, to: Path) -> None:
 
 
 def _show_report(rows: Sequence[dict], explain: bool) -> None:
-    from specbench.reporting.report_view import report_view
+    from specbench.reporting.terminal import report_view
 
     screen = console.stdout()
     screen.print(report_view(rows, screen.width, explain))

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import typer
 
-from specbench.cli.command_line import CommandLine
-from specbench.cli.commands import help_of
+from specbench.cli.commands import CommandLine, help_of
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import MAX_SEED
 

@@ -10,9 +10,8 @@ import typer
 from rich.console import Console, RenderableType
 
 from specbench.cli import completion
-from specbench.cli.arguments import Run, option
 from specbench.cli.commands import help_of
-from specbench.cli.options import flags, print_json
+from specbench.cli.options import Run, flags, option, print_json
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import JSON, OUT, merge
 
@@ -55,7 +54,7 @@ def show(
 
 
 def _show_runs(folders: list[Path], as_json: bool) -> None:
-    from specbench.reporting.run_card import card
+    from specbench.reporting.cards import card
 
     cards = [card(folder) for folder in folders]
     if as_json:
@@ -67,7 +66,7 @@ def _show_runs(folders: list[Path], as_json: bool) -> None:
 
 
 def _show_image(folder: Path, prompt: str, sample: int, as_json: bool) -> None:
-    from specbench.reporting.image_card import image_card
+    from specbench.reporting.cards import image_card
 
     card, tile = image_card(folder, prompt, sample)
     if as_json:

@@ -7,8 +7,7 @@ import keyword
 from dataclasses import replace
 from typing import NamedTuple
 
-from specbench.decoding.context import Context
-from specbench.decoding.interfaces import DecodeLoop, Drafter
+from specbench.decoding.interfaces import Context, DecodeLoop, Drafter
 from specbench.decoding.verification.ratio_tests import Verifier
 from specbench.decoding.verification.refinement import Refinement
 from specbench.models.interface import ImageModel

@@ -24,11 +24,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Context
 from specbench.decoding.draft_tree import chain, first_drafts_by_depth
 from specbench.decoding.drafters.eagle import Eagle, TreeLevel
 from specbench.decoding.drafters.token_init import Init
-from specbench.decoding.interfaces import Proposal
+from specbench.decoding.interfaces import Context, Proposal
 from specbench.decoding.loop import Loop
 from specbench.decoding.noise import Stream
 from specbench.decoding.recorded_step import RecordedStep

@@ -21,7 +21,6 @@ from specbench.decoding.draft_tree import Routes, first_drafts_by_depth, routes
 from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import Batch, DecodeLoop, Proposal, Verification
 from specbench.decoding.noise import Noise, row_key
-from specbench.decoding.progress_bounds import CommittedBounds
 from specbench.decoding.recorded_step import RecordedStep
 from specbench.decoding.recorder import NoRecorder, StepRecorder
 from specbench.decoding.sampling import Target
@@ -31,9 +30,39 @@ from specbench.decoding.verification.tree_verification import verify_tree
 from specbench.errors import SpecbenchError
 from specbench.models.interface import Call, CompilableModel, ImageModel, Session
 from specbench.models.transformer.compilation import call_eager
+from specbench.models.transformer.host_sync import to_host
 from specbench.prompts import Request
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import Sampling
+
+# Host-side bounds on committed tokens: the host synchronises with the device only when they cannot decide.
+
+
+class CommittedBounds:
+    """Bounds on the committed tokens of the slowest row, when a step commits 1 to `most` of `length` tokens per row.
+
+    AR needs no host sync; a window of W one per W / (tokens per step) steps, and one per step in the last window.
+
+    Attributes:
+        behind: lower bound on the tokens that the slowest row has committed.
+    """
+
+    def __init__(self, length: int, most: int):
+        self.behind = 0
+        self._ahead = 0
+        self._length, self._most = length, most
+
+    @property
+    def done(self) -> bool:
+        """Whether every row is complete."""
+        return self.behind >= self._length
+
+    def step(self, committed: Tensor) -> None:
+        """Update the bounds for a queued step; `committed` [B]: tokens per row after it."""
+        self.behind += 1
+        self._ahead += self._most
+        if self.behind < self._length <= self._ahead:
+            self.behind = self._ahead = min(to_host(committed))
 
 
 @torch.inference_mode()

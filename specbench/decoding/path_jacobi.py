@@ -16,11 +16,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Context
 from specbench.decoding.draft_tree import chain, first_drafts_by_depth
 from specbench.decoding.drafters.jacobi import Jacobi
 from specbench.decoding.drafters.token_init import Init
-from specbench.decoding.interfaces import Batch, Proposal, Verification
+from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
 from specbench.decoding.loop import Loop
 from specbench.decoding.recorded_step import RecordedStep
 from specbench.decoding.verification.chain_verification import verify_chain

@@ -2,7 +2,7 @@
 
 Every image row has a window of its own: its last committed token and the drafts after it, as far as the row above is
 committed. Row r starts once row r - 1 has `rows-window` tokens. A column sees the prompt, the committed tokens of the
-rows above and its own row, never the drafts of another row (`specbench.decoding.row_windows`). Per row, drafts are
+rows above and its own row, never the drafts of another row (`specbench.decoding.row_loop`). Per row, drafts are
 tested from the left. The first incomplete row commits its accepted drafts and one more token. A row below it does the
 same with `lower-rows` commit; with draft, as in the paper, it commits the accepted drafts only, and a plain draw from p
 becomes the draft of the next slot.
@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Context
 from specbench.decoding.draft_tree import chain
 from specbench.decoding.drafters.token_init import Init
-from specbench.decoding.interfaces import Proposal
+from specbench.decoding.interfaces import Context, Proposal
 from specbench.decoding.noise import Stream
-from specbench.decoding.row_loop import ImageRowLoop
-from specbench.decoding.row_windows import row_roots, row_slots
+from specbench.decoding.row_loop import ImageRowLoop, row_roots, row_slots
 from specbench.decoding.sampling import one_hot
 from specbench.decoding.verification.chain_verification import verify_chain
 from specbench.models.transformer.host_sync import to_host

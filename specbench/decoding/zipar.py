@@ -4,7 +4,7 @@ Row r starts once row r - 1 has a window of tokens; from then on every incomplet
 column attending to the prompt and to all generated tokens earlier in raster order. No training, no verification, lossy:
 a token is conditioned on a part of the rows above only. A window as wide as the row is AR.
 
-`specbench.decoding.row_windows` says what the first token of a row is predicted from. A token that stands in there is
+`specbench.decoding.row_loop` says what the first token of a row is predicted from. A token that stands in there is
 seen by one column only; in the released code it is kept, and seen by later columns until the true token replaces it.
 
 The adaptive window draws the first token x of a row from p and, each time the row above has grown, keeps it with
@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Context
 from specbench.decoding.drafters.token_init import Init
+from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Stream
-from specbench.decoding.row_loop import ImageRowLoop
-from specbench.decoding.row_windows import row_above, row_roots, row_slots
+from specbench.decoding.row_loop import ImageRowLoop, row_above, row_roots, row_slots
 from specbench.decoding.sampling import at
 from specbench.decoding.verification.residuals import standard
 from specbench.models.transformer.host_sync import to_host

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.stats import Difference, Estimate
+from specbench.stats import Difference, Estimate, mean_interval
 from specbench.stats import mean_difference as paired_mean
 from specbench.system.downloads import Progress
 from specbench.system.torch_device import require_device
@@ -242,3 +242,42 @@ def _installed(package: str) -> bool:
 def _digest(metric: Metric, identity: Mapping[str, str]) -> str:
     text = json.dumps([metric.name, dict(identity)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+# Metrics whose score is the mean of one number per image.
+
+
+class PerImageMetric(Metric):
+    """Base class of metrics with one `value` per image; the score is their mean, its interval over prompts."""
+
+    columns: ClassVar = {"value": pa.float32()}
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        if statistics.empty:
+            return []
+        values = statistics["value"].astype("float64")
+        return [Score(self.name, mean_interval(values, statistics["prompt_id"]), len(statistics))]
+
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
+        return column_difference(features, baseline, "value")
+
+
+# Versions of preprocessing code, part of the identity of the features it makes.
+
+F = TypeVar("F", bound=Callable)
+
+
+def code_version(number: int) -> Callable[[F], F]:
+    """Decorate a function with the version of its code; functions without it have version 1."""
+
+    def mark(function: F) -> F:
+        function.code_version = number  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+def described(name: str, *functions: Callable) -> str:
+    """Name preprocessing for an identity, with the versions of its functions where one is above 1."""
+    versions = [getattr(function, "code_version", 1) for function in functions]
+    return name if max(versions) == 1 else f"{name}, code {'.'.join(map(str, versions))}"

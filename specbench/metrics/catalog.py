@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from specbench.errors import SpecbenchError, unknown_name
@@ -61,17 +61,17 @@ _CROPS = {"": "", "+center256": " after a centre crop to 256"}
 
 METRICS: dict[str, MetricEntry] = {
     "shapes-detector": MetricEntry(
-        "specbench.metrics.shapes_detector:ShapesDetector",
+        "specbench.metrics.shapes:ShapesDetector",
         "fraction of images that match their caption by the exact detector of `shapes`, mean over categories",
         bundled=True,
     ),
     "shapes-clip": MetricEntry(
-        "specbench.metrics.shapes_clip:ShapesClip",
+        "specbench.metrics.shapes:ShapesClip",
         "cosine similarity of image and caption under the small CLIP of `shapes`, mean over images",
         bundled=True,
     ),
     "shapes-frechet": MetricEntry(
-        "specbench.metrics.shapes_frechet:ShapesFrechet",
+        "specbench.metrics.shapes:ShapesFrechet",
         "Frechet distance to renders of the same captions in 64 features of a small network; no interval up to n = 64",
         bundled=True,
     ),
@@ -188,3 +188,28 @@ def metric_summary(name: str) -> str:
     if derived:
         return derived
     return METRICS[name].summary if name in METRICS else metric(name).summary
+
+
+# Evaluation protocols of the papers: the metric variants behind published numbers.
+
+PROTOCOLS: Mapping[str, tuple[str, ...]] = {
+    "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),
+    "cool-sd": ("fid[clean+center256]", "clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"),
+}
+"""`sjd`: SJD, GSD, SJD++. `cool-sd`: Cool-SD, LANTERN, LANTERN++. The first group prints CLIP times 100."""
+
+
+def find_protocol(name: str) -> tuple[str, ...]:
+    """List the metrics of a protocol.
+
+    Raises:
+        SpecbenchError: unknown name.
+    """
+    if name not in PROTOCOLS:
+        raise unknown_name("protocol", name, PROTOCOLS)
+    return PROTOCOLS[name]
+
+
+def with_protocol(metrics: Sequence[str], protocol: str | None) -> list[str]:
+    """Metrics by name and those of a protocol, each once."""
+    return list(dict.fromkeys([*metrics, *(find_protocol(protocol) if protocol else ())]))

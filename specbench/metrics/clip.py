@@ -17,9 +17,8 @@ import torch
 from torch.nn import functional as F
 
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Sample, Settings
-from specbench.metrics.code_version import described
-from specbench.metrics.inception_preprocessing import center256
+from specbench.metrics.base import PerImageMetric, Sample, Settings, described
+from specbench.metrics.inception import center256
 from specbench.metrics.openclip import (
     OPENCLIP_PACKAGES,
     image_embeddings,
@@ -28,7 +27,6 @@ from specbench.metrics.openclip import (
     short_side_centre,
     text_embeddings,
 )
-from specbench.metrics.per_image import PerImageMetric
 
 _PREFIX = "A photo depicts "
 

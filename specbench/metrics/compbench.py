@@ -19,9 +19,9 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from specbench.metrics import noun_phrases
+from specbench.metrics import compbench_rules as noun_phrases
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Sample, Score, Settings
+from specbench.metrics.base import PerImageMetric, Sample, Score, Settings, described
 from specbench.metrics.blip import (
     DECODE_TOKEN,
     ENCODE_TOKEN,
@@ -32,9 +32,7 @@ from specbench.metrics.blip import (
     vision_network,
 )
 from specbench.metrics.clip import Clip
-from specbench.metrics.code_version import described
 from specbench.metrics.openclip import normalised, squashed
-from specbench.metrics.per_image import PerImageMetric
 from specbench.stats import Difference, mean_interval
 
 YES, NO = 2748, 2053

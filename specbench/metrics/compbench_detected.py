@@ -16,9 +16,8 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from specbench.metrics import noun_phrases as grammar
-from specbench.metrics.base import Metric, Sample, Settings
-from specbench.metrics.code_version import described
+from specbench.metrics import compbench_rules as grammar
+from specbench.metrics.base import Metric, Sample, Settings, described
 from specbench.metrics.compbench import BlipVqa, CategoryMetric, CompBenchClip
 from specbench.metrics.compbench_rules import (
     DEPTH_SIGNS,
@@ -35,9 +34,9 @@ from specbench.metrics.compbench_rules import (
 from specbench.metrics.depth_anything import DEPTH_REPOSITORY as DEPTH
 from specbench.metrics.depth_anything import Depth, depth_input
 from specbench.metrics.geneval_rules import Found
-from specbench.metrics.hub_weights import folder_identity, hub_folder, hub_problem
 from specbench.metrics.openclip import OPENCLIP_PACKAGES
 from specbench.metrics.owlv2 import DUPLICATE, OWLV2_REPOSITORY, QUERY, THRESHOLD, Owl, owlv2_input
+from specbench.metrics.published_weights import folder_identity, hub_folder, hub_problem
 
 Seen = Mapping[str, Sequence[Found]]
 

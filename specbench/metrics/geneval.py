@@ -17,11 +17,9 @@ import pyarrow as pa
 import torch
 
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Metric, Sample, Score, column_difference, paired_features
+from specbench.metrics.base import Metric, Sample, Score, column_difference, described, paired_features
 from specbench.metrics.clip import clip_versions
-from specbench.metrics.code_version import described
 from specbench.metrics.geneval_rules import GENEVAL_COLORS, Found, confident, judge_image
-from specbench.metrics.hub_weights import folder_identity, hub_folder, hub_problem
 from specbench.metrics.mask2former import Instance, Mask2Former, mask2former_input
 from specbench.metrics.openclip import (
     OPENCLIP_PACKAGES,
@@ -31,6 +29,7 @@ from specbench.metrics.openclip import (
     short_side_centre,
     text_embeddings,
 )
+from specbench.metrics.published_weights import folder_identity, hub_folder, hub_problem
 from specbench.stats import Difference, mean_of_estimates, proportion_interval
 
 GENEVAL_REPOSITORY = "facebook/mask2former-swin-small-coco-instance"

@@ -17,11 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specbench.metrics import published_weights
-from specbench.metrics.base import Sample, Settings
+from specbench.metrics.base import PerImageMetric, Sample, Settings, described
 from specbench.metrics.clip import clip_versions
-from specbench.metrics.code_version import described
 from specbench.metrics.openclip import MEAN, OPENCLIP_PACKAGES, STD, image_embeddings, text_embeddings, untrained_model
-from specbench.metrics.per_image import PerImageMetric
 
 ARCHITECTURE = "ViT-H-14"
 _SIZE = 224

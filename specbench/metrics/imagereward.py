@@ -12,11 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Sample
+from specbench.metrics.base import PerImageMetric, Sample, described
 from specbench.metrics.blip import Tokenizer, load_weights, part_of, text_network, vision_network
-from specbench.metrics.code_version import described
 from specbench.metrics.openclip import normalised, short_side_centre
-from specbench.metrics.per_image import PerImageMetric
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 

@@ -24,17 +24,15 @@ from specbench.metrics.compbench_rules import THREE_IN_ONE, three_in_one
 from specbench.metrics.geneval import JudgedMetric
 from specbench.metrics.score_store import scores_to_show
 from specbench.metrics.scoring import run_images, score_with
-from specbench.prompts.geneval import official_row
-from specbench.prompts.t2i_compbench import COMPBENCH_CATEGORIES
+from specbench.prompts.public_files import COMPBENCH_CATEGORIES, official_row
 from specbench.stats import mean_interval
-from specbench.store.run_images import read_image
-from specbench.store.run_store import RunStore
+from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import read_meta
 from specbench.system.downloads import digest_of
 from specbench.system.export_folder import export_folder
+from specbench.system.files import read_error, read_regular
 from specbench.system.images import png_bytes
 from specbench.system.json_values import parse_json
-from specbench.system.reading import read_error, read_regular
 
 BENCHMARKS = ("geneval", "t2i-compbench")
 MAX_LINES = 10**5

@@ -18,8 +18,8 @@ from specbench.models.checkpoint_files import (
     local_folder,
     require_checkpoint,
 )
+from specbench.system.files import read_regular
 from specbench.system.json_values import parse_json
-from specbench.system.reading import read_regular
 
 _MARKS = ("config.json", "params.json", "models/7b/params.json", INDEX)
 """Small files that suffice to recognise a repository."""

@@ -33,8 +33,8 @@ from specbench.models.interface import DraftHeadModel, ImageModel
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.llama_layer import rotary_of, run_layer, runs_directly
 from specbench.system.console import one_line
+from specbench.system.files import read_error, read_regular
 from specbench.system.json_values import parse_json
-from specbench.system.reading import read_error, read_regular
 
 _INPUT_NORM = "layers.0.input_layernorm.weight"
 _QUERY_NORM = "layers.0.self_attn.q_norm.weight"

@@ -13,8 +13,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, is_offline, local_folder
 from specbench.models.checkpoint_layouts import Layout, find_marks, locate, recognise, require_known
 from specbench.models.facts import BYTES, ModelFacts
-from specbench.models.network_sizes import NetworkSize
-from specbench.models.stored_sizes import stored_size
+from specbench.models.network_sizes import NetworkSize, stored_size
 from specbench.models.transformer.size import Size
 from specbench.specs.run_spec import Sampling
 

@@ -25,9 +25,9 @@ from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
 from specbench.models.draft_head import HeadLoading, blamed
 from specbench.models.interface import ImageModel, TokenLayout, VerticalHeadModel
+from specbench.system.files import read_regular
 from specbench.system.json_values import parse_json
 from specbench.system.matrix_products import linear_output, product
-from specbench.system.reading import read_regular
 
 KIND = "vertical"
 DEPTHS = 64

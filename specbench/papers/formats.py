@@ -18,8 +18,7 @@ from specbench.papers.cells import Cell
 from specbench.papers.join import Line, PaperTable
 from specbench.papers.table import Column
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
-from specbench.reporting.latex import tex
-from specbench.reporting.text_formats import escape, inert
+from specbench.reporting.text_formats import escape, inert, tex
 from specbench.system.json_values import nonfinite_as_null
 
 PAPER, HERE, INTERVAL, DIFFERENCE = "paper", "here", "95 %", "diff."

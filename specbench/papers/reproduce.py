@@ -6,17 +6,32 @@ A cell's settings come from the table; flags win over it, as for a small model i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from specbench import prompts
 from specbench.errors import BAD_INPUT, INTERRUPTED, MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
+from specbench.metrics.score_store import read_scores
 from specbench.models.catalog import find_model
-from specbench.papers.table import CellSettings, Row, Table, chosen_setting, takes
-from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, together
+from specbench.papers.join import PaperTable, join
+from specbench.papers.table import SCORE, CellSettings, Column, Row, Table, chosen_setting, takes
+from specbench.prompts import load_prompts
+from specbench.reporting.curves import lower_is_better
+from specbench.runs.decoder_args import plan_decoders
+from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
+from specbench.store.run_folders import find_runs_like, read_infos, without_options
+from specbench.store.run_store import RunStore
+
+if TYPE_CHECKING:
+    from specbench.metrics.base import Settings
+    from specbench.metrics.scoring import ScoreReporter
+    from specbench.runs.run_progress import Reporter
+
 
 _TRACED = ("draft_tv", "draft_top1")
 Warn = Callable[[str], None]
@@ -228,3 +243,227 @@ def _unready(name: str, settings, no_download: bool) -> SpecbenchError | None:
     except SpecbenchError as error:
         return error
     return SpecbenchError(*missing[0], MISSING_PREREQUISITE) if missing else None
+
+
+# A paper's table with another model in the place of the paper's: what its rows, headings and scores are then.
+
+
+def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
+    """The table with a column for each bundled metric that scored any of the runs: for a substituted model. Where the
+    columns sweep a setting, a metric has a column for each of its values; a figure has panels with them, too."""
+    scored = {score["metric"] for folder in folders for score in read_scores(folder)}
+    names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
+    swept: dict[str, Column] = {}
+    for column in table.columns:
+        if column.measurable:
+            swept.setdefault(repr(sorted(column.settings.items())), column)
+    columns = [_score_column(name, like, len(swept) > 1) for name in names for like in swept.values()]
+    return replace(table, columns=(*table.columns, *columns), axes=(*table.axes, *_panels(table, columns)))
+
+
+def _panels(table: Table, columns: Sequence[Column]) -> Iterator[Mapping[str, str]]:
+    """For each panel of a figure with a score as y, one with the first of `columns` that is better the same way."""
+    own = {column.name: column for column in table.columns}
+    for axes in table.axes:
+        y = own[axes["y"]]
+        stand_in = next((column.name for column in columns if y.score and column.better == y.better), None)
+        if stand_in:
+            yield {**axes, "y": stand_in}
+
+
+def _score_column(metric: str, like: Column, swept: bool) -> Column:
+    """A column for a metric over the runs of another column."""
+    better = "lower" if lower_is_better(metric) else "higher"
+    header = metric.replace("-", " ") + (f", {like.header}" if swept else "")
+    name = f"{SCORE}{metric}" + (f" {like.name}" if swept else "")
+    return Column(name, SCORE + metric, header, metric, 2, better, 1.0, like.settings)
+
+
+def one_row_per_run(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
+    """The table with rows that run the same here merged, and all rows under the name of the model that replaces the
+    paper's."""
+    plans = {cell.settings: repr(sorted((name, held.value) for name, held in cell.values.items())) for cell in cells}
+
+    def runs(row: Row) -> tuple[str | None, ...]:
+        settings = (table.cell_settings(row, column) for column in table.columns)
+        return tuple(plans.get(one) for one in settings if one is not None)
+
+    alike: dict[object, list[Row]] = {}
+    for place, row in enumerate(_renamed(row, model) for row in table.rows):
+        alike.setdefault(runs(row) if row.not_runnable_reason is None else place, []).append(row)
+    replaced = _replaced_substituted_model(table, cells)
+    repeated = [rows for rows in alike.values() if len(rows) > 1]
+    headings = [(_group(rows, model, replaced), _label(rows)) for rows in alike.values()]
+    rows = tuple(
+        _in_place(rows, model, group, label if headings.count((group, label)) == 1 else f"{label} ({_groups(rows)})")
+        for rows, (group, label) in zip(alike.values(), headings, strict=True)
+    )
+    if not repeated:
+        return replace(table, rows=rows)
+    note = (
+        f"With {model}, {sum(map(len, repeated))} rows of the paper are {len(repeated)} runs; each stands here once, "
+        "without the paper's values, which are of several models or prompt sets."
+    )
+    return replace(table, rows=rows, notes=(*table.notes, note))
+
+
+def _in_place(rows: Sequence[Row], model: str, group: str | None, label: str) -> Row:
+    """A row for the rows of the paper that run the same here; one that cannot be run is unchanged."""
+    first = rows[0]
+    if first.not_runnable_reason is not None:
+        return first
+    if len(rows) == 1:
+        mine = group == first.group or first.settings["model"] == model
+        return first if mine else replace(first, group=group, label=f"{first.group}: {first.label}")
+    shared = tuple(text for text in first.chosen if all(text in row.chosen for row in rows))
+    return Row(label, group, first.settings, {}, {}, {}, None, None, shared)
+
+
+def _renamed(row: Row, model: str) -> Row:
+    """A row whose label names the paper's model with the name of the one in its place."""
+    own = row.settings.get("model")
+    if own == model or row.not_runnable_reason is not None:
+        return row
+    family = re.escape(re.split(r"[ -]", find_model(str(own)).summary, maxsplit=1)[0])
+    return replace(row, label=re.sub(rf"\b{family}[\w-]*( \([\d.]+B\))?", lambda _: model, row.label))
+
+
+def _group(rows: Sequence[Row], model: str, replaced: Container[str]) -> str | None:
+    """Heading of rows that run the same here: the model in place of the paper's, and what else is true of all."""
+    if len(rows) == 1 and not any(part in replaced for part in _parts(rows[0])):
+        return rows[0].group
+    shared = [part for part in _parts(rows[0]) if part not in replaced and all(part in _parts(row) for row in rows)]
+    return ", ".join((model, *shared))
+
+
+def _replaced_substituted_model(table: Table, cells: Sequence[PlannedCell]) -> set[str]:
+    """Parts of the rows' headings that are no longer true: names of one of several models, and of one of several prompt
+    sets where all rows now run on the same one."""
+    prompts = {cell.values["prompts"].value for cell in cells if cell.values}
+    return _names(table, "model") | (_names(table, "prompts") if len(prompts) == 1 else set())
+
+
+def _names(table: Table, setting: str) -> set[str]:
+    """Parts of the rows' headings that go with one value of a setting each, in a table of several values."""
+    values: dict[str, set[object]] = {}
+    for row in table.rows:
+        for part in _parts(row):
+            values.setdefault(part, set()).add(row.settings.get(setting))
+    several = len(set().union(*values.values())) > 1
+    return {part for part, found in values.items() if several and len(found) == 1}
+
+
+def _parts(row: Row) -> list[str]:
+    """What a row's heading says: "LlamaGen-XL, Cool-SD" names a model and a decoder."""
+    return row.group.split(", ") if row.group else []
+
+
+def _label(rows: Sequence[Row]) -> str:
+    labels = {row.label for row in rows}
+    return labels.pop() if len(labels) == 1 else str(rows[0].settings["decoder"])
+
+
+def _groups(rows: Sequence[Row]) -> str:
+    return ", ".join(dict.fromkeys(str(row.group) for row in rows))
+
+
+# Find the runs in a results folder that belong to a paper's table, without planning or running anything.
+
+NOT_FOUND = "not in the results"
+
+
+def measured_table(
+    table: Table, model: str | None = None, prompts: str | None = None, out: Path | str = "results"
+) -> PaperTable:
+    """A table joined with the runs of a results folder.
+
+    Args:
+        model, prompts: used in place of the table's own.
+
+    Raises:
+        SpecbenchError: an unknown model or prompt set, or a damaged run folder.
+    """
+    if Path(out).is_file():
+        raise SpecbenchError(f"--out {out}: is a file", "name a folder")
+    if prompts is not None:
+        _check_prompts(prompts)
+    cells = resolve_cells(table, {"model": model, "prompts": prompts, "out": str(out)}, env={})
+    found = find_measured(cells, out)
+    table = without_replaced_choices(table, cells)
+    if model is not None:
+        table = one_row_per_run(table, cells, model)
+        table = with_bundled_scores(table, [folder for folder in found.values() if isinstance(folder, Path)])
+    return join(table, found)
+
+
+def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[CellSettings, Path | str]:
+    """The run folder of each cell in `out`, whatever machine it was measured on: most images first, then the newest."""
+    infos = read_infos(out)
+    found: dict[CellSettings, Path | str] = {}
+    for cell in cells:
+        alike = find_runs_like(infos, **wanted_fields(cell.values)) if infos and cell.values else {}
+        order = {folder: (_images(folder), info.invocations[-1].started_at) for folder, info in alike.items()}
+        found[cell.settings] = sorted(order, key=order.__getitem__)[-1] if order else NOT_FOUND
+    return found
+
+
+def wanted_fields(values: Mapping[str, Value]) -> dict[str, object]:
+    """The fields of the `RunSpec` that the settings ask for; dtype, device and threads only where they were given, and
+    whatever draft head.
+    """
+    value = {name: held.value for name, held in values.items()}
+    model, (planned,) = plan_model(values), plan_decoders(value["decoder"], values)
+    fields = {"model": model.name, "prompts": value["prompts"], "seed": value["seed"], "batch": value["batch"]}
+    fields |= {"sampling": plan_sampling(model, values), "decoder": without_options(planned.spec, "head")}
+    return fields | {name: value[name] for name in ("dtype", "device", "threads") if values[name].given}
+
+
+def _check_prompts(name: str) -> None:
+    """Refuse an unknown prompt set; one that is not on this disk may still have runs."""
+    try:
+        load_prompts(name)
+    except SpecbenchError as error:
+        if error.exit_code == BAD_INPUT:
+            raise
+
+
+def _images(folder: Path) -> int:
+    return len(RunStore(folder).completed())
+
+
+# Reproduce a paper's table: plan, run, score and join it. Everything behind `specbench bench`.
+
+
+def bench_table(
+    table: Table,
+    flags: Mapping[str, object],
+    out: Path | str,
+    scoring: Settings,
+    env: Mapping[str, str] | None = None,
+    reporter: Reporter | None = None,
+    score_reporter: ScoreReporter | None = None,
+    warn: Warn = lambda text: None,
+) -> PaperTable:
+    """A table with what was measured for it here; what the results folder already holds is not run again.
+
+    Args:
+        flags: by the name of a setting of `specbench run`, None means not given; a model replaces the table's own.
+        scoring: how to score, see `specbench.papers.reproduce.score_table`.
+        env: the environment; the process's own if None.
+        warn: called with a line for each row that cannot run and each metric that cannot score.
+
+    Raises:
+        SpecbenchError: bad settings, or nothing could be run. An error after which the table can still be shown, such
+            as failed images, is its `problem` instead.
+    """
+    planned = plan_table(table, flags, env)
+    done = run_table(planned, reporter, warn)
+    substituted = flags.get("model") is not None
+    score_table(table, done, scoring, substituted, score_reporter, warn)
+    table = without_replaced_choices(table, planned)
+    if substituted:
+        table = one_row_per_run(table, planned, str(flags["model"]))
+        table = with_bundled_scores(table, done.folders.values())
+    elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
+    found = {cell: folder for cell, folder in elsewhere.items() if isinstance(folder, Path)}
+    return replace(join(table, done.found | found), problem=done.trouble)

@@ -19,7 +19,7 @@ NUMBERS = (
 )
 """Keys of a report row (`specbench.reporting.report_rows`) that a column may show."""
 MAPS = ("accepted", "top1", "draft_top1", "draft_tv")
-"""Quantities of tokens that a map over the image may show; see `specbench.reporting.mean_maps`."""
+"""Quantities of tokens that a map over the image may show; see `specbench.reporting.maps`."""
 SCORE, PRINTED = "score:", "printed:"
 BETTER = ("higher", "lower", "none")
 _CHOSEN = "Chosen: "

@@ -5,6 +5,7 @@ Unknown, missing, mistyped and meaningless fields are rejected by name.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,12 +14,13 @@ from pathlib import Path
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics.protocols import find_protocol
+from specbench.metrics.catalog import find_protocol
 from specbench.papers.table import BETTER, MAPS, NUMBERS, PRINTED, SCORE, Column, Row, Table, choice, merge_settings
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, options_of
-from specbench.system.package_data import data_folder
+from specbench.store.run_folders import runs_in
+from specbench.system.files import data_folder
 
 _SAMPLING = {"guidance": float, "temperature": float, "top_k": int, "top_p": float, "entropy_scale": float}
 _CASE = {"model": str, "decoder": str, "options": dict, "prompts": str, "dtype": str, "sampling": dict}
@@ -260,3 +262,22 @@ def _natural(name: str) -> tuple:
     head, _, tail = name.rpartition("-")
     digits = "".join(filter(str.isdigit, tail))
     return head, not tail.isdigit(), int(digits or 0), tail
+
+
+# Names of tables that were typed wrongly where runs or tables may be named.
+
+
+def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
+    """Reject a name that resembles a table's name, or has another number, and matches no run in `out`.
+
+    Raises:
+        SpecbenchError: there is such a name.
+    """
+    runs, tables = [folder.name for folder in runs_in(Path(out))], table_names()
+    papers = {table.rpartition("-")[0] for table in tables}
+    for name in names:
+        if name in tables or any(run.startswith(name) for run in runs):
+            continue
+        paper, _, number = name.rpartition("-")
+        if (paper in papers and number.isdigit()) or difflib.get_close_matches(name, tables, n=1, cutoff=0.8):
+            raise unknown_name("table", name, tables)

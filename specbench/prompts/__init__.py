@@ -1,8 +1,16 @@
 """Prompt sets: shipped, public, from plug-ins, or from a file. Imports no torch."""
 
 from specbench.prompts.loading import downloadable, fetch_prompts, load_prompts, prompt_set_names, public_names
-from specbench.prompts.prompt_set import Prompt, PromptSet, build_prompt_set, content_sha256, select, text_id
-from specbench.prompts.request import Request, requests_for
+from specbench.prompts.prompt_set import (
+    Prompt,
+    PromptSet,
+    Request,
+    build_prompt_set,
+    content_sha256,
+    requests_for,
+    select,
+    text_id,
+)
 
 __all__ = [
     "Prompt",

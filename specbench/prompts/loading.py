@@ -11,7 +11,7 @@ from specbench.prompts.prompt_set import PromptSet, build_prompt_set
 from specbench.prompts.readers import read_file
 from specbench.system import plugins
 from specbench.system.downloads import Progress
-from specbench.system.package_data import data_folder
+from specbench.system.files import data_folder
 
 
 def prompt_set_names() -> list[str]:

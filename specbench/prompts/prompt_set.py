@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from json.encoder import encode_basestring_ascii as _quoted
 from operator import attrgetter
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.prompts.prompt import MAX_ID_CHARS, MAX_PROMPT_CHARS, Prompt
+
+# One prompt. Imports no torch.
+
+MAX_PROMPT_CHARS = 10_000
+MAX_ID_CHARS = 200
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        id: stable name within its set; never a position.
+        text: prompt text; stripped of surrounding white space, except in public sets published with it.
+        category: tested ability, if the set names one.
+        meta: further facts, for example the scene of a caption.
+    """
+
+    id: str
+    text: str
+    category: str | None = None
+    meta: dict = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,3 +129,124 @@ def _check(name: str, prompt: Prompt) -> None:
         raise SpecbenchError(
             f"prompts '{name}': {shown!r} cannot be an id", f"use 1 to {MAX_ID_CHARS} printable characters"
         )
+
+
+# Which prompts of a set are decoded: all, the first, those of categories, or a random sample. Imports no torch.
+
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Selection of prompts, applied in the order of the attributes; the rest keep their order in the file.
+
+    Attributes:
+        ids: only the prompts with these ids; all if empty.
+        categories: only those of these categories; all if empty.
+        offset: without the first ones.
+        per_category: the first ones of each category.
+        sample: a random sample of this size. It depends on the ids alone, so it is the same for every decoder and
+            order of the file, and a larger one contains a smaller one.
+        limit: keep the first N after all other choices.
+    """
+
+    ids: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    offset: int = 0
+    per_category: int | None = None
+    sample: int | None = None
+    limit: int | None = None
+
+    def of(self, prompts: PromptSet) -> list[Prompt]:
+        """The prompts that are drawn.
+
+        Raises:
+            SpecbenchError: an unknown id or category, no categories to draw by, or nothing is left.
+        """
+        self._check_categories(prompts)
+        chosen = select(prompts, None, self.ids) if self.ids else prompts.prompts
+        if self.categories:
+            chosen = [one for one in chosen if one.category in self.categories]
+        chosen = _first_of_each(chosen[self.offset :], self.per_category)
+        chosen = list(_sampled(chosen, self.sample)[: self.limit])
+        if not chosen:
+            raise SpecbenchError(f"no prompt of '{prompts.name}' is left", "use a smaller --offset or other categories")
+        return chosen
+
+    def _check_categories(self, prompts: PromptSet) -> None:
+        if self.per_category is None and not self.categories:
+            return
+        known = {prompt.category for prompt in prompts.prompts if prompt.category}
+        if self.per_category is not None and not known:
+            raise SpecbenchError(f"--per-category: prompts '{prompts.name}' have no categories", "use --limit")
+        for name in self.categories:
+            if name not in known:
+                raise unknown_name(f"category of '{prompts.name}':", name, known)
+
+    def text(self, prompts: PromptSet) -> str | None:
+        """What is drawn, in words; None where it is the whole set."""
+        parts = [f"ids {', '.join(self.ids)}"] if self.ids else []
+        parts += [f"category {', '.join(self.categories)}"] if self.categories else []
+        parts += [f"without the first {self.offset}"] if self.offset else []
+        parts += [f"first {self.per_category} per category"] if self.per_category else []
+        parts += [f"random sample of {self.sample} (seed {_SEED})"] if self.sample else []
+        parts += [f"first {self.limit}"] if self.limit else []
+        count, total = len(self.of(prompts)), len(prompts.prompts)
+        return f"{count:,} of {total:,}: {', '.join(parts)}" if count < total else None
+
+
+def _first_of_each(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
+    if count is None:
+        return prompts
+    taken: defaultdict[str | None, int] = defaultdict(int)
+    chosen = []
+    for prompt in prompts:
+        taken[prompt.category] += 1
+        if taken[prompt.category] <= count:
+            chosen.append(prompt)
+    return chosen
+
+
+def _sampled(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
+    def place(prompt: Prompt) -> bytes:
+        return hashlib.sha256(f"{_SEED}\n{prompt.id}".encode()).digest()
+
+    if count is None:
+        return prompts
+    kept = {prompt.id for prompt in sorted(prompts, key=place)[:count]}
+    return [prompt for prompt in prompts if prompt.id in kept]
+
+
+# Requests: one image to decode each. Imports no torch.
+
+
+@dataclass(frozen=True)
+class Request:
+    """One image to decode.
+
+    Attributes:
+        text: of the prompt.
+        prompt_id: of the prompt; with `sample` and the seed of the run it determines the image's noise.
+        sample: number of this image among those of its prompt.
+        category, meta: the prompt's, for the image's row; they have no effect on decoding.
+    """
+
+    text: str
+    prompt_id: str
+    sample: int = 0
+    category: str | None = field(default=None, compare=False)
+    meta: dict = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(cls, prompt: Prompt, sample: int = 0) -> Request:
+        return cls(prompt.text, prompt.id, sample, prompt.category, prompt.meta)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Prompt id and sample: identifies the image among those of a run."""
+        return self.prompt_id, self.sample
+
+
+def requests_for(prompts: Iterable[Prompt], samples: int = 1) -> list[Request]:
+    """Return the requests for `samples` images of each prompt, prompt by prompt."""
+    return [Request.of(prompt, sample) for prompt in prompts for sample in range(samples)]

@@ -7,7 +7,6 @@ Of an archive only the wanted files are downloaded, where the server sends parts
 from __future__ import annotations
 
 import functools
-import importlib
 import io
 import os
 import re
@@ -23,10 +22,21 @@ from urllib.parse import quote
 
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.prompts.prompt_set import Prompt
-from specbench.system.downloads import Progress, Remote, adopt, cache_folder, digest_of, fetch, matches, offline
-from specbench.system.package_data import data_folder
-from specbench.system.reading import check_regular
-from specbench.system.remote_file import BLOCK_BYTES, NoRanges, RemoteFile
+from specbench.prompts.public_files import READERS
+from specbench.system.downloads import (
+    BLOCK_BYTES,
+    NoRanges,
+    Progress,
+    Remote,
+    RemoteFile,
+    adopt,
+    cache_folder,
+    digest_of,
+    fetch,
+    matches,
+    offline,
+)
+from specbench.system.files import check_regular, data_folder
 
 MIRROR = "SPECBENCH_PROMPTS_MIRROR"
 """Environment variable with the address of a copy of the public sets, one folder per set."""
@@ -144,8 +154,7 @@ def read_set(found: PublicSet) -> list[Prompt]:
                 f"{found.folder / file} differs from the published file",
                 f"delete it and run: specbench prompts fetch {found.name}",
             )
-    module = importlib.import_module(f"specbench.prompts.{found.name.replace('-', '_')}")
-    prompts = module.read(found.folder)
+    prompts = READERS[found.name](found.folder)
     if len(prompts) != found.prompts:
         raise SpecbenchError(f"prompts '{found.name}': {len(prompts)} prompts instead of {found.prompts}")
     return prompts

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specbench.errors import SpecbenchError
-from specbench.prompts.prompt import Prompt
-from specbench.prompts.prompt_set import text_id
+from specbench.prompts.prompt_set import Prompt, text_id
+from specbench.system.files import check_regular, read_error, read_regular
 from specbench.system.json_values import parse_json
-from specbench.system.reading import check_regular, read_error, read_regular
 
 MAX_LINE_BYTES = 1_000_000
 MAX_PROMPTS = 1_000_000

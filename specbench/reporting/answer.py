@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number, stall_note
-from specbench.reporting.compare import CHANGE, corrected, quality_rows
-from specbench.reporting.compare_view import SIGNIFICANT
-from specbench.reporting.pareto import lower_is_better
+from specbench.reporting.compare import CHANGE, SIGNIFICANT, corrected, quality_rows
+from specbench.reporting.curves import lower_is_better
 from specbench.reporting.report_rows import window_of
 from specbench.specs.tree_paths import columns_fed
 from specbench.system.monitor import BUSY_CORES

@@ -11,8 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from specbench.errors import SpecbenchError
 from specbench.reporting.report_rows import label
-from specbench.store.run_images import read_image
-from specbench.store.run_store import RunStore
+from specbench.store.run_store import RunStore, read_image
 from specbench.system.console import printable
 from specbench.system.files import write_atomically
 

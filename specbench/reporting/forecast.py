@@ -19,8 +19,7 @@ from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.hub_model import RANDOM
-from specbench.models.transformer.size import Size
-from specbench.models.vertical_head_size import draft_weights, first_layer_weights
+from specbench.models.transformer.size import Size, draft_weights, first_layer_weights
 from specbench.reporting.report_rows import Run, label
 from specbench.runs.memory_estimate import most_columns
 from specbench.specs.presets import DecoderSpec

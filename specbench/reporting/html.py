@@ -21,16 +21,15 @@ import numpy as np
 from markupsafe import Markup, escape
 from PIL import Image
 
-from specbench.reporting import charts, map_pictures
+from specbench.reporting import charts
+from specbench.reporting import maps as map_pictures
 from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.compare import corrected, quality_rows
-from specbench.reporting.image_scores import category_means, values_per_image
-from specbench.reporting.image_tiles import Tile, first_prompts, tiles
-from specbench.reporting.pareto import lower_is_better, pareto
-from specbench.reporting.plot_data import PlotData, gather, speed_by_prompt
+from specbench.reporting.curves import lower_is_better, pareto, sweeps
+from specbench.reporting.image_tiles import Tile, category_means, first_prompts, tiles, values_per_image
+from specbench.reporting.maps import PlotData, gather, speed_by_prompt
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.sections import Section, circumstances, definitions, sections
-from specbench.reporting.sweeps import sweeps
 from specbench.stats import Estimate
 from specbench.system.environment import now
 from specbench.system.files import write_atomically

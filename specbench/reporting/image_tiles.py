@@ -12,11 +12,47 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from specbench.reporting.image_scores import values_per_image
-from specbench.reporting.token_maps import commit_steps, grid_of, origins
-from specbench.store.run_images import read_image
-from specbench.store.run_store import RunStore
+from specbench.errors import SpecbenchError
+from specbench.metrics import catalog as metric_catalog
+from specbench.metrics.score_store import image_values, read_scores
+from specbench.reporting.maps import commit_steps, grid_of, origins
+from specbench.stats import Estimate, mean_interval, without_few
+from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import KEY
+
+# Scores of single images, as stored beside a run: the values behind a metric's mean.
+
+
+def values_per_image(folder: Path) -> dict[str, pd.DataFrame]:
+    """By metric, `prompt_id, sample, category, value` of each scored image; other metrics are left out."""
+    found: dict[str, pd.DataFrame] = {}
+    for name in dict.fromkeys(row["metric"] for row in read_scores(folder) if ":" not in str(row["metric"])):
+        if name not in metric_catalog.metric_names():
+            continue
+        try:
+            values = image_values(folder, metric_catalog.metric(name)())
+        except SpecbenchError:  # the metric cannot be constructed on this machine
+            continue
+        if values is not None:
+            found[str(name)] = values.dropna(subset=["value"])
+    return found
+
+
+def category_means(
+    values: Mapping[str, Mapping[str, pd.DataFrame]], metric: str
+) -> dict[str, dict[str, tuple[Estimate, int]]]:
+    """By category and run, the mean of a metric with its number of images; no interval below `FEW_UNITS` prompts.
+
+    Args:
+        values: by run, what `values_per_image` returns.
+    """
+    means: dict[str, dict[str, tuple[Estimate, int]]] = {}
+    for run, metrics in values.items():
+        for category, rows in metrics[metric].groupby("category", sort=False) if metric in metrics else ():
+            mean = mean_interval(rows["value"], rows["prompt_id"])
+            means.setdefault(str(category), {})[run] = without_few(mean, rows["prompt_id"].nunique()), len(rows)
+    return means
+
 
 _COLUMNS = (
     *("prompt", "status", "error", "nfe", "ar_ms", "image", "image_sha256"),
@@ -31,7 +67,7 @@ class Tile:
     Attributes:
         problem: reason for a missing image.
         pixels: uint8 [H, W, 3].
-        steps, origins: see `specbench.reporting.token_maps`; None if the token grid is unknown.
+        steps, origins: see `specbench.reporting.maps`; None if the token grid is unknown.
         scores: value by metric.
     """
 

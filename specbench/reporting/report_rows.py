@@ -15,7 +15,7 @@ with the slowest of them, ms), `disturbed` (cores that other processes used on a
 `scores` (a list of dicts `metric, value, low, high, n, fingerprint, too_few`: whether the bounds are None for want of
 prompts), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False where the images have
 changed since), `drawn` (of runs of a part of their prompt set: which, in words),
-`floor` (roofline inputs, see `specbench.runs.roofline_facts`), `environment`
+`floor` (roofline inputs, see `specbench.runs.preparation`), `environment`
 (machine and versions, a line each) and `load` (load average at the start of each invocation).
 """
 

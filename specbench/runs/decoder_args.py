@@ -8,7 +8,7 @@ from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.settings import Value, decoder_settings, split_list
-from specbench.specs import plugin_decoders
+from specbench.specs import presets as plugin_decoders
 from specbench.specs.components import CHOICES, DRAFTERS
 from specbench.specs.presets import PRESETS, DecoderSpec, Preset, options_of, resolve
 from specbench.system import plugins

@@ -38,8 +38,7 @@ from dataclasses import asdict, dataclass
 
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, ModelFacts
-from specbench.models.transformer.size import whole_blocks
-from specbench.models.vertical_head_size import vertical_weights
+from specbench.models.transformer.size import vertical_weights, whole_blocks
 from specbench.runs.decoder_args import with_window
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling

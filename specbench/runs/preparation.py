@@ -5,28 +5,53 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import torch
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model
-from specbench.models.facts import ModelFacts
+from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.families.generation_config import GENERATION_CONFIG, logits_processors
 from specbench.models.interface import CompilableModel, ImageModel
 from specbench.runs.decoder_args import PlannedDecoder, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor
 from specbench.runs.plan import Plan, available_threads
-from specbench.runs.roofline_facts import roofline_facts
 from specbench.runs.run_progress import Reporter
-from specbench.runs.window_curve import describe_point
 from specbench.runs.window_tuning import tune_window
-from specbench.specs import plugin_decoders
+from specbench.specs import presets as plugin_decoders
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec
-from specbench.store.find import find_runs_like, without_options
+from specbench.store.run_folders import find_runs_like, without_options
+from specbench.store.run_info import describe_point
 from specbench.system import plugins
+from specbench.system.device_peaks import find_peak
 from specbench.system.monitor import MachineMonitor, others_at_work
+
+# Roofline inputs (model size, memory bandwidth, peak FLOP/s), stored in `run.json` under "floor".
+
+
+def roofline_facts(
+    model: ModelFacts, guidance: float, dtype: str, device: str, threads: int
+) -> dict[str, object] | None:
+    """Roofline inputs of a model on a device; None if the model's size or the device's peaks are unknown.
+
+    Returns:
+        `size` (fields of `specbench.models.transformer.size.Size`), `itemsize` (bytes per number), `rows_per_image`,
+        `device`, `bytes_per_s`, `flops` (per second) and the `source` of the last two.
+    """
+    size, peak = model.size, find_peak(device, dtype, threads)
+    if size is None or peak is None:
+        return None
+    return {
+        "size": asdict(size),
+        "itemsize": BYTES[dtype],
+        "rows_per_image": 1 if guidance == 1 else 2,
+        "device": peak.name,
+        "bytes_per_s": peak.bandwidth(size.weights * BYTES[dtype]),
+        "flops": peak.flops,
+        "source": peak.source,
+    }
 
 
 @contextmanager
@@ -41,8 +66,7 @@ def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, Im
         model = load()
         yield LocalExecutor(model), model
         return
-    from specbench.runs.executors.ray_workers import RayWorkers, import_ray  # Ray is an extra
-    from specbench.runs.executors.worker_pool import WorkerPool
+    from specbench.runs.executors.ray_workers import RayWorkers, WorkerPool, import_ray  # Ray is an extra
 
     import_ray()
     plan.model.require_weights()

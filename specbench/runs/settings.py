@@ -131,7 +131,7 @@ DRAWN = (
     Setting(Option("category", "", "use only the prompts of these categories"), _RUN, "NAME,...", many=True),
     Setting(Option("ids", "", "use only the prompts with these ids"), _RUN, "ID,...", many=True),
 )
-"""Which prompts of a set are used, see `specbench.prompts.drawing`."""
+"""Which prompts of a set are used, see `specbench.prompts.prompt_set`."""
 
 _WORK = (
     Setting(

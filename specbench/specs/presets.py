@@ -6,12 +6,14 @@ options by name. Importing this never imports torch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.specs.components import ANY_TAIL, CHOICES, DRAFTERS, Component
 from specbench.specs.options import Option
+from specbench.system.plugins import load_plugin, load_user_object, plugins
 
 SJD = "Teng et al., Speculative Jacobi Decoding, ICLR 2025 (arXiv 2410.01699)"
 SJDPP = "Teng et al., SJD++: Improved Speculative Jacobi Decoding"
@@ -462,3 +464,27 @@ def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec
     _check_look_ahead(name, choices, values)
     lossless = _lossless(choices)
     return DecoderSpec(name, **choices, options=tuple(sorted(values.items())), lossless=lossless)
+
+
+# Decoder presets of installed plug-ins and of user modules.
+
+
+@functools.cache
+def add_plugin_decoders() -> None:
+    """Register the presets of installed plug-ins; built-in names take precedence."""
+    for name in plugins("decoders"):
+        preset = load_plugin("decoders", name, lambda found: isinstance(found, Preset), "a Preset")
+        if preset is not None:
+            PRESETS.setdefault(preset.name, preset)
+
+
+def decoder_name(reference: str) -> str:
+    """Name of a decoder for `resolve`; "package.module:NAME" imports and registers that preset first."""
+    if ":" not in reference:
+        return reference
+    preset = load_user_object(reference, "decoder")
+    if not isinstance(preset, Preset):
+        raise SpecbenchError(f"decoder '{reference}' is a {type(preset).__name__}, not a specbench Preset")
+    if PRESETS.setdefault(preset.name, preset) is not preset:
+        raise SpecbenchError(f"decoder '{reference}' is called '{preset.name}', a name already taken")
+    return preset.name

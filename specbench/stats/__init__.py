@@ -5,7 +5,6 @@ by token over each image. A number that cannot be computed is None, never 0. Tok
 not tokens forced by the grammar.
 """
 
-from specbench.stats.condense import as_frame, condense
 from specbench.stats.drafts import (
     acceptance,
     acceptance_by_offset,
@@ -21,24 +20,22 @@ from specbench.stats.drafts import (
     theorem2_bound,
 )
 from specbench.stats.intervals import (
-    Estimate,
-    mean_interval,
-    mean_of_estimates,
-    proportion_interval,
-    ratio_of_totals,
-    without_few,
-)
-from specbench.stats.roofline import floor_ms, roofline_ratio
-from specbench.stats.significance import (
     Difference,
+    Estimate,
     difference_to_show,
     holm,
     mean_difference,
+    mean_interval,
+    mean_of_estimates,
     prompts_needed,
+    proportion_interval,
+    ratio_of_totals,
     speed_difference,
+    without_few,
 )
 from specbench.stats.speed import (
     SpeedUp,
+    floor_ms,
     images_per_hour,
     latency_e2e_ms,
     latency_median_ms,
@@ -46,6 +43,7 @@ from specbench.stats.speed import (
     nfe,
     overhead,
     paired,
+    roofline_ratio,
     speed_up,
     speedup,
     stalled,
@@ -55,7 +53,17 @@ from specbench.stats.speed import (
     throughput,
     window_cost,
 )
-from specbench.stats.tokens import TokenStats, logp_mean, logp_std, nll_gap, perplexity, token_stats, top1
+from specbench.stats.tokens import (
+    TokenStats,
+    as_frame,
+    condense,
+    logp_mean,
+    logp_std,
+    nll_gap,
+    perplexity,
+    token_stats,
+    top1,
+)
 
 __all__ = [
     "as_frame", "condense",

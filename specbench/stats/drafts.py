@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from specbench.stats.ratios import mean, ratio_or_none
+from specbench.stats.speed import mean, ratio_or_none
 
 
 def acceptance(rows: pd.DataFrame) -> float | None:

@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import kolmogi, ndtr, stdtrit
 from scipy.stats import kstwo
 
-from specbench.stats.significance import holm
+from specbench.stats.intervals import holm
 
 LEVEL = 0.001
 """Family-wise error rate of the verdict: the share of exact runs that are flagged."""

@@ -14,11 +14,9 @@ from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.store.run_folders import runs_in
-from specbench.store.run_images import image_bytes
 from specbench.store.run_info import RUN_JSON, read_info
-from specbench.store.run_store import RunStore
-from specbench.system.files import write_atomically
-from specbench.system.reading import files_named
+from specbench.store.run_store import RunStore, image_bytes
+from specbench.system.files import files_named, write_atomically
 
 _ROWS = 1024
 """Rows per copied batch."""

@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 
 from specbench.errors import FAILURE, SpecbenchError
 from specbench.store.run_info import SCHEMA_VERSION, check_version
-from specbench.system.files import write_atomically
-from specbench.system.reading import check_regular, read_error
+from specbench.system.files import check_regular, read_error, write_atomically
 
 _VERSION_KEY = b"specbench.schema"
 _DERIVED_KEY = b"specbench.derived"

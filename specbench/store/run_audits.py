@@ -11,9 +11,8 @@ import pandas as pd
 
 from specbench.errors import SpecbenchError
 from specbench.store.schema import KEY
-from specbench.system.files import write_atomically
+from specbench.system.files import read_error, read_regular, write_atomically
 from specbench.system.json_values import nonfinite_as_null, parse_json
-from specbench.system.reading import read_error, read_regular
 
 AUDIT_JSON = "audit.json"
 _MAX_BYTES = 2**26

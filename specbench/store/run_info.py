@@ -18,8 +18,8 @@ from specbench.specs.options import plain
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.system.environment import core_count, describe_machine
+from specbench.system.files import read_error, read_regular
 from specbench.system.json_values import nonfinite_as_text, parse_json
-from specbench.system.reading import read_error, read_regular
 
 RUN_JSON = "run.json"
 _MAX_BYTES = 2**26
@@ -102,7 +102,7 @@ class RunInfo:
         invocations: the calls that wrote rows, oldest first.
         origins: where each setting came from, by setting name.
         window_curve: the measurements behind `--window auto`, a dict per window tried.
-        roofline: under the key "floor", see `specbench.runs.roofline_facts.roofline_facts`; None where unknown.
+        roofline: under the key "floor", see `specbench.runs.preparation.roofline_facts`; None where unknown.
         memory: the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`.
         source: weights, revision, layout and sha256 of a checkpoint that is not the official one; None for the official
             one.
@@ -337,3 +337,14 @@ def _flat(content: Mapping, prefix: str = "") -> dict[str, object]:
         else:
             flat[prefix + name] = value
     return flat
+
+
+def describe_point(point: Mapping[str, float | None]) -> str:
+    """One point of the curve that `--window auto` measured, in words."""
+    rate = point.get("acceptance")
+    accepted = "" if rate is None else f", {rate:.2f} of the drafts accepted"
+    speed = f", {point['speed_up']:.2f} times AR's speed" if "speed_up" in point else ""
+    return (
+        f"{point['step_compression']:.2f} tokens per forward, which costs {point['window_cost']:.2f} times one "
+        f"token's{accepted}: {point['latency_ms']:,.0f} ms per image{speed}"
+    )

@@ -28,10 +28,9 @@ from specbench.store.run_info import RUN_JSON, SCHEMA_VERSION, Invocation, RunIn
 from specbench.store.schema import KEY, LENGTHS, SAMPLES, TRACES, Key, read_facts, read_metas, with_facts
 from specbench.store.token_sums import LISTS, SUMS
 from specbench.system.environment import now
-from specbench.system.files import sync_folder, take_lock, write_atomically
-from specbench.system.images import png_bytes
+from specbench.system.files import files_named, sync_folder, take_lock, write_atomically
+from specbench.system.images import picture_bytes, png_bytes, read_picture
 from specbench.system.json_values import nonfinite_as_text
-from specbench.system.reading import files_named
 
 _PATTERNS = {"image": r"^images/[^./\\\x00][^/\\\x00]*$", "image_sha256": r"^[0-9a-f]{64}$"}
 _OBJECTS = {"facts": read_facts, "meta": read_metas}
@@ -316,3 +315,30 @@ def _uneven(rows: pa.Table) -> list[str]:
                 return [name]
     slots = pc.unique(pc.list_value_length(rows["forced"])).to_pylist() if "forced" in rows.column_names else ()
     return ["forced"] * (len(slots) - (None in slots) > 1)
+
+
+# Image files of a run folder, which may come from others: read only as the row that names one describes it.
+
+_REDO = "delete the file if it is there, and run again to redo it"
+
+
+def read_image(folder: Path, image: str, sha256: object) -> np.ndarray:
+    """Pixels of a stored image, uint8 [H, W, 3].
+
+    Args:
+        image, sha256: columns `image` and `image_sha256` of its row; rows of schema version 3 and older have no digest.
+
+    Raises:
+        SpecbenchError: missing, damaged, refused, outside the folder, or not what was stored; the message names the
+            file.
+    """
+    return read_picture(folder / image, _REDO, _digest(sha256), folder)
+
+
+def image_bytes(folder: Path, image: str, sha256: object) -> bytes:
+    """Bytes of a stored image, not decoded; raises what `read_image` raises, except for damage."""
+    return picture_bytes(folder / image, _REDO, _digest(sha256), folder)
+
+
+def _digest(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -9,6 +9,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import http.client
+import io
+import json
 import os
 import shutil
 import time
@@ -16,10 +18,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.system.files import write_atomically
 from specbench.system.version import __version__
 
 Progress = Callable[[int, int | None], None]
@@ -259,3 +263,120 @@ def _disk_error(target: Path, error: OSError) -> SpecbenchError:
     hint = "free some space and run the same command again to resume" if error.errno == errno.ENOSPC else ""
     code = FAILURE if error.errno == errno.ENOSPC else BAD_INPUT
     return SpecbenchError(f"cannot write {target}: {error.strerror or error}", hint, code)
+
+
+# Read parts of a published file through HTTP ranges, as a file object.
+
+BLOCK_BYTES = 1 << 18
+"""Bytes asked for at once, at least."""
+
+
+class NoRanges(Exception):
+    """The server does not send parts of this file, or has a file of another size."""
+
+
+class RemoteFile(io.RawIOBase):
+    """A published file of known size, read at the positions that are asked for.
+
+    Raises:
+        NoRanges: from a read, see there.
+        SpecbenchError: not found, or unreachable after `ATTEMPTS` tries without a byte.
+    """
+
+    def __init__(self, remote: Remote, progress: Progress | None = None):
+        if remote.size is None:
+            raise NoRanges
+        self._remote, self._size, self._progress = remote, remote.size, progress
+        self._place = self._received = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        self._place = max(0, start + offset)
+        return self._place
+
+    def readinto(self, buffer) -> int:
+        stop = min(self._place + len(buffer), self._size)
+        if stop <= self._place:
+            return 0
+        content = self._tried(self._place, stop)
+        buffer[: len(content)] = content
+        self._place += len(content)
+        self._received += len(content)
+        if self._progress:
+            self._progress(self._received, None)
+        return len(content)
+
+    def _tried(self, start: int, stop: int) -> bytes:
+        for attempt in range(1, DOWNLOAD_ATTEMPTS + 1):
+            try:
+                if content := self._range(start, stop):
+                    return content
+                reason = "cut off before a byte"
+            except TRANSIENT as error:
+                reason = transient_reason(self._remote.url, error)
+            time.sleep(PAUSE_S * attempt)
+        raise SpecbenchError(f"{self._remote.url}: {reason}", "run the same command again", FAILURE)
+
+    def _range(self, start: int, stop: int) -> bytes:
+        """The bytes of one request, of which there may be fewer than wanted."""
+        try:
+            opened = open_url(self._remote.url, {"Range": f"bytes={start}-{stop - 1}"})
+        except urllib.error.HTTPError as error:
+            if error.code == 416:  # the file ends before
+                raise NoRanges from None
+            raise
+        with opened as response:
+            sent = response.headers.get("Content-Range")
+            if response.status != 206 or sent != f"bytes {start}-{stop - 1}/{self._size}":
+                raise NoRanges
+            try:
+                return response.read(stop - start)
+            except http.client.IncompleteRead as error:
+                return error.partial
+
+
+# SHA-256 of large files, computed once: remembered by what changes with the content, never by a file's name.
+
+SMALL = 2**24
+"""Bytes up to which remembering costs more than it saves."""
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content; of a large one from the cache folder where neither its inode nor its times have
+    changed since it was computed."""
+    key = _state(path)
+    if path.stat().st_size <= SMALL:
+        return digest_of(path).partition(":")[2]
+    if digest := _remembered().get(key):
+        return digest
+    digest = digest_of(path).partition(":")[2]
+    if _state(path) == key:
+        with suppress(SpecbenchError, OSError):  # it is computed again then
+            write_atomically(_place(), json.dumps(_remembered() | {key: digest}, indent=0).encode())
+    return digest
+
+
+def _state(path: Path) -> str:
+    found = path.stat()
+    return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+
+
+def _place() -> Path:
+    return cache_folder() / "digests.json"
+
+
+def _remembered() -> dict[str, str]:
+    try:
+        held = json.loads(_place().read_text())
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from specbench.errors import SpecbenchError
-from specbench.system.reading import read_error, read_regular
+from specbench.system.files import read_error, read_regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP")

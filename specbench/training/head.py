@@ -2,7 +2,7 @@
 
 Element t of an EAGLE-1 head pairs feature f_t with the token x_{t+1} that followed it, as drafting does. Its loss over
 image positions is SmoothL1(f^, f) + 0.1 CE(softmax(head(f)), softmax(head(f^))), without guidance, and uniform noise
-blurs the input features only. For a vertical head see `specbench.training.vertical`. Order, noise and learning rate are
+blurs the input features only. For a vertical head see `specbench.training.head`. Order, noise and learning rate are
 functions of the step, so that an interrupted training continues to the same weights.
 """
 
@@ -21,12 +21,62 @@ from torch.nn import functional
 from transformers import LlamaConfig
 
 from specbench.errors import SpecbenchError, unknown_name
+from specbench.models.catalog import find_model
 from specbench.models.draft_head import EagleHead, head_for, new_head, save_head
 from specbench.models.transformer.model import TransformerModel
-from specbench.models.vertical_head import save_vertical_head, vertical_head_for
+from specbench.models.transformer.size import vertical_hidden
+from specbench.models.vertical_head import (
+    VerticalHead,
+    new_vertical_head,
+    save_vertical_head,
+    slots_above,
+    surroundings,
+    vertical_head_for,
+)
+from specbench.runs.preparation import load_for_run
 from specbench.training.alignment import alignment, vertical_alignment
 from specbench.training.data import Examples, FeatureStore, check_counts, corpus
-from specbench.training.vertical import untrained_vertical, vertical_losses
+
+# Loss of a vertical head: cross-entropy between the target's distribution of a slot and the head's, as it drafts.
+
+LONGEST_RUN = 32
+
+
+def untrained_vertical(model: TransformerModel, seed: int) -> VerticalHead:
+    """New vertical head for `model`."""
+    return new_vertical_head(model.feature_size, vertical_hidden(model.feature_size), seed)
+
+
+def vertical_losses(
+    model: TransformerModel, head: VerticalHead, batch: Examples, draw: torch.Generator
+) -> dict[str, Tensor]:
+    """Loss of one batch; `draw` cuts the images."""
+    ids, features = (x.to(model.device) for x in stream_of(batch, model.layout.length))
+    slots = torch.arange(model.layout.length, device=model.device).expand_as(ids)
+    starts = run_starts(len(ids), ids.shape[1], draw).to(model.device)
+    above = slots_above(model.layout).to(model.device)
+    around = surroundings(features, ids, model.token_table().float(), above, starts, slots)
+    guess = head(around, slots - starts).to(model.dtype)
+    wanted = model.head(features.to(model.dtype)).float().softmax(-1)
+    found = model.head(guess).float().log_softmax(-1)
+    free = (torch.tensor(model.layout.forced, device=model.device) < 0).float()
+    return {"loss": -((wanted * found).sum(-1) * free).sum() / (free.sum() * len(ids))}
+
+
+def stream_of(batch: Examples, length: int) -> tuple[Tensor, Tensor]:
+    """Ids [n, N] of the stream tokens, and features [n, N, d] that predict them."""
+    place = batch.prompt[:, None] + torch.arange(length)
+    before = (place - 1)[..., None].expand(-1, -1, batch.features.shape[-1])
+    return batch.ids.gather(1, place), batch.features.gather(1, before).float()
+
+
+def run_starts(images: int, length: int, draw: torch.Generator) -> Tensor:
+    """[n, N] first slot of the run that each slot lies in; lengths and offsets of the runs are drawn for each image."""
+    run = torch.randint(1, LONGEST_RUN + 1, (images, 1), generator=draw)
+    offset = torch.randint(0, LONGEST_RUN, (images, 1), generator=draw) % run
+    slots = torch.arange(length)
+    return (slots - (slots - offset) % run).clamp(min=0)
+
 
 CLASSIFICATION = 0.1
 CLIP = 0.5
@@ -222,3 +272,47 @@ def head_kind(name: str) -> HeadKind:
     if name not in KINDS:
         raise unknown_name("kind of draft head", name, KINDS)
     return KINDS[name]
+
+
+# A draft head's distance to its target, measured on true images.
+
+
+def check_alignment(
+    model: TransformerModel, head: str, data: Path | None, images: int, depths: int, seed: int, kind: str = "eagle"
+) -> list[dict[str, object]]:
+    """Measure a head on images of a run folder, or of the model's training data, at the model's official sampling.
+
+    Args:
+        head: folder or hub id; the model's own head if empty.
+        seed: of the selection of images.
+        kind: of head, a name of `specbench.training.head.KINDS`.
+
+    Returns:
+        As `specbench.training.alignment` has it.
+
+    Raises:
+        SpecbenchError: a number below 1, no such kind or head, or too few images.
+    """
+    check_counts(images=images, depths=depths)
+    known = head_kind(kind)
+    loaded = known.load(model, head)
+    found = corpus(model, images, seed, data)
+    return known.distances(model, loaded, found, find_model(model.name).sampling(), depths)
+
+
+# The target model of a draft head.
+
+
+def load_trainable(name: str, device: str = "cpu", threads: int = 0) -> TransformerModel:
+    """Load a model that draft heads can be trained for.
+
+    Args:
+        threads: CPU threads; 0 uses all.
+
+    Raises:
+        SpecbenchError: an unknown model, one without features for a head, or missing files.
+    """
+    model = load_for_run(find_model(name), device, None, threads, compiled=False)
+    if not isinstance(model, TransformerModel):
+        raise SpecbenchError(f"model '{name}' cannot be the target of a draft head")
+    return model

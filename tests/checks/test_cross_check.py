@@ -19,11 +19,10 @@ from PIL import Image
 
 from specbench.checks import cross_check
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import Settings
+from specbench.metrics.base import PerImageMetric, Settings
 from specbench.metrics.catalog import METRICS
 from specbench.metrics.catalog import metric as make_metric
 from specbench.metrics.hpsv2 import load_hpsv2
-from specbench.metrics.per_image import PerImageMetric
 from specbench.metrics.scoring import Images, run_images, score_with
 from specbench.system.images import read_picture
 

@@ -9,8 +9,7 @@ import torch
 
 from specbench.checks.divergence import AUDIT_LEVEL, AUDIT_POWER, Counts, detectable_tv, p_value
 from specbench.checks.divergence import total_variation as tv
-from specbench.checks.enumerable_model import EnumerableModel, image_index, joint, processed
-from specbench.checks.enumerable_transformer import EnumerableTransformer
+from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer, image_index, joint, processed
 from specbench.models.interface import TokenLayout, Tree
 from specbench.specs.run_spec import Sampling
 

@@ -8,8 +8,7 @@ import pytest
 import tiny_llama
 from checkpoints import WRITERS
 
-from specbench.checks.enumerable_model import EnumerableModel
-from specbench.checks.enumerable_transformer import EnumerableTransformer
+from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer
 from specbench.decoding.loop import decode
 from specbench.models.catalog import load_model, models
 from specbench.models.interface import TokenLayout

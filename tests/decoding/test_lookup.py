@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.checks.enumerable_transformer import EnumerableTransformer
+from specbench.checks.enumerable_model import EnumerableTransformer
 from specbench.decoding.drafters.lookup import MATCHES, WORTH_A_LOOKUP, LookupJacobi, neighbour_slots
 from specbench.decoding.loop import begin, decode
 from specbench.decoding.timing import Spans

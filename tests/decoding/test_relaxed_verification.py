@@ -18,10 +18,10 @@ from specbench.checks.audit_settings import AUDIT_SETTINGS
 from specbench.checks.divergence import total_variation
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.checks.losslessness import audit_decoders, observe
-from specbench.decoding.context import Context
+from specbench.decoding.interfaces import Context
 from specbench.decoding.loop import decode
 from specbench.decoding.sampling import without
-from specbench.decoding.verification import codebook_neighbours
+from specbench.decoding.verification import lantern as codebook_neighbours
 from specbench.decoding.verification.cool_sd import DepthWeighted, exponential, linear
 from specbench.decoding.verification.lantern import Lantern, LanternPlusPlus, paper, release_p, release_q
 from specbench.decoding.verification.ratio_tests import DraftTests, Exact, RatioTest, ratio

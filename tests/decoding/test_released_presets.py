@@ -16,8 +16,8 @@ from specbench.checks.audit_settings import AuditSetting
 from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.losslessness import observe
 from specbench.decoding.build import build
-from specbench.decoding.context import Context
 from specbench.decoding.drafters.token_init import Slots, left_top1
+from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Noise
 from specbench.decoding.verification.grouped import ReleasedGrouped
 from specbench.decoding.verification.lantern import LanternPlusPlus, release, release_p, release_q

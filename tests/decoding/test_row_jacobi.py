@@ -6,8 +6,7 @@ import torch
 
 from specbench.checks.audit_settings import AuditSetting
 from specbench.checks.divergence import AUDIT_LEVEL, p_value
-from specbench.checks.enumerable_model import EnumerableModel
-from specbench.checks.enumerable_transformer import EnumerableTransformer
+from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer
 from specbench.checks.losslessness import observe
 from specbench.decoding.loop import decode, noise_keys
 from specbench.decoding.noise import Noise, Stream

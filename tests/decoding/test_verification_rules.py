@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 
 from specbench.checks.enumerable_model import processed
-from specbench.decoding.context import Context
+from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Noise, Stream, row_key
 from specbench.decoding.sampling import draw, run_race, truncate
 from specbench.decoding.verification.grouped import Grouped

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specbench.checks.enumerable_transformer import EnumerableTransformer
+from specbench.checks.enumerable_model import EnumerableTransformer
 from specbench.decoding.drafters.vertical import Vertical
 from specbench.decoding.loop import decode
 from specbench.decoding.sampling import Target

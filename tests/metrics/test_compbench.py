@@ -22,7 +22,8 @@ from specbench.metrics.base import Sample, Settings
 from specbench.metrics.blip import part_of
 from specbench.metrics.compbench import NO, YES, BlipVqa, questions
 from specbench.metrics.openclip import normalised
-from specbench.prompts import Prompt, Request, t2i_compbench
+from specbench.prompts import Prompt, Request
+from specbench.prompts.public_files import read_t2i_compbench
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
 
@@ -123,7 +124,7 @@ def run_of(out: Path, prompts: list[Prompt], samples: int) -> Path:
 
 
 def prompts(tmp_path: Path, *categories: str) -> list[Prompt]:
-    found = t2i_compbench.read(published.write("t2i-compbench", tmp_path / "set"))
+    found = read_t2i_compbench(published.write("t2i-compbench", tmp_path / "set"))
     return [prompt for prompt in found if prompt.category in categories]
 
 

@@ -39,7 +39,7 @@ from specbench.metrics.depth_anything import Depth
 from specbench.metrics.geneval_rules import Found
 from specbench.metrics.openclip import import_open_clip
 from specbench.metrics.owlv2 import Owl
-from specbench.prompts.t2i_compbench import counts
+from specbench.prompts.public_files import counts
 
 
 def box(x: float, y: float, width: float = 10, height: float = 10) -> tuple[float, float, float, float]:
@@ -133,9 +133,9 @@ def test_every_published_numeracy_prompt_asks_for_something():
     folder = os.environ.get("PROMPT_DATA_FOLDER")
     if not folder:
         pytest.skip("PROMPT_DATA_FOLDER names no folder of the published prompts")
-    from specbench.prompts import t2i_compbench
+    from specbench.prompts.public_files import read_t2i_compbench
 
-    prompts = [found for found in t2i_compbench.read(Path(folder) / "t2i-compbench") if found.category == "numeracy"]
+    prompts = [found for found in read_t2i_compbench(Path(folder) / "t2i-compbench") if found.category == "numeracy"]
     assert len(prompts) == 300 and all(found.meta["counts"] for found in prompts)
     asked = {found.text: found.meta["counts"] for found in prompts}
     assert asked["two boys"] == {"boy": 2}

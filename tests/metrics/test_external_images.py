@@ -15,8 +15,8 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Score, Settings
+from specbench.metrics.catalog import PROTOCOLS
 from specbench.metrics.external_images import external_images
-from specbench.metrics.protocols import PROTOCOLS
 from specbench.prompts import load_prompts
 from specbench.stats import mean_interval
 from specbench.system.images import read_picture

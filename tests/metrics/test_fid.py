@@ -11,27 +11,26 @@ import torch
 from PIL import Image
 from scipy import linalg
 
-from specbench.metrics import (
-    compbench_detected,
-    depth_anything,
-    frechet,
-    geneval,
-    mask2former,
-    owlv2,
-    published_weights,
-)
+from specbench.metrics import compbench_detected, depth_anything, geneval, mask2former, owlv2, published_weights
+from specbench.metrics import fid as frechet
 from specbench.metrics.base import Sample, Settings, feature_fingerprint, fingerprint
 from specbench.metrics.catalog import metric
 from specbench.metrics.clip import bilinear299
 from specbench.metrics.cmmd import centre_square
-from specbench.metrics.fid import Fid, fid_difference, fid_estimate
-from specbench.metrics.fid_infinity import fid_infinity
-from specbench.metrics.frechet import Gaussian, frechet_distance, frechet_influence
+from specbench.metrics.fid import (
+    FeaturesAsImages,
+    Fid,
+    Gaussian,
+    fid_difference,
+    fid_estimate,
+    fid_infinity,
+    frechet_distance,
+    frechet_influence,
+    kid,
+)
 from specbench.metrics.hpsv2 import hps_input
-from specbench.metrics.inception import load_inception
-from specbench.metrics.inception_preprocessing import CROPS, FRONT_ENDS
+from specbench.metrics.inception import CROPS, FRONT_ENDS, load_inception
 from specbench.metrics.openclip import short_side_centre, squashed
-from specbench.metrics.torchmetrics_states import FeaturesAsImages, kid
 from specbench.stats import Estimate
 
 
@@ -302,7 +301,7 @@ def test_every_network_of_several_says_which_version_prepared_its_images(name, f
         monkeypatch.setattr(module, "hub_folder", lambda *_: None)
         monkeypatch.setattr(module, "folder_identity", lambda _: "weights")
     monkeypatch.setattr(published_weights, "file_digest", lambda _: "digest")
-    monkeypatch.setattr("specbench.metrics.noun_phrases.identity", dict)
+    monkeypatch.setattr("specbench.metrics.compbench_rules.identity", dict)
     now = feature_fingerprint(metric(name)(Settings()))
     monkeypatch.setattr(function, "code_version", 2, raising=False)
     assert feature_fingerprint(metric(name)(Settings())) != now

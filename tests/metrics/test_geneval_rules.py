@@ -235,9 +235,9 @@ def run_of(out: Path, prompts: list[Prompt], samples: int) -> Path:
 
 
 def geneval_prompts(tmp_path: Path) -> list[Prompt]:
-    from specbench.prompts import geneval as reader
+    from specbench.prompts.public_files import read_geneval
 
-    return reader.read(published.write("geneval", tmp_path / "set"))
+    return read_geneval(published.write("geneval", tmp_path / "set"))
 
 
 def test_geneval_export_is_the_official_layout_file_by_file(tmp_path):

@@ -1,4 +1,7 @@
-"""CLIP, HPSv2 and ImageReward on small checkpoints in the authors' formats, against independent forwards."""
+"""CLIP, HPSv2 and ImageReward on small checkpoints in the authors' formats, against independent forwards.
+
+It concerns several modules: clip, hpsv2, imagereward and what they share in base.
+"""
 
 from __future__ import annotations
 

@@ -8,10 +8,9 @@ import pytest
 
 from specbench.errors import SpecbenchError
 from specbench.metrics.cmmd import Cmmd
-from specbench.metrics.fid import fid_difference
-from specbench.metrics.frechet import Gaussian
+from specbench.metrics.fid import Gaussian, fid_difference
 from specbench.metrics.reference import feature_matrix
-from specbench.metrics.shapes_frechet import ShapesFrechet
+from specbench.metrics.shapes import ShapesFrechet
 
 GOOD = [np.arange(4.0, dtype=np.float32), np.ones(4, np.float32)]
 BAD = {

@@ -26,9 +26,8 @@ from specbench.errors import BAD_INPUT, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Score, fingerprint
-from specbench.metrics.score_store import feature_parts, read_scores, scores_to_show, writing
-from specbench.metrics.shapes_detector import ShapesDetector
-from specbench.metrics.stored_difference import stored_difference
+from specbench.metrics.score_store import feature_parts, read_scores, scores_to_show, stored_difference, writing
+from specbench.metrics.shapes import ShapesDetector
 from specbench.models.shapes import render, scene
 from specbench.prompts import Prompt, Request
 from specbench.reporting import render as render_tables
@@ -36,8 +35,7 @@ from specbench.reporting import report_rows
 from specbench.reporting.contact_sheet import contact_sheet
 from specbench.stats import mean_interval
 from specbench.store.run_folders import find_runs
-from specbench.store.run_images import read_image
-from specbench.store.run_store import RunStore
+from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import base_row, sample_row
 from specbench.system.files import take_lock
 
@@ -410,9 +408,7 @@ def test_pictures_are_preprocessed_while_read_and_a_network_is_loaded_once_for_a
 
 def test_metrics_and_a_protocol_read_each_picture_once(tmp_path, monkeypatch):
     monkeypatch.setitem(metric_catalog.METRICS, "means", metric_catalog.MetricEntry(f"{__name__}:Means", ""))
-    monkeypatch.setattr(
-        "specbench.metrics.protocols.find_protocol", lambda name: ("shapes-detector", "geneval[hf-m2f]")
-    )
+    monkeypatch.setattr("specbench.metrics.catalog.find_protocol", lambda name: ("shapes-detector", "geneval[hf-m2f]"))
     reads = []
     monkeypatch.setattr(scoring, "read_image", lambda *image: reads.append(image[1]) or read_image(*image))
     drawn_run(tmp_path, n=3)

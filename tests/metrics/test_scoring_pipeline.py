@@ -26,7 +26,8 @@ from specbench.metrics import scoring
 from specbench.metrics.base import Settings
 from specbench.metrics.imagereward import ImageReward
 from specbench.metrics.score_store import image_features, read_scores
-from specbench.prompts import Prompt, Request, geneval
+from specbench.prompts import Prompt, Request
+from specbench.prompts.public_files import read_geneval
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
 
@@ -143,7 +144,7 @@ def test_fid_of_two_runs_against_one_reference(tmp_path, monkeypatch):
 
 
 def test_a_protocol_leaves_out_what_does_not_fit(checkpoints, tmp_path, monkeypatch):
-    monkeypatch.setattr("specbench.metrics.protocols.find_protocol", lambda name: ("fid[clean]", "imagereward"))
+    monkeypatch.setattr("specbench.metrics.catalog.find_protocol", lambda name: ("fid[clean]", "imagereward"))
     stored_run(tmp_path / "out", PROMPTS)
     rows = api.score(out=tmp_path / "out", protocol="sjd", settings=Settings(offline=True))
     assert [row["metric"] for row in rows] == ["imagereward"]
@@ -152,7 +153,7 @@ def test_a_protocol_leaves_out_what_does_not_fit(checkpoints, tmp_path, monkeypa
 
 
 def test_geneval_goes_out_and_comes_back_on_the_command_line(tmp_path, cli):
-    prompts = geneval.read(published.write("geneval", tmp_path / "set"))
+    prompts = read_geneval(published.write("geneval", tmp_path / "set"))
     folder = stored_run(tmp_path / "out", prompts)
     exported = cli("export", "geneval", folder, "--to", tmp_path / "official")
     assert exported.code == 0 and exported.out.strip() == str(tmp_path / "official")

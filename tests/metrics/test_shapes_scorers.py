@@ -20,13 +20,12 @@ from dev.shapes.retrieval import retrieval
 from dev.shapes.train_clip import contrastive_loss, word_tokenizer
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics import scoring, shapes_frechet
+from specbench.metrics import scoring
+from specbench.metrics import shapes as shapes_frechet
 from specbench.metrics.base import fingerprint
 from specbench.metrics.openclip import folder_tokenizer
 from specbench.metrics.score_store import read_scores
-from specbench.metrics.shapes_clip import FOLDER, ShapesClip
-from specbench.metrics.shapes_detector import ShapesDetector
-from specbench.metrics.shapes_frechet import ShapesFrechet
+from specbench.metrics.shapes import FOLDER, ShapesClip, ShapesDetector, ShapesFrechet
 from specbench.models.shapes import captions
 from specbench.models.shapes.detector import detect, judge
 from specbench.models.shapes.network import load_tokenizer

@@ -12,10 +12,9 @@ from checkpoints.parts import in_pickled_shards, stored
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import check_model, load_model
-from specbench.models.checkpoint_files import INDEX
+from specbench.models.checkpoint_files import INDEX, REVISIONS
 from specbench.models.checkpoint_layouts import LAYOUTS, recognise
 from specbench.models.families.model_specs import MODELS
-from specbench.models.hub_pins import REVISIONS
 
 INFO = {info.name: info for info in MODELS}
 KINDS = {

@@ -2,7 +2,7 @@
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.decoding import progress_bounds
+from specbench.decoding import loop as progress_bounds
 from specbench.decoding.loop import decode
 from specbench.models.catalog import load_model
 from specbench.models.transformer import host_sync

@@ -15,15 +15,14 @@ from checkpoints import write
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from specbench.errors import SpecbenchError
-from specbench.metrics import hub_weights
+from specbench.metrics import published_weights as hub_weights
 from specbench.metrics.published_weights import CHECKPOINTS, require_weights_file
-from specbench.models import torch_script
 from specbench.models.catalog import load_model
-from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch_checkpoint
+from specbench.models.checkpoint_files import DIGESTS, REVISIONS, CheckpointFiles, Source, fetch_checkpoint
 from specbench.models.checkpoint_layouts import find_marks
+from specbench.models.families import simplear as torch_script
 from specbench.models.families.model_specs import MODELS
-from specbench.models.hub_pins import DIGESTS, REVISIONS
-from specbench.system import file_digests
+from specbench.system import downloads as file_digests
 
 INFO = {info.name: info for info in MODELS}
 SOURCE = Source("the model", "owner/name", ("config.json",), "MIT")

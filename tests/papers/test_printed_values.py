@@ -16,7 +16,7 @@ from specbench.papers import table_files
 from specbench.papers.join import join
 from specbench.papers.table import Table
 from specbench.specs.presets import resolve
-from specbench.system.package_data import data_folder
+from specbench.system.files import data_folder
 
 COUNTS = {"sjd": 11, "sjdpp": 10, "gsd": 2, "cool-sd": 3}
 TABLES = [f"{paper}-{n}" for paper, count in COUNTS.items() for n in range(1, count + 1)]

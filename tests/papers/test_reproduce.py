@@ -20,8 +20,7 @@ from specbench.decoding.generation import SPANS
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.papers import reproduce
 from specbench.papers.estimate import estimate, total
-from specbench.papers.measured import find_measured, measured_table, wanted_fields
-from specbench.papers.substituted_model import with_bundled_scores
+from specbench.papers.reproduce import find_measured, measured_table, wanted_fields, with_bundled_scores
 from specbench.papers.table_files import load_table, table_names
 from specbench.reporting.comparability import mismatched_fields
 from specbench.runs.decoder_args import plan_decoders

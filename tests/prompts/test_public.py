@@ -10,7 +10,8 @@ import published
 import pytest
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.prompts import load_prompts, parti, public, text_id
+from specbench.prompts import load_prompts, public, text_id
+from specbench.prompts.public_files import read_parti
 
 REAL = os.environ.get("PROMPT_DATA_FOLDER")
 COUNTS = {"coco": 5000, "parti": 1632, "geneval": 553, "t2i-compbench": 2400}
@@ -80,10 +81,10 @@ def test_compbench_has_no_line_ends_in_its_prompts_and_knows_the_kinds_of_comple
 
 def test_ids_do_not_depend_on_the_order_of_the_file(tmp_path):
     folder = published.write("parti", tmp_path / "parti")
-    before = {prompt.text: prompt.id for prompt in parti.read(folder)}
+    before = {prompt.text: prompt.id for prompt in read_parti(folder)}
     head, *rows = published.PARTI.splitlines()
     (folder / "PartiPrompts.tsv").write_text("\n".join([head, *reversed(rows)]))
-    after = {prompt.text: prompt.id for prompt in parti.read(folder)}
+    after = {prompt.text: prompt.id for prompt in read_parti(folder)}
     assert before == after
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specbench.reporting.answer import answer
-from specbench.reporting.compare_view import verdict
+from specbench.reporting.compare import verdict
 
 
 def row(label, speedup=None, low=None, high=None, lossless=True, **more):

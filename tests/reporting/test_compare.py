@@ -18,14 +18,13 @@ from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
-from specbench.metrics.per_image import PerImageMetric
+from specbench.metrics.base import PerImageMetric
 from specbench.prompts import Prompt, Request
-from specbench.reporting.compare import FEW_NOTE, FIELDS, Gate, compare_runs
-from specbench.reporting.compare_view import comparison_lines, verdict
-from specbench.reporting.image_card import image_card
+from specbench.reporting.cards import image_card
+from specbench.reporting.compare import FEW_NOTE, FIELDS, Gate, compare_runs, comparison_lines, verdict
+from specbench.reporting.maps import ACCEPTED, DRAWN, commit_steps, grid_of, origins
 from specbench.reporting.report_rows import Run
 from specbench.reporting.terminal import half_blocks, image_view
-from specbench.reporting.token_maps import ACCEPTED, DRAWN, commit_steps, grid_of, origins
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
 

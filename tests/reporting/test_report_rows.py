@@ -18,8 +18,8 @@ from synthetic import AR, SJD, ar, changed, folder, generation, sjd
 
 from specbench.errors import SpecbenchError
 from specbench.reporting import render, report_rows
+from specbench.reporting.cards import card
 from specbench.reporting.report_rows import label, window_of
-from specbench.reporting.run_card import card
 from specbench.specs.presets import resolve
 from specbench.specs.tree_paths import columns_fed
 from specbench.store.run_folders import find_runs

@@ -22,7 +22,7 @@ from specbench.prompts import requests_for
 from specbench.runs.executors import local
 from specbench.runs.executors.local import Chunk, decode_chunk
 from specbench.runs.executors.ray_watch import session_processes, watch
-from specbench.runs.executors.worker_pool import ATTEMPTS, RESTARTS, WorkerLost, WorkerPool
+from specbench.runs.executors.ray_workers import ATTEMPTS, RESTARTS, WorkerLost, WorkerPool
 from specbench.runs.run_progress import SilentReporter
 from specbench.runs.runner import run
 from specbench.store.run_store import RunStore

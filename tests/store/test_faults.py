@@ -129,7 +129,7 @@ def test_a_second_ctrl_c_stops_at_once_and_loses_no_finished_row(tmp_path, undis
 
 @pytest.mark.parametrize("garbage", [b"", b"\x89PNG\r\n\x1a\n", b"GIF89a" + b"\0" * 99])
 def test_a_garbage_picture_is_named_and_made_again_once_it_is_deleted(tmp_path, undisturbed, garbage):
-    from specbench.store.run_images import read_image
+    from specbench.store.run_store import read_image
 
     go(tmp_path)
     picture = next(tmp_path.glob("*/images/cat-1.png"))

@@ -12,8 +12,8 @@ from stored_rows import contents
 
 from specbench.errors import SpecbenchError
 from specbench.prompts import requests_for
+from specbench.runs.plan import plan_shard, shard_folder
 from specbench.runs.runner import run
-from specbench.runs.workers import plan_shard, shard_folder
 from specbench.store.merge_shards import merge_shards
 from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore

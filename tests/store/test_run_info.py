@@ -9,7 +9,7 @@ import pytest
 import synthetic
 import tiny
 
-from specbench.store.find import find_runs_like, without_options
+from specbench.store.run_folders import find_runs_like, without_options
 from specbench.store.run_info import Invocation, RunInfo, read_info
 from specbench.system.json_values import nonfinite_as_text
 

@@ -25,9 +25,8 @@ from specbench.runs.runner import run
 from specbench.store import parquet_log
 from specbench.store.parquet_log import ParquetLog
 from specbench.store.run_folders import find_runs
-from specbench.store.run_images import read_image
 from specbench.store.run_info import read_info
-from specbench.store.run_store import RunStore
+from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import image_name
 from specbench.system import environment
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from specbench.checks.enumerable_transformer import EnumerableTransformer
+from specbench.checks.enumerable_model import EnumerableTransformer
 from specbench.decoding.loop import decode
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Request

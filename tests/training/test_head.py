@@ -315,3 +315,20 @@ def test_drafting_needs_a_head(model, monkeypatch):
     with pytest.raises(SpecbenchError, match="no draft head") as missing:
         decode(model, [Request("a", "a")], resolve("eagle"), GUIDED, 0, False)
     assert missing.value.exit_code == 5
+
+
+CHECK_HEAD = ("check-head", "--model", "shapes", "--depths", "2")
+
+
+@pytest.mark.parametrize(("kind", "depths"), [("eagle", ["1", "2", "1, x_t"]), ("vertical", ["1", "2"])])
+def test_each_kind_of_head_is_measured_as_such_and_one_image_has_no_interval(kind, depths, cli):
+    alone = json.loads(cli(*CHECK_HEAD, "--kind", kind, "--images", "1", "--json").out)
+    assert [row["depth"] for row in alone] == depths
+    assert all(0 < row["tv"] < 1 and row["tv_low"] is None and row["tv_high"] is None for row in alone)
+    two = json.loads(cli(*CHECK_HEAD, "--kind", kind, "--images", "2", "--json").out)
+    assert all(row["tv_low"] <= row["tv"] <= row["tv_high"] for row in two)
+
+
+def test_an_unknown_kind_is_refused(cli):
+    refused = cli(*CHECK_HEAD, "--kind", "vertikal")
+    assert refused.code == 2 and "unknown kind of draft head 'vertikal'" in refused.err

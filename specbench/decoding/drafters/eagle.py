@@ -13,12 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Context
 from specbench.decoding.draft_tree import chain, parse_tree, pruned, routes
-from specbench.decoding.drafters.guided_rows import features_at, for_rows
 from specbench.decoding.drafters.token_init import Init
-from specbench.decoding.interfaces import Batch, Proposal, Verification
+from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
 from specbench.decoding.noise import Stream
+from specbench.decoding.sampling import features_at, for_rows
 from specbench.models.draft_head import EagleHead, head_for
 from specbench.models.interface import Tree
 from specbench.models.transformer.compilation import call_eager

@@ -7,10 +7,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Context
 from specbench.decoding.draft_tree import chain, routes
 from specbench.decoding.drafters.token_init import Init, Slots
-from specbench.decoding.interfaces import Batch, Earlier, Proposal, Verification
+from specbench.decoding.interfaces import Batch, Context, Earlier, Proposal, Verification
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import draw, one_hot, rows_at, without
 from specbench.models.interface import Tree

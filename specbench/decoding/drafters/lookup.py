@@ -18,10 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Context
 from specbench.decoding.drafters.jacobi import JacobiTree
 from specbench.decoding.drafters.token_init import Init
-from specbench.decoding.interfaces import Batch, Proposal, Verification
+from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import draw, rows_at
 from specbench.models.interface import TokenLayout

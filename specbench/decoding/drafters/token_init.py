@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Context
+from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import draw, one_hot
 

@@ -11,14 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Context
-from specbench.decoding.drafters.guided_rows import features_at, for_rows
 from specbench.decoding.drafters.jacobi import JacobiTree
 from specbench.decoding.drafters.lookup import around
 from specbench.decoding.drafters.token_init import Init, Uniform
-from specbench.decoding.interfaces import Batch, Proposal, Verification
+from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
 from specbench.decoding.noise import Stream
-from specbench.decoding.sampling import draw
+from specbench.decoding.sampling import draw, features_at, for_rows
 from specbench.models.interface import TokenLayout
 from specbench.models.vertical_head import (
     embedded,

@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Context
+from specbench.decoding.interfaces import Context
 from specbench.decoding.verification.ratio_tests import DraftTests, Exact, Verdict
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Context
+from specbench.decoding.interfaces import Context
 from specbench.decoding.sampling import entropy
 from specbench.decoding.verification.ratio_tests import RatioTest, ratio
 

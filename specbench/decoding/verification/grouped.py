@@ -12,9 +12,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Context
+from specbench.decoding.interfaces import Context
 from specbench.decoding.sampling import rank, ranked_around
-from specbench.decoding.verification.codebook_neighbours import MOST, nearest, neighbour_table
+from specbench.decoding.verification.lantern import MOST, nearest, neighbour_table
 from specbench.decoding.verification.ratio_tests import DraftTests, RatioTest, Verdict
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenTableModel

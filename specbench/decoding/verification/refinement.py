@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Context
+from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import draw, kept
 from specbench.decoding.verification.ratio_tests import DraftTests

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Acceptance
+from specbench.decoding.interfaces import Acceptance
 
 
 def or_target(weights: Tensor, p: Tensor) -> Tensor:

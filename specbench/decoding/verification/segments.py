@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specbench.decoding.context import Context
+from specbench.decoding.interfaces import Context
 from specbench.decoding.sampling import at
 from specbench.decoding.verification.ratio_tests import DraftTests, Exact, Verdict
 from specbench.errors import SpecbenchError

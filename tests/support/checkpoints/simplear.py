@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from checkpoints.parts import Tiny, byte_tokenizer, in_two_shards, randomise, stored
-from specbench.models import torch_script
+from specbench.models.families import simplear as torch_script
 
 WORDS, CODES = 270, 64_000
 SPECIALS = {"<|endoftext|>": 256, "<|t2i|>": 257, "<|soi|>": 258, "<|eoi|>": 259, "<|vtokens|>": 260}

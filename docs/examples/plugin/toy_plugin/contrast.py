@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specbench.metrics.per_image import PerImageMetric
+from specbench.metrics.base import PerImageMetric
 
 
 class Contrast(PerImageMetric):

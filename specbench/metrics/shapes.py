@@ -1,0 +1,256 @@
+"""`shapes-frechet`: Frechet distance to true pictures of the same captions, in the features of a small network of the
+`shapes` world.
+
+The renderer draws the reference: every caption that was scored, equally often, from a fixed seed. The arithmetic is
+FID's, the features are not, and its values compare with no FID.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+
+from specbench.metrics.base import Metric, PerImageMetric, Sample, Score, column_difference, described
+from specbench.metrics.clip import clip_versions
+from specbench.metrics.fid import Gaussian, fid_difference, fid_estimate, warn_of_few
+from specbench.metrics.inception import whole
+from specbench.metrics.openclip import (
+    OPENCLIP_PACKAGES,
+    Tokenize,
+    folder_tokenizer,
+    image_embeddings,
+    load_folder_model,
+    normalised,
+    short_side_centre,
+    text_embeddings,
+)
+from specbench.metrics.reference import ReferenceImages, damaged_features, feature_matrix, kept_features
+from specbench.models.shapes import detector, features, reading_order, render, scene
+from specbench.models.shapes.network import WEIGHTS
+from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES, SceneRequest
+from specbench.stats import Difference, mean_of_estimates, proportion_interval
+from specbench.system.downloads import digest_of
+from specbench.system.json_values import parse_json
+
+# What a prompt of the embedded model asks for, from its `scene`: part of prompt files and results of anybody.
+
+
+def read_request(meta: Mapping[str, object]) -> SceneRequest | None:
+    """Parse the request under the key `scene` of a prompt's metadata; None where it is absent or malformed."""
+    try:
+        found = SceneRequest.from_json(meta["scene"])
+        sound = _is_sound(found)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
+    return found if sound else None
+
+
+def _is_sound(request: SceneRequest) -> bool:
+    clauses = request.clauses
+    counts = [clause.count for clause in clauses]
+    return (
+        bool(clauses)
+        and all(isinstance(count, int) and count >= 1 for count in counts)
+        and sum(counts) <= MAX_COUNT
+        and all(clause.shape in SHAPES and clause.color in (None, *COLORS) for clause in clauses)
+        and all(name in RELATIONS and {i, j} <= set(range(len(clauses))) for name, i, j in request.relations)
+        and request.texture in (None, *TEXTURES)
+    )
+
+
+# `shapes-clip`: cosine of image and caption under the small CLIP that the package brings for the `shapes` world.
+
+FOLDER = WEIGHTS / "clip"
+
+
+class ShapesClip(PerImageMetric):
+    """CLIP score of the small CLIP of `shapes`: cosine of image and caption, -1 to 1."""
+
+    name = "shapes-clip"
+    summary = "cosine similarity of image and caption under the small CLIP of `shapes`, mean over images"
+    batch = 64
+    packages = OPENCLIP_PACKAGES
+
+    def identity(self) -> Mapping[str, str]:
+        return {
+            "weights": digest_of(FOLDER / "open_clip_model.safetensors"),
+            "words": digest_of(FOLDER / "tokenizer.json"),
+            "resize": described("short side, Pillow bicubic, centre", short_side_centre),
+            **clip_versions(),
+        }
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return read_request(meta) is not None
+
+    @cached_property
+    def network(self) -> torch.nn.Module:
+        return load_folder_model(FOLDER, self.settings.device)
+
+    @cached_property
+    def tokenize(self) -> Tokenize:
+        return folder_tokenizer(FOLDER)
+
+    def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
+        return normalised(short_side_centre(pixels, self.network.visual.image_size))
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        device = self.settings.device
+        images = image_embeddings(self.network, self.preprocessed(samples), device)
+        texts = text_embeddings(self.network, [sample.prompt for sample in samples], device, self.tokenize)
+        return [{"value": value} for value in (images * texts).sum(1).tolist()]
+
+
+# `shapes-detector`: share of images that match their caption, by the exact detector of the `shapes` world.
+
+
+class ShapesDetector(Metric):
+    """Fraction of images that satisfy their caption, per category; overall score: mean over categories."""
+
+    name = "shapes-detector"
+    summary = "fraction of images that match their caption by the exact detector of `shapes`, mean over categories"
+    batch = 16
+    columns: ClassVar = {
+        **dict.fromkeys(("correct", "shape", "color", "bound", "count", "position"), pa.bool_()),
+        "objects": pa.int64(),
+    }
+
+    def identity(self) -> Mapping[str, str]:
+        source = inspect.getsource(detector) + inspect.getsource(scene)
+        return {"detector": hashlib.sha256(source.encode()).hexdigest()[:16], "image": "64x64, no resize"}
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return read_request(meta) is not None
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        return [self._judge(sample) for sample in samples]
+
+    def statistics(self, features: pd.DataFrame) -> dict[str, pd.DataFrame]:
+        """Group the judgements by category."""
+        return {str(category): group for category, group in features.groupby("category", sort=True, dropna=False)}
+
+    def scores(self, statistics: Mapping[str, pd.DataFrame]) -> list[Score]:
+        parts = [
+            Score(
+                f"{self.name}:{category}",
+                proportion_interval(group["correct"], group["prompt_id"]),
+                len(group),
+            )
+            for category, group in statistics.items()
+        ]
+        overall = mean_of_estimates([part.estimate for part in parts])
+        return [Score(self.name, overall, sum(part.n for part in parts)), *parts]
+
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
+        return column_difference(features, baseline, "correct", over_categories=True)
+
+    @staticmethod
+    def _judge(sample: Sample) -> dict[str, object]:
+        found = detector.detect(sample.pixels)
+        verdict = detector.judge(read_request(sample.meta), found)
+        return {**vars(verdict), "objects": len(found)}
+
+
+RENDERS = 2048
+_SEED = 0
+
+
+class ShapesFrechet(Metric):
+    """Frechet distance between generated images and renders of their captions, or a folder of reference images; no
+    interval up to 64 images."""
+
+    name = "shapes-frechet"
+    summary = (
+        "Frechet distance to renders of the same captions in 64 features of a small network; no interval up to n = 64"
+    )
+    batch = 64
+    columns: ClassVar = {"scene": pa.string(), "feature": pa.list_(pa.float32(), features.FEATURES)}
+
+    def feature_identity(self) -> Mapping[str, str]:
+        return {"weights": digest_of(features.FILE), "torch": torch.__version__}
+
+    def identity(self) -> Mapping[str, str]:
+        own = self.settings.reference
+        return {**self.feature_identity(), **(ReferenceImages(self.settings).identity() if own else rendered())}
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return read_request(meta) is not None
+
+    @cached_property
+    def network(self) -> torch.nn.Module:
+        return features.load_features(self.settings.device)
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        scenes = [json.dumps(sample.meta["scene"], sort_keys=True) for sample in samples]
+        rows = self.extract([sample.pixels for sample in samples])
+        return [{"scene": text, "feature": row} for text, row in zip(scenes, rows, strict=True)]
+
+    @torch.inference_mode()
+    def extract(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """Extract features float32 [n, 64] of images uint8 [64, 64, 3]."""
+        x_BCHW = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+        return self.network(x_BCHW.to(self.settings.device)).cpu().numpy()
+
+    def reference_features(self, statistics: pd.DataFrame) -> Gaussian:
+        """Features of renders of the scored captions, or of the user's folder."""
+        if self.settings.reference:
+            own = ReferenceImages(self.settings)
+            return Gaussian(own.features(whole, self.extract, self.feature_identity(), self.batch))
+        scenes = sorted({str(text) for text in statistics["scene"]})
+        for text in scenes:
+            _require_scene(text)
+        key = [dict(self.feature_identity()), rendered(), scenes]
+        return Gaussian(kept_features(key, lambda: self._of_renders(scenes)))
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        if len(statistics) < 2:
+            return []
+        images = Gaussian(feature_matrix(statistics["feature"], features.FEATURES))
+        distance = fid_estimate(images, self.reference_features(statistics), statistics["prompt_id"].to_list())
+        return [Score(self.name, distance, images.n, warn_of_few(images))]
+
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
+        return fid_difference(features, baseline, self.reference_features(features))
+
+    def _of_renders(self, scenes: Sequence[str]) -> np.ndarray:
+        pictures = list(true_pictures(scenes, -(-RENDERS // len(scenes))))
+        starts = range(0, len(pictures), self.batch)
+        return np.concatenate([self.extract(pictures[start : start + self.batch]) for start in starts])
+
+
+def _require_scene(text: str) -> None:
+    """Refuse a stored scene that is not one of JSON."""
+    try:
+        sound = read_request({"scene": parse_json(text)}) is not None
+    except ValueError:
+        sound = False
+    if not sound:
+        raise damaged_features("a scene is malformed")
+
+
+def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:
+    """Render each request in `scenes` (JSON) `copies` times, uint8 [64, 64, 3]; the renders of one request do not
+    depend on the others."""
+    for text in scenes:
+        request = scene.SceneRequest.from_json(json.loads(text))
+        rng = np.random.default_rng([_SEED, *hashlib.sha256(text.encode()).digest()])
+        for _ in range(copies):
+            yield render.render(reading_order.realize_in_order(request, rng))
+
+
+def rendered() -> dict[str, str]:
+    """Identity of the rendered reference, apart from the captions."""
+    source = "".join(inspect.getsource(module) for module in (render, scene, reading_order))
+    return {
+        "reference": f"renders of the captions, {RENDERS} or a few more",
+        "reference_seed": str(_SEED),
+        "renderer": hashlib.sha256(source.encode()).hexdigest()[:16],
+    }

@@ -1,0 +1,130 @@
+"""Readers of the public prompt sets' files, by the name of the set: COCO, PartiPrompts, GenEval, T2I-CompBench++."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from specbench.prompts.prompt_set import Prompt, text_id
+
+COMPBENCH_CATEGORIES = ("color", "shape", "texture", "spatial", "3d_spatial", "numeracy", "non_spatial", "complex")
+_NUMBERS = {"a": 1, "an": 1} | {
+    word: number
+    for number, word in enumerate(("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 1)
+}
+_KINDS = ("spatial", "action", "spatialaction")
+
+
+def read_coco(folder: Path) -> list[Prompt]:
+    """Read the COCO 2017 validation captions as the papers use them: the longest caption of each image, the first of
+    equally long ones, with white space as published.
+
+    One prompt per image, by ascending image id; the prompt id is the image file name without its suffix.
+    """
+    content = json.loads((folder / "captions_val2017.json").read_text(encoding="utf-8"))
+    longest: dict[int, dict] = {}
+    for annotation in content["annotations"]:
+        best = longest.get(annotation["image_id"])
+        if best is None or len(annotation["caption"]) > len(best["caption"]):
+            longest[annotation["image_id"]] = annotation
+    return [
+        Prompt(
+            f"{image:012d}", annotation["caption"], None, {"annotation": annotation["id"], "image": f"{image:012d}.jpg"}
+        )
+        for image, annotation in sorted(longest.items())
+    ]
+
+
+def read_parti(folder: Path) -> list[Prompt]:
+    """Read PartiPrompts in file order, as published, quotes included; challenge and note become metadata."""
+    with (folder / "PartiPrompts.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return [
+        Prompt(
+            text_id(row["Prompt"]),
+            row["Prompt"],
+            row["Category"],
+            {"challenge": row["Challenge"]} | ({"note": row["Note"]} if row["Note"] else {}),
+        )
+        for row in rows
+    ]
+
+
+def read_geneval(folder: Path) -> list[Prompt]:
+    """Read the GenEval prompts in file order. `meta` has the official `include` and `exclude` clauses (objects, counts,
+    colours and positions that an image must have), and `line`, the number by which the official evaluator identifies
+    the prompt."""
+    lines = (folder / "evaluation_metadata.jsonl").read_text(encoding="utf-8").splitlines()
+    return [_geneval_prompt(number, json.loads(line)) for number, line in enumerate(lines) if line.strip()]
+
+
+def _geneval_prompt(line: int, row: dict) -> Prompt:
+    clauses = {name: row[name] for name in ("include", "exclude") if name in row}
+    return Prompt(f"{row['tag']}-{text_id(row['prompt'])}", row["prompt"], row["tag"], {"line": line} | clauses)
+
+
+def official_row(category: str, text: str, meta: dict) -> dict:
+    """Rebuild a prompt's line of the official metadata file, which the official evaluator reads beside the images."""
+    clauses = {name: meta[name] for name in ("include", "exclude") if name in meta}
+    return {"tag": category, **clauses, "prompt": text}
+
+
+def read_t2i_compbench(folder: Path) -> list[Prompt]:
+    """Read the prompts of T2I-CompBench++: 300 for each category, in the order of `COMPBENCH_CATEGORIES`.
+
+    `meta` has `line`, the prompt's number in its file; for complex prompts `kind`, one of `_KINDS`, which selects the
+    parts of their score; for numeracy prompts `counts`, the requested number of each object.
+    """
+    return [prompt for category in COMPBENCH_CATEGORIES for prompt in _category(folder, category)]
+
+
+def _category(folder: Path, category: str) -> list[Prompt]:
+    kinds = _kinds(folder) if category == "complex" else {}
+    names = _names(folder) if category == "numeracy" else {}
+    return [
+        Prompt(
+            f"{category}-{text_id(text)}",
+            text,
+            category,
+            {"line": line}
+            | ({"kind": kinds[text]} if text in kinds else {})
+            | ({"counts": counts(text, names)} if names else {}),
+        )
+        for line, text in enumerate(_lines(folder / f"{category}_val.txt"))
+    ]
+
+
+def _kinds(folder: Path) -> dict[str, str]:
+    return {text: kind for kind in _KINDS for text in _lines(folder / f"complex_val_{kind}.txt")}
+
+
+def counts(text: str, names: Mapping[str, str]) -> dict[str, int]:
+    """Count the objects requested by a prompt; `names` maps each singular and plural noun to its singular."""
+    words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    found: dict[str, int] = {}
+    for number, word in re.findall(rf"\b({'|'.join(_NUMBERS)}) ({words})\b", text.lower()):
+        found[names[word]] = found.get(names[word], 0) + _NUMBERS[number]
+    return found
+
+
+def _names(folder: Path) -> dict[str, str]:
+    pairs = [line.split(" - ") for line in _lines(folder / "new_objects.txt")]
+    return {word: singular for singular, plural in pairs for word in (singular, plural)}
+
+
+def _lines(path: Path) -> list[str]:
+    """Read the non-empty lines of a file, stripped (files have LF or CRLF line ends)."""
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line]
+
+
+READERS = {
+    "coco": read_coco,
+    "parti": read_parti,
+    "geneval": read_geneval,
+    "t2i-compbench": read_t2i_compbench,
+}
+"""By the name of a public set, the function that reads its prompts from the folder of its files."""

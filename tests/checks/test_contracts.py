@@ -1,0 +1,132 @@
+"""`check` tests models, metrics and prompt sets of a user, and finds what is planted in them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from specbench.checks.contracts import MetricChecks, ModelChecks, metric_findings, model_findings, prompt_findings
+from specbench.metrics.base import PerImageMetric, Sample
+
+PLUGIN = Path(__file__).parents[2] / "docs" / "examples" / "plugin"
+
+
+@pytest.fixture
+def greys(monkeypatch):
+    monkeypatch.syspath_prepend(str(PLUGIN))
+    yield "toy_plugin.greys:MODEL"
+    for name in [name for name in sys.modules if name.startswith("toy_plugin")]:
+        del sys.modules[name]
+    from specbench.models.catalog import models
+
+    models.cache_clear()
+
+
+def failed(findings) -> set[str]:
+    return {found.check for found in findings if found.status == "failed"}
+
+
+def test_the_examples_of_the_guide_and_the_embedded_parts_pass(greys):
+    for findings in (
+        model_findings(greys, "toy_plugin:PROMPTS"), metric_findings("toy_plugin.contrast:Contrast"),
+        metric_findings("toy_plugin.variety:Variety"), prompt_findings("toy_plugin:PROMPTS", greys),
+        model_findings("shapes"), metric_findings("shapes-detector"), prompt_findings("shapes", "shapes"),
+    ):  # fmt: skip
+        assert not failed(findings) and findings, findings
+
+
+def test_a_model_whose_logits_depend_on_the_cut_is_found(greys):
+    import toy_plugin.greys as plugin
+
+    def broken(change) -> set[str]:
+        model = plugin.load(torch.device("cpu"), torch.float32)
+        forward, session = plugin.GreysSession.forward, plugin.GreysSession
+        changed = type("Changed", (session,), {"forward": lambda *given: change(forward, *given)})
+        model.begin = lambda prefix, guidance, columns: changed(model, prefix, guidance)
+        return failed(ModelChecks(plugin.MODEL, model, ["a bright sky", "a dark sky"]).all_findings())
+
+    def later(forward, session, tokens, positions, tree=None):
+        return forward(session, tokens, positions) + tokens.sum(1)[:, None, None] * torch.arange(16.0)
+
+    def others(forward, session, tokens, positions, tree=None):
+        return forward(session, tokens, positions) + len(tokens) * torch.arange(16.0)
+
+    def kept(forward, session, tokens, positions, tree=None):
+        session.seen = getattr(session, "seen", 0.0) + tokens.shape[1]
+        return forward(session, tokens, positions) + session.seen * torch.arange(16.0)
+
+    assert {"window", "causality", "rejection"} <= broken(later) and "batch" not in broken(later)
+    assert broken(others) == {"batch"}
+    assert {"window", "rejection", "refill"} <= broken(kept)
+
+
+def test_a_model_that_declares_other_facts_is_found(greys):
+    import dataclasses
+
+    import toy_plugin.greys as plugin
+
+    info = dataclasses.replace(plugin.MODEL, tokens=32, resolution=(9, 9))
+    checks = ModelChecks(info, plugin.load(torch.device("cpu"), torch.float32), ["a bright sky", "a dark sky"])
+    assert failed(checks.all_findings()) == {"facts", "render"}
+
+
+def test_a_model_with_row_ends_declares_them(greys):
+    import dataclasses
+
+    import toy_plugin.greys as plugin
+
+    from specbench.models.interface import TokenLayout
+
+    model = plugin.load(torch.device("cpu"), torch.float32)
+    model.layout = TokenLayout.with_row_ends(8, 8, plugin.CODES)
+    texts = ["a bright sky", "a dark sky"]
+    declared = dataclasses.replace(plugin.MODEL, forced_slots=8)
+    assert not failed(ModelChecks(declared, model, texts).all_findings())
+    found = {one.check: one for one in ModelChecks(plugin.MODEL, model, texts).all_findings()}
+    assert failed(found.values()) == {"facts"} and "64 declared, 72 found" in found["facts"].detail
+
+
+class Ranked(PerImageMetric):
+    """Depends on the other images, names a foreign column, and changes what it is given."""
+
+    name = "ranked"
+    summary = "planted"
+
+    def identity(self):
+        return {"made": str(id(self))}
+
+    def features(self, samples):
+        means = [float(sample.pixels.mean()) for sample in samples]
+        samples[0].pixels[:] = 0
+        return [{"value": mean - min(means), "extra": 1} for mean in means]
+
+
+def test_a_metric_that_breaks_its_promises_is_found():
+    draw = np.random.default_rng(0)
+    samples = [Sample(f"p{n}", 0, "x", None, {}, draw.integers(0, 256, (8, 8, 3), np.uint8)) for n in range(3)]
+    found = {one.check: one for one in MetricChecks(Ranked(), Ranked, samples).all_findings()}
+    assert failed(found.values()) >= {"identity", "features", "batch"}
+    assert "extra" in found["features"].detail and "changes the pixels" in found["features"].detail
+    assert Ranked.columns == {"value": pa.float32()}
+
+
+@pytest.fixture
+def repeated(tmp_path) -> Path:
+    path = tmp_path / "mine.csv"
+    path.write_text("id,text\na,a red circle\nb,a blue square\nc,a red circle\n")
+    return path
+
+
+def test_a_caption_that_stands_twice_is_found(repeated):
+    assert failed(prompt_findings(str(repeated))) == {"captions"}
+
+
+def test_the_command_says_what_failed(cli, repeated):
+    outcome = cli("check", "--prompts", repeated)
+    assert outcome.code == 4 and "captions of" in outcome.err
+    assert cli("check").code == 2 and cli("check", "--metric", "nowhere:Metric").code == 2

@@ -1,0 +1,136 @@
+"""Emu3's prompts get the ids that the authors' tokenizer gives them: Qwen's words, NFC, and tiktoken's merges."""
+
+from __future__ import annotations
+
+import json
+import unicodedata
+
+import pytest
+from checkpoints import baai, emu3
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from specbench.models.catalog import load_model
+from specbench.models.families.emu3 import RankedBpe, merge_word, read_ranks, split_as_qwen
+from specbench.models.families.model_specs import MODELS
+
+INFO = {info.name: info for info in MODELS}
+TEXTS = (
+    "a close-up of a cat",
+    "close -up",
+    "a cat's hat, don't",
+    "It'S HERE. THEY'LL",
+    "the end. A start.Again",
+    "12 cats, 3.5 dogs",
+    "  two  spaces ",
+    "a line\n\nand another \n one",
+    "(a) [b] -- c...",
+    "tail   ",
+)
+
+
+def byte_level(ranks: dict[bytes, int]) -> Tokenizer:
+    """The same vocabulary in the tokenizers library, whose split is GPT-2's: what conversions for transformers have."""
+    letters = dict(zip(range(256), _letters(), strict=True))
+    spelled = {"".join(letters[byte] for byte in token): rank for token, rank in ranks.items()}
+    merges, tokens = [], {rank: token for token, rank in ranks.items()}
+    for token in sorted((token for token in ranks if len(token) > 1), key=ranks.get):
+        known = {other: rank for other, rank in ranks.items() if rank < ranks[token]}
+        pair = [tokens[rank] for rank in merge_word(token, known)]
+        merges.append(tuple("".join(letters[byte] for byte in part) for part in pair))
+    tokenizer = Tokenizer(models.BPE(vocab=spelled, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return tokenizer
+
+
+def _letters() -> list[str]:
+    """GPT-2's printable letter of each byte."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_ids_are_those_of_the_scanner_written_out(text):
+    assert RankedBpe(baai.RANKS, {}).encode(text).ids == baai.slow_ids(text)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_converted_tokenizer_gives_the_same_ids_once_it_splits_as_qwen(text):
+    tokenizer = byte_level(baai.RANKS)
+    split_as_qwen(tokenizer)
+    assert tokenizer.encode(text).ids == baai.slow_ids(text)
+
+
+@pytest.mark.parametrize("text", ["a close-up of a cat", "It'S HERE", "12 cats"])
+def test_the_conversions_own_split_differs(text):
+    """Else none of these tests could see which split is used."""
+    ranks = baai.RANKS | {b"12": 900, b"'S": 901}
+    own, authors = byte_level(ranks), byte_level(ranks)
+    split_as_qwen(authors)
+    assert own.encode(text).ids != authors.encode(text).ids
+
+
+def test_words_across_a_hyphen_are_the_authors():
+    ids = RankedBpe(baai.RANKS, {}).encode("close-up").ids
+    assert ids == [baai.RANKS[b"close"], baai.RANKS[b"-up"]]
+
+
+def test_texts_are_composed_before_they_are_split():
+    decomposed = unicodedata.normalize("NFD", "café")
+    assert decomposed != "café"
+    tokenizer = RankedBpe(baai.RANKS, {})
+    assert tokenizer.encode(decomposed).ids == tokenizer.encode("café").ids == list("café".encode())
+
+
+def test_special_tokens_are_found_anywhere_in_a_text():
+    tokenizer = RankedBpe(baai.RANKS, {"<|a|>": 700, "<|a|>b": 701})
+    assert tokenizer.encode("x<|a|>y<|a|>bz<|").ids == [120, 700, 121, 701, 122, 60, 124]
+    assert tokenizer.token_to_id("<|a|>") == 700 and tokenizer.token_to_id("x") is None
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (b"YQ== 0\n", "no token for byte 0"),
+        (b"YQ==\n", "line 1"),
+        (b"!!! 3\n", "base64|Only|discard|Non"),
+        (b"YQ== x\n", "line 1"),
+    ],
+)
+def test_a_file_of_ranks_that_makes_no_sense_is_an_error(lines, said):
+    with pytest.raises(ValueError, match=said):
+        read_ranks(lines)
+
+
+def prompt(model, text: str) -> list[int]:
+    return model.prompt_ids(text)[0]
+
+
+def test_the_authors_layout_gives_the_authors_ids(tmp_path):
+    baai.write(tmp_path)
+    model = load_model(INFO["emu3"].configured(weights=str(tmp_path), tiny=True), "cpu", "float32")
+    for text in TEXTS:
+        ids = prompt(model, text)
+        expected = baai.slow_ids(f"{text} masterpiece, film grained, best quality.")
+        assert ids[1 : 1 + len(expected)] == expected
+        assert ids[0] == baai.SPECIALS["<|extra_203|>"] and ids[-1] == baai.SPECIALS["<|image token|>"]
+
+
+def test_the_converted_layout_gives_the_authors_ids_and_warns_of_its_own_split(tmp_path, capsys):
+    emu3.write(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    held = json.loads(path.read_text())
+    # Merges that only another split allows or forbids.
+    held["model"]["vocab"]["-u"] = held["model"]["vocab"]["<|visual token 000023|>"] + 1
+    held["model"]["merges"] = [["-", "u"]]
+    path.write_text(json.dumps(held))
+    info = INFO["emu3"].configured(weights=str(tmp_path), tiny=True)
+    ids = load_model(info, "cpu", "float32").tokenizer.encode("close-up").ids
+    assert held["model"]["vocab"]["-u"] in ids, "Qwen keeps a hyphen with the letters after it"
+    assert "splits prompts in another way than Emu3's authors" in " ".join(capsys.readouterr().err.split())
+    own = Tokenizer.from_file(str(path))
+    assert held["model"]["vocab"]["-u"] not in own.encode("close-up").ids
+    split_as_qwen(own)
+    own.save(str(path))
+    load_model(info, "cpu", "float32")
+    assert "another way" not in capsys.readouterr().err

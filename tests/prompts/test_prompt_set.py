@@ -1,0 +1,63 @@
+"""Drawing prompts: the same for everybody, nested, and told in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from specbench.errors import SpecbenchError
+from specbench.prompts import Prompt, build_prompt_set
+from specbench.prompts.prompt_set import Drawing
+
+SET = build_prompt_set(
+    "pets", [Prompt(f"p{number:02d}", f"pet {number}", ("cats", "dogs", "fish")[number % 3]) for number in range(30)]
+)
+
+
+def drawn(**options) -> list[str]:
+    return [prompt.id for prompt in Drawing(**options).of(SET)]
+
+
+def test_a_sample_is_random_nested_in_file_order_and_the_same_in_any_order_of_the_file():
+    small, large = drawn(sample=8), drawn(sample=20)
+    assert len(small) == 8 and set(small) < set(large) and small == sorted(small)
+    assert small != drawn(limit=8) and max(small) > "p15"
+    turned = build_prompt_set("pets", SET.prompts[::-1])
+    assert {prompt.id for prompt in Drawing(sample=8).of(turned)} == set(small)
+    counts = Counter(prompt.category for prompt in Drawing(sample=20).of(SET))
+    assert min(counts.values()) >= 4
+
+
+def test_the_steps_are_applied_in_their_order():
+    assert drawn(offset=28) == ["p28", "p29"] and drawn(limit=2, offset=3) == ["p03", "p04"]
+    assert drawn(per_category=1) == ["p00", "p01", "p02"]
+    assert drawn(categories=("dogs",), limit=2) == ["p01", "p04"]
+    assert drawn(categories=("dogs", "cats"), per_category=1, offset=3) == ["p04", "p06"]
+    assert drawn(ids=("p04", "p05"), limit=1) == ["p04"]
+
+
+def test_what_was_drawn_is_told_in_words():
+    assert Drawing().text(SET) is None and Drawing(limit=30).text(SET) is None
+    assert Drawing(sample=8).text(SET) == "8 of 30: random sample of 8 (seed 0)"
+    assert Drawing(categories=("dogs",), offset=1, limit=2).text(SET) == (
+        "2 of 30: category dogs, without the first 1, first 2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"categories": ("dgos",)}, "unknown category of 'pets': 'dgos'"),
+        ({"offset": 30}, "is left"),
+        ({"ids": ("p1",)}, "no id 'p1'"),
+    ],
+)
+def test_nothing_to_draw_is_said(options, why):
+    with pytest.raises(SpecbenchError, match=why):
+        drawn(**options)
+
+
+def test_a_set_without_categories_is_not_drawn_by_category():
+    with pytest.raises(SpecbenchError, match="have no categories"):
+        Drawing(per_category=1).of(build_prompt_set("plain", [Prompt("a", "b")]))

@@ -1,0 +1,52 @@
+"""The report on terminals of several widths: nothing wider than the terminal, no identifier broken."""
+
+from __future__ import annotations
+
+import pytest
+import synthetic
+from rich.console import Console
+from synthetic import AR, SJD, folder
+
+from specbench.reporting import report_rows
+from specbench.reporting.terminal import report_view
+from specbench.store.run_folders import find_runs
+
+
+def shown(rows, width: int, **options) -> str:
+    console = Console(width=width, highlight=False)
+    with console.capture() as text:
+        console.print(report_view(rows, width, **options))
+    return text.get()
+
+
+@pytest.fixture
+def rows(tmp_path) -> list[dict]:
+    folder(tmp_path, AR, synthetic.ar(4))
+    folder(tmp_path, SJD, [*synthetic.sjd(3), synthetic.generation(2, 8000.0)])
+    return report_rows(find_runs(tmp_path))
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_it_fits_and_breaks_no_word(rows, width):
+    text = shown(rows, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "lossless" in text and "1.00x [too few]" in text and "| ---" not in text
+    assert "Too few: an interval of fewer than 8 prompts" in " ".join(text.split())
+
+
+def test_a_stalled_image_is_named_and_the_median_stands_beside_the_mean(rows):
+    text = " ".join(shown(rows, 80).split())
+    assert "1 of 4 images stalled, the slowest took 8.00 s" in text and "median" in text
+    assert "images 4" in text.split("in every row:")[1], "what all rows share is said once"
+
+
+def test_definitions_are_there_on_demand(rows):
+    assert "Median latency:" in shown(rows, 120, explain=True) and "Median latency:" not in shown(rows, 120)
+
+
+def test_report_show_and_compare_say_which_prompts_were_drawn(tmp_path, monkeypatch, cli):
+    drawn = "3 of 318: random sample of 3 (seed 0)"
+    monkeypatch.setitem(synthetic.INVOCATION, "drawn", drawn)
+    runs = [folder(tmp_path, AR, synthetic.ar()), folder(tmp_path, SJD, synthetic.sjd())]
+    for command in (("report", "--out", tmp_path), ("show", runs[0]), ("compare", *runs)):
+        assert drawn in cli(*command).out, command[0]

@@ -1,0 +1,153 @@
+"""Stored pictures: read only if they are what was stored, regular files inside their folder, of four plain formats.
+
+It concerns several modules: run_store, system.images and whatever reads pictures.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from drawn import drawn_run
+from PIL import Image
+
+from specbench.errors import SpecbenchError
+from specbench.metrics import scoring
+from specbench.reporting.contact_sheet import contact_sheet
+from specbench.reporting.html import write_page
+from specbench.store.merge_shards import merge_shards
+from specbench.store.run_store import RunStore
+from specbench.system.images import read_picture
+
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\nshowpage\n%%EOF\n"
+
+
+def score(folder: Path, out: Path) -> None:
+    scoring.score([folder], ["shapes-detector"])
+
+
+def page(folder: Path, out: Path) -> None:
+    write_page([folder], out / "page.html")
+
+
+def sheet(folder: Path, out: Path) -> None:
+    contact_sheet([folder], out / "sheet.png")
+
+
+def merged(folder: Path, out: Path) -> None:
+    merge_shards([folder], out / "merged")
+
+
+READERS = (score, page, sheet, merged)
+
+
+def forget_digests(folder: Path) -> None:
+    """Make the rows those of schema version 3."""
+    for part in list((folder / "samples").iterdir()):
+        table = pq.read_table(part)
+        part.unlink()
+        table = table.drop_columns("image_sha256").replace_schema_metadata({b"specbench.schema": b"3"})
+        pq.write_table(table, part.with_name("-".join(part.name.split("-")[:2]) + ".parquet"))
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of one colour whose header speaks of side x side pixels, and whose data are a few kilobytes."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    rows = zlib.compress(b"\0" * (side // 8 + 1) * 64)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return drawn_run(tmp_path / "results", n=2)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_swapped_pictures_are_refused(folder, tmp_path, reader):
+    one, other = (folder / "images" / f"s{n}-0.png" for n in (0, 1))
+    one.rename(folder / "images" / "x.png")
+    other.rename(one)
+    (folder / "images" / "x.png").rename(other)
+    with pytest.raises(SpecbenchError, match=r"s0-0\.png is damaged or replaced: its SHA-256"):
+        reader(folder, tmp_path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_runs_without_digests_are_read_as_before(folder, tmp_path, reader):
+    forget_digests(folder)
+    assert RunStore(folder).samples(["image_sha256"])["image_sha256"].isna().all()
+    reader(folder, tmp_path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_link_out_of_the_folder_is_refused_and_its_target_copied_nowhere(folder, tmp_path, reader):
+    forget_digests(folder)
+    secret = tmp_path / "secret"
+    secret.write_bytes((folder / "images" / "s0-0.png").read_bytes())
+    (folder / "images" / "s0-0.png").unlink()
+    (folder / "images" / "s0-0.png").symlink_to(secret)
+    with pytest.raises(SpecbenchError, match="leads out of"):
+        reader(folder, tmp_path)
+    copies = (tmp_path / "merged").rglob("*.png") if (tmp_path / "merged").exists() else ()
+    assert not list(copies)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_links_that_lead_in_a_circle_are_refused_in_one_line(folder, tmp_path, reader):
+    forget_digests(folder)
+    picture = folder / "images" / "s0-0.png"
+    picture.unlink()
+    picture.symlink_to(picture.name)
+    with pytest.raises(SpecbenchError, match="cannot be read: Too many levels of symbolic links"):
+        reader(folder, tmp_path)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_pipe_is_refused_instead_of_waited_for(folder, tmp_path, reader):
+    forget_digests(folder)
+    (folder / "images" / "s0-0.png").unlink()
+    os.mkfifo(folder / "images" / "s0-0.png")
+    with pytest.raises(SpecbenchError, match="is not a regular file"):
+        reader(folder, tmp_path)
+
+
+@pytest.mark.parametrize("place", ["samples", "scores"])
+def test_a_pipe_among_the_tables_is_refused_as_well(folder, tmp_path, place):
+    score(folder, tmp_path)
+    path = next((folder / place).glob("*.parquet"))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(SpecbenchError, match="is not a regular file"):
+        page(folder, tmp_path)
+
+
+def test_no_format_but_the_four_is_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a program was started"))
+    path = tmp_path / "x.png"
+    path.write_bytes(EPS)
+    with pytest.raises(SpecbenchError, match="not a PNG, JPEG, WebP or BMP image"):
+        read_picture(path)
+    for kind in ("gif", "tiff", "ppm", "ico"):
+        Image.new("RGB", (16, 16)).save(path, format=kind)
+        with pytest.raises(SpecbenchError, match="not a PNG, JPEG, WebP or BMP image"):
+            read_picture(path)
+    for kind in ("png", "jpeg", "webp", "bmp"):
+        Image.new("RGB", (16, 16)).save(path, format=kind)
+        assert read_picture(path).shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize("side", [13_000, 20_000])
+def test_a_bomb_is_refused_by_its_header(tmp_path, side, monkeypatch):
+    path = tmp_path / "x.png"
+    path.write_bytes(bomb(side))
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("pixels were decoded"))
+    with pytest.raises(SpecbenchError, match=r"more than 67,108,864"):
+        read_picture(path)
