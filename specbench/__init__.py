@@ -13,40 +13,10 @@ from typing import TYPE_CHECKING
 from specbench.system.version import __version__
 
 if TYPE_CHECKING:
-    from specbench.api import (
-        audit,
-        audit_runs,
-        available,
-        bench,
-        check,
-        check_head,
-        compare,
-        cross_check,
-        demo,
-        differences,
-        doctor,
-        dry_run,
-        estimate,
-        export,
-        fetch_prompts,
-        generate,
-        import_results,
-        load,
-        merge_runs,
-        printed_latencies,
-        render_shapes,
-        report,
-        report_page,
-        report_table,
-        run,
-        score,
-        score_folder,
-        show,
-        show_prompts,
-        train_head,
-    )
+    from specbench.api import *  # noqa: F403 - `__all__` names what is public
     from specbench.errors import SpecbenchError
 
+# ruff: noqa: F405 - for type checkers, these names come from the star above
 __all__ = [
     "__version__",
     "SpecbenchError",

@@ -12,7 +12,8 @@ from rich.console import Console
 
 from specbench.cli import completion
 from specbench.cli.commands import help_of
-from specbench.cli.options import TABLE_FORMATS, dry_run_switch, flags, format_option, option, print_json
+from specbench.cli.options import TABLE_FORMATS, dry_run_switch, flags, format_option, option
+from specbench.cli.output import print_json
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
 from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
 from specbench.system import console

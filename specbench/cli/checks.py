@@ -12,14 +12,14 @@ import typer
 from specbench.cli import completion
 from specbench.cli.commands import help_of
 from specbench.cli.options import (
+    Json,
+    Out,
+    Quiet,
     decoders_argument,
     device_option,
-    flags,
     metric_option,
     model_option,
     option,
-    print_json,
-    print_table,
     prompts_option,
     protocol_option,
     python_option,
@@ -27,8 +27,8 @@ from specbench.cli.options import (
     switch,
     weights_option,
 )
+from specbench.cli.output import print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
-from specbench.runs.settings import JSON, OUT, QUIET, merge
 from specbench.system import console
 
 # `specbench audit --run`: the audit of stored runs.
@@ -126,9 +126,6 @@ def notes(row: Mapping) -> list[str]:
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
-_DOCTOR = (OUT, JSON)
-_AUDIT = (OUT, QUIET, JSON)
-_CHECK = (QUIET, JSON)
 _DEFAULT_SAMPLES = 220_000
 _RandomWeights = Annotated[
     bool, switch("--random-weights", "Do not require its checkpoint, as run --random-weights does not.")
@@ -171,9 +168,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="check", help=_CHECK_HELP)(check)
 
 
-@flags(_DOCTOR)
 def doctor(
-    flags: dict,
     model: Annotated[str | None, model_option("Require this model to be ready.")] = None,
     weights: Annotated[str | None, weights_option("Its checkpoint instead of the official one.")] = None,
     revision: Annotated[str | None, revision_option("Revision of its hub repository.")] = None,
@@ -184,24 +179,23 @@ def doctor(
     protocol: _Protocol = None,
     cross_check: _CrossCheck = False,
     python: Annotated[Path | None, python_option("Python that should have these packages.")] = None,
+    out: Out = "results",
+    json: Json = False,
 ) -> None:
     from specbench.checks.cross_check import readiness, require_python
     from specbench.checks.doctor import MISSING, check_machine
     from specbench.metrics.catalog import with_protocol
 
-    values = merge(_DOCTOR, flags)
     if scale not in ("full", "tiny"):
         raise SpecbenchError(f"--scale {scale}: unknown", "valid: full, tiny")
     tiny = scale == "tiny"
     if (weights or revision or random_weights or tiny) and not model:
         raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
     metrics = with_protocol(metric or (), protocol)
-    rows = check_machine(
-        model, Path(str(values["out"].value)), weights, revision, random_weights, tiny, metrics, measure
-    )
+    rows = check_machine(model, Path(out), weights, revision, random_weights, tiny, metrics, measure)
     require_python(python)
     rows += readiness(python) if cross_check or python else []
-    print_json(rows) if values["json"].value else _print_readiness(rows)
+    print_json(rows) if json else _print_readiness(rows)
     missing = dict.fromkeys(row["name"] for row in rows if row["status"] == MISSING)
     if missing:
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)
@@ -233,9 +227,7 @@ _AUDIT_HELP = help_of(
 )
 
 
-@flags(_AUDIT)
 def audit(
-    flags: dict,
     decoders: Annotated[list[str] | None, decoders_argument("all")] = None,
     samples: _Samples = _DEFAULT_SAMPLES,
     seed: _Seed = 0,
@@ -245,14 +237,15 @@ def audit(
     weights: _RunWeights = None,
     revision: _RunRevision = None,
     device: Annotated[str, device_option("With --recompute: torch device.")] = "cpu",
+    out: Out = "results",
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
-    values = merge(_AUDIT, flags)
-    out, as_json, quiet = str(values["out"].value), bool(values["json"].value), bool(values["quiet"].value)
     _check_audit(decoders or (), bool(run), compiled, bool(recompute or weights or revision), device)
     if run:
-        return audit_runs(run, out, recompute, weights, revision, device, as_json, quiet)
+        return audit_runs(run, out, recompute, weights, revision, device, json, quiet)
     rows = _audit_decoders(decoders or (), samples, seed, compiled, quiet)
-    print_json(rows) if as_json else _print_audit(rows)
+    print_json(rows) if json else _print_audit(rows)
     from specbench.checks.losslessness import LOSSLESS, LOSSY
 
     if failed := [str(row["decoder"]) for row in rows if row["declared"] == LOSSLESS and row["verdict"] == LOSSY]:
@@ -323,27 +316,25 @@ _CHECK_HELP = help_of(
 )
 
 
-@flags(_CHECK)
 def check(
-    flags: dict,
     decoders: Annotated[list[str] | None, decoders_argument("none")] = None,
     model: Annotated[str | None, model_option("Test this model.")] = None,
     metric: Annotated[str | None, metric_option("Test this metric.")] = None,
     prompts: _TestedPrompts = None,
     samples: _ContractSamples = _DEFAULT_SAMPLES,
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
-    values = merge(_CHECK, flags)
     if not (decoders or model or metric or prompts):
         raise SpecbenchError("nothing to check", "name decoders, or --model, --metric or --prompts")
     from specbench.checks.contracts import check_all
     from specbench.checks.findings import FAILED
 
-    quiet = values["quiet"].value
     announce = None if quiet else lambda name: console.say(f"checking {name}")
     rows = list(check_all(decoders or (), model, metric, prompts, samples, announce))
     several = len({row["name"] for row in rows}) > 1
     columns = ("name", "check", "status", "detail") if several else ("check", "status", "detail")
-    print_json(rows) if values["json"].value else print_table(rows, columns, ("status",))
+    print_json(rows) if json else print_table(rows, columns, ("status",))
     failed = [f"{row['check']} of {row['name']}" for row in rows if row["status"] == FAILED]
     if failed:
         raise SpecbenchError(f"failed: {', '.join(failed)}", "the table has the details", GATE)

@@ -8,14 +8,13 @@ import typer
 from rich.text import Text
 
 from specbench.cli.commands import help_of
-from specbench.cli.options import Reference, flags, option, print_json, print_table, run_argument
-from specbench.runs.settings import JSON, OUT, merge
+from specbench.cli.options import Json, Out, Reference, option, run_argument
+from specbench.cli.output import print_json, print_table
 from specbench.system import console
 from specbench.system.console import fitted
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
-_SETTINGS = (OUT, JSON)
 _HELP = help_of("compare")
 
 _FailIf = Annotated[
@@ -32,25 +31,24 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="compare", help=_HELP, epilog='In a script: --fail-if "speedup<0.98" exits with code 4')(compare)
 
 
-@flags(_SETTINGS)
 def compare(
-    flags: dict,
     run_a: Annotated[str, run_argument("RUN_A", "Baseline run: run id, prefix of a run id, or run folder.")],
     run_b: Annotated[str, run_argument("RUN_B", "Run to compare with the baseline.")],
     fail_if: _FailIf = None,
     reference: Reference = None,
+    out: Out = "results",
+    json: Json = False,
 ) -> None:
-    values = merge(_SETTINGS, flags)
     from specbench import api
     from specbench.metrics.base import Settings
     from specbench.reporting.compare import Gate
 
     gates = [Gate.parse(text) for text in fail_if or ()]
-    rows = api.compare(run_a, run_b, str(values["out"].value), Settings(reference=reference, offline=True))
-    if values["json"].value:
+    rows = api.compare(run_a, run_b, out, Settings(reference=reference, offline=True))
+    if json:
         print_json(rows)
     else:
-        _print_comparison(rows, *(_described(run, str(values["out"].value)) for run in (run_a, run_b)))
+        _print_comparison(rows, *(_described(run, out) for run in (run_a, run_b)))
     for gate in gates:
         gate.check(rows)
 

@@ -5,6 +5,7 @@ Every function takes the text typed so far and returns what it may become. What 
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -47,7 +48,7 @@ def of_setting(setting: Setting) -> Complete | None:
         "ids": prompt_ids,
         "category": categories,
     }
-    names = (*setting.option.choices, *setting.words)
+    names = (*setting.choices, *setting.words)
     return named.get(setting.name) or (_from(lambda ctx: names) if names else None)
 
 
@@ -83,34 +84,18 @@ def _read(names: Callable[[], Iterable[str]]) -> list[str]:
         return []
 
 
-def _decoder_names(ctx) -> Iterable[str]:
-    from specbench.specs.presets import PRESETS
+def _named(place: str) -> Callable[[Any], Iterable[str]]:
+    """Names that stand at "module:attribute", or that its function returns."""
 
-    return PRESETS
+    def names(ctx) -> Iterable[str]:
+        module, _, attribute = place.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+        return found() if callable(found) else found
 
-
-def _model_names(ctx) -> Iterable[str]:
-    from specbench.models.catalog import models as all_models
-
-    return all_models()
-
-
-def _metric_names(ctx) -> Iterable[str]:
-    from specbench.metrics.catalog import metric_names
-
-    return metric_names()
+    return names
 
 
-def _table_names(ctx) -> Iterable[str]:
-    from specbench.papers.table_files import table_names
-
-    return table_names()
-
-
-def _set_names(ctx) -> Iterable[str]:
-    from specbench.prompts import prompt_set_names
-
-    return prompt_set_names()
+_table_names = _named("specbench.papers.table_files:table_names")
 
 
 def _run_names(ctx) -> Iterable[str]:
@@ -141,14 +126,14 @@ def _prompts(ctx):
 
 
 def _out(ctx) -> str:
-    return ctx.params.get("flag_out") or os.environ.get("SPECBENCH_OUT") or "results"
+    return ctx.params.get("out") or ctx.params.get("flag_out") or os.environ.get("SPECBENCH_OUT") or "results"
 
 
-decoders = _from_list(_decoder_names)
-models = _from(_model_names)
-metrics = _from(_metric_names)
+decoders = _from_list(_named("specbench.specs.presets:PRESETS"))
+models = _from(_named("specbench.models.catalog:models"))
+metrics = _from(_named("specbench.metrics.catalog:metric_names"))
 tables = _from(_table_names)
-prompt_sets = _from(_set_names)
+prompt_sets = _from(_named("specbench.prompts:prompt_set_names"))
 runs = _from(_run_names)
 runs_or_tables = _from(lambda ctx: [*_run_names(ctx), *_table_names(ctx)])
 prompt_ids = _from_list(_prompt_ids)

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from specbench.cli.commands import help_of
-from specbench.cli.options import flags, print_json, print_table
-from specbench.runs.settings import JSON, QUIET, Setting, merge
-from specbench.specs.options import Option
+from specbench.cli.options import OUTPUT, Json, Quiet, option
+from specbench.cli.output import print_json, print_table
 from specbench.system import console
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
-_LIMIT = Setting(Option("limit", 8, "number of prompts", minimum=1), "What to run", "N")
-_OUT = Setting(Option("out", "results/demo", "folder of the runs, the table and the image grid"), "Output", "DIR")
-_SETTINGS = (_LIMIT, _OUT, QUIET, JSON)
-_HELP = help_of("demo")
+_Limit = Annotated[
+    int, option("--limit", "N", "Number of prompts.", min=1, envvar="SPECBENCH_LIMIT", show_envvar=False)
+]
+_Out = Annotated[
+    Path,
+    option("--out", "DIR", "Folder of the runs, the table and the image grid.", envvar="SPECBENCH_OUT", **OUTPUT),
+]
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(
-        name="demo", help=_HELP, epilog="The same step by step: specbench run, specbench score, specbench report"
-    )(demo)
+    epilog = "The same step by step: specbench run, specbench score, specbench report"
+    app.command(name="demo", help=help_of("demo"), epilog=epilog)(demo)
 
 
-@flags(_SETTINGS)
-def demo(flags: dict) -> None:
-    values = merge(_SETTINGS, flags)
+def demo(limit: _Limit = 8, out: _Out = Path("results/demo"), quiet: Quiet = False, json: Json = False) -> None:
     from specbench import api
     from specbench.reporting.answer import answer
     from specbench.reporting.demo import PICTURE, TABLES, headline
 
-    out = Path(str(values["out"].value))
-    quiet = bool(values["quiet"].value)
-    rows = api.demo(out, int(values["limit"].value), None if quiet else console.ProgressReporter())
-    if values["json"].value:
+    rows = api.demo(out, limit, None if quiet else console.ProgressReporter())
+    if json:
         return print_json(rows)
     table = headline(rows)
     print_table(table, list(table[0]))

@@ -9,23 +9,13 @@ import typer
 from rich.text import Text
 
 from specbench.cli.commands import help_of
-from specbench.cli.options import (
-    flags,
-    model_option,
-    option,
-    print_json,
-    print_table,
-    runs_argument,
-    switch,
-    threads_option,
-)
+from specbench.cli.options import Json, Out, model_option, option, runs_argument, switch, threads_option
+from specbench.cli.output import print_json, print_table
 from specbench.errors import SpecbenchError
-from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
-_SETTINGS = (OUT, JSON)
 _HELP = help_of(
     "forecast",
     "Tokens per step come from runs, or from what a paper printed; the time of a step from the roofline of the "
@@ -63,9 +53,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="forecast", help=_HELP, epilog=epilog)(forecast)
 
 
-@flags(_SETTINGS)
 def forecast(
-    flags: dict,
     sources: _Sources = None,
     on: _On = None,
     model: Annotated[str | None, model_option("Model.", show_default="the sources' model")] = None,
@@ -78,13 +66,13 @@ def forecast(
     overhead: _Overhead = _DEFAULTS[3],
     threads: Annotated[int, threads_option("Threads of --on cpu; 0 uses all.")] = _DEFAULTS[4],
     printed: _Printed = False,
+    out: Out = "results",
+    json: Json = False,
 ) -> None:
-    values = merge(_SETTINGS, flags)
-    out, as_json = str(values["out"].value), bool(values["json"].value)
     if printed:
         if (on, model, dtype, batch, bandwidth, flops, overhead, threads) != (None, None, None, *_DEFAULTS):
             raise SpecbenchError("--printed is for the papers' own models and GPUs", "leave out all other options")
-        return _print_printed(sources or (), as_json)
+        return _print_printed(sources or (), json)
     if on is None:
         raise SpecbenchError("--on is missing", "for example --on A100, or --on 2039GB/s,312TFLOP/s")
     from specbench.papers.printed_speed import OWN_OVERHEAD, forecast_sources, read_range
@@ -93,7 +81,7 @@ def forecast(
     spent = None if overhead == OWN_OVERHEAD else read_range("overhead-ms", overhead)
     shares = read_range("bandwidth-share", bandwidth), read_range("flops-share", flops)
     rows = forecast_sources(sources or (), on, model, out, batch, dtype, *shares, spent, threads or available_threads())
-    print_json(rows) if as_json else _print_forecast(rows)
+    print_json(rows) if json else _print_forecast(rows)
 
 
 def _print_forecast(rows: Sequence[Mapping]) -> None:

@@ -8,14 +8,11 @@ from typing import Annotated
 import typer
 
 from specbench.cli.commands import help_of
-from specbench.cli.options import device_option, flags, model_option, option, print_json, print_table, threads_option
-from specbench.runs.settings import JSON, QUIET, merge
+from specbench.cli.options import Json, Quiet, device_option, model_option, option, threads_option
+from specbench.cli.output import print_json, print_table
 from specbench.system import console
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
-_TRAIN = (QUIET,)
-_CHECK = (JSON,)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -54,9 +51,7 @@ _SelectionSeed = Annotated[
 ]
 
 
-@flags(_TRAIN)
 def train_head(
-    flags: dict,
     *,
     model: _Model = "shapes",
     out: _Out,
@@ -69,10 +64,11 @@ def train_head(
     seed: Annotated[int, option("--seed", "N", "Random seed.")] = 0,
     device: _Device = "cpu",
     threads: _Threads = 0,
+    quiet: Quiet = False,
 ) -> None:
     from specbench import api
 
-    progress = None if merge(_TRAIN, flags)["quiet"].value else _Progress()
+    progress = None if quiet else _Progress()
     try:
         print(
             api.train_head(
@@ -117,9 +113,7 @@ class _Progress:
             self._bar.finish()
 
 
-@flags(_CHECK)
 def check_head(
-    flags: dict,
     model: _Model = "shapes",
     head: _Head = "",
     kind: _Kind = "eagle",
@@ -129,9 +123,9 @@ def check_head(
     seed: _SelectionSeed = 10**6,
     device: _Device = "cpu",
     threads: _Threads = 0,
+    json: Json = False,
 ) -> None:
     from specbench import api
 
     rows = api.check_head(model, head, data, images, depths, seed, device, threads, kind)
-    as_json = merge(_CHECK, flags)["json"].value
-    print_json(rows) if as_json else print_table(rows, ("depth", "tv", "tv_low", "tv_high", "acceptance"))
+    print_json(rows) if json else print_table(rows, ("depth", "tv", "tv_low", "tv_high", "acceptance"))

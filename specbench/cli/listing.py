@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from specbench.cli import completion
 from specbench.cli.commands import help_of
-from specbench.cli.options import flags, print_json, print_table
-from specbench.runs.settings import JSON, OUT, merge
+from specbench.cli.options import Json, Out
+from specbench.cli.output import print_json, print_table
 from specbench.system import console
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
-_SETTINGS = (OUT, JSON)
 _COLUMNS = {
     "models": ("name", "height", "width", "tokens", "parameters_b", "memory_gib", "on_disk", "hub_id", "licence"),
     "decoders": ("name", "lossless", "summary", "options", "paper"),
@@ -24,26 +24,21 @@ _COLUMNS = {
     "runs": ("name", "model", "source", "decoder", "options", "prompts", "seed", "images"),
 }
 """Columns shown of each kind; --json has them all."""
+_Kind = Annotated[
+    str,
+    typer.Argument(metavar="WHAT", help=f"One of {', '.join(_COLUMNS)}.", autocompletion=completion.of(*_COLUMNS)),
+]
 
 
 def add_to(app: typer.Typer) -> None:
     app.command(name="list", help=help_of("list"))(list_things)
 
 
-@flags(_SETTINGS)
-def list_things(
-    flags: dict,
-    kind: str = typer.Argument(
-        metavar="WHAT",
-        help="One of models, decoders, metrics, prompts, tables, runs.",
-        autocompletion=completion.of(*_COLUMNS),
-    ),
-) -> None:
-    values = merge(_SETTINGS, flags)
+def list_things(kind: _Kind, out: Out = "results", json: Json = False) -> None:
     from specbench.papers.listing import list_items
 
-    rows = list_items(kind, Path(str(values["out"].value)), console.warn)
-    if values["json"].value:
+    rows = list_items(kind, Path(out), console.warn)
+    if json:
         print_json(rows)
     else:
         empty = () if any(row.get("source") for row in rows) else ("source",)

@@ -10,14 +10,13 @@ import typer
 
 from specbench.cli import completion
 from specbench.cli.commands import help_of
-from specbench.cli.options import Run, flags, option, print_json, print_table
+from specbench.cli.options import Json, Out, Run, option
+from specbench.cli.output import print_json, print_table
 from specbench.errors import unknown_name
-from specbench.runs.settings import JSON, OUT, merge
 from specbench.system import console
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
-_SETTINGS = (OUT, JSON)
 _BENCHMARKS = ("geneval", "t2i-compbench")
 _Benchmark = Annotated[
     str,
@@ -35,14 +34,13 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="import", help=help_of("import"))(import_results)
 
 
-@flags(_SETTINGS)
 def export(
-    flags: dict,
     benchmark: _Benchmark,
     run: Run,
     to: Annotated[Path, option("--to", "DIR", "New or empty folder.")],
+    out: Out = "results",
 ) -> None:
-    folder = _run(flags, benchmark, run)
+    folder = _run(out, benchmark, run)
     from specbench.metrics.official_exchange import export_images
 
     count = export_images(benchmark, folder, to)
@@ -50,25 +48,19 @@ def export(
     print(to)
 
 
-@flags(_SETTINGS)
 def import_results(
-    flags: dict,
-    benchmark: _Benchmark,
-    run: Run,
-    results: _Results,
+    benchmark: _Benchmark, run: Run, results: _Results, out: Out = "results", json: Json = False
 ) -> None:
-    folder = _run(flags, benchmark, run)
+    folder = _run(out, benchmark, run)
     from specbench.metrics.official_exchange import import_scores
 
     rows = import_scores(benchmark, folder, results)
-    print_json(rows) if merge(_SETTINGS, flags)["json"].value else print_table(
-        rows, ("run_id", "metric", "value", "low", "high", "n")
-    )
+    print_json(rows) if json else print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))
 
 
-def _run(flags: dict, benchmark: str, run: str) -> Path:
+def _run(out: str, benchmark: str, run: str) -> Path:
     if benchmark not in _BENCHMARKS:
         raise unknown_name("benchmark", benchmark, _BENCHMARKS)
     from specbench.store.run_folders import find_runs
 
-    return find_runs(str(merge(_SETTINGS, flags)["out"].value), [run])[0]
+    return find_runs(out, [run])[0]

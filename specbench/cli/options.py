@@ -1,175 +1,29 @@
-"""Command-line flags generated from `specbench.runs.settings`, and printing of tables and JSON."""
+"""Options and arguments of commands: those that several share, and the flags of `run` and `bench`, which are generated
+from `specbench.runs.settings`.
+
+A type such as `Runs` or `Out` is a whole parameter. Where only the help differs, a function makes the annotation:
+`Annotated[str | None, model_option("Test this model.")]`.
+"""
 
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.box import MARKDOWN
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
 
 from specbench.cli import completion
 from specbench.runs.settings import Setting
 from specbench.specs.options import Option, plain
 from specbench.specs.presets import PRESETS, options_of
-from specbench.system import console
-from specbench.system.console import fitted_distinct, one_line
-from specbench.system.json_values import nonfinite_as_null
-
-
-def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None) -> Callable:
-    """Decorate a command so that it accepts `settings` as flags.
-
-    The command's parameter `flags` receives a dict by setting name; flags that were not given are None.
-
-    Args:
-        defaults: text shown as the default of these settings, where the command replaces the setting's own default.
-    """
-    defaults = defaults or {}
-
-    def decorate(command: Callable) -> Callable:
-        by_parameter = {_parameter_name(setting): setting for setting in settings}
-
-        def wrapper(**arguments):
-            given = {by_parameter[name].name: arguments.pop(name) for name in by_parameter}
-            return command(**arguments, flags=given)
-
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        kept = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own if parameter.name != "flags"]
-        generated = [_parameter(name, setting, defaults.get(setting.name)) for name, setting in by_parameter.items()]
-        wrapper.__signature__ = inspect.Signature([*generated, *kept])
-        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in (*generated, *kept)}
-        wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
-        return wrapper
-
-    return decorate
-
-
-def _parameter_name(setting: Setting) -> str:
-    return "flag_" + setting.name.replace("-", "_")
-
-
-def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Parameter:
-    switch = setting.option.type is bool
-    kind = bool | None if switch else list[str] | None if setting.many else str | None
-    short = {"quiet": ["-q"]}.get(setting.name, [])
-    option = typer.Option(
-        f"--{setting.name}",
-        *short,
-        help=_help(setting, default),
-        metavar=setting.metavar,
-        rich_help_panel=setting.panel,
-        show_default=False,
-        autocompletion=completion.of_setting(setting),
-    )
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
-
-
-def _help(setting: Setting, default: str | None) -> str:
-    if setting.panel == "Decoder options":
-        return "; ".join(_decoder_help(option) for option in (setting.option, *setting.others))
-    text = _sentence(setting.option.help)
-    if default is None and (setting.unset or setting.option.type is bool or setting.default in ("", [])):
-        return text
-    return f"{text} [dim](default {escape(default or str(setting.option.default))})[/dim]"
-
-
-def _sentence(text: str) -> str:
-    return escape(text[:1].upper() + text[1:])
-
-
-def _decoder_help(option: Option) -> str:
-    """Describe a decoder option with its default by decoder: "Cluster size (gsd 10)"."""
-    defaults: dict[object, list[str]] = {}
-    for name, known in _options_by_preset(tuple(PRESETS)).items():
-        own = known.get(option.name)
-        if own and own.help == option.help:
-            defaults.setdefault(own.default, []).append(name)
-    shown = {value: _default(value) for value in defaults}
-    rare = [f"{'/'.join(names)} {shown[value]}".strip() for value, names in defaults.items() if len(names) <= 4]
-    common = [f"default {shown[value]}" for value, names in defaults.items() if len(names) > 4 and shown[value]]
-    owners = ", ".join([*common, *rare]) or ("" if defaults else "used by no preset")
-    return _sentence(option.help) + (f" [dim]({escape(owners)})[/dim]" if owners else "")
-
-
-@cache
-def _options_by_preset(names: tuple[str, ...]) -> dict[str, dict[str, Option]]:
-    return {name: options_of(PRESETS[name]) for name in names}
-
-
-def _default(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else ""
-    return plain(value)
-
-
-def print_json(rows: Iterable[dict]) -> None:
-    """Print rows as one JSON array on stdout; NaN and infinity become null, other types text."""
-    print(json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False, default=str))
-
-
-def print_table(rows: Sequence[dict], columns: Sequence[str], kept: Sequence[str] = ()) -> None:
-    """Print rows as a table on stdout: fitted to the width of a terminal, without empty columns; as markdown
-    elsewhere.
-
-    Args:
-        kept: columns that stand in the table even where all rows agree, besides the first.
-    """
-    if console.is_terminal():
-        return _print_fitted(rows, columns, kept)
-    markdown = Console(width=1000)
-    with markdown.capture() as text:
-        markdown.print(_markdown(rows, columns))
-    print(text.get().strip())
-
-
-def _print_fitted(rows: Sequence[dict], columns: Sequence[str], kept: Sequence[str]) -> None:
-    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
-    numeric = [place for place, column in enumerate(columns) if all(_numeric(row.get(column)) for row in rows)]
-    screen = console.stdout()
-    headings = [column.replace("_", " ") for column in columns]
-    stay = [0, *(columns.index(name) for name in kept)]
-    screen.print(fitted_distinct(headings, cells, screen.width, stay, right=numeric))
-
-
-def _numeric(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
-
-
-def _markdown(rows: Sequence[dict], columns: Sequence[str]) -> Table:
-    table = Table(box=MARKDOWN, header_style="bold", padding=(0, 1), pad_edge=True)
-    for column in columns:
-        table.add_column(column.replace("_", " "), overflow="fold")
-    for row in rows:
-        cells = (one_line(_cell(row.get(column))) for column in columns)
-        table.add_row(*(Text(cell.replace("|", "\\|")) for cell in cells))
-    return table
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={plain(item)}" for key, item in value.items()) or "-"
-    if isinstance(value, list | tuple):
-        return ", ".join(map(str, value)) or "-"
-    return plain(value)
-
-
-# Arguments and options that several commands share: their names, placeholders and completion in one place.
 
 TABLE_FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 RUN_FORMATS = ("markdown", "csv", "json", "latex", "html", "parquet")
+OUTPUT: dict[str, Any] = {"show_envvar": False, "rich_help_panel": "Output"}
 _RUN = "Run id, prefix of a run id, or run folder."
 _RUNS = "Run ids, prefixes of run ids, or run folders."
 _DECODERS = "Decoder names, or plug-ins as package.module:Name."
@@ -180,9 +34,9 @@ def option(name: str, metavar: str, help: str, **more: Any) -> Any:
     return typer.Option(name, metavar=metavar, help=help, **more)
 
 
-def switch(name: str, help: str, **more: Any) -> Any:
+def switch(name: str, help: str, *short: str, **more: Any) -> Any:
     """An option without a value; further arguments as for `typer.Option`."""
-    return typer.Option(name, help=help, **more)
+    return typer.Option(name, *short, help=help, **more)
 
 
 def model_option(help: str, **more: Any) -> Any:
@@ -251,3 +105,92 @@ Reference = Annotated[
     Path | None, option("--reference", "DIR", "Folder of reference images for FID.", show_default="the COCO images")
 ]
 Offline = Annotated[bool, switch("--offline", "Disable downloads (also HF_HUB_OFFLINE=1).")]
+Out = Annotated[str, option("--out", "DIR", "Results folder.", envvar="SPECBENCH_OUT", **OUTPUT)]
+Quiet = Annotated[bool, switch("--quiet", "Print only errors.", "-q", envvar="SPECBENCH_QUIET", **OUTPUT)]
+Json = Annotated[bool, switch("--json", "Print one JSON array on stdout.", envvar="SPECBENCH_JSON", **OUTPUT)]
+
+
+def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None) -> Callable:
+    """Decorate a command so that it accepts `settings` as flags.
+
+    The command's parameter `flags` receives a dict by setting name; flags that were not given are None.
+
+    Args:
+        defaults: text shown as the default of these settings, where the command replaces the setting's own default.
+    """
+    defaults = defaults or {}
+
+    def decorate(command: Callable) -> Callable:
+        by_parameter = {_parameter_name(setting): setting for setting in settings}
+
+        def wrapper(**arguments):
+            given = {by_parameter[name].name: arguments.pop(name) for name in by_parameter}
+            return command(**arguments, flags=given)
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        kept = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own if parameter.name != "flags"]
+        generated = [_parameter(name, setting, defaults.get(setting.name)) for name, setting in by_parameter.items()]
+        wrapper.__signature__ = inspect.Signature([*generated, *kept])
+        wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in (*generated, *kept)}
+        wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+        return wrapper
+
+    return decorate
+
+
+def _parameter_name(setting: Setting) -> str:
+    return "flag_" + setting.name.replace("-", "_")
+
+
+def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Parameter:
+    switch = setting.type is bool
+    kind = bool | None if switch else list[str] | None if setting.many else str | None
+    short = {"quiet": ["-q"]}.get(setting.name, [])
+    option = typer.Option(
+        f"--{setting.name}",
+        *short,
+        help=_help(setting, default),
+        metavar=setting.metavar,
+        rich_help_panel=setting.panel,
+        show_default=False,
+        autocompletion=completion.of_setting(setting),
+    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
+
+
+def _help(setting: Setting, default: str | None) -> str:
+    if setting.panel == "Decoder options":
+        return "; ".join(_decoder_help(option) for option in (setting, *setting.others))
+    text = _sentence(setting.help)
+    if default is None and (setting.unset or setting.type is bool or setting.value_unset in ("", [])):
+        return text
+    return f"{text} [dim](default {escape(default or str(setting.default))})[/dim]"
+
+
+def _sentence(text: str) -> str:
+    return escape(text[:1].upper() + text[1:])
+
+
+def _decoder_help(option: Option) -> str:
+    """Describe a decoder option with its default by decoder: "Cluster size (gsd 10)"."""
+    defaults: dict[object, list[str]] = {}
+    for name, known in _options_by_preset(tuple(PRESETS)).items():
+        own = known.get(option.name)
+        if own and own.help == option.help:
+            defaults.setdefault(own.default, []).append(name)
+    shown = {value: _default(value) for value in defaults}
+    rare = [f"{'/'.join(names)} {shown[value]}".strip() for value, names in defaults.items() if len(names) <= 4]
+    common = [f"default {shown[value]}" for value, names in defaults.items() if len(names) > 4 and shown[value]]
+    owners = ", ".join([*common, *rare]) or ("" if defaults else "used by no preset")
+    return _sentence(option.help) + (f" [dim]({escape(owners)})[/dim]" if owners else "")
+
+
+@cache
+def _options_by_preset(names: tuple[str, ...]) -> dict[str, dict[str, Option]]:
+    return {name: options_of(PRESETS[name]) for name in names}
+
+
+def _default(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else ""
+    return plain(value)

@@ -9,14 +9,14 @@ import typer
 
 from specbench.cli import completion
 from specbench.cli.commands import CommandLine, help_of
-from specbench.cli.options import Offline, flags, option, print_json, print_table, switch
+from specbench.cli.options import Json, Offline, flags, option, switch
+from specbench.cli.output import print_json, print_table
 from specbench.cli.progress import transfer
-from specbench.runs.settings import DRAWN, JSON, merge
+from specbench.runs.settings import DRAWN, merge
 from specbench.system import console
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
-_SHOW = (*DRAWN, JSON)
 _Name = Annotated[
     str,
     typer.Argument(
@@ -66,20 +66,21 @@ def fetch(
     print(folder)
 
 
-@flags(_SHOW)
+@flags(DRAWN)
 def show(
     flags: dict,
     name: _NameOrFile,
+    json: Json = False,
 ) -> None:
     from specbench import api
 
-    values = merge(_SHOW, flags)
+    values = merge(DRAWN, flags)
     chosen = {setting.name: values[setting.name].value for setting in DRAWN}
     rows = api.show_prompts(
         name, chosen["limit"], chosen["offset"], chosen["sample"], chosen["per-category"], chosen["category"],
         chosen["ids"],
     )  # fmt: skip
-    if values["json"].value:
+    if json:
         print_json(rows)
     else:
         print_table([row | {"text": " ".join(row["text"].split())} for row in rows], ("id", "category", "text"))

@@ -13,32 +13,30 @@ from specbench.cli import completion
 from specbench.cli.commands import help_of
 from specbench.cli.options import (
     RUN_FORMATS,
+    Json,
     Offline,
+    Out,
+    Quiet,
     Reference,
     Runs,
     device_option,
-    flags,
     format_option,
     metric_option,
     model_option,
     option,
-    print_json,
-    print_table,
     prompts_option,
     protocol_option,
     python_option,
     runs_argument,
     switch,
 )
+from specbench.cli.output import print_json, print_table
 from specbench.cli.progress import ScoreProgress, TransferLines
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.runs.settings import JSON, OUT, QUIET, merge
 from specbench.system import console
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
-_SCORE = (OUT, QUIET, JSON)
-_READ = (OUT, JSON)
 _REPORT = help_of(
     "report",
     "With the name of a paper's table (see specbench list tables) instead of runs: print that table, with the "
@@ -82,9 +80,7 @@ _Python = Annotated[
 ]
 
 
-@flags(_SCORE)
 def score(
-    flags: dict,
     runs: Runs = None,
     metric: _Metrics = None,
     protocol: _Protocol = None,
@@ -97,9 +93,10 @@ def score(
     against: _Against = None,
     cross_check: _CrossCheck = False,
     python: _Python = None,
+    out: Out = "results",
+    quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
-    values = merge(_SCORE, flags)
-    out, as_json, verbose = str(values["out"].value), bool(values["json"].value), not values["quiet"].value
     names = _metrics_asked_for(metric or (), protocol)
     _check_score(images, prompts, bool(runs), bool(names), against, cross_check, python)
     named = [*(runs or ()), *([against] if against else [])]
@@ -116,10 +113,10 @@ def score(
     from specbench.metrics.scoring import joint_problem
     from specbench.system.torch_device import best_device
 
-    progress = TransferLines("weights") if verbose else None
+    progress = None if quiet else TransferLines("weights")
     settings = Settings(device or best_device(), batch, reference, offline, progress)
     settings.check()
-    options = {"protocol": protocol, "settings": settings, "reporter": ScoreProgress() if verbose else None}
+    options = {"protocol": protocol, "settings": settings, "reporter": None if quiet else ScoreProgress()}
     problems: list[SpecbenchError] = []
     if images is not None:
         rows = api.score_folder(images, prompts, metric or None, out, **options)
@@ -127,12 +124,12 @@ def score(
         rows = api.score(named if runs else (), metric or None, out, problems=problems, **options)
     if cross_check:
         rows = api.cross_check(names, runs or (), out, images, prompts, settings, python)
-        return print_json(rows) if as_json else print_table(rows, list(rows[0]) if rows else ())
+        return print_json(rows) if json else print_table(rows, list(rows[0]) if rows else ())
     if against:
         rows = api.differences(against, runs or (), names, out, settings)
-    if verbose and images is None:
+    if not quiet and images is None:
         _say_drawn(out, named if runs else ())
-    _print_scores(rows, bool(against), as_json)
+    _print_scores(rows, bool(against), json)
     if problems:
         raise joint_problem(problems, others=True)
 
@@ -246,9 +243,7 @@ _TablePrompts = Annotated[
 ]
 
 
-@flags(_READ)
 def report(
-    flags: dict,
     runs: Annotated[list[str] | None, runs_argument(with_tables=True)] = None,
     fmt: Annotated[str, format_option(RUN_FORMATS)] = "markdown",
     html: _Page = None,
@@ -256,11 +251,12 @@ def report(
     to: _To = None,
     model: _TableModel = None,
     prompts: _TablePrompts = None,
+    out: Out = "results",
+    json: Json = False,
 ) -> None:
     from specbench.papers.table_files import refuse_mistyped, table_names
 
-    values = merge(_READ, flags)
-    fmt, out = "json" if values["json"].value else fmt, str(values["out"].value)
+    fmt = "json" if json else fmt
     if set(runs or ()) & set(table_names()):
         from specbench.cli.bench import report_tables
 

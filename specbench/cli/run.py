@@ -14,7 +14,8 @@ import typer
 from rich.text import Text
 
 from specbench.cli.commands import help_of
-from specbench.cli.options import dry_run_switch, flags, option, print_json, print_table, switch
+from specbench.cli.options import dry_run_switch, flags, option, switch
+from specbench.cli.output import print_json, print_table
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import Value, check_environment, merge, read_config, run_settings
 from specbench.system import console

@@ -11,13 +11,12 @@ from rich.console import Console, RenderableType
 
 from specbench.cli import completion
 from specbench.cli.commands import help_of
-from specbench.cli.options import Run, flags, option, print_json
+from specbench.cli.options import Json, Out, Run, option
+from specbench.cli.output import print_json
 from specbench.errors import SpecbenchError
-from specbench.runs.settings import JSON, OUT, merge
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
-_SETTINGS = (OUT, JSON)
 _PLAIN_WIDTH = 120
 _Prompt = Annotated[
     str | None,
@@ -34,23 +33,22 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="show", help=help_of("show"))(show)
 
 
-@flags(_SETTINGS)
 def show(
-    flags: dict,
     run: Run,
     prompt: _Prompt = None,
     sample: Annotated[int, option("--sample", "N", "Sample index of the image.", min=0)] = 0,
+    out: Out = "results",
+    json: Json = False,
 ) -> None:
-    values = merge(_SETTINGS, flags)
     from specbench.store.run_folders import find_runs
 
-    folders = find_runs(str(values["out"].value), [run])
+    folders = find_runs(out, [run])
     if prompt is None:
-        _show_runs(folders, bool(values["json"].value))
+        _show_runs(folders, json)
     elif len(folders) > 1:
         raise SpecbenchError(f"'{run}' matches {len(folders)} runs", "name the run of the image")
     else:
-        _show_image(folders[0], prompt, sample, bool(values["json"].value))
+        _show_image(folders[0], prompt, sample, json)
 
 
 def _show_runs(folders: list[Path], as_json: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -30,40 +30,35 @@ OTHER_VARIABLES = (
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A setting of a command and its presentation in help.
+class Setting(Option):
+    """An option of `specbench run` and its presentation in help.
 
     Attributes:
-        option: name, default, help and accepted values.
         panel: the help panel it belongs to.
         metavar: placeholder of its value in help screens; empty for switches.
-        unset: source of the value when it is not set, for example "the model"; empty when `option.default` applies.
+        unset: source of the value when it is not set, for example "the model"; empty when `default` applies.
         many: may be repeated, and accepts lists separated by commas.
-        words: extra words accepted beside `option`'s type, for example "auto" for a number.
+        words: extra words accepted beside the option's type, for example "auto" for a number.
         others: options with the same name of other decoders; the value stays text until a decoder parses it.
     """
 
-    option: Option
-    panel: str
-    metavar: str
+    panel: str = ""
+    metavar: str = ""
     unset: str = ""
     many: bool = False
     words: tuple[str, ...] = ()
     others: tuple[Option, ...] = ()
 
     @property
-    def name(self) -> str:
-        return self.option.name
-
-    @property
     def env(self) -> str:
         return _PREFIX + self.name.replace("-", "_").upper()
 
     @property
-    def default(self) -> object:
+    def value_unset(self) -> object:
+        """Value when it is not set."""
         if self.many:
-            return [self.option.default] if self.option.default else []
-        return None if self.unset else self.option.default
+            return [self.default] if self.default else []
+        return None if self.unset else self.default
 
     def parse(self, value: object) -> object:
         """Parse `value`, from any origin, into this setting's type.
@@ -75,12 +70,12 @@ class Setting:
             items = value if isinstance(value, list | tuple) else [value]
             return [part for item in items for part in split_list(str(item))]
         if isinstance(value, list | tuple | dict):
-            raise SpecbenchError(f"--{self.name} {value!r}: expected one value", self.option.help)
+            raise SpecbenchError(f"--{self.name} {value!r}: expected one value", self.help)
         if value in self.words:
             return value
         if any(_reads(option, value) for option in self.others):
             return value
-        parsed = self.option.parse(value)
+        parsed = super().parse(value)
         return value if self.others else parsed
 
 
@@ -109,205 +104,154 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def _panel(panel: str, default_unset: str = "") -> Callable[..., Setting]:
+    """A maker of the settings of one help panel."""
+
+    def setting(
+        name: str, default: Any, help: str, metavar: str = "", unset: str = default_unset, **more: Any
+    ) -> Setting:
+        return Setting(name, default, help, panel=panel, metavar=metavar, unset=unset, **more)
+
+    return setting
+
+
 _DTYPES = ("float32", "bfloat16", "float16")
 _MODES = ("latency", "throughput")
-_RUN, _WORKER_PANEL, _MODEL_PANEL = "What to run", "Where to run", "Model"
+_what, _where, _model = _panel("What to run"), _panel("Where to run"), _panel("Model")
+_sampling, _output = _panel("Sampling", "the model"), _panel("Output")
 
 DRAWN = (
-    Setting(Option("limit", 1, "use only the first N prompts", minimum=1), _RUN, "N", unset="all prompts"),
-    Setting(Option("offset", 0, "leave out the first N prompts", minimum=0), _RUN, "N"),
-    Setting(
-        Option("sample", 1, "use only a random sample of N prompts, the same one every time", minimum=1),
-        _RUN,
-        "N",
-        unset="all prompts",
-    ),
-    Setting(
-        Option("per-category", 1, "use only the first N prompts of each category", minimum=1),
-        _RUN,
-        "N",
-        unset="all prompts",
-    ),
-    Setting(Option("category", "", "use only the prompts of these categories"), _RUN, "NAME,...", many=True),
-    Setting(Option("ids", "", "use only the prompts with these ids"), _RUN, "ID,...", many=True),
+    _what("limit", 1, "use only the first N prompts", "N", "all prompts", minimum=1),
+    _what("offset", 0, "leave out the first N prompts", "N", minimum=0),
+    _what("sample", 1, "use only a random sample of N prompts, the same one every time", "N", "all prompts", minimum=1),
+    _what("per-category", 1, "use only the first N prompts of each category", "N", "all prompts", minimum=1),
+    _what("category", "", "use only the prompts of these categories", "NAME,...", many=True),
+    _what("ids", "", "use only the prompts with these ids", "ID,...", many=True),
 )
-"""Which prompts of a set are used, see `specbench.prompts.prompt_set`."""
+"""Which prompts of a set are used, see `specbench.prompts.prompt_set.Drawing`."""
 
 _WORK = (
-    Setting(
-        Option("decoder", "sjd", "decoders, each with optional inline options, for example ar,gsd:G=50,window=16"),
-        _RUN,
+    _what(
+        "decoder",
+        "sjd",
+        "decoders, each with optional inline options, for example ar,gsd:G=50,window=16",
         "NAME[:OPTION=VALUE,...]",
         many=True,
     ),
-    Setting(Option("prompts", "shapes", "name of a prompt set, or a file with prompts"), _RUN, "SET|FILE"),
+    _what("prompts", "shapes", "name of a prompt set, or a file with prompts", "SET|FILE"),
     *DRAWN,
-    Setting(Option("samples", 1, "images per prompt", minimum=1, maximum=10**6), _RUN, "N"),
-    Setting(Option("seed", 0, "random seed", minimum=0, maximum=MAX_SEED), _RUN, "N"),
-    Setting(
-        Option(
-            "batch",
-            1,
-            "images decoded together, or auto: as many as fit in memory (always 1 in latency mode)",
-            minimum=1,
-            maximum=4096,
-        ),
-        _RUN,
+    _what("samples", 1, "images per prompt", "N", minimum=1, maximum=10**6),
+    _what("seed", 0, "random seed", "N", minimum=0, maximum=MAX_SEED),
+    _what(
+        "batch",
+        1,
+        "images decoded together, or auto: as many as fit in memory (always 1 in latency mode)",
         "N|auto",
+        minimum=1,
+        maximum=4096,
         words=("auto",),
     ),
 )
 _WORKERS = (
-    Setting(
-        Option("workers", 1, "worker processes, each with its own copy of the model", minimum=1, maximum=4096),
-        _WORKER_PANEL,
+    _where(
+        "workers",
+        1,
+        "worker processes, each with its own copy of the model",
         "N",
-        unset="one, or with --ray one per GPU or node",
+        "one, or with --ray one per GPU or node",
+        minimum=1,
+        maximum=4096,
     ),
-    Setting(
-        Option("ray", "", "address of a running Ray cluster, or auto"),
-        _WORKER_PANEL,
-        "ADDRESS",
-        unset="this machine",
-    ),
-    Setting(
-        Option("shard", "", "decode only part I of N equal parts of the images"), _WORKER_PANEL, "I/N", unset="all"
-    ),
-    Setting(
-        Option(
-            "mode",
-            "",
-            "purpose of the run; latency: one image at a time, alone on the device; throughput: no latency is reported",
-            choices=_MODES,
-        ),
-        _WORKER_PANEL,
+    _where("ray", "", "address of a running Ray cluster, or auto", "ADDRESS", "this machine"),
+    _where("shard", "", "decode only part I of N equal parts of the images", "I/N", "all"),
+    _where(
+        "mode",
+        "",
+        "purpose of the run; latency: one image at a time, alone on the device; throughput: no latency is reported",
         "MODE",
-        unset="latency for one worker and batch 1",
+        "latency for one worker and batch 1",
+        choices=_MODES,
     ),
 )
 _MODEL = (
-    Setting(Option("model", "shapes", "model, one of 'specbench list models'"), _MODEL_PANEL, "NAME"),
-    Setting(
-        Option("weights", "", "checkpoint to load instead of the official one"),
-        _MODEL_PANEL,
-        "DIR|OWNER/NAME",
-        unset="the model",
-    ),
-    Setting(
-        Option("revision", "", "revision of the checkpoint's Hugging Face repository"),
-        _MODEL_PANEL,
-        "REF",
-        unset="the hub",
-    ),
-    Setting(
-        Option(
-            "guidance-rows",
-            "official",
-            "unconditional prompt of lumina and anole: official, or released as in SJD's and GSD's code, which keeps "
-            "the last token of the prompt",
-            choices=("official", "released"),
-        ),
-        _MODEL_PANEL,
+    _model("model", "shapes", "model, one of 'specbench list models'", "NAME"),
+    _model("weights", "", "checkpoint to load instead of the official one", "DIR|OWNER/NAME", "the model"),
+    _model("revision", "", "revision of the checkpoint's Hugging Face repository", "REF", "the hub"),
+    _model(
+        "guidance-rows",
+        "official",
+        "unconditional prompt of lumina and anole: official, or released as in SJD's and GSD's code, which keeps "
+        "the last token of the prompt",
         "NAME",
+        choices=("official", "released"),
     ),
-    Setting(
-        Option(
-            "prompt-form",
-            "official",
-            "prompt of anole: official (the bare text), or released (SJD's script: 'Generate an image of ' before it)",
-            choices=("official", "released"),
-        ),
-        _MODEL_PANEL,
+    _model(
+        "prompt-form",
+        "official",
+        "prompt of anole: official (the bare text), or released (SJD's script: 'Generate an image of ' before it)",
         "NAME",
+        choices=("official", "released"),
     ),
-    Setting(
-        Option("random-weights", False, "use random weights in the true architecture; measures speed only"),
-        _MODEL_PANEL,
-        "",
-    ),
-    Setting(
-        Option(
-            "scale",
-            "full",
-            "size of the model; tiny: random weights and a grid of 4 x 4 tokens",
-            choices=("full", "tiny"),
-        ),
-        _MODEL_PANEL,
+    _model("random-weights", False, "use random weights in the true architecture; measures speed only"),
+    _model(
+        "scale",
+        "full",
+        "size of the model; tiny: random weights and a grid of 4 x 4 tokens",
         "SIZE",
+        choices=("full", "tiny"),
     ),
-    Setting(
-        Option("dtype", "float32", f"number format of the weights: {', '.join(_DTYPES)}", choices=_DTYPES),
-        _MODEL_PANEL,
-        "TYPE",
-        unset="the model",
+    _model(
+        "dtype", "float32", f"number format of the weights: {', '.join(_DTYPES)}", "TYPE", "the model", choices=_DTYPES
     ),
-    Setting(Option("device", "cpu", "torch device, for example cpu, cuda or cuda:1"), _MODEL_PANEL, "DEVICE"),
-    Setting(
-        Option("threads", 0, "CPU threads; 0 uses all that are available to this process", minimum=0, maximum=1024),
-        _MODEL_PANEL,
-        "N",
-    ),
-    Setting(
-        Option(
-            "compile",
-            "auto",
-            "compile the decode step before timing; auto: on CUDA only (the first compilation takes minutes on CPU)",
-            choices=compiler.MODES,
-        ),
-        _MODEL_PANEL,
+    _model("device", "cpu", "torch device, for example cpu, cuda or cuda:1", "DEVICE"),
+    _model("threads", 0, "CPU threads; 0 uses all that are available to this process", "N", minimum=0, maximum=1024),
+    _model(
+        "compile",
+        "auto",
+        "compile the decode step before timing; auto: on CUDA only (the first compilation takes minutes on CPU)",
         "WHEN",
+        choices=compiler.MODES,
     ),
 )
-_SAMPLING = tuple(
-    Setting(option, "Sampling", metavar, unset="the model")
-    for metavar, option in (
-        ("X", Option("cfg", 1.0, "classifier-free guidance scale; 1 disables guidance", minimum=0.0, maximum=1e4)),
-        (
-            "X",
-            Option(
-                "temperature",
-                1.0,
-                "sampling temperature, applied after guidance",
-                above=0.0,
-                maximum=1e4,
-                outside="--top-k 1 takes the most probable token every time, as temperature 0 would",
-            ),
-        ),
-        ("K", Option("top-k", 0, "sample from the K most probable tokens; 0 disables the filter", minimum=0)),
-        (
-            "P",
-            Option(
-                "top-p",
-                1.0,
-                "sample from the smallest set of tokens with total probability P; 1 disables the filter",
-                above=0.0,
-                maximum=1.0,
-            ),
-        ),
-        (
-            "X",
-            Option(
-                "entropy-scale",
-                0.0,
-                "multiply the temperature by 2.5 exp(-H/X) + 0.6, H the entropy after top-k; 0 disables it",
-                minimum=0.0,
-                maximum=1e4,
-            ),
-        ),
-    )
+_SAMPLING = (
+    _sampling("cfg", 1.0, "classifier-free guidance scale; 1 disables guidance", "X", minimum=0.0, maximum=1e4),
+    _sampling(
+        "temperature",
+        1.0,
+        "sampling temperature, applied after guidance",
+        "X",
+        above=0.0,
+        maximum=1e4,
+        outside="--top-k 1 takes the most probable token every time, as temperature 0 would",
+    ),
+    _sampling("top-k", 0, "sample from the K most probable tokens; 0 disables the filter", "K", minimum=0),
+    _sampling(
+        "top-p",
+        1.0,
+        "sample from the smallest set of tokens with total probability P; 1 disables the filter",
+        "P",
+        above=0.0,
+        maximum=1.0,
+    ),
+    _sampling(
+        "entropy-scale",
+        0.0,
+        "multiply the temperature by 2.5 exp(-H/X) + 0.6, H the entropy after top-k; 0 disables it",
+        "X",
+        minimum=0.0,
+        maximum=1e4,
+    ),
 )
-OUT = Setting(Option("out", "results", "results folder"), "Output", "DIR")
-QUIET = Setting(Option("quiet", False, "print only errors"), "Output", "")
-TRACE = Setting(
-    Option(
+_OUTPUT = (
+    _output("out", "results", "results folder", "DIR"),
+    _output(
         "trace",
         False,
         "record per-token total variation between draft and target distributions, and the draft's top-1 probability",
     ),
-    "Output",
-    "",
+    _output("quiet", False, "print only errors"),
+    _output("json", False, "print one JSON array on stdout"),
 )
-JSON = Setting(Option("json", False, "print one JSON array on stdout"), "Output", "")
 OPEN_IN_TABLES = {
     *("model", "weights", "revision", "random-weights", "scale", "prompts", "limit", "ids", "samples", "seed"),
     *("offset", "sample", "per-category", "category"),
@@ -319,13 +263,9 @@ OPEN_IN_TABLES = {
 
 def decoder_settings() -> tuple[Setting, ...]:
     """List one setting per component kind (drafter, init, ...) and per option of any decoder, in help order."""
-    choices = (
-        Setting(
-            Option(kind, "", f"{COMPONENT_KINDS[kind]}: {', '.join(values)}", choices=tuple(values)),
-            "Decoder choices",
-            "NAME",
-            unset="the decoder",
-        )
+    choice, knob = _panel("Decoder choices", "the decoder"), _panel("Decoder options", "the decoder")
+    kinds = (
+        choice(kind, "", f"{COMPONENT_KINDS[kind]}: {', '.join(values)}", "NAME", choices=tuple(values))
         for kind, values in CHOICES.items()
     )
     variants: dict[str, dict[tuple, Option]] = {}
@@ -334,17 +274,15 @@ def decoder_settings() -> tuple[Setting, ...]:
     for option in chain(*(part.options for part in components), *presets):
         variants.setdefault(option.name, {}).setdefault((option.type, option.help), option)
     knobs = (
-        Setting(
-            first,
-            "Decoder options",
-            "N|auto" if name == "window" else _metavar(first),
-            unset="the decoder",
+        knob(
+            **vars(first),
+            metavar="N|auto" if name == "window" else _metavar(first),
             words=("auto",) if name == "window" else (),
             others=tuple(others),
         )
         for name, (first, *others) in ((name, found.values()) for name, found in variants.items())
     )
-    return (*choices, *knobs)
+    return (*kinds, *knobs)
 
 
 _TEXTS = {"tree": "TREE", "head": "DIR", "pairs": "FILE"}
@@ -361,7 +299,7 @@ def _metavar(option: Option) -> str:
 
 def run_settings() -> tuple[Setting, ...]:
     """List every setting of `specbench run`."""
-    return (*_WORK, *_WORKERS, *_MODEL, *_SAMPLING, *decoder_settings(), OUT, TRACE, QUIET, JSON)
+    return (*_WORK, *_WORKERS, *_MODEL, *_SAMPLING, *decoder_settings(), *_OUTPUT)
 
 
 def read_config(path: str | Path, known: Iterable[str]) -> dict[str, object]:
@@ -432,4 +370,4 @@ def _pick(setting: Setting, flags: Mapping, env: Mapping, config: Mapping, confi
                 if origin.startswith("flag"):
                     raise
                 raise SpecbenchError(f"{error.what} ({origin})", error.try_this, error.exit_code) from None
-    return Value(setting.default, f"left to {setting.unset}" if setting.unset else "default")
+    return Value(setting.value_unset, f"left to {setting.unset}" if setting.unset else "default")

@@ -99,7 +99,7 @@ def _accepted() -> dict[str, set[str]]:
     found["format"] = {"markdown", "csv", "latex", "json", "html", "parquet"}
     found["tree"] = {"chain", *NAMED}
     for setting in run_settings():
-        for option in (setting.option, *setting.others):
+        for option in (setting, *setting.others):
             found.setdefault(setting.name, set()).update((*option.choices, *setting.words))
     found["mode"] |= {"latency", "throughput"}
     return found

@@ -20,7 +20,7 @@ import tiny
 from hostile import TEXTS
 from rich.console import Console
 
-from specbench.cli.options import print_table
+from specbench.cli.output import print_table
 from specbench.errors import SpecbenchError
 from specbench.papers.join import join
 from specbench.papers.render import render_tables as render_paper

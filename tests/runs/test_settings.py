@@ -96,7 +96,7 @@ def test_any_value_is_taken_as_its_type_or_refused_in_words(name, value):
     except SpecbenchError as error:
         assert name in error.what
     else:
-        kinds = list if setting.many else (setting.option.type, str)
+        kinds = list if setting.many else (setting.type, str)
         assert parsed is value if setting.others else isinstance(parsed, kinds)
 
 
