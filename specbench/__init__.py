@@ -3,18 +3,25 @@
     import specbench
     specbench.generate("a red circle left of a blue square", model="shapes", decoder="gsd", G=50)
 
-The names below are imported from `specbench.api` on first use, so that `import specbench` costs nothing.
+Public names are imported on first use, so that `import specbench` costs nothing.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from specbench.system.version import __version__
 
 if TYPE_CHECKING:
     from specbench.api import *  # noqa: F403 - `__all__` names what is public
+    from specbench.checks.run_audit import audit_runs
     from specbench.errors import SpecbenchError
+    from specbench.models.shapes.caption_images import render_shapes
+    from specbench.papers.listing import available
+    from specbench.prompts import fetch_prompts
+    from specbench.reporting.demo import demo
+    from specbench.store.merge_shards import merge_runs
 
 # ruff: noqa: F405 - for type checkers, these names come from the star above
 __all__ = [
@@ -54,15 +61,21 @@ __all__ = [
 ]
 
 
+_ELSEWHERE = {
+    "SpecbenchError": "specbench.errors",
+    "audit_runs": "specbench.checks.run_audit",
+    "available": "specbench.papers.listing",
+    "demo": "specbench.reporting.demo",
+    "fetch_prompts": "specbench.prompts",
+    "merge_runs": "specbench.store.merge_shards",
+    "render_shapes": "specbench.models.shapes.caption_images",
+}
+"""Modules of the public names that do not stand in `specbench.api`."""
+
+
 def __getattr__(name: str) -> object:
-    if name == "SpecbenchError":
-        from specbench.errors import SpecbenchError  # the first use pays for it
-
-        return SpecbenchError
     if name in __all__:
-        from specbench import api  # the first use pays for it, not `import specbench`
-
-        return getattr(api, name)
+        return getattr(importlib.import_module(_ELSEWHERE.get(name, "specbench.api")), name)
     raise AttributeError(f"module 'specbench' has no attribute '{name}'")
 
 

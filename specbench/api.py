@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from specbench import prompts as prompt_sets
 from specbench.errors import SpecbenchError
-from specbench.runs.run_progress import SilentReporter
 from specbench.runs.settings import merge, run_settings
 from specbench.runs.sweep import sweep_plans, sweep_values
 from specbench.store.run_folders import find_runs
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     from specbench.papers.reproduce import Warn
     from specbench.runs.plan import Plan
     from specbench.runs.run_progress import Reporter, RunSummary
-    from specbench.store.merge_shards import Merged
-    from specbench.system.downloads import Progress
 
 # Imports inside functions: a program waits only for what it calls.
 
@@ -106,23 +103,6 @@ def dry_run(sweep: Mapping[str, Sequence[object]] | None = None, **settings: obj
     return [dict(one.row) for one in distinct_outlooks(sweep_values(values, _flags(sweep or {})))]
 
 
-def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") -> list[Merged]:
-    """Concatenate the shards of runs (`specbench merge`).
-
-    Args:
-        folders: results folders of shards; every `shard-*-of-*` in `out` if empty.
-
-    Returns:
-        Per run its folder, the number of rows copied and the number of rows in all.
-
-    Raises:
-        SpecbenchError: a folder without runs, a damaged or busy one, or two different runs with one name.
-    """
-    from specbench.store.merge_shards import merge_shards as concatenate  # brings pyarrow and pandas
-
-    return concatenate([Path(folder) for folder in folders], Path(out))
-
-
 def score(
     runs: Sequence[str] = (),
     metrics: Sequence[str] | None = None,
@@ -160,31 +140,6 @@ def score(
         except SpecbenchError as error:
             found.append(error)
     return _scores(shown, metrics, protocol, settings, reporter, found, problems)
-
-
-def audit_runs(
-    runs: Sequence[str] = (),
-    out: str | Path = "results",
-    recompute: bool = False,
-    weights: str | None = None,
-    revision: str | None = None,
-    device: str = "cpu",
-) -> Rows:
-    """Test whether the tokens of runs are exact samples of their model, and store the verdicts for reports.
-
-    Args:
-        runs: run ids, unique beginnings of them, or folders; all runs in `out` if empty.
-        recompute, weights, revision, device: see `specbench.checks.run_audit.audit_run`.
-
-    Returns:
-        One dict per run, see `specbench.checks.run_audit.audit_run`.
-
-    Raises:
-        SpecbenchError: an unknown or damaged run, or one that cannot be audited.
-    """
-    from specbench.checks.run_audit import audit_run  # brings torch with recompute
-
-    return [audit_run(folder, recompute, weights, revision, device) for folder in find_runs(out, runs)]
 
 
 def score_folder(
@@ -650,24 +605,6 @@ def doctor(
     return rows + (readiness() if cross_check else [])
 
 
-def available(kind: str, out: str | Path = "results") -> Rows:
-    """What there is to choose from (`specbench list`).
-
-    Args:
-        kind: "models", "decoders", "metrics", "prompts", "tables" or "runs".
-        out: the results folder whose runs are listed.
-
-    Returns:
-        One dict per item, with its `name` first.
-
-    Raises:
-        SpecbenchError: an unknown kind.
-    """
-    from specbench.papers.listing import list_items  # reads every prompt set and table
-
-    return list_items(kind, Path(out))
-
-
 def show_prompts(
     prompts: str | Path,
     limit: int | None = None,
@@ -695,52 +632,6 @@ def show_prompts(
 
     drawing = Drawing(tuple(ids), tuple(categories), offset, per_category, sample, limit)
     return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts))]
-
-
-def fetch_prompts(
-    name: str,
-    images: bool = False,
-    source: str | Path | None = None,
-    offline: bool = False,
-    progress: Progress | None = None,
-) -> Path:
-    """Download a public prompt set and verify it (`specbench prompts fetch`).
-
-    Args:
-        name: one of the public sets of `specbench list prompts`.
-        images: download the reference images of the set instead.
-        source: a local copy to import instead of downloading.
-        offline: download nothing.
-        progress: called with bytes received and bytes in all (None if unknown).
-
-    Returns:
-        The folder of the files.
-
-    Raises:
-        SpecbenchError: no such set, one that needs no download, or files that differ from the published ones.
-    """
-    return prompt_sets.fetch_prompts(name, images, Path(source) if source else None, offline, progress)
-
-
-def render_shapes(caption: str, out: str | Path = "shapes.png", seed: int = 0, count: int = 1, scale: int = 4) -> Path:
-    """Render a caption as the training images of `shapes` are rendered (`specbench shapes render`).
-
-    Args:
-        caption: for example "three red circles".
-        out: PNG file to write.
-        seed: of the random positions and colours.
-        count: number of images side by side.
-        scale: screen pixels per image pixel.
-
-    Returns:
-        The file.
-
-    Raises:
-        SpecbenchError: a caption that `shapes` has no words for, a number out of range, or an unwritable file.
-    """
-    from specbench.models.shapes.caption_images import render_caption  # brings numpy and pillow
-
-    return render_caption(caption, Path(out), seed, count, scale)
 
 
 def train_head(
@@ -817,25 +708,6 @@ def check_head(
 
     target = load_trainable(model, device, threads)
     return check_alignment(target, head, Path(data) if data else None, images, depths, seed, kind)
-
-
-def demo(out: str | Path = "results/demo", limit: int = 8, reporter: Reporter | None = None) -> Rows:
-    """Compare decoders on the embedded model (`specbench demo`); writes a report and an image grid to `out`.
-
-    Args:
-        out: folder of the runs, `report.md` and `grid.png`.
-        limit: number of prompts.
-        reporter: receives progress; silent if None.
-
-    Returns:
-        As `report` does.
-
-    Raises:
-        SpecbenchError: an image failed, the run was interrupted, or `out` cannot be written.
-    """
-    from specbench.reporting.demo import run_demo  # brings torch and pandas
-
-    return run_demo(Path(out), limit, reporter or SilentReporter())
 
 
 def _plans(sweep: Mapping[str, Sequence[object]] | None, settings: Mapping[str, object]) -> list[Plan]:

@@ -36,7 +36,7 @@ from specbench.reporting import FORMATS, render
 from specbench.reporting.cards import card
 from specbench.reporting.contact_sheet import contact_sheet
 from specbench.reporting.html import write_page
-from specbench.store.merge_shards import merge_shards
+from specbench.store.merge_shards import merge_runs
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import image_name
@@ -163,7 +163,7 @@ def _read_results(box: Path, case) -> None:
             lambda folder: RunStore(folder).completed(),
             lambda folder: RunStore(folder).check(specs()[1]),
             lambda folder: json.dumps(card(folder), default=str),
-            lambda folder: merge_shards([out], box / "merged"),
+            lambda folder: merge_runs([out], box / "merged"),
         )
         if (problem := _refusal(lambda read=read: read(find_runs(out)[0])))
     ]
@@ -222,7 +222,7 @@ def _use_stranger(box: Path, case) -> None:
         for use in (
             lambda: [render(api.report([str(folder)], str(out)), fmt) for fmt in FORMATS],
             lambda: contact_sheet([folder], box / "sheet.png"),
-            lambda: merge_shards([out], box / "merged"),
+            lambda: merge_runs([out], box / "merged"),
             lambda: export_images("geneval", folder, box / "official"),
             lambda: scoring.score([folder], ["shapes-detector"]),
             lambda: json.dumps(card(folder), default=str),
@@ -289,7 +289,7 @@ def _be_refused(box: Path, case) -> None:
     for use in (
         lambda: api.report([str(folder)], str(out)),
         lambda: write_page([folder], box / "page.html"),
-        lambda: merge_shards([out], box / "merged"),
+        lambda: merge_runs([out], box / "merged"),
         lambda: export_images("geneval", folder, box / "official"),
     ):
         with _refusing(str(out), number, place):

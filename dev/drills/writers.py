@@ -28,7 +28,7 @@ from specbench.metrics import scoring
 from specbench.metrics.official_exchange import export_images
 from specbench.reporting.html import write_page
 from specbench.store import parquet_log
-from specbench.store.merge_shards import merge_shards
+from specbench.store.merge_shards import merge_runs
 
 _SVG_ID = re.compile(rb"\bf[0-9a-f]{8}-|\b[mp][0-9a-f]{10}\b")
 """Ids in the figures of a page, random so that two figures share none."""
@@ -53,7 +53,7 @@ def scores(box: Path) -> dict:
 
 
 def merge_all(box: Path) -> None:
-    merge_shards(sorted(path for path in box.iterdir() if path.name.startswith("shard")), box / "merged")
+    merge_runs(sorted(path for path in box.iterdir() if path.name.startswith("shard")), box / "merged")
 
 
 def report(box: Path) -> None:

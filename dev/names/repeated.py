@@ -18,7 +18,6 @@ _FACADE = "the function of the public API calls the one of that name"
 KEPT = {
     "cross_check": _FACADE,
     "estimate": _FACADE,
-    "fetch_prompts": _FACADE,
     "printed_latencies": _FACADE,
     "run": _FACADE,
     "score": _FACADE,

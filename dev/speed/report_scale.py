@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from specbench import api, reporting
+from specbench import available, reporting
 from specbench.reporting.compare import compare_runs
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
@@ -37,7 +37,7 @@ WORK: dict[str, Callable[[list[Path]], object]] = {
     "resume": lambda runs: [RunStore(folder).completed() for folder in runs],
     "report": lambda runs: reporting.render(reporting.report_rows(runs)),
     "compare": lambda runs: compare_runs(*runs),
-    "list": lambda runs: api.available("runs", runs[0].parent),
+    "list": lambda runs: available("runs", runs[0].parent),
 }
 """What is timed, given the run folders."""
 

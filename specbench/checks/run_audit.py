@@ -7,7 +7,7 @@ float32, and relies on nothing but the tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from specbench.models.facts import ModelFacts
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.stats.rosenblatt import LEVEL, Deviation, RosenblattResult, Tokens, audit_tokens
 from specbench.store.run_audits import images_fingerprint, write_audit
+from specbench.store.run_folders import find_runs
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
@@ -50,6 +51,29 @@ _COLUMNS = (
     "entropy",
     *PRINTED_ORDERS,
 )
+
+
+def audit_runs(
+    runs: Sequence[str] = (),
+    out: str | Path = "results",
+    recompute: bool = False,
+    weights: str | None = None,
+    revision: str | None = None,
+    device: str = "cpu",
+) -> list[dict[str, object]]:
+    """Test whether the tokens of runs are exact samples of their model, and store the verdicts for reports.
+
+    Args:
+        runs: run ids, unique beginnings of them, or folders; all runs in `out` if empty.
+        recompute, weights, revision, device: as for `audit_run`.
+
+    Returns:
+        One dict per run, as of `audit_run`.
+
+    Raises:
+        SpecbenchError: an unknown or damaged run, or one that cannot be audited.
+    """
+    return [audit_run(folder, recompute, weights, revision, device) for folder in find_runs(out, runs)]
 
 
 def audit_run(

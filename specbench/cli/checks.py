@@ -51,9 +51,9 @@ def audit_runs(
     Raises:
         SpecbenchError: exit code 4 where a lossless claim failed; whatever `audit_run` raises.
     """
-    from specbench import api
+    from specbench.checks import run_audit
 
-    rows = api.audit_runs(runs, out, recompute, weights, revision, device)
+    rows = run_audit.audit_runs(runs, out, recompute, weights, revision, device)
     if as_json:
         print_json(rows)
     else:

@@ -29,19 +29,18 @@ def add_to(app: typer.Typer) -> None:
 
 
 def demo(limit: _Limit = 8, out: _Out = Path("results/demo"), quiet: Quiet = False, json: Json = False) -> None:
-    from specbench import api
+    from specbench.reporting import demo as demonstration
     from specbench.reporting.answer import answer
-    from specbench.reporting.demo import PICTURE, TABLES, headline
 
-    rows = api.demo(out, limit, None if quiet else console.ProgressReporter())
+    rows = demonstration.demo(out, limit, None if quiet else console.ProgressReporter())
     if json:
         return print_json(rows)
-    table = headline(rows)
+    table = demonstration.headline(rows)
     print_table(table, list(table[0]))
     print("\n" + "\n".join(answer(rows)))
-    print(f"\n{out / PICTURE}")
+    print(f"\n{out / demonstration.PICTURE}")
     if not quiet:
         for warning in dict.fromkeys(f"{s['metric']}: {s['note']}" for row in rows for s in row["scores"] if s["note"]):
             console.say(warning)
-        console.say(f"Full report with the definition of every number: {out / TABLES}")
+        console.say(f"Full report with the definition of every number: {out / demonstration.TABLES}")
         console.say("Next: specbench run --help")

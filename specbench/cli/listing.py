@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,9 +34,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def list_things(kind: _Kind, out: Out = "results", json: Json = False) -> None:
-    from specbench.papers.listing import list_items
+    from specbench.papers.listing import available
 
-    rows = list_items(kind, Path(out), console.warn)
+    rows = available(kind, out, console.warn)
     if json:
         print_json(rows)
     else:

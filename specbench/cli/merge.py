@@ -29,9 +29,9 @@ def add_to(app: typer.Typer) -> None:
 
 
 def merge(folders: _Shards = None, out: Out = "results", quiet: Quiet = False, json: Json = False) -> None:
-    from specbench import api
+    from specbench.store.merge_shards import merge_runs
 
-    merged = api.merge_runs(folders or (), out)
+    merged = merge_runs(folders or (), out)
     if not quiet:
         for one in merged:
             console.say(f"{one.folder.name}: images copied: {one.copied}, in all: {one.rows}")

@@ -33,6 +33,6 @@ def render(
 ) -> None:
     if not 0 <= seed <= MAX_SEED:
         raise SpecbenchError(f"--seed {seed}: must be between 0 and {MAX_SEED}")
-    from specbench import api
+    from specbench.models.shapes.caption_images import render_shapes
 
-    print(api.render_shapes(caption, out, seed, count, scale))
+    print(render_shapes(caption, out, seed, count, scale))

@@ -20,20 +20,23 @@ from specbench.system.json_values import nonfinite_as_text
 _Rows = list[dict[str, object]]
 
 
-def list_items(kind: str, out: Path, warn: Callable[[str], None] = lambda text: None) -> _Rows:
-    """The items of a kind, one dict each.
+def available(kind: str, out: str | Path = "results", warn: Callable[[str], None] = lambda text: None) -> _Rows:
+    """What there is to choose from (`specbench list`).
 
     Args:
-        kind: one of `LISTABLE`.
+        kind: "models", "decoders", "metrics", "prompts", "tables" or "runs".
         out: the results folder whose runs are listed.
         warn: called with a line for each damaged run.
+
+    Returns:
+        One dict per item, with its `name` first.
 
     Raises:
         SpecbenchError: an unknown kind.
     """
     if kind not in LISTABLE:
         raise unknown_name("thing to list", kind, LISTABLE)
-    return run_rows(out, warn) if kind == "runs" else _ROWS[kind]()
+    return run_rows(Path(out), warn) if kind == "runs" else _ROWS[kind]()
 
 
 def decoder_rows() -> _Rows:

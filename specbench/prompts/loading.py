@@ -40,19 +40,27 @@ def downloadable(name: str) -> public.PublicSet:
 def fetch_prompts(
     name: str,
     images: bool = False,
-    source: Path | None = None,
+    source: str | Path | None = None,
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Download a public prompt set, or with `images` its reference images, or import them from `source`.
+    """Download a public prompt set and verify it (`specbench prompts fetch`).
+
+    Args:
+        name: one of the public sets of `specbench list prompts`.
+        images: download the reference images of the set instead.
+        source: a local copy to import instead of downloading.
+        offline: download nothing.
+        progress: called with bytes received and bytes in all (None if unknown).
 
     Returns:
-        The folder of the verified files.
+        The folder of the files.
 
     Raises:
-        SpecbenchError: no such set, it needs no download, or what `public.fetch_set` and `public.adopt_set` raise.
+        SpecbenchError: no such set, one that needs no download, or files that differ from the published ones.
     """
     found = downloadable(name)
+    source = Path(source) if source else None
     if images:
         return public.fetch_images(found, progress, offline, source)
     folder = public.fetch_set(found, progress, offline) if source is None else public.adopt_set(found, source)

@@ -12,7 +12,7 @@ from specbench.reporting.report_rows import report_rows, window_of
 from specbench.reporting.text_formats import render
 from specbench.runs.plan import Plan, make_plan
 from specbench.runs.preparation import shared_window
-from specbench.runs.run_progress import Reporter
+from specbench.runs.run_progress import Reporter, SilentReporter
 from specbench.runs.runner import run_plans
 from specbench.runs.settings import merge, run_settings
 
@@ -27,18 +27,21 @@ THREADS = 1  # a model this small gains little from more threads, and is slowed 
 PICTURE, TABLES = "grid.png", "report.md"
 
 
-def run_demo(out: Path, limit: int, reporter: Reporter) -> list[dict]:
-    """Run, score and report, with the windows that are the fastest here; writes `grid.png` and `report.md` to `out`.
+def demo(out: str | Path = "results/demo", limit: int = 8, reporter: Reporter | None = None) -> list[dict]:
+    """Compare decoders on the embedded model, with the windows that are the fastest here (`specbench demo`).
 
     Args:
+        out: folder of the runs, `report.md` and `grid.png`.
         limit: number of prompts of the set `shapes`.
+        reporter: receives progress; silent if None.
 
     Returns:
-        The report rows.
+        The report rows, as `report` does.
 
     Raises:
         SpecbenchError: an image failed, the run was interrupted, or `out` cannot be written.
     """
+    out, reporter = Path(out), reporter or SilentReporter()
     flags = {"threads": THREADS, "limit": limit, "out": str(out)}
     window, own = (
         shared_window(_plan(flags | {"decoder": [name]}), _WINDOWS, reporter) for name in (_TUNED, _WITH_HEAD)

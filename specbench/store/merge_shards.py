@@ -31,16 +31,20 @@ class Merged:
     rows: int
 
 
-def merge_shards(sources: Sequence[Path], out: Path) -> list[Merged]:
-    """Concatenate the runs of results folders into `out`.
+def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") -> list[Merged]:
+    """Concatenate the runs of results folders into `out` (`specbench merge`).
 
     Args:
-        sources: results folders, or run folders; none means every `shard-*` in `out`.
+        folders: results folders, or run folders; every `shard-*-of-*` in `out` if empty.
+
+    Returns:
+        Per run its folder, the number of rows copied and the number of rows in all.
 
     Raises:
-        SpecbenchError: a source without runs, a damaged or busy folder, or two runs of one name that differ.
+        SpecbenchError: a folder without runs, a damaged or busy one, or two different runs with one name.
     """
-    sources = list(sources) or files_named(out, "shard-*-of-*")
+    out = Path(out)
+    sources = [Path(folder) for folder in folders] or files_named(out, "shard-*-of-*")
     if not sources:
         raise SpecbenchError(f"no shards in {out}", "name the folders to merge, or make them with run --shard")
     runs: dict[str, list[Path]] = {}

@@ -25,7 +25,7 @@ from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.run_progress import SilentReporter
 from specbench.runs.runner import run
-from specbench.store.merge_shards import merge_shards
+from specbench.store.merge_shards import merge_runs
 from specbench.store.run_store import RunStore
 from specbench.system import environment
 
@@ -57,7 +57,7 @@ def test_a_clock_that_jumps_moves_no_row(tmp_path, undisturbed, monkeypatch):
     assert contents(tmp_path / "out") == undisturbed
     for number in range(2):
         run(tiny.executor(), SPECS, REQUESTS[number::2], tmp_path / f"shard{number}")
-    merge_shards([tmp_path / "shard1", tmp_path / "shard0"], tmp_path / "merged")
+    merge_runs([tmp_path / "shard1", tmp_path / "shard0"], tmp_path / "merged")
     assert contents(tmp_path / "merged") == undisturbed
 
 

@@ -14,7 +14,7 @@ from specbench.errors import SpecbenchError
 from specbench.prompts import requests_for
 from specbench.runs.plan import plan_shard, shard_folder
 from specbench.runs.runner import run
-from specbench.store.merge_shards import merge_shards
+from specbench.store.merge_shards import merge_runs
 from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
 
@@ -48,18 +48,18 @@ def test_merged_shards_are_the_undivided_run(tmp_path, undivided, shards):
     random.Random(1).shuffle(numbers)
     for number in numbers:
         shard(tmp_path, number, shards)
-    merged = merge_shards([], tmp_path)
+    merged = merge_runs([], tmp_path)
     assert [(one.copied, one.rows) for one in merged] == [(12, 12), (12, 12)]
-    assert [one.copied for one in merge_shards([], tmp_path)] == [0, 0]
+    assert [one.copied for one in merge_runs([], tmp_path)] == [0, 0]
     assert len(read_info(merged[0].folder).invocations) == shards
     assert contents(whole(tmp_path)) == undivided
 
 
 def test_a_merge_takes_what_came_later_and_a_run_makes_what_is_missing(tmp_path, undivided):
     shard(tmp_path, 1, 3)
-    merge_shards([], tmp_path)
+    merge_runs([], tmp_path)
     shard(tmp_path, 3, 3)
-    assert [one.rows for one in merge_shards([], tmp_path)] == [8, 8]
+    assert [one.rows for one in merge_runs([], tmp_path)] == [8, 8]
     summary = run(tiny.executor(), SPECS, REQUESTS, tmp_path)
     assert (summary.resumed, summary.done) == (16, 8)
     assert contents(whole(tmp_path)) == undivided
@@ -67,7 +67,7 @@ def test_a_merge_takes_what_came_later_and_a_run_makes_what_is_missing(tmp_path,
 
 def test_overlapping_shards_of_different_sizes_make_no_row_twice(tmp_path, undivided):
     folders = [shard(tmp_path / "a", n, 2) for n in (1, 2)] + [shard(tmp_path / "b", n, 3) for n in (1, 2, 3)]
-    merge_shards(folders, tmp_path / "out")
+    merge_runs(folders, tmp_path / "out")
     assert contents(tmp_path / "out") == undivided
 
 
@@ -81,14 +81,14 @@ def test_a_good_image_replaces_a_failed_one_and_never_the_other_way(tmp_path, un
         store.append(rows)
     for order in ([bad, good], [good, bad]):
         out = tmp_path / f"out-{order[0].name}"
-        merge_shards(order, out)
+        merge_runs(order, out)
         assert contents(out) == undivided
 
 
 def test_traces_come_along(tmp_path):
     for number in (1, 2):
         shard(tmp_path, number, 2, trace=True)
-    for one in merge_shards([], tmp_path):
+    for one in merge_runs([], tmp_path):
         assert len(RunStore(one.folder).traces()) == 12
 
 
@@ -105,25 +105,25 @@ def test_a_merge_that_was_cut_off_is_done_by_merging_again(tmp_path, undivided, 
     monkeypatch.setattr("specbench.store.merge_shards._ROWS", 5)
     monkeypatch.setattr(RunStore, "append", dying)
     with pytest.raises(KeyboardInterrupt):
-        merge_shards([tmp_path], tmp_path / "out")
+        merge_runs([tmp_path], tmp_path / "out")
     monkeypatch.undo()
-    merge_shards([tmp_path], tmp_path / "out")
+    merge_runs([tmp_path], tmp_path / "out")
     assert contents(tmp_path / "out") == undivided
 
 
 def test_what_is_not_a_shard_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(SpecbenchError, match="no runs in"):
-        merge_shards([tmp_path / "empty"], tmp_path)
+        merge_runs([tmp_path / "empty"], tmp_path)
     with pytest.raises(SpecbenchError, match="no shards in"):
-        merge_shards([], tmp_path)
+        merge_runs([], tmp_path)
     one, other = tmp_path / "one", tmp_path / "other"
     for out, seed in ((one, 0), (other, 1)):
         run(tiny.executor(), [tiny.spec("ar", seed=seed)], REQUESTS[:1], out)
     theirs = next(other.iterdir())
     (theirs / "run.json").write_text((theirs / "run.json").read_text().replace(theirs.name, next(one.iterdir()).name))
     with pytest.raises(SpecbenchError, match="seed is 0 there, 1 here"):
-        merge_shards([one, other], tmp_path / "out")
+        merge_runs([one, other], tmp_path / "out")
     assert not list((tmp_path / "out").glob("*/samples/*"))
 
 

@@ -19,7 +19,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import scoring
 from specbench.reporting.contact_sheet import contact_sheet
 from specbench.reporting.html import write_page
-from specbench.store.merge_shards import merge_shards
+from specbench.store.merge_shards import merge_runs
 from specbench.store.run_store import RunStore
 from specbench.system.images import read_picture
 
@@ -39,7 +39,7 @@ def sheet(folder: Path, out: Path) -> None:
 
 
 def merged(folder: Path, out: Path) -> None:
-    merge_shards([folder], out / "merged")
+    merge_runs([folder], out / "merged")
 
 
 READERS = (score, page, sheet, merged)

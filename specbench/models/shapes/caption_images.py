@@ -15,8 +15,18 @@ from specbench.models.shapes.scene import realize
 MAX_COUNT, MAX_SCALE = 64, 32
 
 
-def render_caption(caption: str, out: Path, seed: int = 0, count: int = 1, scale: int = 4) -> Path:
-    """Render a caption as a PNG file: `count` random scenes side by side, enlarged `scale` times.
+def render_shapes(caption: str, out: str | Path = "shapes.png", seed: int = 0, count: int = 1, scale: int = 4) -> Path:
+    """Render a caption as the training images of `shapes` are rendered (`specbench shapes render`).
+
+    Args:
+        caption: for example "three red circles".
+        out: PNG file to write.
+        seed: of the random positions and colours.
+        count: number of images side by side.
+        scale: screen pixels per image pixel.
+
+    Returns:
+        The file.
 
     Raises:
         SpecbenchError: a caption that `shapes` has no words for, a number out of range, or an unwritable file.
