@@ -597,11 +597,12 @@ def doctor(
     from specbench.checks.cross_check import readiness
     from specbench.checks.doctor import check_machine  # bring torch
     from specbench.metrics.catalog import with_protocol
+    from specbench.models.facts import Choice
 
     if scale not in ("full", "tiny"):
         raise SpecbenchError(f"scale {scale}: unknown", "valid: full, tiny")
-    metrics = with_protocol(metrics, protocol)
-    rows = check_machine(model, Path(out), weights, revision, random_weights, scale == "tiny", metrics, measure)
+    choice, metrics = Choice(weights, revision, random_weights, scale == "tiny"), with_protocol(metrics, protocol)
+    rows = check_machine(model, Path(out), choice, metrics, measure)
     return rows + (readiness() if cross_check else [])
 
 

@@ -26,6 +26,7 @@ from specbench.metrics.official_exchange import export_images, import_scores
 from specbench.models.catalog import check_model, find_model, load_model
 from specbench.models.draft_head import load_head
 from specbench.models.draft_head_files import head_in
+from specbench.models.facts import Choice
 from specbench.papers import render as papers_render
 from specbench.papers.join import join
 from specbench.papers.listing import run_rows
@@ -195,7 +196,7 @@ def _load_head(box: Path, case) -> None:
 
 
 def _load_checkpoint(box: Path, case) -> None:
-    info = find_model("simplear").configured(weights=str(box / "files"), tiny=True)
+    info = find_model("simplear").configured(Choice(weights=str(box / "files"), tiny=True))
     check_model(info)
     load_model(info, "cpu", "float32")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import check_model, find_model, models
-from specbench.models.facts import ModelFacts
+from specbench.models.facts import AS_PUBLISHED, Choice, ModelFacts
 from specbench.runs.memory_estimate import footprint, free_memory, single_image_bytes
 from specbench.runs.plan import available_threads, check_writable
 from specbench.specs.presets import resolve
@@ -34,10 +34,7 @@ LOW_DISK_GIB = 1.0
 def check_machine(
     model: str | None = None,
     out: Path = Path("results"),
-    weights: str | None = None,
-    revision: str | None = None,
-    random: bool = False,
-    tiny: bool = False,
+    choice: Choice = AS_PUBLISHED,
     metrics: Sequence[str] = (),
     measure: bool = False,
 ) -> list[dict[str, str]]:
@@ -46,14 +43,14 @@ def check_machine(
     Args:
         model: check only this model, including names and shapes of all tensors; all models if None.
         out: results folder.
+        choice: checkpoint and size of `model`.
         metrics: metrics whose prerequisites are checked too.
         measure: measure and store memory bandwidth and FLOP/s of each device, for `specbench.runs.preparation`.
-        weights, revision, random, tiny: see `specbench.models.hub_model.HubModel.configured`.
 
     Raises:
         SpecbenchError: unknown model, or a model without alternative weights.
     """
-    named = [find_model(model).configured(weights, revision, random, tiny)] if model else []
+    named = [find_model(model).configured(choice)] if model else []
     return [
         _python(),
         *_packages(),

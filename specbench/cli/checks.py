@@ -185,14 +185,15 @@ def doctor(
     from specbench.checks.cross_check import readiness, require_python
     from specbench.checks.doctor import MISSING, check_machine
     from specbench.metrics.catalog import with_protocol
+    from specbench.models.facts import AS_PUBLISHED, Choice
 
     if scale not in ("full", "tiny"):
         raise SpecbenchError(f"--scale {scale}: unknown", "valid: full, tiny")
-    tiny = scale == "tiny"
-    if (weights or revision or random_weights or tiny) and not model:
+    choice = Choice(weights, revision, random_weights, scale == "tiny")
+    if choice != AS_PUBLISHED and not model:
         raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
     metrics = with_protocol(metric or (), protocol)
-    rows = check_machine(model, Path(out), weights, revision, random_weights, tiny, metrics, measure)
+    rows = check_machine(model, Path(out), choice, metrics, measure)
     require_python(python)
     rows += readiness(python) if cross_check or python else []
     print_json(rows) if json else _print_readiness(rows)

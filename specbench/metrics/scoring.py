@@ -21,7 +21,7 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Metric, Sample, Settings
 from specbench.metrics.read_ahead import read_ahead
 from specbench.metrics.score_store import feature_parts, scores_are_current, write_run_scores, writing
-from specbench.models.hub_model import RANDOM
+from specbench.models.facts import RANDOM
 from specbench.store.parquet_log import ParquetLog
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import KEY, read_meta

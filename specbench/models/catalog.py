@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
-from specbench.models.facts import ModelFacts
+from specbench.models.facts import Choice, ModelFacts
 from specbench.models.families.model_specs import MODELS
-from specbench.models.hub_model import RANDOM, RELEASED_ENDING, RELEASED_PROMPT_ENDING, TINY_ENDING, HubModel
+from specbench.models.hub_model import HubModel
 from specbench.models.transformer.size import Size, llama_size
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
@@ -62,24 +62,13 @@ class ModelInfo(ModelFacts):
 
     renders_together = True
 
-    def configured(
-        self,
-        weights: str | None = None,
-        revision: str | None = None,
-        random: bool = False,
-        tiny: bool = False,
-        guidance_rows: str = "official",
-        prompt_form: str = "official",
-        download: bool = False,
-    ) -> ModelInfo:
+    def configured(self, choice: Choice, download: bool = False) -> ModelInfo:
         """Reject other weights, which these models do not support."""
-        if guidance_rows != "official":
-            raise SpecbenchError(
-                f"--guidance-rows {guidance_rows}: '{self.name}' has one unconditional prompt", "omit it"
-            )
-        if prompt_form != "official":
-            raise SpecbenchError(f"--prompt-form {prompt_form}: '{self.name}' has one form of prompt", "omit it")
-        if weights or revision or random or tiny:
+        if choice.released_rows:
+            raise SpecbenchError(f"--guidance-rows released: '{self.name}' has one unconditional prompt", "omit it")
+        if choice.released_prompt:
+            raise SpecbenchError(f"--prompt-form released: '{self.name}' has one form of prompt", "omit it")
+        if choice.weights or choice.revision or choice.random or choice.tiny:
             raise SpecbenchError(
                 f"model '{self.name}' has one set of weights and one size",
                 "omit --weights, --revision, --random-weights and --scale",
@@ -230,13 +219,8 @@ def _own_model(reference: str) -> ModelFacts:
 
 def recorded_model(name: str, weights: str | None = None, revision: str | None = None) -> ModelFacts:
     """The model of a run by its recorded name, whose endings tell how it was configured ("janus+random+tiny")."""
-    found = set()
-    endings = (RANDOM, TINY_ENDING, RELEASED_ENDING, RELEASED_PROMPT_ENDING)
-    while ending := next((one for one in endings if name.endswith(one)), None):
-        name = name.removesuffix(ending)
-        found.add(ending)
-    rows, form = ("released" if one in found else "official" for one in (RELEASED_ENDING, RELEASED_PROMPT_ENDING))
-    return find_model(name).configured(weights, revision, RANDOM in found, TINY_ENDING in found, rows, form)
+    model, choice = Choice.of_name(name, weights, revision)
+    return find_model(model).configured(choice)
 
 
 def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:
@@ -267,7 +251,7 @@ def check_model(info: ModelFacts) -> None:
     """
     if not isinstance(info, HubModel):
         info.require_weights()
-    elif not info.random:
+    elif not info.choice.random:
         from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
 
         load(info, "meta", info.dtype, info.find())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +15,66 @@ if TYPE_CHECKING:
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number by dtype."""
+
+
+RANDOM = "+random"
+"""Part of the name of every model with random weights, and so of all records of its runs."""
+TINY_GRID = (4, 4)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a user may choose about a model: its checkpoint, its size, and the prompts of released decoders.
+
+    Attributes:
+        weights: folder or hub id that takes the place of the official checkpoint.
+        revision: of the hub repository.
+        random: the true architecture with random weights.
+        tiny: a grid of `TINY_GRID` tokens, checkpoints of any vocabulary, and with `random` a network to match.
+        guidance_rows: "official", or "released" for the unconditional prompt of SJD's and GSD's released code.
+        prompt_form: "official", or "released" for the words that SJD's released script writes before the prompt.
+    """
+
+    weights: str | None = None
+    revision: str | None = None
+    random: bool = False
+    tiny: bool = False
+    guidance_rows: str = "official"
+    prompt_form: str = "official"
+
+    @property
+    def released_rows(self) -> bool:
+        return self.guidance_rows == "released"
+
+    @property
+    def released_prompt(self) -> bool:
+        return self.prompt_form == "released"
+
+    def name(self, model: str) -> str:
+        """Name of the model in records, with an ending for each deviation from the official model."""
+        held = {ending: getattr(self, field) for ending, field in _ENDINGS.items()}
+        return model + "".join(ending for ending, present in held.items() if present)
+
+    @classmethod
+    def of_name(cls, name: str, weights: str | None = None, revision: str | None = None) -> tuple[str, Choice]:
+        """Name of the model, and the choice, of a name in records ("janus+random+tiny")."""
+        found = set()
+        while ending := next((one for one in _ENDINGS if name.endswith(one)), None):
+            name = name.removesuffix(ending)
+            found.add(_ENDINGS[ending])
+        rows, form = ("released" if one in found else "official" for one in ("released_rows", "released_prompt"))
+        return name, cls(weights, revision, "random" in found, "tiny" in found, rows, form)
+
+
+AS_PUBLISHED = Choice()
+"""The published checkpoint in full size."""
+_ENDINGS = {
+    RANDOM: "random",
+    "+tiny": "tiny",
+    "+released-rows": "released_rows",
+    "+released-prompt": "released_prompt",
+}
+"""Endings of a model's name in records, by what they record of a `Choice`, in their order."""
 
 
 class ModelFacts(Protocol):
@@ -68,19 +129,9 @@ class ModelFacts(Protocol):
         """Commits of the hub repositories that its files come from, by repository; none for bundled models."""
         return {}
 
-    def configured(
-        self,
-        weights: str | None = None,
-        revision: str | None = None,
-        random: bool = False,
-        tiny: bool = False,
-        guidance_rows: str = "official",
-        prompt_form: str = "official",
-        download: bool = False,
-    ) -> ModelFacts:
-        """This model with other weights, random weights, at tiny scale, or with the prompts of released decoders
-        ("released"); a SpecbenchError if it has no such. `download` permits fetching the small files that
-        tell the size of other weights.
+    def configured(self, choice: Choice, download: bool = False) -> ModelFacts:
+        """This model as chosen; a SpecbenchError if it cannot be. `download` permits fetching the small files that tell
+        the size of other weights.
         """
         ...
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, is_offline, local_folder
 from specbench.models.checkpoint_layouts import Layout, find_marks, locate, recognise, require_known
-from specbench.models.facts import BYTES, ModelFacts
+from specbench.models.facts import AS_PUBLISHED, BYTES, TINY_GRID, Choice, ModelFacts
 from specbench.models.network_sizes import NetworkSize, stored_size
 from specbench.models.transformer.size import Size
 from specbench.specs.run_spec import Sampling
@@ -20,21 +20,10 @@ from specbench.specs.run_spec import Sampling
 if TYPE_CHECKING:
     from specbench.prompts import Prompt
 
-RANDOM = "+random"
-"""Part of the name of every model with random weights, and so of all records of its runs."""
-TINY_ENDING = "+tiny"
-RELEASED_ENDING = "+released-rows"
-RELEASED_PROMPT_ENDING = "+released-prompt"
 RELEASED_ROWS = ("lumina", "anole")
 """Families whose unconditional prompt differs in SJD's and GSD's released code."""
 RELEASED_PROMPTS = ("anole",)
 """Families whose prompt differs in SJD's released script."""
-TINY_GRID = (4, 4)
-
-
-def recorded_name(name: str, guidance_rows: str | None, prompt_form: str | None) -> str:
-    """Name of a model in records, with its endings for the prompts of released code."""
-    return name + RELEASED_ENDING * (guidance_rows == "released") + RELEASED_PROMPT_ENDING * (prompt_form == "released")
 
 
 @dataclass(frozen=True)
@@ -55,13 +44,8 @@ class HubModel(ModelFacts):
         other_bytes: image decoder and text encoder in memory.
         pixel_numbers: float32 numbers per pixel alive at once while an image is decoded, one after the other; 0 where
             the decoder cannot be looked into.
-        weights: folder or hub id that takes the place of `source`.
-        revision: of the hub repository.
-        random: the true architecture with random weights.
-        guidance_rows: "official", or "released" for the unconditional prompt of SJD's and GSD's released code.
-        prompt_form: "official", or "released" for the words that SJD's released script writes before the prompt.
+        choice: checkpoint, size and prompts that were chosen.
         size_known: False for another checkpoint none of whose files here tells its size, which `network` then is not.
-        tiny: a grid of 4 x 4 tokens, checkpoints of any vocabulary, and with `random` a network to match.
     """
 
     name: str
@@ -79,57 +63,44 @@ class HubModel(ModelFacts):
     patch: int = 16
     row_ends: bool = False
     dtype: str = "bfloat16"
-    weights: str | None = None
-    revision: str | None = None
-    random: bool = False
-    tiny: bool = False
-    guidance_rows: str = "official"
-    prompt_form: str = "official"
+    choice: Choice = AS_PUBLISHED
     size_known: bool = True
 
-    def configured(
-        self,
-        weights: str | None = None,
-        revision: str | None = None,
-        random: bool = False,
-        tiny: bool = False,
-        guidance_rows: str = "official",
-        prompt_form: str = "official",
-        download: bool = False,
-    ) -> HubModel:
+    def configured(self, choice: Choice, download: bool = False) -> HubModel:
         """Copy with other weights or size; the name states any deviation from the official model.
 
         Sizes are those of the checkpoint in a `weights` folder or hub repository, so that memory, windows and roofline
         are planned for it. Of a repository that is not on this disk, `download` fetches the small files that tell.
         """
-        if random and (weights or revision):
+        choice = replace(choice, weights=choice.weights or None, revision=choice.revision or None)
+        if choice.random and (choice.weights or choice.revision):
             raise SpecbenchError("--random-weights excludes --weights and --revision")
-        if revision and weights and is_folder(weights):
-            raise SpecbenchError(f"--revision {revision}: --weights {weights} is a folder, not a hub repository")
-        if guidance_rows == "released" and self.family not in RELEASED_ROWS:
+        if choice.revision and choice.weights and is_folder(choice.weights):
+            raise SpecbenchError(
+                f"--revision {choice.revision}: --weights {choice.weights} is a folder, not a hub repository"
+            )
+        if choice.released_rows and self.family not in RELEASED_ROWS:
             raise SpecbenchError(
                 f"--guidance-rows released: SJD's and GSD's code have no other rows for '{self.name}'",
                 f"it is for models of these families: {', '.join(RELEASED_ROWS)}",
             )
-        if prompt_form == "released" and self.family not in RELEASED_PROMPTS:
+        if choice.released_prompt and self.family not in RELEASED_PROMPTS:
             raise SpecbenchError(
                 f"--prompt-form released: SJD's script has no other prompt for '{self.name}'",
                 f"it is for models of these families: {', '.join(RELEASED_PROMPTS)}",
             )
-        name = recorded_name(self.name + RANDOM * random + TINY_ENDING * tiny, guidance_rows, prompt_form)
-        changes = {"weights": weights or None, "revision": revision or None, "random": random, "tiny": tiny}
-        changes |= {"guidance_rows": guidance_rows, "prompt_form": prompt_form}
-        return replace(self, name=name, grid=TINY_GRID if tiny else self.grid, **changes).as_stored(download)
+        grid = TINY_GRID if choice.tiny else self.grid
+        return replace(self, name=choice.name(self.name), grid=grid, choice=choice).as_stored(download)
 
     def as_stored(self, download: bool = False) -> HubModel:
         """Copy with the size of the checkpoint on this disk, if that is not the official one.
 
         LlamaGen has no configuration, so that the size of another hub repository is unknown before its download.
         """
-        if self.tiny or self.random or self._is_official:
+        if self.choice.tiny or self.choice.random or self._is_official:
             return self
         folder = self._other_folder(download)
-        size = folder and stored_size(self.family, self.network, folder, self.weights)
+        size = folder and stored_size(self.family, self.network, folder, self.choice.weights)
         return replace(self, network=size or self.network, size_known=size is not None)
 
     heads = MappingProxyType[str, Path]({})
@@ -198,7 +169,7 @@ class HubModel(ModelFacts):
         except SpecbenchError:
             if is_offline() or self._is_folder:
                 raise
-            require_known(self.name, self.family, self._layouts, self.weights, self.revision)
+            require_known(self.name, self.family, self._layouts, self.choice.weights, self.choice.revision)
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
         """Accepts any text."""
@@ -210,7 +181,7 @@ class HubModel(ModelFacts):
     @property
     def size(self) -> Size | None:
         """What a forward reads and computes; None at tiny scale, whose sizes vary."""
-        return None if self.tiny else Size(self.step_parameters, self.kv_numbers, self.attention_numbers)
+        return None if self.choice.tiny else Size(self.step_parameters, self.kv_numbers, self.attention_numbers)
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Weights, image decoder and text encoder in memory."""
@@ -220,7 +191,8 @@ class HubModel(ModelFacts):
     def size_note(self) -> str | None:
         if self.size_known or self._is_folder:
             return None
-        repo = f"{self.weights or self.source.repo}" + (f" at {self.revision}" if self.revision else "")
+        at = f" at {self.choice.revision}" if self.choice.revision else ""
+        repo = f"{self.choice.weights or self.source.repo}{at}"
         return f"the size of {repo} is unknown before its download; memory and windows are planned for {self.summary}"
 
     @property
@@ -234,8 +206,8 @@ class HubModel(ModelFacts):
             return None
         in_cache = folder is not None and not self._is_folder
         return {
-            "weights": self.weights or self.source.repo,
-            "revision": folder.name if in_cache else self.revision,
+            "weights": self.choice.weights or self.source.repo,
+            "revision": folder.name if in_cache else self.choice.revision,
             "layout": recognise(folder) if folder else None,
         }
 
@@ -246,19 +218,19 @@ class HubModel(ModelFacts):
 
     @property
     def _is_official(self) -> bool:
-        return self.weights in (None, self.source.repo) and not self.revision
+        return self.choice.weights in (None, self.source.repo) and not self.choice.revision
 
     @property
     def _is_folder(self) -> bool:
-        return self.weights is not None and is_folder(self.weights)
+        return self.choice.weights is not None and is_folder(self.choice.weights)
 
     def _other_folder(self, download: bool) -> Path | None:
         """Folder of a checkpoint that is not the official one, with its small files at least; None without one."""
         if self._is_official:
             return None
         if self._is_folder:
-            return local_folder(self.weights)
-        return find_marks(self.source, self.weights or self.source.repo, self.revision, download)
+            return local_folder(self.choice.weights)
+        return find_marks(self.source, self.choice.weights or self.source.repo, self.choice.revision, download)
 
     @property
     def ready(self) -> bool:
@@ -287,9 +259,9 @@ class HubModel(ModelFacts):
         return self.target.partition(":")[0].rpartition(".")[2]
 
     def _located(self, download: bool) -> tuple[CheckpointFiles, ...]:
-        if self.random:
+        if self.choice.random:
             return ()
-        return locate(self.name, self.family, self._layouts, self.weights, self.revision, download)
+        return locate(self.name, self.family, self._layouts, self.choice.weights, self.choice.revision, download)
 
     @property
     def _layouts(self) -> tuple[Layout, ...]:
@@ -302,7 +274,7 @@ class HubModel(ModelFacts):
 
     def weights_sha256(self) -> str:
         """Digest of all its files, the same that the loaded model carries."""
-        if self.random:
+        if self.choice.random:
             return hashlib.sha256(self.name.encode()).hexdigest()
         return digest(self.find())
 

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 from specbench import stats
 from specbench.errors import SpecbenchError
-from specbench.models.facts import BYTES, ModelFacts
-from specbench.models.hub_model import RANDOM
+from specbench.models.facts import BYTES, RANDOM, ModelFacts
 from specbench.models.transformer.size import Size, draft_weights, first_layer_weights
 from specbench.reporting.report_rows import Run, label
 from specbench.runs.memory_estimate import most_columns

@@ -16,7 +16,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import find_head, require_head
-from specbench.models.facts import ModelFacts
+from specbench.models.facts import Choice, ModelFacts
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
 from specbench.prompts.prompt_set import Drawing
 from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders
@@ -369,15 +369,15 @@ def _check_images(prompts: int, samples: int, shard: tuple[int, int]) -> None:
 def plan_model(values: Mapping[str, Value]) -> ModelFacts:
     """Model with the weights and size given in the settings."""
     value = {name: held.value for name, held in values.items()}
-    return find_model(value["model"]).configured(
+    choice = Choice(
         value["weights"],
         value["revision"],
         value["random-weights"],
         value["scale"] == "tiny",
         value["guidance-rows"],
         value["prompt-form"],
-        download=True,
     )
+    return find_model(value["model"]).configured(choice, download=True)
 
 
 def plan_sampling(model: ModelFacts, values: Mapping[str, Value]) -> Sampling:

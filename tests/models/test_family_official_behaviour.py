@@ -21,6 +21,7 @@ from specbench.decoding.sampling import Target
 from specbench.errors import SpecbenchError
 from specbench.models import checkpoint_loading
 from specbench.models.catalog import load_model, recorded_model
+from specbench.models.facts import Choice
 from specbench.models.families import base, vq_decoder
 from specbench.models.families.model_specs import MODELS
 from specbench.prompts import Request as ImageRequest
@@ -45,7 +46,10 @@ def tiny_of(tmp_path_factory):
         if name not in held:
             folder = tmp_path_factory.mktemp(name)
             tiny = write(name, folder)
-            held[name] = tiny, load_model(INFO[name].configured(weights=str(folder), tiny=True), "cpu", "float32")
+            held[name] = (
+                tiny,
+                load_model(INFO[name].configured(Choice(weights=str(folder), tiny=True)), "cpu", "float32"),
+            )
         return held[name]
 
     return get
@@ -98,22 +102,22 @@ def _with_layout(model, layout):
 
 def test_the_released_prompt_of_anole_has_the_scripts_words_before_it(tiny_of):
     tiny, official = tiny_of("anole")
-    info = INFO["anole"].configured(weights=str(tiny.folder), tiny=True, prompt_form="released")
+    info = INFO["anole"].configured(Choice(weights=str(tiny.folder), tiny=True, prompt_form="released"))
     assert info.name == "anole+tiny+released-prompt"
     asked = load_model(info, "cpu", "float32").prompt_ids("a cat")
     assert asked == official.prompt_ids("Generate an image of a cat")
     with pytest.raises(SpecbenchError, match="--prompt-form released"):
-        INFO["lumina"].configured(prompt_form="released")
+        INFO["lumina"].configured(Choice(prompt_form="released"))
     both = {"weights": str(tiny.folder), "tiny": True, "guidance_rows": "released", "prompt_form": "released"}
-    name = INFO["anole"].configured(**both).name
-    assert recorded_model(name, str(tiny.folder)) == INFO["anole"].configured(**both)
+    name = INFO["anole"].configured(Choice(**both)).name
+    assert recorded_model(name, str(tiny.folder)) == INFO["anole"].configured(Choice(**both))
 
 
 @pytest.mark.parametrize("name", ["lumina", "anole"])
 def test_released_guidance_rows_keep_the_prompts_last_token(name, tiny_of):
     """As SJD's and GSD's released code feeds them; the model says so in its name, hence in every record."""
     tiny, official = tiny_of(name)
-    info = INFO[name].configured(weights=str(tiny.folder), tiny=True, guidance_rows="released")
+    info = INFO[name].configured(Choice(weights=str(tiny.folder), tiny=True, guidance_rows="released"))
     assert info.name == f"{name}+tiny+released-rows"
     model = load_model(info, "cpu", "float32")
     conditional, unconditional = model.prompt_ids("a cat")
@@ -121,7 +125,7 @@ def test_released_guidance_rows_keep_the_prompts_last_token(name, tiny_of):
     image = conditional[conditional.index(chameleon.BEGIN_IMAGE) :]
     assert unconditional == [chameleon.RESERVED["<reserved08706>"], *image]
     with pytest.raises(SpecbenchError, match="--guidance-rows released"):
-        INFO["janus"].configured(guidance_rows="released")
+        INFO["janus"].configured(Choice(guidance_rows="released"))
 
 
 def test_emu3_stream_is_the_official_one(tiny_of):
@@ -287,7 +291,7 @@ def test_facts_agree_with_the_architecture(name, monkeypatch):
     for owner in (module, vq_decoder, import_module("specbench.models.families.chameleon")):
         if hasattr(owner, "randomise"):
             monkeypatch.setattr(owner, "randomise", without_memory)
-    info = INFO[name].configured(random=True)
+    info = INFO[name].configured(Choice(random=True))
     model = load_model(info, "cpu", "bfloat16")
     language = networks[0]
     count = sum(weights.numel() for part, weights in language.named_parameters() if not part.startswith("vqmodel."))

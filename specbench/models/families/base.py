@@ -54,14 +54,14 @@ class LoadRequest:
         Raises:
             SpecbenchError: that is not this model's image vocabulary.
         """
-        if v_image != self.info.v_image and not self.info.tiny:
+        if v_image != self.info.v_image and not self.info.choice.tiny:
             raise self.found[0].refusal(f" has {v_image} image tokens, {self.info.name} has {self.info.v_image}")
         make = TokenLayout.with_row_ends if self.info.row_ends else TokenLayout.plain
         return make(*self.info.grid, v_image)
 
     def sized(self, full: Mapping[str, object], tiny: Mapping[str, object]) -> dict[str, object]:
         """Settings of an architecture at the size that was asked for."""
-        return {**full, **tiny} if self.info.tiny else dict(full)
+        return {**full, **tiny} if self.info.choice.tiny else dict(full)
 
     def sized_network(self, full: Mapping[str, object], tiny: Mapping[str, object]) -> dict[str, object]:
         """The same for the language model, whose sizes are those of `info.network`."""
@@ -111,8 +111,8 @@ class FamilyModel(TransformerModel):
     ):
         self.name = request.info.name
         self.layout = request.layout(len(head))
-        self.released_rows = request.info.guidance_rows == "released"
-        self.released_prompt = request.info.prompt_form == "released"
+        self.released_rows = request.info.choice.released_rows
+        self.released_prompt = request.info.choice.released_prompt
         self.tokenizer = tokenizer
         self.backbone = backbone
         self.weights_sha256 = request.weights_sha256

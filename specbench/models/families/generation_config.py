@@ -36,7 +36,7 @@ def logits_processors(info: ModelFacts) -> dict[str, float]:
     """Logits processors that are part of a model's target distribution, by their names in its file; its files are on
     this disk.
     """
-    if not isinstance(info, HubModel) or info.random or GENERATION_CONFIG not in info.source.optional:
+    if not isinstance(info, HubModel) or info.choice.random or GENERATION_CONFIG not in info.source.optional:
         return {}
     penalty = read_repetition_penalty(info.find()[0])
     return {} if penalty == 1.0 else {"repetition_penalty": penalty}
