@@ -90,7 +90,7 @@ BAD = [
     ("audit no.such.module:Thing", "no.such.module:Thing", ""),
     ("doctor --model shaps", "unknown model 'shaps'", "did you mean 'shapes'"),
     ("shapes render cats", "cats", ""),
-    ("demo --limit 0", "--limit 0", ""),
+    ("demo --limit 0", "'--limit'", "1"),
 ]
 
 
