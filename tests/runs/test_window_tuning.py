@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import tiny
+from specbench.runs.window_curve import describe_point
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
@@ -15,7 +16,6 @@ from specbench.runs import memory_estimate, preparation, window_tuning
 from specbench.runs.memory_estimate import footprint
 from specbench.runs.plan import make_plan
 from specbench.runs.settings import merge, run_settings
-from specbench.runs.window_curve import describe_point
 from specbench.runs.window_tuning import tune_window, with_window
 from specbench.specs.presets import resolve
 
