@@ -17,7 +17,7 @@ from specbench.metrics.openclip import (
     normalised,
     text_embeddings,
 )
-from specbench.metrics.shapes import FOLDER
+from specbench.metrics.shapes import CLIP_FOLDER
 from specbench.models.shapes import captions
 from specbench.models.shapes.render import render
 from specbench.models.shapes.scene import SceneRequest
@@ -26,7 +26,7 @@ GALLERY = 64
 MISSES = 4
 
 
-def retrieval(folder: Path = FOLDER, batches: int = 8, seed: int = 1) -> dict[str, object]:
+def retrieval(folder: Path = CLIP_FOLDER, batches: int = 8, seed: int = 1) -> dict[str, object]:
     """Shares of right choices by cosine, over batches of 64 renders with held-out captions.
 
     Returns:

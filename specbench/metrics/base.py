@@ -1,6 +1,6 @@
 """Metric interface: images -> features -> statistics -> scores, one method per arrow.
 
-A metric is one file. `scoring` walks the images, keeps the features of each on disk under the fingerprint of what
+A metric is one class. `scoring` walks the images, keeps the features of each on disk under the fingerprint of what
 made them, and asks for statistics and scores when all are there; a metric never reads a run folder itself.
 """
 
@@ -20,8 +20,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.stats import Difference, Estimate, mean_interval
-from specbench.stats import mean_difference as paired_mean
+from specbench.stats import Difference, Estimate, mean_difference, mean_interval
 from specbench.system.downloads import Progress
 from specbench.system.torch_device import require_device
 
@@ -191,60 +190,12 @@ class Metric:
         return None
 
 
-def paired_features(
-    features: pd.DataFrame, baseline: pd.DataFrame, column: str, also: Sequence[str] = ()
-) -> pd.DataFrame:
-    """Join the features of two runs on the images both have.
-
-    Returns:
-        `prompt_id`, `column` of both runs (the baseline's ending in `_base`), and the columns `also` of the first.
-    """
-    keys = ["prompt_id", "sample"]
-    return features[[*keys, column, *also]].merge(baseline[[*keys, column]], on=keys, suffixes=("", "_base"))
-
-
-def column_difference(
-    features: pd.DataFrame, baseline: pd.DataFrame, column: str, over_categories: bool = False
-) -> tuple[Difference, int] | None:
-    """Mean paired difference of a column, whole prompts being the independent units.
-
-    Args:
-        over_categories: the mean is that of the categories' means.
-    """
-    both = paired_features(features, baseline, column, ["category"] if over_categories else ())
-    if both.empty:
-        return None
-    gaps = both[column].astype("float64") - both[f"{column}_base"].astype("float64")
-    if over_categories:
-        category = both["category"].fillna("")
-        gaps = gaps * len(both) / (category.nunique() * category.map(category.value_counts()))
-    return paired_mean(gaps, both["prompt_id"]), len(both)
-
-
-def fingerprint(metric: Metric) -> str:
-    """Digest a metric's identity to eight hex digits."""
-    return _digest(metric, metric.identity())
-
-
-def feature_fingerprint(metric: Metric) -> str:
-    """Digest all that makes a metric's features to eight hex digits."""
-    return _digest(metric, metric.feature_identity())
-
-
 def _installed(package: str) -> bool:
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:
         return False
     return True
-
-
-def _digest(metric: Metric, identity: Mapping[str, str]) -> str:
-    text = json.dumps([metric.name, dict(identity)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-# Metrics whose score is the mean of one number per image.
 
 
 class PerImageMetric(Metric):
@@ -262,13 +213,61 @@ class PerImageMetric(Metric):
         return column_difference(features, baseline, "value")
 
 
-# Versions of preprocessing code, part of the identity of the features it makes.
+def column_difference(
+    features: pd.DataFrame, baseline: pd.DataFrame, column: str, over_categories: bool = False
+) -> tuple[Difference, int] | None:
+    """Mean paired difference of a column, whole prompts being the independent units.
+
+    Args:
+        over_categories: the mean is that of the categories' means.
+    """
+    both = paired_features(features, baseline, column, ["category"] if over_categories else ())
+    if both.empty:
+        return None
+    gaps = both[column].astype("float64") - both[f"{column}_base"].astype("float64")
+    if over_categories:
+        category = both["category"].fillna("")
+        gaps = gaps * len(both) / (category.nunique() * category.map(category.value_counts()))
+    return mean_difference(gaps, both["prompt_id"]), len(both)
+
+
+def paired_features(
+    features: pd.DataFrame, baseline: pd.DataFrame, column: str, also: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Join the features of two runs on the images both have.
+
+    Returns:
+        `prompt_id`, `column` of both runs (the baseline's ending in `_base`), and the columns `also` of the first.
+    """
+    keys = ["prompt_id", "sample"]
+    return features[[*keys, column, *also]].merge(baseline[[*keys, column]], on=keys, suffixes=("", "_base"))
+
+
+def fingerprint(metric: Metric) -> str:
+    """Digest a metric's identity to eight hex digits."""
+    return _digest(metric, metric.identity())
+
+
+def feature_fingerprint(metric: Metric) -> str:
+    """Digest all that makes a metric's features to eight hex digits."""
+    return _digest(metric, metric.feature_identity())
+
+
+def _digest(metric: Metric, identity: Mapping[str, str]) -> str:
+    text = json.dumps([metric.name, dict(identity)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
 
 F = TypeVar("F", bound=Callable)
 
 
 def code_version(number: int) -> Callable[[F], F]:
-    """Decorate a function with the version of its code; functions without it have version 1."""
+    """Decorate preprocessing with the version of its code, part of the identity of the features it makes; functions
+    without it have version 1.
+
+    A fix that changes what a function returns raises its version, so that features kept from before are not used again.
+    A test pins what each version returns.
+    """
 
     def mark(function: F) -> F:
         function.code_version = number  # type: ignore[attr-defined]

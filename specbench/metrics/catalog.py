@@ -1,4 +1,7 @@
-"""Catalogue of metrics by name, built-in and from plug-ins; their code is imported on use."""
+"""Catalogue of metrics by name, built-in and from plug-ins, and of the evaluation protocols of the papers.
+
+The code of metrics is imported on use; no torch here.
+"""
 
 from __future__ import annotations
 
@@ -32,17 +35,13 @@ _FRONT_ENDS = {
     "tm-aa": "antialiased bilinear",
     "clean": "Pillow bicubic",
 }
-
-
+_CROPS = {"": "", "+center256": " after a centre crop to 256"}
 _FID = (
     "Frechet distance to the reference images in Inception features, {} resize to 299{}; also computes FID-infinity "
     "and KID"
 )
-
-
+_CMMD = "squared MMD to the reference images in CLIP ViT-L/14 embeddings of {} at 336 ({}; Gaussian kernel, x 1000)"
 _CLIP = "cosine similarity of image and caption under CLIP {}, mean over images"
-
-
 _CLIPS = {
     "b16": "ViT-B/16",
     "b16+299": "ViT-B/16, images first resized to 299 x 299 (bilinear)",
@@ -51,14 +50,6 @@ _CLIPS = {
     "b32+prefix+center256": 'ViT-B/32, captions prefixed with "A photo depicts", images centre-cropped to 256',
     "l14": "ViT-L/14",
 }
-
-
-_CMMD = "squared MMD to the reference images in CLIP ViT-L/14 embeddings of {} at 336 ({}; Gaussian kernel, x 1000)"
-
-
-_CROPS = {"": "", "+center256": " after a centre crop to 256"}
-
-
 METRICS: dict[str, MetricEntry] = {
     "shapes-detector": MetricEntry(
         "specbench.metrics.shapes:ShapesDetector",
@@ -129,8 +120,6 @@ METRICS: dict[str, MetricEntry] = {
     },
 }
 """The built-in metrics by name."""
-
-
 _DERIVED = {
     "kid": "unbiased squared MMD to the reference images in Inception features, cubic kernel, mean over subsets",
     "fid-infinity": "FID extrapolated to infinitely many images; no interval up to n = 4096",
@@ -138,6 +127,13 @@ _DERIVED = {
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
 """Scores in tables that are not metrics of their own."""
+PROTOCOLS: Mapping[str, tuple[str, ...]] = {
+    "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),
+    "cool-sd": ("fid[clean+center256]", "clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"),
+}
+"""The metric variants behind published numbers. They differ in nearly every step, so numbers of one protocol never
+compare with numbers of the other. `sjd`: SJD, GSD, SJD++. `cool-sd`: Cool-SD, LANTERN, LANTERN++. The first group
+prints CLIP times 100."""
 
 
 def metric_names() -> list[str]:
@@ -188,15 +184,6 @@ def metric_summary(name: str) -> str:
     if derived:
         return derived
     return METRICS[name].summary if name in METRICS else metric(name).summary
-
-
-# Evaluation protocols of the papers: the metric variants behind published numbers.
-
-PROTOCOLS: Mapping[str, tuple[str, ...]] = {
-    "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),
-    "cool-sd": ("fid[clean+center256]", "clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"),
-}
-"""`sjd`: SJD, GSD, SJD++. `cool-sd`: Cool-SD, LANTERN, LANTERN++. The first group prints CLIP times 100."""
 
 
 def find_protocol(name: str) -> tuple[str, ...]:

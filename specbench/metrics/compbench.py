@@ -19,7 +19,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from specbench.metrics import compbench_rules as noun_phrases
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import PerImageMetric, Sample, Score, Settings, described
 from specbench.metrics.blip import (
@@ -32,6 +31,7 @@ from specbench.metrics.blip import (
     vision_network,
 )
 from specbench.metrics.clip import Clip
+from specbench.metrics.compbench_rules import SPACY_PACKAGES, Grammar, spacy_versions
 from specbench.metrics.openclip import normalised, squashed
 from specbench.stats import Difference, mean_interval
 
@@ -129,14 +129,14 @@ class BlipVqa(CategoryMetric):
     categories = ("color", "shape", "texture")
     batch = 8
     checkpoints = ("blip-vqa", "bert-vocabulary")
-    packages = noun_phrases.SPACY_PACKAGES
+    packages = SPACY_PACKAGES
 
     def identity(self) -> Mapping[str, str]:
         return {
             "weights": checkpoints.file_digest("blip-vqa"),
             "vocabulary": checkpoints.CHECKPOINTS["bert-vocabulary"].digest,
             "resize": described("squashed to 480, Pillow bicubic", squashed),
-            **noun_phrases.identity(),
+            **spacy_versions(),
             **{package: version(package) for package in ("transformers", "torch", "pillow")},
         }
 
@@ -150,7 +150,7 @@ class BlipVqa(CategoryMetric):
 
     @cached_property
     def phrases(self) -> Callable[[str], list[str]]:
-        return noun_phrases.Grammar().noun_phrases
+        return Grammar().noun_phrases
 
     def preprocess(self, pixels: np.ndarray) -> Tensor:
         return normalised(squashed(pixels, self.network.vision.config.image_size))

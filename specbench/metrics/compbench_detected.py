@@ -16,17 +16,20 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
-from specbench.metrics import compbench_rules as grammar
 from specbench.metrics.base import Metric, Sample, Settings, described
 from specbench.metrics.compbench import BlipVqa, CategoryMetric, CompBenchClip
 from specbench.metrics.compbench_rules import (
     DEPTH_SIGNS,
+    SPACY_MODEL,
+    SPACY_PACKAGES,
     SPATIAL_RELATIONS,
     THREE_IN_ONE,
     Box,
+    Grammar,
     around_preposition,
     numeracy,
     relation,
+    spacy_versions,
     spatial,
     spatial_3d,
     three_in_one,
@@ -55,7 +58,7 @@ class Detected(CategoryMetric):
     repositories: ClassVar[Mapping[str, str]] = {"detector": OWLV2_REPOSITORY}
     objects: ClassVar[str] = "first and last noun"
     resizes: ClassVar[tuple[Callable, ...]] = (owlv2_input,)
-    packages: ClassVar = {**OPENCLIP_PACKAGES, **grammar.SPACY_PACKAGES}
+    packages: ClassVar = {**OPENCLIP_PACKAGES, **SPACY_PACKAGES}
 
     def identity(self) -> Mapping[str, str]:
         weights = {
@@ -68,7 +71,7 @@ class Detected(CategoryMetric):
             "query": QUERY,
             "threshold": f"{THRESHOLD}, duplicates above {DUPLICATE}",
             "resize": described("black to a square, tensor bilinear, antialiased", *self.resizes),
-            **(grammar.identity() if grammar.SPACY_MODEL in self.packages else {}),
+            **(spacy_versions() if SPACY_MODEL in self.packages else {}),
             **{package: version(package) for package in ("transformers", "torch", "pillow")},
             "open_clip": version("open_clip_torch"),
         }
@@ -87,8 +90,8 @@ class Detected(CategoryMetric):
         return Owl(hub_folder(OWLV2_REPOSITORY, self.settings.offline), self.settings.device)
 
     @cached_property
-    def grammar(self) -> grammar.Grammar:
-        return grammar.Grammar()
+    def grammar(self) -> Grammar:
+        return Grammar()
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         asked = [self.names(sample) for sample in samples]
@@ -181,7 +184,7 @@ class ThreeInOne(CategoryMetric):
     categories = ("complex",)
     batch = 8
     columns: ClassVar = {"value": pa.float32(), **dict.fromkeys(("blip", "clip", "spatial"), pa.float32())}
-    packages: ClassVar = {**OPENCLIP_PACKAGES, **grammar.SPACY_PACKAGES}
+    packages: ClassVar = {**OPENCLIP_PACKAGES, **SPACY_PACKAGES}
 
     def __init__(self, settings: Settings | None = None):
         super().__init__(settings)
@@ -191,8 +194,8 @@ class ThreeInOne(CategoryMetric):
         self.checkpoints = tuple(file for part in self.parts.values() for file in part.checkpoints)
 
     @cached_property
-    def grammar(self) -> grammar.Grammar:
-        return grammar.Grammar()
+    def grammar(self) -> Grammar:
+        return Grammar()
 
     def identity(self) -> Mapping[str, str]:
         return {f"{name}.{key}": value for name, part in self.parts.items() for key, value in part.identity().items()}

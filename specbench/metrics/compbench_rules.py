@@ -1,4 +1,6 @@
-"""T2I-CompBench++'s rules (Huang et al. 2025) on detected objects: pure functions, no images and no networks."""
+"""T2I-CompBench++'s rules (Huang et al. 2025): the words of prompts by spaCy's small English model, as in the paper's
+programs, and scores of detected objects as pure functions, without images and networks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,6 @@ from types import MappingProxyType
 from specbench.metrics.geneval_rules import Found
 
 Box = tuple[float, float, float, float]
-
 SPATIAL_RELATIONS = (
     "on side of",
     "next to",
@@ -23,10 +24,8 @@ SPATIAL_RELATIONS = (
     "on top of",
 )
 """Of 2D prompts, in the order they are looked for. The paper's program has no rule for the last one."""
-
 DEPTH_SIGNS = {"in front of": 1, "behind": -1, "hidden": -1}
 """Of 3D prompts: the sign of how much nearer the first object must be than the second."""
-
 BESIDE = ("on side of", "next to", "near")
 REACH = 150 / 479
 """How far apart things beside each other may be, in short sides of the picture: 150 pixels at the paper's size."""
@@ -34,22 +33,49 @@ LITTLE = 0.1
 """Overlap up to which one thing still is left of another, for example."""
 SAME = 0.9
 """Overlap or containment above which two boxes are one object."""
-
 PREPOSITIONS = ("on top of", "on bottom of", "on the left", "on the right", "next to", "on side of", "near")
 """Of complex prompts, between whose nouns the 2D rule looks; not the relations above."""
-
 THREE_IN_ONE: Mapping[str, tuple[str, ...]] = {
     "spatial": ("spatial", "blip"),
     "action": ("clip", "blip"),
     "spatialaction": ("spatial", "clip", "blip"),
 }
 """What the score of a complex prompt is the mean of, by its kind."""
+SPACY_MODEL = "en_core_web_sm"
+SPACY_PACKAGES = MappingProxyType(
+    {
+        "spacy": "pip install spacy",
+        SPACY_MODEL: f"python -m spacy download {SPACY_MODEL} (the paper's programs use its version 3.5.0)",
+    }
+)
 
 
-def three_in_one(kind: str, parts: Mapping[str, float]) -> float:
-    """Average an image's answers to the parts of a complex prompt."""
-    needed = THREE_IN_ONE[kind]
-    return sum(parts[part] for part in needed) / len(needed)
+class Grammar:
+    """spaCy model, loaded on first use."""
+
+    @cached_property
+    def _parse(self):
+        import spacy  # an extra
+
+        return spacy.load(SPACY_MODEL)
+
+    def noun_phrases(self, text: str) -> list[str]:
+        return [chunk.text for chunk in self._parse(text).noun_chunks]
+
+    def nouns(self, text: str) -> list[str]:
+        return [token.text for token in self._parse(text) if token.pos_ == "NOUN"]
+
+    def words(self, text: str) -> list[tuple[str, str]]:
+        """Tag the words of a text with their parts of speech."""
+        return [(token.text, token.pos_) for token in self._parse(text)]
+
+    def without_adjectives(self, text: str) -> str:
+        return " ".join(token.text for token in self._parse(text) if token.pos_ != "ADJ")
+
+
+def spacy_versions() -> Mapping[str, str]:
+    """Versions of spaCy and its model, for identities."""
+    return {"phrases": f"{SPACY_MODEL} {version(SPACY_MODEL)}", "spacy": version("spacy")}
 
 
 def relation(prompt: str, known: Sequence[str] | Mapping[str, int]) -> str | None:
@@ -73,6 +99,10 @@ def around_preposition(words: Sequence[tuple[str, str]]) -> tuple[str, str] | No
         ends = [word for (word, kind), (_, then) in pairwise(after) if kind == "PROPN" and then != "PROPN"]
         found += ([word for word, kind in after if kind == "NOUN"] or ends)[:1]
     return (found[0], found[1]) if len(found) == 2 else None
+
+
+def _words(words: Sequence[tuple[str, str]], place: int, count: int) -> str:
+    return " ".join(word for word, _ in words[place : place + count])
 
 
 def spatial(first: Found | None, second: Found | None, asked: str | None, side: float) -> float:
@@ -113,6 +143,12 @@ def spatial_3d(first: Found | None, second: Found | None, asked: str | None, dep
     return _mixed(first, second, behind_each_other)
 
 
+def _mixed(first: Found | None, second: Found | None, placed: Callable[[Box, Box], float]) -> float:
+    seen = [one for one in (first, second) if one is not None]
+    value = 0.25 * sum(one.score for one in seen)
+    return value + 0.5 * placed(first.box, second.box) if len(seen) == 2 else value
+
+
 def numeracy(counts: Mapping[str, int], objects: Mapping[str, Sequence[Found]]) -> float:
     """Counting score, 0 to 1: mean over the objects asked for of half for presence and half for the right number."""
     scores = []
@@ -120,6 +156,12 @@ def numeracy(counts: Mapping[str, int], objects: Mapping[str, Sequence[Found]]) 
         found = distinct(objects.get(name, ()), lambda a, b: max(overlap(a, b), contained(a, b)), SAME)
         scores.append(0.5 * bool(found) + 0.5 * (len(found) == count))
     return sum(scores) / len(scores)
+
+
+def three_in_one(kind: str, parts: Mapping[str, float]) -> float:
+    """Average an image's answers to the parts of a complex prompt."""
+    needed = THREE_IN_ONE[kind]
+    return sum(parts[part] for part in needed) / len(needed)
 
 
 def distinct(found: Sequence[Found], common: Callable[[Box, Box], float], limit: float) -> list[Found]:
@@ -144,16 +186,6 @@ def contained(a: Box, b: Box) -> float:
     return _common(a, b) / smaller if smaller else 0.0
 
 
-def _mixed(first: Found | None, second: Found | None, placed: Callable[[Box, Box], float]) -> float:
-    seen = [one for one in (first, second) if one is not None]
-    value = 0.25 * sum(one.score for one in seen)
-    return value + 0.5 * placed(first.box, second.box) if len(seen) == 2 else value
-
-
-def _words(words: Sequence[tuple[str, str]], place: int, count: int) -> str:
-    return " ".join(word for word, _ in words[place : place + count])
-
-
 def _common(a: Box, b: Box) -> float:
     return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
 
@@ -164,42 +196,3 @@ def _area(box: Box) -> float:
 
 def _centre(box: Box) -> tuple[float, float]:
     return (box[0] + box[2]) / 2, (box[1] + box[3]) / 2
-
-
-# Noun phrases of prompts by spaCy's small English model, as in T2I-CompBench++'s programs.
-
-SPACY_MODEL = "en_core_web_sm"
-SPACY_PACKAGES = MappingProxyType(
-    {
-        "spacy": "pip install spacy",
-        SPACY_MODEL: f"python -m spacy download {SPACY_MODEL} (the paper's programs use its version 3.5.0)",
-    }
-)
-
-
-class Grammar:
-    """spaCy model, loaded on first use."""
-
-    @cached_property
-    def _parse(self):
-        import spacy  # an extra
-
-        return spacy.load(SPACY_MODEL)
-
-    def noun_phrases(self, text: str) -> list[str]:
-        return [chunk.text for chunk in self._parse(text).noun_chunks]
-
-    def nouns(self, text: str) -> list[str]:
-        return [token.text for token in self._parse(text) if token.pos_ == "NOUN"]
-
-    def words(self, text: str) -> list[tuple[str, str]]:
-        """Tag the words of a text with their parts of speech."""
-        return [(token.text, token.pos_) for token in self._parse(text)]
-
-    def without_adjectives(self, text: str) -> str:
-        return " ".join(token.text for token in self._parse(text) if token.pos_ != "ADJ")
-
-
-def identity() -> Mapping[str, str]:
-    """Versions of spaCy and its model, for identities."""
-    return {"phrases": f"{SPACY_MODEL} {version(SPACY_MODEL)}", "spacy": version("spacy")}

@@ -1,5 +1,9 @@
 """`fid[FRONT-END]` and `fid[FRONT-END+CROP]`: Frechet distance to the reference images in Inception features, with
 FID-infinity and KID beside it under the same variant's name.
+
+FID: Heusel et al. 2017. FID-infinity: Chong & Forsyth 2020. KID: Binkowski et al. 2018. The distances of two sets of
+feature vectors, in float64 and with the influence of each image, serve other metrics too (MMD: CMMD, Jayasumana et al.
+2024). torchmetrics accumulates FID and KID from features that this package's front ends made.
 """
 
 from __future__ import annotations
@@ -27,60 +31,116 @@ from specbench.metrics.reference import ReferenceMetric, distance_difference, fe
 from specbench.metrics.torchvision_stub import torchvision_if_it_loads
 from specbench.stats import Difference, Estimate
 
-# torchmetrics' accumulators of FID and KID, fed with features that this package's front ends made.
-
-KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
-"""As published (Binkowski et al. 2018), and torchmetrics' defaults."""
-KID_SEED = 0
 _ROWS = 512
+_SPLITS = 4
+_SPLIT_SEED = 0
+_KID_SUBSETS, _KID_SUBSET_SIZE = 100, 1000
+"""As published (Binkowski et al. 2018), and torchmetrics' defaults."""
+_KID_SEED = 0
 
 
-class FeaturesAsImages(nn.Module):
-    """Identity network for torchmetrics, fed with features [n, d]: its own resize is never reached."""
+class Fid(ReferenceMetric):
+    """FID (Heusel et al. 2017) with FID-infinity (Chong & Forsyth 2020) and KID (Binkowski et al. 2018); values of
+    other front ends, crops or n do not compare."""
 
-    def __init__(self, d: int):
-        super().__init__()
-        self.num_features = d
+    summary = "distance to the reference images in Inception features; FID-infinity and KID beside it"
+    batch = 32
+    columns: ClassVar = {"feature": pa.list_(pa.float32(), INCEPTION_FEATURES)}
+    checkpoints = ("inception",)
+    packages: ClassVar = {"torchmetrics": "pip install torchmetrics"}
 
-    def forward(self, features_ND: Tensor) -> Tensor:
-        return features_ND
+    def __init__(self, variant: str, settings: Settings | None = None):
+        super().__init__(settings)
+        self.variant = variant
+        self.name = f"fid[{variant}]"
+        self.front_end, _, crop = variant.partition("+")
+        self.crop = crop or "none"
+
+    def feature_identity(self) -> Mapping[str, str]:
+        return {
+            "front_end": described(self.front_end, FRONT_ENDS[self.front_end]),
+            "crop": described(self.crop, CROPS[self.crop]),
+            "weights": checkpoints.CHECKPOINTS["inception"].digest,
+            "torch": version("torch"),
+            "pillow": version("pillow"),
+        }
+
+    def identity(self) -> Mapping[str, str]:
+        kid_of = f"mean over {_KID_SUBSETS} pairs of subsets of {_KID_SUBSET_SIZE}, seed {_KID_SEED}"
+        return {**super().identity(), "kid": kid_of, "torchmetrics": version("torchmetrics")}
+
+    @cached_property
+    def network(self) -> Inception:
+        path = checkpoints.require_weights_file("inception", self.settings.offline)
+        return load_inception(path, self.settings.device)
+
+    def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
+        return FRONT_ENDS[self.front_end](CROPS[self.crop](pixels))
+
+    @torch.inference_mode()
+    def embed(self, inputs: Sequence[torch.Tensor]) -> np.ndarray:
+        return self.network(torch.stack(list(inputs)).to(self.settings.device)).cpu().numpy()
+
+    @cached_property
+    def _reference(self) -> Gaussian:
+        return Gaussian(self.reference_features)
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        images = Gaussian(feature_matrix(statistics["feature"], self._reference.features.shape[1]))
+        if images.n < 2:
+            return []
+        prompts = statistics["prompt_id"].to_list()
+        distance = fid_estimate(images, self._reference, prompts)
+        limit = fid_infinity(images, self._reference, prompts, distance.value)
+        value = kid(images.features, self.reference_features)
+        own_kid = with_influence(value, kid_influence(images.features, self.reference_features), prompts)
+        scores = [Score(self.name, distance, images.n, _warn_of_bias(images, self._reference, limit))]
+        if limit is not None:
+            estimate = Estimate(limit.value, limit.low, limit.high)
+            note = None if limit.low is not None else "rough: halves of the images are no more than the features"
+            scores.append(Score(f"fid-infinity[{self.variant}]", estimate, images.n, note))
+        note = "unbiased at any number of images" if images.n < self._reference.n else None
+        return [*scores, Score(f"kid[{self.variant}]", own_kid, images.n, note)]
+
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
+        return fid_difference(features, baseline, self._reference)
 
 
-def moments(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean [d] and unbiased covariance [d, d] of features [n, d], accumulated by torchmetrics in float64."""
-    states = _library("fid").FrechetInceptionDistance(FeaturesAsImages(features.shape[1]))
-    for start in range(0, len(features), _ROWS):
-        states.update(torch.tensor(features[start : start + _ROWS]), real=True)
-    n = len(features)
-    mean = (states.real_features_sum / n).numpy()
-    return mean, (states.real_features_cov_sum.numpy() - n * np.outer(mean, mean)) / (n - 1)
+def fid_estimate(images: Gaussian, reference: Gaussian, prompts: Sequence[str]) -> Estimate:
+    """FID with its 95 % interval over prompts, for a given reference; no interval where images.n <= d."""
+    value, influence = frechet_distance(images, reference), frechet_influence(images, reference)
+    return Estimate(value, None, None) if influence is None else with_influence(value, influence, prompts)
 
 
-def kid(images: np.ndarray, reference: np.ndarray) -> float:
-    """KID in float64: mean over 100 pairs of subsets of at most 1000 rows, drawn with a fixed seed."""
-    size = min(KID_SUBSET_SIZE, len(images), len(reference))
-    subsets = 1 if size == len(images) == len(reference) else KID_SUBSETS
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # features being kept in memory is what is wanted here
-        states = _library("kid").KernelInceptionDistance(FeaturesAsImages(images.shape[1]), subsets, size)
-        states.update(torch.tensor(reference).double(), real=True)
-        states.update(torch.tensor(images).double(), real=False)
-        torch.manual_seed(KID_SEED)
-        mean, _ = states.compute()
-    return mean.item()
+def fid_difference(
+    features: pd.DataFrame, baseline: pd.DataFrame, reference: Gaussian
+) -> tuple[Difference, int] | None:
+    """FID of one run minus another's, see `distance_difference`."""
+
+    def measure(images: np.ndarray) -> tuple[float, np.ndarray | None]:
+        own = Gaussian(images)
+        return frechet_distance(own, reference), frechet_influence(own, reference)
+
+    return distance_difference(features, baseline, measure, reference.features.shape[1])
 
 
-@cache
-def _library(name: str) -> ModuleType:
-    if importlib.util.find_spec("torch_fidelity"):  # torchmetrics imports it where it is there, and it torchvision
-        with torchvision_if_it_loads():
-            importlib.import_module("torch_fidelity")
-    return importlib.import_module(f"torchmetrics.image.{name}")
+def _warn_of_bias(images: Gaussian, reference: Gaussian, limit: Extrapolated | None) -> str | None:
+    """Warning for a distance of fewer images than the reference has; None without need."""
+    if images.n >= reference.n:
+        return warn_of_few(images)
+    size = "an unknown amount" if limit is None else f"about {limit.bias:.3g}"
+    interval = "" if images.n > images.d else f", and no more than its {images.d} features, so it has no interval"
+    return (
+        f"{images.n} images are fewer than the {reference.n} of the reference{interval}: "
+        f"the distance is too large by {size} against infinitely many"
+    )
 
 
-# Distances between two sets of feature vectors, in float64: FID with its standard error, the influences of images on
-
-_ROWS_frechet = 512
+def warn_of_few(images: Gaussian) -> str | None:
+    """Warning for a distance of no more images than dimensions; None without need."""
+    if images.n > images.d:
+        return None
+    return f"{images.n} images are few for {images.d} features: the distance is too large and has no interval"
 
 
 @dataclass(frozen=True)
@@ -99,7 +159,12 @@ class Gaussian:
 
     @cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:
-        return moments(self.features)
+        """Mean [d] and unbiased covariance [d, d], accumulated by torchmetrics in float64."""
+        states = _torchmetrics("fid").FrechetInceptionDistance(FeaturesAsImages(self.features.shape[1]))
+        for start in range(0, self.n, _ROWS):
+            states.update(torch.tensor(self.features[start : start + _ROWS]), real=True)
+        mean = (states.real_features_sum / self.n).numpy()
+        return mean, (states.real_features_cov_sum.numpy() - self.n * np.outer(mean, mean)) / (self.n - 1)
 
     @property
     def mean(self) -> np.ndarray:
@@ -118,7 +183,8 @@ class Gaussian:
     @cached_property
     def root(self) -> np.ndarray:
         """Symmetric square root of the covariance, [d, d]."""
-        return _root(self.covariance)
+        values, vectors = np.linalg.eigh(self.covariance)
+        return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
 
 
 def frechet_distance(images: Gaussian, reference: Gaussian) -> float:
@@ -131,7 +197,8 @@ def frechet_distance(images: Gaussian, reference: Gaussian) -> float:
     gap = images.mean - reference.mean
     traces = np.square(images.centred).sum() + np.square(reference.centred).sum()
     if images.n < images.d:
-        inner = images.centred @ _factor(reference)
+        factor = reference.centred.T if reference.n < reference.d else reference.root  # factor @ factor.T = covariance
+        inner = images.centred @ factor
         product = inner @ inner.T
     else:
         product = reference.root @ images.covariance @ reference.root
@@ -157,6 +224,87 @@ def frechet_influence(images: Gaussian, reference: Gaussian) -> np.ndarray | Non
     linear = 2 * deviations @ (images.mean - reference.mean)
     influence = linear + quadratic - (bend * images.covariance).sum()
     return influence - influence.mean()
+
+
+@dataclass(frozen=True)
+class Extrapolated:
+    """FID extrapolated to infinitely many images, with its 95 % interval, None where halves have no more images than
+    dimensions.
+
+    `bias` is the plug-in FID less the extrapolated one.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    bias: float
+
+
+def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], plug_in: float) -> Extrapolated | None:
+    """Extrapolate `plug_in`, the FID of all images; None with less than four prompts or reference images.
+
+    The plug-in FID is too large by a term that is nearly proportional to 1/n. Halves of both sets have twice that term,
+    so that twice the FID of the whole sets less the mean FID of halves is free of it. Unlike in the paper the reference
+    images are halved as well, because they are no more than the images.
+
+    The interval takes the spread of the FID of a half, which is at least that of the extrapolated value, from the two
+    halves of each of four random splits (t distribution of four degrees of freedom). Whole prompts go into a half.
+    """
+    rng = np.random.default_rng(_SPLIT_SEED)
+    units = np.unique(np.asarray(prompts), return_inverse=True)[1]
+    if units.max() < 3 or reference.n < 4:
+        return None
+    pairs = np.array([_halves(images, reference, units, rng) for _ in range(_SPLITS)])
+    value = 2 * plug_in - pairs.mean()
+    low = high = None
+    if min(images.n, reference.n) // 2 > images.d:
+        spread = np.sqrt(np.mean((pairs[:, 0] - pairs[:, 1]) ** 2 / 2))
+        reach = stats.t.ppf(0.975, _SPLITS) * spread
+        low, high = float(value - reach), float(value + reach)
+    return Extrapolated(float(value), low, high, float(plug_in - value))
+
+
+def _halves(images: Gaussian, reference: Gaussian, units: np.ndarray, rng: np.random.Generator) -> list[float]:
+    """FID of each half of the images to the half of the reference images that goes with it."""
+    first = rng.permutation(units.max() + 1)[units] < (units.max() + 1) // 2
+    ours = rng.permutation(reference.n) < reference.n // 2
+    return [
+        frechet_distance(Gaussian(images.features[half]), Gaussian(reference.features[other]))
+        for half, other in ((first, ours), (~first, ~ours))
+    ]
+
+
+def kid(images: np.ndarray, reference: np.ndarray) -> float:
+    """KID in float64: mean over 100 pairs of subsets of at most 1000 rows, drawn with a fixed seed."""
+    size = min(_KID_SUBSET_SIZE, len(images), len(reference))
+    subsets = 1 if size == len(images) == len(reference) else _KID_SUBSETS
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # features being kept in memory is what is wanted here
+        states = _torchmetrics("kid").KernelInceptionDistance(FeaturesAsImages(images.shape[1]), subsets, size)
+        states.update(torch.tensor(reference).double(), real=True)
+        states.update(torch.tensor(images).double(), real=False)
+        torch.manual_seed(_KID_SEED)
+        mean, _ = states.compute()
+    return mean.item()
+
+
+class FeaturesAsImages(nn.Module):
+    """Identity network for torchmetrics, fed with features [n, d]: its own resize is never reached."""
+
+    def __init__(self, d: int):
+        super().__init__()
+        self.num_features = d
+
+    def forward(self, features_ND: Tensor) -> Tensor:
+        return features_ND
+
+
+@cache
+def _torchmetrics(name: str) -> ModuleType:
+    if importlib.util.find_spec("torch_fidelity"):  # torchmetrics imports it where it is there, and it torchvision
+        with torchvision_if_it_loads():
+            importlib.import_module("torch_fidelity")
+    return importlib.import_module(f"torchmetrics.image.{name}")
 
 
 def kid_influence(images: np.ndarray, reference: np.ndarray) -> np.ndarray:
@@ -213,174 +361,11 @@ def _mean_kernel(
     """Mean kernel of each row of x with the rows of y, without itself where x is y, and its kernel with itself there;
     [len(x)] each."""
     means, alone = np.empty(len(x)), np.zeros(len(x))
-    for start in range(0, len(x), _ROWS_frechet):
-        block = kernel(x[start : start + _ROWS_frechet], y)
+    for start in range(0, len(x), _ROWS):
+        block = kernel(x[start : start + _ROWS], y)
         if x is y:
             place = np.arange(len(block)), start + np.arange(len(block))
-            alone[start : start + _ROWS_frechet] = block[place]
+            alone[start : start + _ROWS] = block[place]
             block[place] = 0
-        means[start : start + _ROWS_frechet] = block.sum(1)
+        means[start : start + _ROWS] = block.sum(1)
     return means / (len(y) - 1 if x is y else len(y)), alone
-
-
-def _factor(reference: Gaussian) -> np.ndarray:
-    """F with F @ F.T the covariance, [d, min(n, d)]."""
-    return reference.centred.T if reference.n < reference.d else reference.root
-
-
-def _root(matrix: np.ndarray) -> np.ndarray:
-    values, vectors = np.linalg.eigh(matrix)
-    return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
-
-
-# FID extrapolated to infinitely many images, after Chong and Forsyth 2020.
-
-SPLITS = 4
-_SEED = 0
-
-
-@dataclass(frozen=True)
-class Extrapolated:
-    """Extrapolated FID with its 95 % interval, None where halves have no more images than dimensions.
-
-    `bias` is the plug-in FID less the extrapolated one.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-    bias: float
-
-
-def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], plug_in: float) -> Extrapolated | None:
-    """Extrapolate `plug_in`, the FID of all images; None with less than four prompts or reference images.
-
-    The interval takes the spread of the FID of a half, which is at least that of the extrapolated value, from the two
-    halves of each of four random splits (t distribution of four degrees of freedom). Whole prompts go into a half.
-    """
-    rng = np.random.default_rng(_SEED)
-    units = np.unique(np.asarray(prompts), return_inverse=True)[1]
-    if units.max() < 3 or reference.n < 4:
-        return None
-    pairs = np.array([_halves(images, reference, units, rng) for _ in range(SPLITS)])
-    value = 2 * plug_in - pairs.mean()
-    low = high = None
-    if min(images.n, reference.n) // 2 > images.d:
-        spread = np.sqrt(np.mean((pairs[:, 0] - pairs[:, 1]) ** 2 / 2))
-        reach = stats.t.ppf(0.975, SPLITS) * spread
-        low, high = float(value - reach), float(value + reach)
-    return Extrapolated(float(value), low, high, float(plug_in - value))
-
-
-def _halves(images: Gaussian, reference: Gaussian, units: np.ndarray, rng: np.random.Generator) -> list[float]:
-    """FID of each half of the images to the half of the reference images that goes with it."""
-    first = rng.permutation(units.max() + 1)[units] < (units.max() + 1) // 2
-    ours = rng.permutation(reference.n) < reference.n // 2
-    return [
-        frechet_distance(Gaussian(images.features[half]), Gaussian(reference.features[other]))
-        for half, other in ((first, ours), (~first, ~ours))
-    ]
-
-
-class Fid(ReferenceMetric):
-    """FID (Heusel et al. 2017) with FID-infinity (Chong & Forsyth 2020) and KID (Binkowski et al. 2018); values of
-    other front ends, crops or n do not compare."""
-
-    summary = "distance to the reference images in Inception features; FID-infinity and KID beside it"
-    batch = 32
-    columns: ClassVar = {"feature": pa.list_(pa.float32(), INCEPTION_FEATURES)}
-    checkpoints = ("inception",)
-    packages: ClassVar = {"torchmetrics": "pip install torchmetrics"}
-
-    def __init__(self, variant: str, settings: Settings | None = None):
-        super().__init__(settings)
-        self.variant = variant
-        self.name = f"fid[{variant}]"
-        self.front_end, _, crop = variant.partition("+")
-        self.crop = crop or "none"
-
-    def feature_identity(self) -> Mapping[str, str]:
-        return {
-            "front_end": described(self.front_end, FRONT_ENDS[self.front_end]),
-            "crop": described(self.crop, CROPS[self.crop]),
-            "weights": checkpoints.CHECKPOINTS["inception"].digest,
-            "torch": version("torch"),
-            "pillow": version("pillow"),
-        }
-
-    def identity(self) -> Mapping[str, str]:
-        kid_of = f"mean over {KID_SUBSETS} pairs of subsets of {KID_SUBSET_SIZE}, seed {KID_SEED}"
-        return {**super().identity(), "kid": kid_of, "torchmetrics": version("torchmetrics")}
-
-    @cached_property
-    def network(self) -> Inception:
-        path = checkpoints.require_weights_file("inception", self.settings.offline)
-        return load_inception(path, self.settings.device)
-
-    def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
-        return FRONT_ENDS[self.front_end](CROPS[self.crop](pixels))
-
-    @torch.inference_mode()
-    def embed(self, inputs: Sequence[torch.Tensor]) -> np.ndarray:
-        return self.network(torch.stack(list(inputs)).to(self.settings.device)).cpu().numpy()
-
-    @cached_property
-    def _reference(self) -> Gaussian:
-        return Gaussian(self.reference_features)
-
-    def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        images = Gaussian(feature_matrix(statistics["feature"], self._reference.features.shape[1]))
-        if images.n < 2:
-            return []
-        prompts = statistics["prompt_id"].to_list()
-        distance = fid_estimate(images, self._reference, prompts)
-        limit = fid_infinity(images, self._reference, prompts, distance.value)
-        value = kid(images.features, self.reference_features)
-        own_kid = with_influence(value, kid_influence(images.features, self.reference_features), prompts)
-        scores = [Score(self.name, distance, images.n, biased(images, self._reference, limit))]
-        if limit is not None:
-            estimate = Estimate(limit.value, limit.low, limit.high)
-            note = None if limit.low is not None else "rough: halves of the images are no more than the features"
-            scores.append(Score(f"fid-infinity[{self.variant}]", estimate, images.n, note))
-        note = "unbiased at any number of images" if images.n < self._reference.n else None
-        return [*scores, Score(f"kid[{self.variant}]", own_kid, images.n, note)]
-
-    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        return fid_difference(features, baseline, self._reference)
-
-
-def fid_estimate(images: Gaussian, reference: Gaussian, prompts: Sequence[str]) -> Estimate:
-    """FID with its 95 % interval over prompts, for a given reference; no interval where images.n <= d."""
-    value, influence = frechet_distance(images, reference), frechet_influence(images, reference)
-    return Estimate(value, None, None) if influence is None else with_influence(value, influence, prompts)
-
-
-def fid_difference(
-    features: pd.DataFrame, baseline: pd.DataFrame, reference: Gaussian
-) -> tuple[Difference, int] | None:
-    """FID of one run minus another's, see `distance_difference`."""
-
-    def measure(images: np.ndarray) -> tuple[float, np.ndarray | None]:
-        own = Gaussian(images)
-        return frechet_distance(own, reference), frechet_influence(own, reference)
-
-    return distance_difference(features, baseline, measure, reference.features.shape[1])
-
-
-def biased(images: Gaussian, reference: Gaussian, limit: Extrapolated | None) -> str | None:
-    """Warning for a distance of fewer images than the reference has; None without need."""
-    if images.n >= reference.n:
-        return warn_of_few(images)
-    size = "an unknown amount" if limit is None else f"about {limit.bias:.3g}"
-    interval = "" if images.n > images.d else f", and no more than its {images.d} features, so it has no interval"
-    return (
-        f"{images.n} images are fewer than the {reference.n} of the reference{interval}: "
-        f"the distance is too large by {size} against infinitely many"
-    )
-
-
-def warn_of_few(images: Gaussian) -> str | None:
-    """Warning for a distance of no more images than dimensions; None without need."""
-    if images.n > images.d:
-        return None
-    return f"{images.n} images are few for {images.d} features: the distance is too large and has no interval"

@@ -1,10 +1,8 @@
-"""The Inception network of FID: TensorFlow's of 2015 with 1008 outputs, up to its 2048 pooled features.
+"""Pixels to features of FID: crops, the resize methods of four FID tools to 299 x 299, and the Inception network.
 
-It differs from the ImageNet Inception of today in pooling: averages leave padding out, and the last block takes a
-maximum. Layers are named as in the published file, which all FID tools for torch share.
-
-torchmetrics has no network of its own: it takes torch-fidelity's, which is no dependency of either and resizes what it
-is given; torchvision's is another network.
+Features of different resize methods differ by several percent, so a FID names its front end and values of different
+ones never meet. torchmetrics has no network of its own: it takes torch-fidelity's, which is no dependency of either and
+resizes what it is given; torchvision's is another network.
 """
 
 from __future__ import annotations
@@ -25,45 +23,126 @@ INCEPTION_SIZE = 299
 Fork = tuple[str, ...]
 
 
-class _Conv(nn.Module):
-    def __init__(self, channels: int, out: int, kernel: int | tuple[int, int], stride: int = 1, padding=0):
-        super().__init__()
-        self.conv = nn.Conv2d(channels, out, kernel, stride, padding, bias=False)
-        self.bn = nn.BatchNorm2d(out, eps=0.001)
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        return F.relu(self.bn(self.conv(x_BCHW)))
+def pytorch_fid(pixels: np.ndarray) -> Tensor:
+    """Resize as pytorch-fid: bilinear without antialiasing on values in 0..1. uint8 [H, W, 3] to float32 [3, 299,
+    299]."""
+    scaled = _planes(pixels)[None] / 255
+    return 2 * F.interpolate(scaled, (INCEPTION_SIZE, INCEPTION_SIZE), mode="bilinear", align_corners=False)[0] - 1
 
 
-class _Block(nn.Module):
-    """Branches side by side. A branch is a chain of layers, the last of which may be a fork of several.
+def tf1(pixels: np.ndarray) -> Tensor:
+    """Resize as TensorFlow 1 (the original FID): bilinear, pixel positions at corners. uint8 [H, W, 3] to float32
+    [3, 299, 299]."""
+    x_CHW = _planes(pixels)
+    top, bottom, down = _corner_grid(x_CHW.shape[1])
+    left, right, across = _corner_grid(x_CHW.shape[2])
+    upper = x_CHW[:, top][:, :, left] * (1 - across) + x_CHW[:, top][:, :, right] * across
+    lower = x_CHW[:, bottom][:, :, left] * (1 - across) + x_CHW[:, bottom][:, :, right] * across
+    return _centred(upper * (1 - down[:, None]) + lower * down[:, None])
 
-    `pool` names what the last branch starts with: "average", "maximum", or "reduce" (a maximum with stride 2, alone).
+
+def tm_aa(pixels: np.ndarray) -> Tensor:
+    """Resize as torchmetrics since 1.8: bilinear with antialiasing. uint8 [H, W, 3] to float32 [3, 299, 299]."""
+    x_BCHW = _planes(pixels)[None]
+    return _centred(
+        F.interpolate(x_BCHW, (INCEPTION_SIZE, INCEPTION_SIZE), mode="bilinear", align_corners=False, antialias=True)[0]
+    )
+
+
+@code_version(2)
+def clean(pixels: np.ndarray) -> Tensor:
+    """Resize as clean-fid (Parmar et al. 2022): Pillow's antialiased bicubic on float channels, clipped to 0..255,
+    not rounded. uint8 [H, W, 3] to float32 [3, 299, 299]."""
+    channels = [Image.fromarray(pixels[..., channel].astype(np.float32)) for channel in range(3)]
+    resized = [
+        np.asarray(channel.resize((INCEPTION_SIZE, INCEPTION_SIZE), Image.Resampling.BICUBIC)) for channel in channels
+    ]
+    return _centred(torch.from_numpy(np.stack(resized).clip(0, 255)))
+
+
+def whole(pixels: np.ndarray) -> np.ndarray:
+    return pixels
+
+
+@code_version(2)
+def center256(pixels: np.ndarray) -> np.ndarray:
+    """Crop uint8 [H, W, 3] to the centre square and resize by Lanczos to [256, 256, 3]; as in torchvision, odd
+    margins are rounded to even."""
+    height, width = pixels.shape[:2]
+    side = min(height, width)
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    square = Image.fromarray(pixels).crop((left, top, left + side, top + side))
+    return np.asarray(square.resize((256, 256), Image.Resampling.LANCZOS))
+
+
+FRONT_ENDS: Mapping[str, Callable[[np.ndarray], Tensor]] = {
+    "pytorch-fid": pytorch_fid,
+    "tf1": tf1,
+    "tm-aa": tm_aa,
+    "clean": clean,
+}
+CROPS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {"none": whole, "center256": center256}
+
+
+def _planes(pixels: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32)
+
+
+def _centred(x: Tensor) -> Tensor:
+    return (x - 128) / 128
+
+
+def _corner_grid(length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Interpolation indices and weights [299] of a length: pixel before, pixel after, and the share of the latter."""
+    place = torch.arange(INCEPTION_SIZE, dtype=torch.float32) * (length / INCEPTION_SIZE)
+    before = place.floor().long()
+    return before, (before + 1).clamp(max=length - 1), place - before
+
+
+class Inception(nn.Module):
+    """Inception v3 of the FID papers: images [B, 3, 299, 299], scaled to about -1..1, to features [B, 2048].
+
+    This is TensorFlow's of 2015 with 1008 outputs, up to its pooled features. It differs from the ImageNet Inception of
+    today in pooling: averages leave padding out, and the last block takes a maximum. Layers are named as in the
+    published file, which all FID tools for torch share.
     """
 
-    def __init__(self, pool: str, branches: list[list[str | Fork]], layers: dict[str, _Conv]):
+    def __init__(self):
         super().__init__()
-        self.pool, self.branches = pool, branches
-        for name, layer in layers.items():
-            self.add_module(name, layer)
+        self.Conv2d_1a_3x3 = _Conv(3, 32, 3, 2)
+        self.Conv2d_2a_3x3 = _Conv(32, 32, 3)
+        self.Conv2d_2b_3x3 = _Conv(32, 64, 3, padding=1)
+        self.Conv2d_3b_1x1 = _Conv(64, 80, 1)
+        self.Conv2d_4a_3x3 = _Conv(80, 192, 3)
+        self.Mixed_5b = _block_35(192, 32)
+        self.Mixed_5c = _block_35(256, 64)
+        self.Mixed_5d = _block_35(288, 64)
+        self.Mixed_6a = _reduce_35(288)
+        self.Mixed_6b = _block_17(768, 128)
+        self.Mixed_6c = _block_17(768, 160)
+        self.Mixed_6d = _block_17(768, 160)
+        self.Mixed_6e = _block_17(768, 192)
+        self.Mixed_7a = _reduce_17(768)
+        self.Mixed_7b = _block_8(1280, "average")
+        self.Mixed_7c = _block_8(2048, "maximum")
+        self.fc = nn.Linear(INCEPTION_FEATURES, 1008)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        parts = [part for branch in self.branches for part in self._branch(branch, x_BCHW)]
-        return torch.cat([*parts, self._pooled(x_BCHW)], 1)
+        x = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(x_BCHW)))
+        x = self.Conv2d_4a_3x3(self.Conv2d_3b_1x1(F.max_pool2d(x, 3, 2)))
+        x = F.max_pool2d(x, 3, 2)
+        for block in (self.Mixed_5b, self.Mixed_5c, self.Mixed_5d, self.Mixed_6a, self.Mixed_6b, self.Mixed_6c):
+            x = block(x)
+        for block in (self.Mixed_6d, self.Mixed_6e, self.Mixed_7a, self.Mixed_7b, self.Mixed_7c):
+            x = block(x)
+        return x.mean((2, 3))
 
-    def _branch(self, branch: list[str | Fork], x: Tensor) -> list[Tensor]:
-        for step in branch:
-            if isinstance(step, tuple):
-                return [getattr(self, name)(x) for name in step]
-            x = getattr(self, step)(x)
-        return [x]
 
-    def _pooled(self, x: Tensor) -> Tensor:
-        if self.pool == "reduce":
-            return F.max_pool2d(x, 3, 2)
-        if self.pool == "average":
-            return self.branch_pool(F.avg_pool2d(x, 3, 1, 1, count_include_pad=False))
-        return self.branch_pool(F.max_pool2d(x, 3, 1, 1))
+def load_inception(path: Path, device: str = "cpu") -> Inception:
+    """Build the network and load a published file, whose digest the caller has checked."""
+    network = Inception()
+    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    return network.eval().requires_grad_(False).to(device)
 
 
 def _block_35(channels: int, pooled: int) -> _Block:
@@ -154,121 +233,42 @@ def _block_8(channels: int, pool: str) -> _Block:
     )
 
 
-class Inception(nn.Module):
-    """Inception v3 of the FID papers: images [B, 3, 299, 299], scaled to about -1..1, to features [B, 2048]."""
+class _Block(nn.Module):
+    """Branches side by side. A branch is a chain of layers, the last of which may be a fork of several.
 
-    def __init__(self):
+    `pool` names what the last branch starts with: "average", "maximum", or "reduce" (a maximum with stride 2, alone).
+    """
+
+    def __init__(self, pool: str, branches: list[list[str | Fork]], layers: dict[str, _Conv]):
         super().__init__()
-        self.Conv2d_1a_3x3 = _Conv(3, 32, 3, 2)
-        self.Conv2d_2a_3x3 = _Conv(32, 32, 3)
-        self.Conv2d_2b_3x3 = _Conv(32, 64, 3, padding=1)
-        self.Conv2d_3b_1x1 = _Conv(64, 80, 1)
-        self.Conv2d_4a_3x3 = _Conv(80, 192, 3)
-        self.Mixed_5b = _block_35(192, 32)
-        self.Mixed_5c = _block_35(256, 64)
-        self.Mixed_5d = _block_35(288, 64)
-        self.Mixed_6a = _reduce_35(288)
-        self.Mixed_6b = _block_17(768, 128)
-        self.Mixed_6c = _block_17(768, 160)
-        self.Mixed_6d = _block_17(768, 160)
-        self.Mixed_6e = _block_17(768, 192)
-        self.Mixed_7a = _reduce_17(768)
-        self.Mixed_7b = _block_8(1280, "average")
-        self.Mixed_7c = _block_8(2048, "maximum")
-        self.fc = nn.Linear(INCEPTION_FEATURES, 1008)
+        self.pool, self.branches = pool, branches
+        for name, layer in layers.items():
+            self.add_module(name, layer)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        x = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(x_BCHW)))
-        x = self.Conv2d_4a_3x3(self.Conv2d_3b_1x1(F.max_pool2d(x, 3, 2)))
-        x = F.max_pool2d(x, 3, 2)
-        for block in (self.Mixed_5b, self.Mixed_5c, self.Mixed_5d, self.Mixed_6a, self.Mixed_6b, self.Mixed_6c):
-            x = block(x)
-        for block in (self.Mixed_6d, self.Mixed_6e, self.Mixed_7a, self.Mixed_7b, self.Mixed_7c):
-            x = block(x)
-        return x.mean((2, 3))
+        parts = [part for branch in self.branches for part in self._branch(branch, x_BCHW)]
+        return torch.cat([*parts, self._pooled(x_BCHW)], 1)
+
+    def _branch(self, branch: list[str | Fork], x: Tensor) -> list[Tensor]:
+        for step in branch:
+            if isinstance(step, tuple):
+                return [getattr(self, name)(x) for name in step]
+            x = getattr(self, step)(x)
+        return [x]
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        if self.pool == "reduce":
+            return F.max_pool2d(x, 3, 2)
+        if self.pool == "average":
+            return self.branch_pool(F.avg_pool2d(x, 3, 1, 1, count_include_pad=False))
+        return self.branch_pool(F.max_pool2d(x, 3, 1, 1))
 
 
-def load_inception(path: Path, device: str = "cpu") -> Inception:
-    """Build the network and load a published file, whose digest the caller has checked."""
-    network = Inception()
-    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-    return network.eval().requires_grad_(False).to(device)
+class _Conv(nn.Module):
+    def __init__(self, channels: int, out: int, kernel: int | tuple[int, int], stride: int = 1, padding=0):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, out, kernel, stride, padding, bias=False)
+        self.bn = nn.BatchNorm2d(out, eps=0.001)
 
-
-# Preprocessing of FID: crops and the four resize methods of FID tools to 299 x 299.
-
-
-def pytorch_fid(pixels: np.ndarray) -> Tensor:
-    """Resize as pytorch-fid: bilinear without antialiasing on values in 0..1. uint8 [H, W, 3] to float32 [3, 299,
-    299]."""
-    scaled = _planes(pixels)[None] / 255
-    return 2 * F.interpolate(scaled, (INCEPTION_SIZE, INCEPTION_SIZE), mode="bilinear", align_corners=False)[0] - 1
-
-
-def tf1(pixels: np.ndarray) -> Tensor:
-    """Resize as TensorFlow 1 (the original FID): bilinear, pixel positions at corners. uint8 [H, W, 3] to float32
-    [3, 299, 299]."""
-    x_CHW = _planes(pixels)
-    top, bottom, down = _corner_grid(x_CHW.shape[1])
-    left, right, across = _corner_grid(x_CHW.shape[2])
-    upper = x_CHW[:, top][:, :, left] * (1 - across) + x_CHW[:, top][:, :, right] * across
-    lower = x_CHW[:, bottom][:, :, left] * (1 - across) + x_CHW[:, bottom][:, :, right] * across
-    return _centred(upper * (1 - down[:, None]) + lower * down[:, None])
-
-
-def tm_aa(pixels: np.ndarray) -> Tensor:
-    """Resize as torchmetrics since 1.8: bilinear with antialiasing. uint8 [H, W, 3] to float32 [3, 299, 299]."""
-    x_BCHW = _planes(pixels)[None]
-    return _centred(
-        F.interpolate(x_BCHW, (INCEPTION_SIZE, INCEPTION_SIZE), mode="bilinear", align_corners=False, antialias=True)[0]
-    )
-
-
-@code_version(2)
-def clean(pixels: np.ndarray) -> Tensor:
-    """Resize as clean-fid (Parmar et al. 2022): Pillow's antialiased bicubic on float channels, clipped to 0..255,
-    not rounded. uint8 [H, W, 3] to float32 [3, 299, 299]."""
-    channels = [Image.fromarray(pixels[..., channel].astype(np.float32)) for channel in range(3)]
-    resized = [
-        np.asarray(channel.resize((INCEPTION_SIZE, INCEPTION_SIZE), Image.Resampling.BICUBIC)) for channel in channels
-    ]
-    return _centred(torch.from_numpy(np.stack(resized).clip(0, 255)))
-
-
-def whole(pixels: np.ndarray) -> np.ndarray:
-    return pixels
-
-
-@code_version(2)
-def center256(pixels: np.ndarray) -> np.ndarray:
-    """Crop uint8 [H, W, 3] to the centre square and resize by Lanczos to [256, 256, 3]; as in torchvision, odd
-    margins are rounded to even."""
-    height, width = pixels.shape[:2]
-    side = min(height, width)
-    left, top = round((width - side) / 2), round((height - side) / 2)
-    square = Image.fromarray(pixels).crop((left, top, left + side, top + side))
-    return np.asarray(square.resize((256, 256), Image.Resampling.LANCZOS))
-
-
-FRONT_ENDS: Mapping[str, Callable[[np.ndarray], Tensor]] = {
-    "pytorch-fid": pytorch_fid,
-    "tf1": tf1,
-    "tm-aa": tm_aa,
-    "clean": clean,
-}
-CROPS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {"none": whole, "center256": center256}
-
-
-def _planes(pixels: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32)
-
-
-def _centred(x: Tensor) -> Tensor:
-    return (x - 128) / 128
-
-
-def _corner_grid(length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Interpolation indices and weights [299] of a length: pixel before, pixel after, and the share of the latter."""
-    place = torch.arange(INCEPTION_SIZE, dtype=torch.float32) * (length / INCEPTION_SIZE)
-    before = place.floor().long()
-    return before, (before + 1).clamp(max=length - 1), place - before
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return F.relu(self.bn(self.conv(x_BCHW)))

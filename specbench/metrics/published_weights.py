@@ -1,6 +1,6 @@
-"""Published weights of metrics: addresses, digests and downloads.
+"""Published weights of metrics, single files and model folders of the Hugging Face hub: addresses, digests, downloads.
 
-A file is checked against its digest every time before anything in it is loaded.
+A file is checked against its digest every time before anything in it is loaded. Of folders only safetensors are taken.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from pathlib import Path
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.checkpoint_files import DIGESTS, REVISIONS, how_to_pin, revision_of
 from specbench.system.downloads import Progress, Remote, cache_folder, digest_of, fetch, matches, offline, sha256_of
+
+_FILES = ("config.json", "model.safetensors")
+"""Of a model folder: no pickles."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +126,6 @@ def problem(name: str) -> str | None:
     if not wanted.path.is_file():
         return f"{wanted.file} is not on this disk"
     return None if matches(wanted.path, wanted.remote) else f"{wanted.path} is not the published file"
-
-
-# Model folders on the Hugging Face hub that metrics need, by safetensors only.
-
-_FILES = ("config.json", "model.safetensors")
 
 
 def hub_folder(repository: str, forbidden: bool = False) -> Path:

@@ -29,8 +29,6 @@ from specbench.system.json_values import parse_json
 RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "identity", "images")
 """Columns of the per-run file: a score per row; `note` is a warning or null; `identity` is JSON; `images` counts those
 of the run that could be scored."""
-
-
 _MAX_BYTES = 2**26
 _SCORE_TYPES = {
     **dict.fromkeys(("metric", "fingerprint", "identity"), str),
@@ -38,6 +36,10 @@ _SCORE_TYPES = {
     **dict.fromkeys(("n", "images"), int),
     "note": str | None,
 }
+_OVER_CATEGORIES = ("shapes-detector",)
+"""Metrics that are the mean of their categories' means of `correct`."""
+_BY_CATEGORY = ("compbench[", "geneval[")
+"""Metrics with a difference only for some categories; the metric itself decides."""
 
 
 def read_scores(folder: Path) -> list[dict[str, object]]:
@@ -50,6 +52,18 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise read_error(path, error, "is damaged: not readable as scores", "delete it and score again") from error
     return scores
+
+
+def _known_score(row: dict[str, object]) -> dict[str, object]:
+    """Validate a row of a per-run file; raises a ValueError for one that specbench did not write. `note` is absent
+    in old ones."""
+    row = {"note": None} | row
+    for name, kind in _SCORE_TYPES.items():
+        if not isinstance(row.get(name), kind):
+            raise ValueError(f"column {name}")
+    if not isinstance(parse_json(row["identity"]), dict):
+        raise ValueError("column identity")
+    return row
 
 
 def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object]]:
@@ -66,18 +80,6 @@ def _to_show(row: dict[str, object], prompts: float) -> dict[str, object]:
     shown = without_few(Estimate(row["value"], row["low"], row["high"]), prompts)
     alone = row["n"] == 1  # one image never has an interval to leave out
     return row | {"low": shown.low, "high": shown.high, "too_few": alone or shown.low != row["low"]}
-
-
-def _known_score(row: dict[str, object]) -> dict[str, object]:
-    """Validate a row of a per-run file; raises a ValueError for one that specbench did not write. `note` is absent
-    in old ones."""
-    row = {"note": None} | row
-    for name, kind in _SCORE_TYPES.items():
-        if not isinstance(row.get(name), kind):
-            raise ValueError(f"column {name}")
-    if not isinstance(parse_json(row["identity"]), dict):
-        raise ValueError("column identity")
-    return row
 
 
 def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
@@ -129,6 +131,42 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     }
 
 
+def stored_difference(folder: Path, baseline: Path, metric: str, fingerprint: str) -> tuple[Difference, int] | None:
+    """Subtract the score of the run in `baseline` from that in `folder` over the images both have, and count those.
+
+    It needs no network, so comparing two runs does not import the metric. Both runs' values have this fingerprint.
+
+    Returns:
+        None if the metric is no plain mean, or if a run lacks values of this fingerprint; the metric itself may know.
+    """
+    if metric not in METRICS or metric.startswith(_BY_CATEGORY):
+        return None
+    column = "correct" if metric in _OVER_CATEGORIES else "value"
+    mine, theirs = [_stored_values(path / "scores" / f"{metric}-{fingerprint}", column) for path in (folder, baseline)]
+    if mine is None or theirs is None:
+        return None
+    return column_difference(mine, theirs, column, over_categories=metric in _OVER_CATEGORIES)
+
+
+def _stored_values(folder: Path, column: str) -> pd.DataFrame | None:
+    """Read key, category and `column` of each scored image; None without such values."""
+    part = next(iter(files_named(folder, "*.parquet")), None)
+    if part is None:
+        return None
+    try:
+        check_regular(part)
+        schema = pq.read_schema(part)
+    except (pa.ArrowException, OSError, SpecbenchError):
+        return None  # a damaged part is named by the metric's own reading
+    if not {column, "category", *KEY} <= set(schema.names):
+        return None
+    kind = schema.field(column).type
+    if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return None
+    wanted = pa.schema([schema.field(name) for name in (*KEY, "category", column)])
+    return ParquetLog(folder, wanted, KEY).read().to_pandas()
+
+
 def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bool:
     """Tell whether the stored scores are those of exactly the images in `wanted`. (To compute a distance again may
     take minutes.)"""
@@ -144,10 +182,6 @@ def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bo
 def _written_after(path: Path, folder: Path, metric: Metric) -> bool:
     parts = files_named(feature_parts(folder, metric).folder, "*.parquet")
     return path.stat().st_mtime_ns > max((part.stat().st_mtime_ns for part in parts), default=0)
-
-
-def _scores_file(folder: Path, metric: Metric) -> Path:
-    return folder / "scores" / f"{metric.name}-{fingerprint(metric)}.parquet"
 
 
 def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None:
@@ -172,6 +206,10 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), sink)
     write_atomically(_scores_file(folder, metric), sink.getvalue())
+
+
+def _scores_file(folder: Path, metric: Metric) -> Path:
+    return folder / "scores" / f"{metric.name}-{fingerprint(metric)}.parquet"
 
 
 def feature_parts(folder: Path, metric: Metric) -> ParquetLog:
@@ -201,47 +239,3 @@ def writing(folder: Path, logs: Sequence[ParquetLog]) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-# Paired differences from stored values alone, for metrics that are means of one number per image.
-
-_OVER_CATEGORIES = ("shapes-detector",)
-"""Metrics that are the mean of their categories' means of `correct`."""
-_BY_CATEGORY = ("compbench[", "geneval[")
-"""Metrics with a difference only for some categories; the metric itself decides."""
-
-
-def stored_difference(folder: Path, baseline: Path, metric: str, fingerprint: str) -> tuple[Difference, int] | None:
-    """Subtract the score of the run in `baseline` from that in `folder` over the images both have, and count those.
-
-    Returns:
-        None if the metric is no plain mean, or if a run lacks values of this fingerprint; the metric itself may know.
-    """
-    if metric not in METRICS or metric.startswith(_BY_CATEGORY):
-        return None
-    column = "correct" if metric in _OVER_CATEGORIES else "value"
-    found = [_values(path / "scores" / f"{metric}-{fingerprint}", column) for path in (folder, baseline)]
-    mine, theirs = found
-    if mine is None or theirs is None:
-        return None
-    return column_difference(mine, theirs, column, over_categories=metric in _OVER_CATEGORIES)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
-
-
-def _values(folder: Path, column: str) -> pd.DataFrame | None:
-    """Read key, category and `column` of each scored image; None without such values."""
-    part = next(iter(files_named(folder, "*.parquet")), None)
-    if part is None:
-        return None
-    try:
-        check_regular(part)
-        schema = pq.read_schema(part)
-    except (pa.ArrowException, OSError, SpecbenchError):
-        return None  # a damaged part is named by the metric's own reading
-    if not {column, "category", *KEY} <= set(schema.names) or not _is_number(schema.field(column).type):
-        return None
-    wanted = pa.schema([schema.field(name) for name in (*KEY, "category", column)])
-    return ParquetLog(folder, wanted, KEY).read().to_pandas()

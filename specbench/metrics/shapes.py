@@ -1,8 +1,9 @@
-"""`shapes-frechet`: Frechet distance to true pictures of the same captions, in the features of a small network of the
-`shapes` world.
+"""Metrics of the `shapes` world on images whose prompt has a `scene`: the exact detector, a small CLIP, and a Frechet
+distance in the features of a small network.
 
-The renderer draws the reference: every caption that was scored, equally often, from a fixed seed. The arithmetic is
-FID's, the features are not, and its values compare with no FID.
+The CLIP goes the way of the real ones, through open_clip. The reference of the Frechet distance is drawn by the
+renderer: every caption that was scored, equally often, from a fixed seed; the arithmetic is FID's. Values compare with
+no other CLIP's and with no FID.
 """
 
 from __future__ import annotations
@@ -41,79 +42,14 @@ from specbench.stats import Difference, mean_of_estimates, proportion_interval
 from specbench.system.downloads import digest_of
 from specbench.system.json_values import parse_json
 
-# What a prompt of the embedded model asks for, from its `scene`: part of prompt files and results of anybody.
-
-
-def read_request(meta: Mapping[str, object]) -> SceneRequest | None:
-    """Parse the request under the key `scene` of a prompt's metadata; None where it is absent or malformed."""
-    try:
-        found = SceneRequest.from_json(meta["scene"])
-        sound = _is_sound(found)
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
-        return None
-    return found if sound else None
-
-
-def _is_sound(request: SceneRequest) -> bool:
-    clauses = request.clauses
-    counts = [clause.count for clause in clauses]
-    return (
-        bool(clauses)
-        and all(isinstance(count, int) and count >= 1 for count in counts)
-        and sum(counts) <= MAX_COUNT
-        and all(clause.shape in SHAPES and clause.color in (None, *COLORS) for clause in clauses)
-        and all(name in RELATIONS and {i, j} <= set(range(len(clauses))) for name, i, j in request.relations)
-        and request.texture in (None, *TEXTURES)
-    )
-
-
-# `shapes-clip`: cosine of image and caption under the small CLIP that the package brings for the `shapes` world.
-
-FOLDER = WEIGHTS / "clip"
-
-
-class ShapesClip(PerImageMetric):
-    """CLIP score of the small CLIP of `shapes`: cosine of image and caption, -1 to 1."""
-
-    name = "shapes-clip"
-    summary = "cosine similarity of image and caption under the small CLIP of `shapes`, mean over images"
-    batch = 64
-    packages = OPENCLIP_PACKAGES
-
-    def identity(self) -> Mapping[str, str]:
-        return {
-            "weights": digest_of(FOLDER / "open_clip_model.safetensors"),
-            "words": digest_of(FOLDER / "tokenizer.json"),
-            "resize": described("short side, Pillow bicubic, centre", short_side_centre),
-            **clip_versions(),
-        }
-
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return read_request(meta) is not None
-
-    @cached_property
-    def network(self) -> torch.nn.Module:
-        return load_folder_model(FOLDER, self.settings.device)
-
-    @cached_property
-    def tokenize(self) -> Tokenize:
-        return folder_tokenizer(FOLDER)
-
-    def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
-        return normalised(short_side_centre(pixels, self.network.visual.image_size))
-
-    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        device = self.settings.device
-        images = image_embeddings(self.network, self.preprocessed(samples), device)
-        texts = text_embeddings(self.network, [sample.prompt for sample in samples], device, self.tokenize)
-        return [{"value": value} for value in (images * texts).sum(1).tolist()]
-
-
-# `shapes-detector`: share of images that match their caption, by the exact detector of the `shapes` world.
+CLIP_FOLDER = WEIGHTS / "clip"
+RENDERS = 2048
+_SEED = 0
 
 
 class ShapesDetector(Metric):
-    """Fraction of images that satisfy their caption, per category; overall score: mean over categories."""
+    """`shapes-detector`: fraction of images that satisfy their caption, per category; overall score: mean over
+    categories."""
 
     name = "shapes-detector"
     summary = "fraction of images that match their caption by the exact detector of `shapes`, mean over categories"
@@ -159,13 +95,46 @@ class ShapesDetector(Metric):
         return {**vars(verdict), "objects": len(found)}
 
 
-RENDERS = 2048
-_SEED = 0
+class ShapesClip(PerImageMetric):
+    """`shapes-clip`: cosine of image and caption under the small CLIP of `shapes`, -1 to 1."""
+
+    name = "shapes-clip"
+    summary = "cosine similarity of image and caption under the small CLIP of `shapes`, mean over images"
+    batch = 64
+    packages = OPENCLIP_PACKAGES
+
+    def identity(self) -> Mapping[str, str]:
+        return {
+            "weights": digest_of(CLIP_FOLDER / "open_clip_model.safetensors"),
+            "words": digest_of(CLIP_FOLDER / "tokenizer.json"),
+            "resize": described("short side, Pillow bicubic, centre", short_side_centre),
+            **clip_versions(),
+        }
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return read_request(meta) is not None
+
+    @cached_property
+    def network(self) -> torch.nn.Module:
+        return load_folder_model(CLIP_FOLDER, self.settings.device)
+
+    @cached_property
+    def tokenize(self) -> Tokenize:
+        return folder_tokenizer(CLIP_FOLDER)
+
+    def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
+        return normalised(short_side_centre(pixels, self.network.visual.image_size))
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        device = self.settings.device
+        images = image_embeddings(self.network, self.preprocessed(samples), device)
+        texts = text_embeddings(self.network, [sample.prompt for sample in samples], device, self.tokenize)
+        return [{"value": value} for value in (images * texts).sum(1).tolist()]
 
 
 class ShapesFrechet(Metric):
-    """Frechet distance between generated images and renders of their captions, or a folder of reference images; no
-    interval up to 64 images."""
+    """`shapes-frechet`: Frechet distance between generated images and renders of their captions, or a folder of
+    reference images; no interval up to 64 images."""
 
     name = "shapes-frechet"
     summary = (
@@ -179,7 +148,7 @@ class ShapesFrechet(Metric):
 
     def identity(self) -> Mapping[str, str]:
         own = self.settings.reference
-        return {**self.feature_identity(), **(ReferenceImages(self.settings).identity() if own else rendered())}
+        return {**self.feature_identity(), **(ReferenceImages(self.settings).identity() if own else _rendered())}
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return read_request(meta) is not None
@@ -207,7 +176,7 @@ class ShapesFrechet(Metric):
         scenes = sorted({str(text) for text in statistics["scene"]})
         for text in scenes:
             _require_scene(text)
-        key = [dict(self.feature_identity()), rendered(), scenes]
+        key = [dict(self.feature_identity()), _rendered(), scenes]
         return Gaussian(kept_features(key, lambda: self._of_renders(scenes)))
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
@@ -240,17 +209,41 @@ def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:
     """Render each request in `scenes` (JSON) `copies` times, uint8 [64, 64, 3]; the renders of one request do not
     depend on the others."""
     for text in scenes:
-        request = scene.SceneRequest.from_json(json.loads(text))
+        request = SceneRequest.from_json(json.loads(text))
         rng = np.random.default_rng([_SEED, *hashlib.sha256(text.encode()).digest()])
         for _ in range(copies):
             yield render.render(reading_order.realize_in_order(request, rng))
 
 
-def rendered() -> dict[str, str]:
-    """Identity of the rendered reference, apart from the captions."""
+def _rendered() -> dict[str, str]:
+    """Identity of the _rendered reference, apart from the captions."""
     source = "".join(inspect.getsource(module) for module in (render, scene, reading_order))
     return {
         "reference": f"renders of the captions, {RENDERS} or a few more",
         "reference_seed": str(_SEED),
         "renderer": hashlib.sha256(source.encode()).hexdigest()[:16],
     }
+
+
+def read_request(meta: Mapping[str, object]) -> SceneRequest | None:
+    """Parse the request under the key `scene` of a prompt's metadata, which anybody may have written; None where it is
+    absent or malformed."""
+    try:
+        found = SceneRequest.from_json(meta["scene"])
+        sound = _is_sound(found)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
+        return None
+    return found if sound else None
+
+
+def _is_sound(request: SceneRequest) -> bool:
+    clauses = request.clauses
+    counts = [clause.count for clause in clauses]
+    return (
+        bool(clauses)
+        and all(isinstance(count, int) and count >= 1 for count in counts)
+        and sum(counts) <= MAX_COUNT
+        and all(clause.shape in SHAPES and clause.color in (None, *COLORS) for clause in clauses)
+        and all(name in RELATIONS and {i, j} <= set(range(len(clauses))) for name, i, j in request.relations)
+        and request.texture in (None, *TEXTURES)
+    )

@@ -1,4 +1,4 @@
-"""Where a checkpoint's files come from: a folder on this disk, or a hub repository. No torch here.
+"""Where a checkpoint's files come from: a folder on this disk, or a hub repository at a pinned commit. No torch here.
 
 `HF_HOME` and `HF_HUB_OFFLINE` mean what they mean everywhere else, because huggingface_hub does the fetching.
 """
@@ -17,11 +17,6 @@ from specbench.system.downloads import sha256_of
 from specbench.system.files import files_named, read_error, read_regular
 from specbench.system.json_values import parse_json
 
-# Revisions of hub repositories that are used unless told otherwise: a branch may change under a benchmark.
-
-_VARIABLE = "SPECBENCH_REVISIONS"
-"""Environment variable with revisions chosen by the user: "owner/name@revision", separated by commas."""
-
 REVISIONS: Mapping[str, str] = {
     "Alpha-VLLM/Lumina-mGPT-7B-768": "9624463a82ea5ce814af9b561dcd08a31082c3af",
     "deepseek-ai/Janus-Pro-1B": "960ab33191f61342a4c60ae74d8dc356a39fafcb",
@@ -33,7 +28,9 @@ REVISIONS: Mapping[str, str] = {
     "xswu/HPSv2": "697403c78157020a1ae59d23f111aa58ced35b0a",
     "zai-org/ImageReward": "5736be03b2652728fb87788c9797b0570450ab72",
 }
-
+"""Pinned commits of hub repositories: a branch may change under a benchmark, a commit names the digest of every file in
+it. They are those that several public projects use and state. Other repositories are downloaded only at a revision that
+the user names with `--revision` or SPECBENCH_REVISIONS."""
 DIGESTS: Mapping[str, Mapping[str, str]] = {
     "depth-anything/Depth-Anything-V2-Small-hf": {
         "config.json": "c56698d3643dde1f83ea2212759e6b31a22b8f827246a36dd007ee8a22b3ff75",
@@ -44,36 +41,14 @@ DIGESTS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """SHA-256 of files at those revisions, by repository and name, where one is published."""
-
-
-def revision_of(repo: str) -> str | None:
-    """Revision of a repository that SPECBENCH_REVISIONS names, else the pinned one, else None.
-
-    Raises:
-        SpecbenchError: the variable is not a list of owner/name@revision.
-    """
-    chosen = {}
-    for entry in filter(None, os.environ.get(_VARIABLE, "").split(",")):
-        name, _, revision = entry.strip().partition("@")
-        if not revision or name.count("/") != 1:
-            raise SpecbenchError(f"{_VARIABLE}: '{entry}' is not owner/name@revision", "separate several by commas")
-        chosen[name] = revision
-    return chosen.get(repo) or REVISIONS.get(repo)
-
-
-def how_to_pin(repo: str) -> str:
-    """How to name a revision of a repository for which none is pinned."""
-    return (
-        f"set {_VARIABLE}={repo}@COMMIT with a commit of huggingface.co/{repo}/commits (or {repo}@main for the newest)"
-    )
-
-
 INDEX = "model.safetensors.index.json"
+MAX_JSON_BYTES = 2**28
+_VARIABLE = "SPECBENCH_REVISIONS"
+"""Environment variable with revisions chosen by the user: "owner/name@revision", separated by commas."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
 """Suffixes of files that hold tensors."""
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([^/]+)")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
-MAX_JSON_BYTES = 2**28
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -245,18 +220,6 @@ def require_checkpoint(
             raise _unpinned(source, repo, main) from None
 
 
-def _asked(source: Source, weights: str | None, revision: str | None, main: bool) -> tuple[str, str | None]:
-    """Repository and revision to look in."""
-    return (weights or source.repo, revision) if main else (source.repo, None)
-
-
-def _companion_folder(source: Source, folder: Path) -> Path | None:
-    """Where a companion's files lie in or beside a `--weights` folder."""
-    inside = (folder / name for name in (source.folder_name, *source.folders))
-    places = (*inside, folder.resolve().parent / source.folder_name)
-    return next((place for place in places if place.is_dir()), None)
-
-
 def find_snapshot(
     source: Source, weights: str, revision: str | None, patterns: Sequence[str], download: bool
 ) -> Path | None:
@@ -273,11 +236,6 @@ def find_snapshot(
     return _snapshot(weights, source, revision, True, patterns)
 
 
-def is_folder(weights: str) -> bool:
-    """Whether `--weights` names a folder, as opposed to a hub repository."""
-    return local_folder(weights) is not None
-
-
 def local_folder(weights: str | None) -> Path | None:
     """`weights` as a folder, None if it is a hub id or nothing."""
     if weights is None:
@@ -288,6 +246,67 @@ def local_folder(weights: str | None) -> Path | None:
     if weights.count("/") == 1 and not weights.startswith((".", "/", "~")) and not weights.endswith("/"):
         return None
     raise SpecbenchError(f"--weights {weights}: no such folder", "name a folder, or a hub id such as owner/name")
+
+
+def is_folder(weights: str) -> bool:
+    """Whether `--weights` names a folder, as opposed to a hub repository."""
+    return local_folder(weights) is not None
+
+
+def is_offline() -> bool:
+    """Whether HF_HUB_OFFLINE forbids downloads from the hub."""
+    from huggingface_hub import constants  # slow to import: not for `--help`
+
+    return constants.HF_HUB_OFFLINE
+
+
+def revision_of(repo: str) -> str | None:
+    """Revision of a repository that SPECBENCH_REVISIONS names, else the pinned one, else None.
+
+    Raises:
+        SpecbenchError: the variable is not a list of owner/name@revision.
+    """
+    chosen = {}
+    for entry in filter(None, os.environ.get(_VARIABLE, "").split(",")):
+        name, _, revision = entry.strip().partition("@")
+        if not revision or name.count("/") != 1:
+            raise SpecbenchError(f"{_VARIABLE}: '{entry}' is not owner/name@revision", "separate several by commas")
+        chosen[name] = revision
+    return chosen.get(repo) or REVISIONS.get(repo)
+
+
+def how_to_pin(repo: str) -> str:
+    """How to name a revision of a repository for which none is pinned."""
+    return (
+        f"set {_VARIABLE}={repo}@COMMIT with a commit of huggingface.co/{repo}/commits (or {repo}@main for the newest)"
+    )
+
+
+def read_json(source: Source, path: Path) -> dict[str, object]:
+    """A file of the source that holds one JSON object.
+
+    Raises:
+        SpecbenchError: exit code 5 if it does not.
+    """
+    try:
+        held = parse_json(read_regular(path, MAX_JSON_BYTES))
+    except (OSError, ValueError, MemoryError) as error:
+        raise source.damaged(path, error) from error
+    if not isinstance(held, dict):
+        raise source.damaged(path, ValueError("no JSON object inside"))
+    return held
+
+
+def _asked(source: Source, weights: str | None, revision: str | None, main: bool) -> tuple[str, str | None]:
+    """Repository and revision to look in."""
+    return (weights or source.repo, revision) if main else (source.repo, None)
+
+
+def _companion_folder(source: Source, folder: Path) -> Path | None:
+    """Where a companion's files lie in or beside a `--weights` folder."""
+    inside = (folder / name for name in (source.folder_name, *source.folders))
+    places = (*inside, folder.resolve().parent / source.folder_name)
+    return next((place for place in places if place.is_dir()), None)
 
 
 def _in_folder(source: Source, folder: Path, repo: str | None = None) -> CheckpointFiles:
@@ -326,30 +345,6 @@ def _check_shards(source: Source, folder: Path, paths: Sequence[Path], repo: str
             raise _missing(source, f"{folder} has {path.name}, but no {shard[1]}{shard[4]}.index.json", repo)
 
 
-def _is_pointer(path: Path) -> bool:
-    """Whether Git LFS has left its placeholder instead of the file."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_POINTER)) == _POINTER
-    except OSError:
-        return False
-
-
-def read_json(source: Source, path: Path) -> dict[str, object]:
-    """A file of the source that holds one JSON object.
-
-    Raises:
-        SpecbenchError: exit code 5 if it does not.
-    """
-    try:
-        held = parse_json(read_regular(path, MAX_JSON_BYTES))
-    except (OSError, ValueError, MemoryError) as error:
-        raise source.damaged(path, error) from error
-    if not isinstance(held, dict):
-        raise source.damaged(path, ValueError("no JSON object inside"))
-    return held
-
-
 def _snapshot(
     repo: str, source: Source, revision: str | None, download: bool = False, patterns: Sequence[str] = ()
 ) -> Path | None:
@@ -385,13 +380,6 @@ def _called(repo: str, revision: str | None) -> str:
     return f"revision '{revision}' of '{repo}'" if revision else f"'{repo}'"
 
 
-def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE forbids downloads from the hub."""
-    from huggingface_hub import constants  # slow to import: not for `--help`
-
-    return constants.HF_HUB_OFFLINE
-
-
 def _unpinned(source: Source, repo: str, main: bool) -> SpecbenchError:
     flag = "pass --revision COMMIT, or " if main else ""
     return SpecbenchError(
@@ -405,3 +393,12 @@ def _missing(source: Source, problem: str, repo: str | None = None, revision: st
     return SpecbenchError(
         f"{source.what} is missing: {problem}", source.how_to_get(repo, revision), MISSING_PREREQUISITE
     )
+
+
+def _is_pointer(path: Path) -> bool:
+    """Whether Git LFS has left its placeholder instead of the file."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_POINTER)) == _POINTER
+    except OSError:
+        return False

@@ -1,7 +1,7 @@
-"""Sizes of the families' language models, and what follows from them. No torch here.
+"""Sizes of the families' language models: the official ones, those of a checkpoint, and what follows from them.
 
 A checkpoint's own configuration gives the same numbers as the official sizes below, so that one of another size is
-planned for as what it is.
+planned for as what it is. No torch, but for LlamaGen's checkpoints, which have no configuration.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class NetworkSize:
         return self.words + self.image_rows
 
     def config(self) -> dict[str, int]:
-        """The sizes under transformers' names."""
+        """The sizes under transformers' names, in the order of the arguments."""
         return {
             "vocab_size": self.words,
             "hidden_size": self.width,
@@ -135,7 +135,7 @@ def qwen(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: 
 
 
 def emu3(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> NetworkSize:
-    """Emu3."""
+    """Emu3: nothing besides the matrices; the head is stored."""
     return NetworkSize(words, width, inner, layers, heads, kv_heads, head_rows=words)
 
 
@@ -147,10 +147,6 @@ JANUS_7B = janus(102_400, 4096, 11_008, 30, 32, 32)
 SIMPLEAR_05B = qwen(215_672, 896, 4864, 24, 14, 2)
 SIMPLEAR_15B = qwen(215_672, 1536, 8960, 28, 12, 2)
 EMU3_8B = emu3(184_622, 4096, 14_336, 32, 32, 8)
-
-
-# The size of a language model, read from the configuration of its checkpoint. No torch until it is needed.
-
 OFFICIAL = {
     "anole": {"anole": CHAMELEON_7B},
     "lumina": {"lumina": CHAMELEON_7B, "lumina-34b": CHAMELEON_34B},
@@ -169,15 +165,7 @@ _DEFAULTS = {
     "emu3": EMU3_8B.config(),
 }
 """What transformers takes for an entry that a configuration leaves out."""
-_MAKERS = {
-    "anole": chameleon,
-    "lumina": chameleon,
-    "janus": janus,
-    "simplear": qwen,
-    "emu3": emu3,
-}
-
-
+_MAKERS = {"anole": chameleon, "lumina": chameleon, "janus": janus, "simplear": qwen, "emu3": emu3}
 _DOES_NOT_TELL = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError)
 """What reading sizes off files of others may raise."""
 
@@ -192,7 +180,7 @@ def stored_size(family: str, official: NetworkSize, folder: Path, weights: str |
         SpecbenchError: it has the published size of another model of the family.
     """
     try:
-        size = _llamagen(folder) if family == "llamagen" else _configured(family, folder)
+        size = _llamagen_size(folder) if family == "llamagen" else _configured_size(family, folder)
     except _DOES_NOT_TELL:
         return None
     if size != official:
@@ -202,21 +190,20 @@ def stored_size(family: str, official: NetworkSize, folder: Path, weights: str |
     return size
 
 
-def _configured(family: str, folder: Path) -> NetworkSize:
+def _configured_size(family: str, folder: Path) -> NetworkSize:
     meta = next((path for path in (folder / "models/7b/params.json", folder / "params.json") if path.is_file()), None)
     if family == "anole" and meta:
-        return _meta(_read(meta))
-    held = _read(folder / "config.json")
+        return _meta_size(_read_object(meta))
+    held = _read_object(folder / "config.json")
     text = held.get("text_config", held.get("language_config", held))
     given = _DEFAULTS[family] | {name: text[name] for name in EMU3_8B.config() if name in text}
     given.setdefault("num_key_value_heads", given["num_attention_heads"])
     if min(map(int, given.values())) < 1 or given["hidden_size"] % given["num_attention_heads"]:
         raise ValueError("sizes that make no network")
-    names = "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads"
-    return _MAKERS[family](*(int(given[name]) for name in names.split()))
+    return _MAKERS[family](*(int(given[name]) for name in EMU3_8B.config()))
 
 
-def _meta(held: Mapping) -> NetworkSize:
+def _meta_size(held: Mapping) -> NetworkSize:
     """Meta's `params.json`; the width of feed-forward layers follows from the others."""
     params = held.get("model", held)
     width, heads = params["dim"], params["n_heads"]
@@ -227,7 +214,7 @@ def _meta(held: Mapping) -> NetworkSize:
     return chameleon(words, width, inner, params["n_layers"], heads, params.get("n_kv_heads") or heads)
 
 
-def _llamagen(folder: Path) -> NetworkSize:
+def _llamagen_size(folder: Path) -> NetworkSize:
     """LlamaGen has no configuration: the shapes of its tensors tell, which are mapped into memory rather than read."""
     import argparse  # only for LlamaGen's pickled files
 
@@ -249,7 +236,7 @@ def _llamagen(folder: Path) -> NetworkSize:
     return llamagen(codes, width, inner, layers, text_width, caption)
 
 
-def _read(path: Path) -> dict:
+def _read_object(path: Path) -> dict:
     held = parse_json(read_regular(path, MAX_JSON_BYTES))
     if not isinstance(held, dict):
         raise ValueError(f"no JSON object in {path}")

@@ -1,4 +1,7 @@
-"""Prompts, validated prompt sets, and stable prompt ids. Imports no torch."""
+"""Prompts and validated sets of them, which prompts of a set are decoded, and requests of one image each.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,11 @@ from operator import attrgetter
 
 from specbench.errors import SpecbenchError, unknown_name
 
-# One prompt. Imports no torch.
-
-MAX_PROMPT_CHARS = 10_000
-MAX_ID_CHARS = 200
+_MAX_PROMPT_CHARS = 10_000
+_MAX_ID_CHARS = 200
+_DIGESTED_AT_ONCE = 1000
+_DRAWING_SEED = 0
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str).encode
 
 
 @dataclass(frozen=True)
@@ -43,97 +47,6 @@ class PromptSet:
     name: str
     prompts: Sequence[Prompt]
     sha256: str
-
-
-def build_prompt_set(name: str, prompts: Sequence[Prompt]) -> PromptSet:
-    """Build a validated prompt set.
-
-    Raises:
-        SpecbenchError: no prompts, an invalid id or text, or a duplicate id.
-    """
-    if not prompts:
-        raise SpecbenchError(f"prompts '{name}': no prompts in it")
-    seen: set[str] = set()
-    for prompt in prompts:
-        _check(name, prompt)
-        if prompt.id in seen:
-            raise SpecbenchError(
-                f"prompts '{name}': two prompts have the id '{prompt.id}'",
-                "ids must be unique; a plain text line's id is the hash of its text, so remove the repeated line",
-            )
-        seen.add(prompt.id)
-    return PromptSet(name, tuple(prompts), content_sha256(prompts))
-
-
-def text_id(text: str) -> str:
-    """Compute the id of a prompt without one: a hash of its text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-_DIGESTED_AT_ONCE = 1000
-
-
-def content_sha256(prompts: Sequence[Prompt]) -> str:
-    """Digest of ids, texts, categories and metadata, sorted by id, so that the order in the file does not matter."""
-    digest = hashlib.sha256()
-    rows = map(_row_json, sorted(prompts, key=attrgetter("id")))
-    while chunk := list(islice(rows, _DIGESTED_AT_ONCE)):
-        digest.update("".join(f"{row}\n" for row in chunk).encode())
-    return digest.hexdigest()
-
-
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str).encode
-
-
-def _row_json(prompt: Prompt) -> str:
-    """`[id, text, category, meta]` as JSON."""
-    if prompt.meta or not isinstance(prompt.category, str | None):
-        return _encode([prompt.id, prompt.text, prompt.category, prompt.meta])
-    # A million encoders of one row each take most of the time that reading a large file takes.
-    words = (prompt.id, prompt.text) if prompt.category is None else (prompt.id, prompt.text, prompt.category)
-    return f"[{','.join(map(_quoted, words))}{',null' if prompt.category is None else ''},{{}}]"
-
-
-def select(prompts: PromptSet, limit: int | None = None, ids: Sequence[str] = ()) -> list[Prompt]:
-    """Select the prompts with these ids (all if empty), at most `limit`, in file order.
-
-    Raises:
-        SpecbenchError: an id that is not in the set.
-    """
-    if not ids:
-        return list(prompts.prompts[:limit])
-    wanted, every = set(ids), prompts.prompts
-    found = [prompt for prompt in every if prompt.id in wanted]
-    if len(found) < len(wanted):
-        there = {prompt.id for prompt in found}
-        raise _unknown_id(prompts.name, next(name for name in ids if name not in there), {p.id for p in every})
-    return found[:limit]
-
-
-def _unknown_id(name: str, wanted: str, known: set[str]) -> SpecbenchError:
-    if len(known) <= 20:
-        return unknown_name(f"prompt id in '{name}':", wanted, known)
-    return SpecbenchError(f"prompts '{name}' have no id '{wanted}'", f"ids look like '{min(known)}'")
-
-
-def _check(name: str, prompt: Prompt) -> None:
-    shown = prompt.id[:40]
-    if not prompt.text.strip():
-        raise SpecbenchError(f"prompts '{name}': prompt '{shown}' has no text")
-    if len(prompt.text) > MAX_PROMPT_CHARS:
-        raise SpecbenchError(
-            f"prompts '{name}': prompt '{shown}' has {len(prompt.text):,} characters, more than {MAX_PROMPT_CHARS:,}",
-            "write one prompt per line",
-        )
-    if not prompt.id or len(prompt.id) > MAX_ID_CHARS or not prompt.id.isprintable():
-        raise SpecbenchError(
-            f"prompts '{name}': {shown!r} cannot be an id", f"use 1 to {MAX_ID_CHARS} printable characters"
-        )
-
-
-# Which prompts of a set are decoded: all, the first, those of categories, or a random sample. Imports no torch.
-
-_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -189,35 +102,10 @@ class Drawing:
         parts += [f"category {', '.join(self.categories)}"] if self.categories else []
         parts += [f"without the first {self.offset}"] if self.offset else []
         parts += [f"first {self.per_category} per category"] if self.per_category else []
-        parts += [f"random sample of {self.sample} (seed {_SEED})"] if self.sample else []
+        parts += [f"random sample of {self.sample} (seed {_DRAWING_SEED})"] if self.sample else []
         parts += [f"first {self.limit}"] if self.limit else []
         count, total = len(self.of(prompts)), len(prompts.prompts)
         return f"{count:,} of {total:,}: {', '.join(parts)}" if count < total else None
-
-
-def _first_of_each(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
-    if count is None:
-        return prompts
-    taken: defaultdict[str | None, int] = defaultdict(int)
-    chosen = []
-    for prompt in prompts:
-        taken[prompt.category] += 1
-        if taken[prompt.category] <= count:
-            chosen.append(prompt)
-    return chosen
-
-
-def _sampled(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
-    def place(prompt: Prompt) -> bytes:
-        return hashlib.sha256(f"{_SEED}\n{prompt.id}".encode()).digest()
-
-    if count is None:
-        return prompts
-    kept = {prompt.id for prompt in sorted(prompts, key=place)[:count]}
-    return [prompt for prompt in prompts if prompt.id in kept]
-
-
-# Requests: one image to decode each. Imports no torch.
 
 
 @dataclass(frozen=True)
@@ -247,6 +135,108 @@ class Request:
         return self.prompt_id, self.sample
 
 
+def build_prompt_set(name: str, prompts: Sequence[Prompt]) -> PromptSet:
+    """Build a validated prompt set.
+
+    Raises:
+        SpecbenchError: no prompts, an invalid id or text, or a duplicate id.
+    """
+    if not prompts:
+        raise SpecbenchError(f"prompts '{name}': no prompts in it")
+    seen: set[str] = set()
+    for prompt in prompts:
+        _check(name, prompt)
+        if prompt.id in seen:
+            raise SpecbenchError(
+                f"prompts '{name}': two prompts have the id '{prompt.id}'",
+                "ids must be unique; a plain text line's id is the hash of its text, so remove the repeated line",
+            )
+        seen.add(prompt.id)
+    return PromptSet(name, tuple(prompts), content_sha256(prompts))
+
+
 def requests_for(prompts: Iterable[Prompt], samples: int = 1) -> list[Request]:
     """Return the requests for `samples` images of each prompt, prompt by prompt."""
     return [Request.of(prompt, sample) for prompt in prompts for sample in range(samples)]
+
+
+def select(prompts: PromptSet, limit: int | None = None, ids: Sequence[str] = ()) -> list[Prompt]:
+    """Select the prompts with these ids (all if empty), at most `limit`, in file order.
+
+    Raises:
+        SpecbenchError: an id that is not in the set.
+    """
+    if not ids:
+        return list(prompts.prompts[:limit])
+    wanted, every = set(ids), prompts.prompts
+    found = [prompt for prompt in every if prompt.id in wanted]
+    if len(found) < len(wanted):
+        there = {prompt.id for prompt in found}
+        raise _unknown_id(prompts.name, next(name for name in ids if name not in there), {p.id for p in every})
+    return found[:limit]
+
+
+def content_sha256(prompts: Sequence[Prompt]) -> str:
+    """Digest of ids, texts, categories and metadata, sorted by id, so that the order in the file does not matter."""
+    digest = hashlib.sha256()
+    rows = map(_row_json, sorted(prompts, key=attrgetter("id")))
+    while chunk := list(islice(rows, _DIGESTED_AT_ONCE)):
+        digest.update("".join(f"{row}\n" for row in chunk).encode())
+    return digest.hexdigest()
+
+
+def text_id(text: str) -> str:
+    """Compute the id of a prompt without one: a hash of its text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _check(name: str, prompt: Prompt) -> None:
+    shown = prompt.id[:40]
+    if not prompt.text.strip():
+        raise SpecbenchError(f"prompts '{name}': prompt '{shown}' has no text")
+    if len(prompt.text) > _MAX_PROMPT_CHARS:
+        raise SpecbenchError(
+            f"prompts '{name}': prompt '{shown}' has {len(prompt.text):,} characters, more than {_MAX_PROMPT_CHARS:,}",
+            "write one prompt per line",
+        )
+    if not prompt.id or len(prompt.id) > _MAX_ID_CHARS or not prompt.id.isprintable():
+        raise SpecbenchError(
+            f"prompts '{name}': {shown!r} cannot be an id", f"use 1 to {_MAX_ID_CHARS} printable characters"
+        )
+
+
+def _unknown_id(name: str, wanted: str, known: set[str]) -> SpecbenchError:
+    if len(known) <= 20:
+        return unknown_name(f"prompt id in '{name}':", wanted, known)
+    return SpecbenchError(f"prompts '{name}' have no id '{wanted}'", f"ids look like '{min(known)}'")
+
+
+def _row_json(prompt: Prompt) -> str:
+    """`[id, text, category, meta]` as JSON."""
+    if prompt.meta or not isinstance(prompt.category, str | None):
+        return _encode([prompt.id, prompt.text, prompt.category, prompt.meta])
+    # A million encoders of one row each take most of the time that reading a large file takes.
+    words = (prompt.id, prompt.text) if prompt.category is None else (prompt.id, prompt.text, prompt.category)
+    return f"[{','.join(map(_quoted, words))}{',null' if prompt.category is None else ''},{{}}]"
+
+
+def _first_of_each(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
+    if count is None:
+        return prompts
+    taken: defaultdict[str | None, int] = defaultdict(int)
+    chosen = []
+    for prompt in prompts:
+        taken[prompt.category] += 1
+        if taken[prompt.category] <= count:
+            chosen.append(prompt)
+    return chosen
+
+
+def _sampled(prompts: Sequence[Prompt], count: int | None) -> Sequence[Prompt]:
+    def place(prompt: Prompt) -> bytes:
+        return hashlib.sha256(f"{_DRAWING_SEED}\n{prompt.id}".encode()).digest()
+
+    if count is None:
+        return prompts
+    kept = {prompt.id for prompt in sorted(prompts, key=place)[:count]}
+    return [prompt for prompt in prompts if prompt.id in kept]

@@ -15,7 +15,7 @@ _NUMBERS = {"a": 1, "an": 1} | {
     word: number
     for number, word in enumerate(("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"), 1)
 }
-_KINDS = ("spatial", "action", "spatialaction")
+_COMPLEX_KINDS = ("spatial", "action", "spatialaction")
 
 
 def read_coco(folder: Path) -> list[Prompt]:
@@ -58,32 +58,39 @@ def read_geneval(folder: Path) -> list[Prompt]:
     colours and positions that an image must have), and `line`, the number by which the official evaluator identifies
     the prompt."""
     lines = (folder / "evaluation_metadata.jsonl").read_text(encoding="utf-8").splitlines()
-    return [_geneval_prompt(number, json.loads(line)) for number, line in enumerate(lines) if line.strip()]
-
-
-def _geneval_prompt(line: int, row: dict) -> Prompt:
-    clauses = {name: row[name] for name in ("include", "exclude") if name in row}
-    return Prompt(f"{row['tag']}-{text_id(row['prompt'])}", row["prompt"], row["tag"], {"line": line} | clauses)
+    rows = [(number, json.loads(line)) for number, line in enumerate(lines) if line.strip()]
+    return [
+        Prompt(f"{row['tag']}-{text_id(row['prompt'])}", row["prompt"], row["tag"], {"line": number} | _clauses(row))
+        for number, row in rows
+    ]
 
 
 def official_row(category: str, text: str, meta: dict) -> dict:
-    """Rebuild a prompt's line of the official metadata file, which the official evaluator reads beside the images."""
-    clauses = {name: meta[name] for name in ("include", "exclude") if name in meta}
-    return {"tag": category, **clauses, "prompt": text}
+    """Rebuild a GenEval prompt's line of the official metadata file, which the official evaluator reads beside the
+    images."""
+    return {"tag": category, **_clauses(meta), "prompt": text}
+
+
+def _clauses(row: dict) -> dict:
+    return {name: row[name] for name in ("include", "exclude") if name in row}
 
 
 def read_t2i_compbench(folder: Path) -> list[Prompt]:
-    """Read the prompts of T2I-CompBench++: 300 for each category, in the order of `COMPBENCH_CATEGORIES`.
+    """Read the prompts of T2I-CompBench++: 300 validation prompts for each of `COMPBENCH_CATEGORIES`, in that order.
 
-    `meta` has `line`, the prompt's number in its file; for complex prompts `kind`, one of `_KINDS`, which selects the
-    parts of their score; for numeracy prompts `counts`, the requested number of each object.
+    `meta` has `line`, the prompt's number in its file; for complex prompts `kind`, one of `_COMPLEX_KINDS`, which
+    selects the parts of their score; for numeracy prompts `counts`, the requested number of each object.
     """
-    return [prompt for category in COMPBENCH_CATEGORIES for prompt in _category(folder, category)]
+    return [prompt for category in COMPBENCH_CATEGORIES for prompt in _compbench_prompts(folder, category)]
 
 
-def _category(folder: Path, category: str) -> list[Prompt]:
-    kinds = _kinds(folder) if category == "complex" else {}
-    names = _names(folder) if category == "numeracy" else {}
+def _compbench_prompts(folder: Path, category: str) -> list[Prompt]:
+    kinds, names = {}, {}
+    if category == "complex":
+        kinds = {text: kind for kind in _COMPLEX_KINDS for text in _lines(folder / f"complex_val_{kind}.txt")}
+    if category == "numeracy":
+        pairs = [line.split(" - ") for line in _lines(folder / "new_objects.txt")]
+        names = {word: singular for singular, plural in pairs for word in (singular, plural)}
     return [
         Prompt(
             f"{category}-{text_id(text)}",
@@ -97,22 +104,13 @@ def _category(folder: Path, category: str) -> list[Prompt]:
     ]
 
 
-def _kinds(folder: Path) -> dict[str, str]:
-    return {text: kind for kind in _KINDS for text in _lines(folder / f"complex_val_{kind}.txt")}
-
-
 def counts(text: str, names: Mapping[str, str]) -> dict[str, int]:
-    """Count the objects requested by a prompt; `names` maps each singular and plural noun to its singular."""
+    """Count the objects requested by a numeracy prompt; `names` maps each singular and plural noun to its singular."""
     words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     found: dict[str, int] = {}
     for number, word in re.findall(rf"\b({'|'.join(_NUMBERS)}) ({words})\b", text.lower()):
         found[names[word]] = found.get(names[word], 0) + _NUMBERS[number]
     return found
-
-
-def _names(folder: Path) -> dict[str, str]:
-    pairs = [line.split(" - ") for line in _lines(folder / "new_objects.txt")]
-    return {word: singular for singular, plural in pairs for word in (singular, plural)}
 
 
 def _lines(path: Path) -> list[str]:

@@ -8,9 +8,8 @@ from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.settings import Value, decoder_settings, split_list
-from specbench.specs import presets as plugin_decoders
 from specbench.specs.components import CHOICES, DRAFTERS
-from specbench.specs.presets import PRESETS, DecoderSpec, Preset, options_of, resolve
+from specbench.specs.presets import PRESETS, DecoderSpec, Preset, decoder_name, options_of, resolve
 from specbench.system import plugins
 
 
@@ -107,12 +106,12 @@ def labelled_decoders(names: Sequence[str]) -> list[tuple[str, Any]]:
         if target is not None and not isinstance(target, Preset):
             found.append((label, name))
         else:
-            found.append((label, resolve(plugin_decoders.decoder_name(name), inline)))
+            found.append((label, resolve(decoder_name(name), inline)))
     return found
 
 
 def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str, Value]) -> PlannedDecoder:
-    name = plugin_decoders.decoder_name(reference)
+    name = decoder_name(reference)
     if name not in PRESETS:
         raise unknown_name("decoder", name, PRESETS)
     preset = PRESETS[name]

@@ -29,50 +29,12 @@ from specbench.store.run_folders import find_runs_like
 from specbench.store.run_store import RunStore
 from specbench.system.torch_device import require_device
 
-# Known speed: seconds per image from stored rows.
-
-
-def seconds_per_image(out: Path, run_id: str | None, model: str, decoder: str, device: str) -> float | None:
-    """Mean seconds per image of a run, or else of all runs of its model, decoder and device; None without any."""
-    if run_id and (own := _pace([out / run_id])) is not None:
-        return own
-    return _pace(list(find_runs_like(out, model=model, decoder={"name": decoder}, device=device)))
-
-
-def _pace(folders: Sequence[Path]) -> float | None:
-    paces = [_count_and_pace(folder) for folder in folders if folder.is_dir()]
-    images = sum(n for n, _ in paces)
-    known = [(n, pace) for n, pace in paces if pace]
-    return sum(n / pace for n, pace in known) / images if images and len(known) == len(paces) else None
-
-
-def _count_and_pace(folder: Path) -> tuple[int, float | None]:
-    """Number of decoded images of a run, and images per second."""
-    from specbench import stats  # half a second of imports, only where such a run is stored
-
-    columns = ("status", "batch", *(f"{span}_ms" for span in SPANS))
-    pieces = [rows.filter(pc.equal(rows["status"], "ok")) for rows in RunStore(folder).batches(columns)]
-    rows = stats.as_frame(pa.concat_tables(pieces)) if pieces else None
-    return (0, None) if rows is None else (len(rows), stats.throughput(rows))
-
-
 ON_DISK = "on disk"
 ROW = (
-    *(
-        "run_id",
-        "model",
-        "decoder",
-        "options",
-        "lossless",
-        "guidance",
-        "temperature",
-        "top_k",
-        "top_p",
-        "entropy_scale",
-    ),
-    *("prompts", "samples", "seed", "batch", "dtype", "device", "images", "done", "seconds", "megabytes"),
-    *("memory_gib", "weights", "head", "obstacles"),
-)
+    "run_id", "model", "decoder", "options", "lossless", "guidance", "temperature", "top_k", "top_p", "entropy_scale",
+    "prompts", "samples", "seed", "batch", "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib",
+    "weights", "head", "obstacles",
+)  # fmt: skip
 """Keys of `Outlook.row`."""
 _BYTES_PER_PIXEL, _BYTES_PER_TOKEN, _BYTES_PER_ROW = 3, 32, 4096
 """Upper bound per image: an incompressible PNG and the lists of its row."""
@@ -142,6 +104,26 @@ def joint_obstacle(obstacles: Sequence[SpecbenchError]) -> SpecbenchError | None
     return SpecbenchError(f"{len(distinct)} obstacles", "they are listed above", max(one.exit_code for one in distinct))
 
 
+def _require_own_head(model: ModelFacts, planned: PlannedDecoder) -> None:
+    """Require the draft head of a decoder that has one."""
+    if (given := dict(planned.spec.options).get("head")) is not None:
+        require_head(given, model.name, model.heads.get(planned.spec.head_kind))
+
+
+def _digest(model: ModelFacts, digests: dict[str, str]) -> str | None:
+    if model.name not in digests and model.ready:
+        digests[model.name] = model.weights_sha256()
+    return digests.get(model.name)
+
+
+def _caught(work) -> list[SpecbenchError]:
+    try:
+        work()
+    except SpecbenchError as error:
+        return [error]
+    return []
+
+
 def _outlook(
     planned: PlannedDecoder,
     model: ModelFacts,
@@ -157,7 +139,7 @@ def _outlook(
     run_id = None if planned.auto_window else _run_id(plan, planned, digest)
     wanted = {request.key for request in plan.requests} if plan else set()
     done = len(wanted & RunStore(plan.out / run_id).completed(plan.trace)) if run_id else 0
-    pace = seconds_per_image(Path(value["out"]), run_id, model.name, planned.spec.name, device)
+    pace = _seconds_per_image(Path(value["out"]), run_id, model.name, planned.spec.name, device)
     batch = plan.batch if plan else value["batch"]
     need = footprint(model, planned.spec, sampling, dtype, device)
     height, width = model.resolution
@@ -190,37 +172,16 @@ def _outlook(
     return Outlook(row, found)
 
 
-def _caught(work) -> list[SpecbenchError]:
-    try:
-        work()
-    except SpecbenchError as error:
-        return [error]
-    return []
-
-
-def _where(files) -> str:
-    """Whether files are on this disk, or else what brings them."""
-    missing = _caught(files)
-    return (missing[0].try_this or missing[0].what) if missing else ON_DISK
-
-
-def _require_own_head(model: ModelFacts, planned: PlannedDecoder) -> None:
-    """Require the draft head of a decoder that has one."""
-    if (given := dict(planned.spec.options).get("head")) is not None:
-        require_head(given, model.name, model.heads.get(planned.spec.head_kind))
-
-
-def _head(model: ModelFacts, planned: PlannedDecoder) -> str | None:
-    """Where the draft head is; None for decoders without one."""
-    given = dict(planned.spec.options).get("head")
-    own = model.heads.get(planned.spec.head_kind)
-    return None if given is None else _where(lambda: find_head(given, model.name, own))
-
-
-def _digest(model: ModelFacts, digests: dict[str, str]) -> str | None:
-    if model.name not in digests and model.ready:
-        digests[model.name] = model.weights_sha256()
-    return digests.get(model.name)
+def _expected_images(values: Mapping[str, Value]) -> int | None:
+    """Images of a public prompt set that is not on this disk yet; None where its prompts must be read to know."""
+    name, drawing = str(values["prompts"].value), plan_drawing(values)
+    if name not in public_names() or drawing.ids or drawing.categories or drawing.per_category:
+        return None
+    found = downloadable(name)
+    if "/" in name:
+        return None
+    counts = [found.prompts - drawing.offset, *(n for n in (drawing.sample, drawing.limit) if n is not None)]
+    return max(0, min(counts)) * int(values["samples"].value)
 
 
 def _run_id(plan: Plan | None, planned: PlannedDecoder, digest: str | None) -> str | None:
@@ -233,16 +194,29 @@ def _run_id(plan: Plan | None, planned: PlannedDecoder, digest: str | None) -> s
         return None
 
 
-def _expected_images(values: Mapping[str, Value]) -> int | None:
-    """Images of a public prompt set that is not on this disk yet; None where its prompts must be read to know."""
-    name, drawing = str(values["prompts"].value), plan_drawing(values)
-    if name not in public_names() or drawing.ids or drawing.categories or drawing.per_category:
-        return None
-    found = downloadable(name)
-    if "/" in name:
-        return None
-    counts = [found.prompts - drawing.offset, *(n for n in (drawing.sample, drawing.limit) if n is not None)]
-    return max(0, min(counts)) * int(values["samples"].value)
+def _seconds_per_image(out: Path, run_id: str | None, model: str, decoder: str, device: str) -> float | None:
+    """Mean seconds per image from stored rows: of a run, or else of all runs of its model, decoder and device; None
+    without any."""
+    if run_id and (own := _pace([out / run_id])) is not None:
+        return own
+    return _pace(list(find_runs_like(out, model=model, decoder={"name": decoder}, device=device)))
+
+
+def _pace(folders: Sequence[Path]) -> float | None:
+    paces = [_count_and_pace(folder) for folder in folders if folder.is_dir()]
+    images = sum(n for n, _ in paces)
+    known = [(n, pace) for n, pace in paces if pace]
+    return sum(n / pace for n, pace in known) / images if images and len(known) == len(paces) else None
+
+
+def _count_and_pace(folder: Path) -> tuple[int, float | None]:
+    """Number of decoded images of a run, and images per second."""
+    from specbench import stats  # half a second of imports, only where such a run is stored
+
+    columns = ("status", "batch", *(f"{span}_ms" for span in SPANS))
+    pieces = [rows.filter(pc.equal(rows["status"], "ok")) for rows in RunStore(folder).batches(columns)]
+    rows = stats.as_frame(pa.concat_tables(pieces)) if pieces else None
+    return (0, None) if rows is None else (len(rows), stats.throughput(rows))
 
 
 def _too_large(need: int | None, device: str) -> list[SpecbenchError]:
@@ -259,3 +233,16 @@ def _too_full(megabytes: float | None, out: Path) -> list[SpecbenchError]:
         return []
     what = f"disk: up to {megabytes:,.0f} MB needed, {free:,.0f} MB free in {out}"
     return [SpecbenchError(what, "another folder with --out, or fewer images")]
+
+
+def _where(files) -> str:
+    """Whether files are on this disk, or else what brings them."""
+    missing = _caught(files)
+    return (missing[0].try_this or missing[0].what) if missing else ON_DISK
+
+
+def _head(model: ModelFacts, planned: PlannedDecoder) -> str | None:
+    """Where the draft head is; None for decoders without one."""
+    given = dict(planned.spec.options).get("head")
+    own = model.heads.get(planned.spec.head_kind)
+    return None if given is None else _where(lambda: find_head(given, model.name, own))

@@ -1,7 +1,7 @@
 """Presets of the papers' methods: one value per component kind, the paper, and option defaults.
 
 `resolve("gsd", {"G": 50})` merges a preset with the caller's options into a frozen `DecoderSpec` and rejects unknown
-options by name. Importing this never imports torch.
+options by name. Presets of plug-ins and of user modules join them. Importing this never imports torch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ SJD = "Teng et al., Speculative Jacobi Decoding, ICLR 2025 (arXiv 2410.01699)"
 SJDPP = "Teng et al., SJD++: Improved Speculative Jacobi Decoding"
 GSD = "So et al., Grouped Speculative Decoding, ICCV 2025"
 SCD = "So et al., Speculative Coupled Decoding, ICML 2026 (arXiv 2510.24211)"
-
 EAGLE = "Li et al., EAGLE, ICML 2024 (arXiv 2401.15077)"
 LANTERN = "Jang et al., LANTERN, ICLR 2025 (arXiv 2410.03355)"
 LANTERNPP = "Park et al., LANTERN++ (arXiv 2502.06352)"
@@ -55,6 +54,28 @@ class Preset:
     equation: str
     choices: Mapping[str, str]
     defaults: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """Fully resolved decoder with every option explicit.
+
+    `options` maps option name to value, sorted by name; `lossless` holds when every chosen component is lossless.
+    """
+
+    name: str
+    drafter: str
+    init: str
+    verifier: str
+    residual: str
+    refine: str
+    options: tuple[tuple[str, object], ...]
+    lossless: bool
+
+    @property
+    def head_kind(self) -> str:
+        """Kind of the draft head that the decoder would use."""
+        return DRAFTERS[self.drafter].head_kind or self.drafter
 
 
 def _jacobi(**changed: str) -> dict[str, str]:
@@ -306,9 +327,6 @@ _PRESETS = (
         _jacobi(drafter="zipar"),
         {"rows-count": "released", "rows-window": 16},
     ),
-)
-
-_PJD = (
     Preset(
         "pjd",
         "Jacobi windows in several image rows; rows below the first incomplete one commit accepted drafts only",
@@ -342,97 +360,7 @@ _PJD = (
         {"adaptive": True},
     ),
 )
-
-PRESETS: dict[str, Preset] = {preset.name: preset for preset in (*_PRESETS, *_PJD)}
-
-
-@dataclass(frozen=True)
-class DecoderSpec:
-    """Fully resolved decoder with every option explicit.
-
-    `options` maps option name to value, sorted by name; `lossless` holds when every chosen component is lossless.
-    """
-
-    name: str
-    drafter: str
-    init: str
-    verifier: str
-    residual: str
-    refine: str
-    options: tuple[tuple[str, object], ...]
-    lossless: bool
-
-    @property
-    def head_kind(self) -> str:
-        """Kind of the draft head that the decoder would use."""
-        return DRAFTERS[self.drafter].head_kind or self.drafter
-
-
-def _kinds(choices: Mapping[str, str]) -> list[str]:
-    """Component kinds in effect: some drafters ignore others."""
-    return [kind for kind in CHOICES if kind not in DRAFTERS[choices["drafter"]].ignores]
-
-
-def _components(choices: Mapping[str, str]) -> list[Component]:
-    return [CHOICES[kind][choices[kind]] for kind in _kinds(choices)]
-
-
-def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict[str, Option]:
-    """Options of the preset (with `choices` applied) and their defaults."""
-    options = {option.name: option for part in _components(choices or preset.choices) for option in part.options}
-    return {
-        name: Option(**{**vars(option), "default": preset.defaults.get(name, option.default)})
-        for name, option in options.items()
-    }
-
-
-def _check_fit(name: str, choices: Mapping[str, str]) -> None:
-    """Reject a component without the one it requires."""
-    for kind in _kinds(choices):
-        part = CHOICES[kind][choices[kind]]
-        needed = part.only_with
-        others = {choices[other] for other in _kinds(choices) if other != kind}
-        if refused := others & set(part.excludes):
-            raise SpecbenchError(
-                f"decoder '{name}': --{kind} {choices[kind]} cannot be combined with {', '.join(sorted(refused))}"
-            )
-        if needed and not others & set(needed):
-            raise SpecbenchError(
-                f"decoder '{name}': --{kind} {choices[kind]} cannot be combined with {_named(choices)}",
-                f"it needs {' or '.join(needed)}",
-            )
-
-
-def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str, object]) -> None:
-    """Reject a verifier that looks at later drafts where one of these outlives the step, or where drafts branch."""
-    if not _looks_ahead(choices):
-        return
-    verifier, refine = choices["verifier"], choices["refine"]
-    if not DRAFTERS[choices["drafter"]].is_chain(values):
-        raise SpecbenchError(
-            f"decoder '{name}': --verifier {verifier} verifies a chain of drafts, and this drafter's branch",
-            "use --drafter jacobi, or eagle with --tree chain",
-        )
-    if not CHOICES["refine"][refine].redraws and not values.get(ANY_TAIL.name):
-        raise SpecbenchError(
-            f"decoder '{name}': --verifier {verifier} looks at later drafts, which --refine {refine} keeps",
-            f"use --refine {' or '.join(refine for refine, part in CHOICES['refine'].items() if part.redraws)}, or "
-            "--any-tail true for biased images (lossy)",
-        )
-
-
-def _looks_ahead(choices: Mapping[str, str]) -> bool:
-    return "verifier" in _kinds(choices) and CHOICES["verifier"][choices["verifier"]].looks_ahead
-
-
-def _lossless(choices: Mapping[str, str]) -> bool:
-    """Whether every component is, and no verifier looks at drafts that outlive the step."""
-    biased = _looks_ahead(choices) and not CHOICES["refine"][choices["refine"]].redraws
-    return all(part.lossless for part in _components(choices)) and not biased
-
-
-def _named(choices: Mapping[str, str]) -> str:
-    return ", ".join(f"{kind} {value}" for kind, value in choices.items() if kind in ("drafter", "verifier"))
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}
 
 
 def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec:
@@ -466,16 +394,13 @@ def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec
     return DecoderSpec(name, **choices, options=tuple(sorted(values.items())), lossless=lossless)
 
 
-# Decoder presets of installed plug-ins and of user modules.
-
-
-@functools.cache
-def add_plugin_decoders() -> None:
-    """Register the presets of installed plug-ins; built-in names take precedence."""
-    for name in plugins("decoders"):
-        preset = load_plugin("decoders", name, lambda found: isinstance(found, Preset), "a Preset")
-        if preset is not None:
-            PRESETS.setdefault(preset.name, preset)
+def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict[str, Option]:
+    """Options of the preset (with `choices` applied) and their defaults."""
+    options = {option.name: option for part in _components(choices or preset.choices) for option in part.options}
+    return {
+        name: Option(**{**vars(option), "default": preset.defaults.get(name, option.default)})
+        for name, option in options.items()
+    }
 
 
 def decoder_name(reference: str) -> str:
@@ -488,3 +413,70 @@ def decoder_name(reference: str) -> str:
     if PRESETS.setdefault(preset.name, preset) is not preset:
         raise SpecbenchError(f"decoder '{reference}' is called '{preset.name}', a name already taken")
     return preset.name
+
+
+@functools.cache
+def add_plugin_decoders() -> None:
+    """Register the presets of installed plug-ins; built-in names take precedence."""
+    for name in plugins("decoders"):
+        preset = load_plugin("decoders", name, lambda found: isinstance(found, Preset), "a Preset")
+        if preset is not None:
+            PRESETS.setdefault(preset.name, preset)
+
+
+def _kinds(choices: Mapping[str, str]) -> list[str]:
+    """Component kinds in effect: some drafters ignore others."""
+    return [kind for kind in CHOICES if kind not in DRAFTERS[choices["drafter"]].ignores]
+
+
+def _components(choices: Mapping[str, str]) -> list[Component]:
+    return [CHOICES[kind][choices[kind]] for kind in _kinds(choices)]
+
+
+def _check_fit(name: str, choices: Mapping[str, str]) -> None:
+    """Reject a component without the one it requires."""
+    for kind in _kinds(choices):
+        part = CHOICES[kind][choices[kind]]
+        needed = part.only_with
+        others = {choices[other] for other in _kinds(choices) if other != kind}
+        if refused := others & set(part.excludes):
+            raise SpecbenchError(
+                f"decoder '{name}': --{kind} {choices[kind]} cannot be combined with {', '.join(sorted(refused))}"
+            )
+        if needed and not others & set(needed):
+            raise SpecbenchError(
+                f"decoder '{name}': --{kind} {choices[kind]} cannot be combined with {_named(choices)}",
+                f"it needs {' or '.join(needed)}",
+            )
+
+
+def _named(choices: Mapping[str, str]) -> str:
+    return ", ".join(f"{kind} {value}" for kind, value in choices.items() if kind in ("drafter", "verifier"))
+
+
+def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str, object]) -> None:
+    """Reject a verifier that looks at later drafts where one of these outlives the step, or where drafts branch."""
+    if not _looks_ahead(choices):
+        return
+    verifier, refine = choices["verifier"], choices["refine"]
+    if not DRAFTERS[choices["drafter"]].is_chain(values):
+        raise SpecbenchError(
+            f"decoder '{name}': --verifier {verifier} verifies a chain of drafts, and this drafter's branch",
+            "use --drafter jacobi, or eagle with --tree chain",
+        )
+    if not CHOICES["refine"][refine].redraws and not values.get(ANY_TAIL.name):
+        raise SpecbenchError(
+            f"decoder '{name}': --verifier {verifier} looks at later drafts, which --refine {refine} keeps",
+            f"use --refine {' or '.join(refine for refine, part in CHOICES['refine'].items() if part.redraws)}, or "
+            "--any-tail true for biased images (lossy)",
+        )
+
+
+def _looks_ahead(choices: Mapping[str, str]) -> bool:
+    return "verifier" in _kinds(choices) and CHOICES["verifier"][choices["verifier"]].looks_ahead
+
+
+def _lossless(choices: Mapping[str, str]) -> bool:
+    """Whether every component is, and no verifier looks at drafts that outlive the step."""
+    biased = _looks_ahead(choices) and not CHOICES["refine"][choices["refine"]].redraws
+    return all(part.lossless for part in _components(choices)) and not biased

@@ -1,4 +1,4 @@
-"""Console output on stderr: progress, notes, errors. Results alone go to stdout.
+"""Console output: progress, notes and errors on stderr, results alone on stdout, tables fitted to a terminal's width.
 
 Progress is a bar on a terminal, and a plain line every few seconds elsewhere. Colour follows the terminal and the
 variables NO_COLOR, FORCE_COLOR and TERM=dumb.
@@ -22,10 +22,13 @@ from specbench.errors import SpecbenchError
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-
 LINE_EVERY_S = 10.0
 _WARNING = "warning: "
 _progress = {"shown": True}
+_NO_CELL = "-"
+_GAP = 2
+_WHOLE = 28
+"""Table cells up to this width are not wrapped while another panel can be opened."""
 
 
 def show_progress(shown: bool) -> None:
@@ -46,6 +49,10 @@ def stdout() -> Console:
     return Console(highlight=False)
 
 
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
 def say(text: str) -> None:
     """Print one line for the user."""
     _print_line(stderr(), one_line(text))
@@ -53,19 +60,6 @@ def say(text: str) -> None:
 
 def warn(text: str) -> None:
     _print_line(stderr(), f"{_WARNING}{one_line(text)}")
-
-
-def _print_line(console: Console, line: str) -> None:
-    """Print a line, on a terminal broken between words.
-
-    A word that is longer than the terminal is wide, and errors, are left to the terminal, so that an address or a
-    command can be copied from it.
-    """
-    if console.is_terminal:
-        line = textwrap.fill(line, console.width, break_long_words=False, break_on_hyphens=False)
-    text = Text(line)
-    text.stylize("yellow", 0, len(_WARNING) if line.startswith(_WARNING) else 0)
-    console.print(text)
 
 
 def show_error(error: SpecbenchError) -> None:
@@ -138,34 +132,10 @@ class ProgressReporter:
         return f"{self._done}/{self._total} {self.what}{failed}, {rate:.1f} a second, {left:.0f} s left"
 
 
-def _bar(console: Console) -> Progress:
-    from rich import progress  # only for progress bars
-
-    columns = (
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("left"),
-    )
-    return progress.Progress(*columns, console=console, transient=True)
-
-
-def is_terminal() -> bool:
-    return sys.stdout.isatty()
-
-
-# Tables fitted to the width of a terminal: cells wrap between words only, the columns that do not fit stand below.
-
-_MISSING = "-"
-_GAP = 2
-_WHOLE = 28
-"""Cells up to this width are not wrapped while another panel can be opened."""
-
-
 def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, right: Sequence[int] = ()) -> Group:
-    """Lay out rows of texts; each panel repeats the first column; rows without a further text stand in the first.
+    """Lay out rows of texts: cells wrap between words only, the columns that do not fit stand in a panel below.
+
+    Each panel repeats the first column; rows without a further text stand in the first.
 
     Args:
         width: of the terminal, in characters.
@@ -201,7 +171,7 @@ def fitted_distinct(
     alike = [
         f"{heading} {rows[0][place]}"
         for place, heading in enumerate(headings)
-        if rows and place not in shown and rows[0][place] != _MISSING
+        if rows and place not in shown and rows[0][place] != _NO_CELL
     ]
     table = fitted(
         [headings[place] for place in shown],
@@ -222,9 +192,36 @@ def used_columns(rows: Sequence[Sequence[str]], kept: Sequence[int]) -> list[int
     for place in range(len(rows[0]) if rows else 0):
         texts = {row[place] for row in rows}
         constant = len(texts) == 1 and len(rows) > 1 and place not in kept
-        if texts != {_MISSING} and not constant:
+        if texts != {_NO_CELL} and not constant:
             found.append(place)
     return found
+
+
+def _print_line(console: Console, line: str) -> None:
+    """Print a line, on a terminal broken between words.
+
+    A word that is longer than the terminal is wide, and errors, are left to the terminal, so that an address or a
+    command can be copied from it.
+    """
+    if console.is_terminal:
+        line = textwrap.fill(line, console.width, break_long_words=False, break_on_hyphens=False)
+    text = Text(line)
+    text.stylize("yellow", 0, len(_WARNING) if line.startswith(_WARNING) else 0)
+    console.print(text)
+
+
+def _bar(console: Console) -> Progress:
+    from rich import progress  # only for progress bars
+
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("left"),
+    )
+    return progress.Progress(*columns, console=console, transient=True)
 
 
 def _packed(wanted: Sequence[int], room: int) -> list[list[int]]:
@@ -260,6 +257,6 @@ def _panel(
         table.add_column(Text(headings[place]), width=width, justify=justify, overflow="fold", vertical="top")
     first_panel = len(chosen) == 1 or 1 in chosen
     for row in rows:
-        if first_panel or any(row[place] not in ("", _MISSING) for place in chosen[1:]):
+        if first_panel or any(row[place] not in ("", _NO_CELL) for place in chosen[1:]):
             table.add_row(*(Text(row[place]) for place in chosen))
     return table

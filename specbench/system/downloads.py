@@ -1,7 +1,8 @@
-"""Resumable downloads, verified by digest; none in offline mode.
+"""Published files over the network: resumable downloads verified by digest, reads of parts, and digests of files.
 
 A download uses TLS, is written to `<target>.part`, is aborted above its expected size, and is renamed only after its
-digest was verified, so a file under its final name is complete and correct. Imports no torch.
+digest was verified, so a file under its final name is complete and correct. In offline mode there is none. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -23,21 +24,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
-from specbench.system.files import write_atomically
 from specbench.system.version import __version__
+
+# Imports inside functions: specbench.system.files brings rich, only where something is written.
+
 
 Progress = Callable[[int, int | None], None]
 """Progress callback with (bytes received, total bytes or None)."""
-
 TIMEOUT_S = 30.0
 DOWNLOAD_ATTEMPTS = 4
 """Tries in a row that gain no bytes before a download is given up."""
 PAUSE_S = 1.0
+BLOCK_BYTES = 1 << 18
+"""Bytes of a remote file to ask for at once, at least."""
+OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE")
 _CHUNK = 1 << 20
 _MAX_BYTES = 32 * 2**30
 """Size limit of files whose size is not known beforehand."""
+_SMALL_BYTES = 2**24
+"""Bytes up to which remembering a digest costs more than it saves."""
 _HERE = ("127.0.0.1", "::1", "localhost")
-OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE")
+_TRANSIENT = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
+"""Errors of a try that the next one may not meet."""
 
 
 @dataclass(frozen=True)
@@ -53,32 +61,6 @@ class Remote:
     url: str
     digest: str
     size: int | None = None
-
-
-def cache_folder() -> Path:
-    """Folder of downloads: SPECBENCH_CACHE, else `specbench` in the user's cache folder."""
-    if own := os.environ.get("SPECBENCH_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
-
-
-def offline(env: Mapping[str, str] | None = None) -> bool:
-    """Whether one of `OFFLINE_VARIABLES` disables the network."""
-    env = os.environ if env is None else env
-    return any(env.get(name, "").lower() not in ("", "0", "false", "no", "off") for name in OFFLINE_VARIABLES)
-
-
-def digest_of(path: Path, kind: str = "sha256") -> str:
-    """Compute the digest of a file as "kind:hex"."""
-    with path.open("rb") as file:
-        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
-
-
-def matches(path: Path, remote: Remote) -> bool:
-    """Whether a local file has the published size and digest."""
-    if remote.size is not None and path.stat().st_size != remote.size:
-        return False
-    return not remote.digest or digest_of(path, remote.digest.partition(":")[0]) == remote.digest
 
 
 def fetch(remote: Remote, target: Path, progress: Progress | None = None, forbidden: bool = False) -> Path:
@@ -98,7 +80,7 @@ def fetch(remote: Remote, target: Path, progress: Progress | None = None, forbid
             f"download {remote.url} elsewhere and pass it with --from, or go online",
             MISSING_PREREQUISITE,
         )
-    from specbench.system.files import take_lock  # brings rich: only where something is downloaded
+    from specbench.system.files import take_lock
 
     part = target.with_name(target.name + ".part")
     try:
@@ -137,150 +119,12 @@ def adopt(remote: Remote, source: Path, target: Path) -> Path:
     return target
 
 
-def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
-    """Download the rest of `part` and verify it; restart once if a resumed file does not verify."""
-    resumed = part.exists()
-    _download(remote, part, progress)
-    if matches(part, remote):
-        return
-    problem = _difference(part, remote)
-    part.unlink()
-    if resumed:  # the partial file may belong to another version
-        _complete(remote, part, progress)
-        return
-    raise SpecbenchError(
-        f"{remote.url} is not the expected file: {problem}",
-        "the published file changed, or a proxy altered it; nothing was stored",
-        FAILURE,
-    )
-
-
-def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
-    idle = 0
-    while True:
-        before = part.stat().st_size if part.exists() else 0
-        try:
-            _stream(remote, part, progress)
-            return
-        except TRANSIENT as error:
-            reason = transient_reason(remote.url, error)
-        except _TooLarge:
-            part.unlink()
-            raise SpecbenchError(f"{remote.url} is larger than the expected {remote.size or _MAX_BYTES:,} bytes",
-                                 "the published file changed, or a proxy altered it; nothing was stored",
-                                 FAILURE) from None  # fmt: skip
-        gained = part.exists() and part.stat().st_size > before
-        idle = 0 if gained else idle + 1
-        if idle == DOWNLOAD_ATTEMPTS:
-            raise SpecbenchError(f"{remote.url}: {reason}", "run the same command again to resume", FAILURE)
-        time.sleep(PAUSE_S * max(1, idle))
-
-
-TRANSIENT = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
-"""Errors of a try that the next one may not meet."""
-
-
-def transient_reason(url: str, error: Exception) -> str:
-    """Why a try failed, in words.
-
-    Raises:
-        SpecbenchError: the next try would fail in the same way.
-    """
-    if not isinstance(error, urllib.error.HTTPError):
-        return str(getattr(error, "reason", "") or error) or type(error).__name__
-    reason = f"the server answers {error.code} {error.reason}"
-    if error.code < 500 and error.code not in (408, 429):
-        raise SpecbenchError(f"{url}: {reason}", "pass a local copy with --from", FAILURE) from None
-    return reason
-
-
-class _TooLarge(Exception):
-    """The response exceeds the expected size."""
-
-
-def _require_tls(url: str) -> None:
-    """Reject addresses without TLS, except servers on this machine."""
-    parts = urllib.parse.urlsplit(url)
-    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _HERE):
-        raise SpecbenchError(f"{url}: not an https address", "pass a local copy with --from")
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, req, fp, code, msg, headers, newurl):
-        _require_tls(newurl)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
-
-
-_OPENER = urllib.request.build_opener(_Redirects)
-
-
-def open_url(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-    """Send one request, over TLS unless the server is on this machine; an error of urllib where it is refused."""
-    _require_tls(url)
-    request = urllib.request.Request(url, headers={"User-Agent": f"specbench/{__version__}", **headers})
-    return _OPENER.open(request, timeout=TIMEOUT_S)
-
-
-def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
-    """Send one request for the bytes after the end of `part`, and append them."""
-    start = part.stat().st_size if part.exists() else 0
-    if remote.size is not None and start >= remote.size:
-        return
-    try:
-        response = open_url(remote.url, {"Range": f"bytes={start}-"} if start else {})
-    except urllib.error.HTTPError as error:
-        if error.code == 416 and start:  # the file is complete; its digest is verified by the caller
-            return
-        raise
-    with response:
-        if response.status != 206:
-            start = 0
-        length = response.headers.get("Content-Length")
-        total = remote.size or (start + int(length) if length else None)
-        with part.open("ab" if start else "wb") as file:
-            done = start
-            while chunk := response.read1(_CHUNK):
-                done += len(chunk)
-                if done > (remote.size or _MAX_BYTES):
-                    raise _TooLarge
-                file.write(chunk)
-                if progress:
-                    progress(done, total)
-        if length and done < start + int(length):
-            raise ConnectionError(f"cut off after {done:,} bytes")
-
-
-def _difference(path: Path, remote: Remote) -> str:
-    size = path.stat().st_size
-    if remote.size is not None and size != remote.size:
-        return f"{size:,} bytes instead of {remote.size:,}"
-    kind, _, wanted = remote.digest.partition(":")
-    found = digest_of(path, kind).partition(":")[2]
-    return f"its {kind} is {found[:16]}..., not {wanted[:16]}..."
-
-
-def _disk_error(target: Path, error: OSError) -> SpecbenchError:
-    hint = "free some space and run the same command again to resume" if error.errno == errno.ENOSPC else ""
-    code = FAILURE if error.errno == errno.ENOSPC else BAD_INPUT
-    return SpecbenchError(f"cannot write {target}: {error.strerror or error}", hint, code)
-
-
-# Read parts of a published file through HTTP ranges, as a file object.
-
-BLOCK_BYTES = 1 << 18
-"""Bytes asked for at once, at least."""
-
-
-class NoRanges(Exception):
-    """The server does not send parts of this file, or has a file of another size."""
-
-
 class RemoteFile(io.RawIOBase):
-    """A published file of known size, read at the positions that are asked for.
+    """A published file of known size, read through HTTP ranges at the positions that are asked for.
 
     Raises:
         NoRanges: from a read, see there.
-        SpecbenchError: not found, or unreachable after `ATTEMPTS` tries without a byte.
+        SpecbenchError: not found, or unreachable after `DOWNLOAD_ATTEMPTS` tries without a byte.
     """
 
     def __init__(self, remote: Remote, progress: Progress | None = None):
@@ -321,15 +165,15 @@ class RemoteFile(io.RawIOBase):
                 if content := self._range(start, stop):
                     return content
                 reason = "cut off before a byte"
-            except TRANSIENT as error:
-                reason = transient_reason(self._remote.url, error)
+            except _TRANSIENT as error:
+                reason = _transient_reason(self._remote.url, error)
             time.sleep(PAUSE_S * attempt)
         raise SpecbenchError(f"{self._remote.url}: {reason}", "run the same command again", FAILURE)
 
     def _range(self, start: int, stop: int) -> bytes:
         """The bytes of one request, of which there may be fewer than wanted."""
         try:
-            opened = open_url(self._remote.url, {"Range": f"bytes={start}-{stop - 1}"})
+            opened = _open_url(self._remote.url, {"Range": f"bytes={start}-{stop - 1}"})
         except urllib.error.HTTPError as error:
             if error.code == 416:  # the file ends before
                 raise NoRanges from None
@@ -344,39 +188,192 @@ class RemoteFile(io.RawIOBase):
                 return error.partial
 
 
-# SHA-256 of large files, computed once: remembered by what changes with the content, never by a file's name.
+class NoRanges(Exception):
+    """The server does not send parts of this file, or has a file of another size."""
 
-SMALL = 2**24
-"""Bytes up to which remembering costs more than it saves."""
+
+def matches(path: Path, remote: Remote) -> bool:
+    """Whether a local file has the published size and digest."""
+    if remote.size is not None and path.stat().st_size != remote.size:
+        return False
+    return not remote.digest or digest_of(path, remote.digest.partition(":")[0]) == remote.digest
+
+
+def digest_of(path: Path, kind: str = "sha256") -> str:
+    """Compute the digest of a file as "kind:hex"."""
+    with path.open("rb") as file:
+        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
 
 
 def sha256_of(path: Path) -> str:
     """SHA-256 of a file's content; of a large one from the cache folder where neither its inode nor its times have
-    changed since it was computed."""
-    key = _state(path)
-    if path.stat().st_size <= SMALL:
+    changed since it was computed.
+
+    What changes with the content is remembered, never a file's name.
+    """
+    from specbench.system.files import write_atomically
+
+    key = _file_state(path)
+    if path.stat().st_size <= _SMALL_BYTES:
         return digest_of(path).partition(":")[2]
-    if digest := _remembered().get(key):
+    if digest := _remembered_digests().get(key):
         return digest
     digest = digest_of(path).partition(":")[2]
-    if _state(path) == key:
+    if _file_state(path) == key:
         with suppress(SpecbenchError, OSError):  # it is computed again then
-            write_atomically(_place(), json.dumps(_remembered() | {key: digest}, indent=0).encode())
+            write_atomically(_digests_file(), json.dumps(_remembered_digests() | {key: digest}, indent=0).encode())
     return digest
 
 
-def _state(path: Path) -> str:
+def _digests_file() -> Path:
+    return cache_folder() / "digests.json"
+
+
+def _remembered_digests() -> dict[str, str]:
+    try:
+        held = json.loads(_digests_file().read_text())
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def _file_state(path: Path) -> str:
     found = path.stat()
     return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
 
 
-def _place() -> Path:
-    return cache_folder() / "digests.json"
+def cache_folder() -> Path:
+    """Folder of downloads: SPECBENCH_CACHE, else `specbench` in the user's cache folder."""
+    if own := os.environ.get("SPECBENCH_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
 
 
-def _remembered() -> dict[str, str]:
+def offline(env: Mapping[str, str] | None = None) -> bool:
+    """Whether one of `OFFLINE_VARIABLES` disables the network."""
+    env = os.environ if env is None else env
+    return any(env.get(name, "").lower() not in ("", "0", "false", "no", "off") for name in OFFLINE_VARIABLES)
+
+
+def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
+    """Download the rest of `part` and verify it; restart once if a resumed file does not verify."""
+    resumed = part.exists()
+    _download(remote, part, progress)
+    if matches(part, remote):
+        return
+    problem = _difference(part, remote)
+    part.unlink()
+    if resumed:  # the partial file may belong to another version
+        _complete(remote, part, progress)
+        return
+    raise SpecbenchError(
+        f"{remote.url} is not the expected file: {problem}",
+        "the published file changed, or a proxy altered it; nothing was stored",
+        FAILURE,
+    )
+
+
+def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
+    idle = 0
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            _stream(remote, part, progress)
+            return
+        except _TRANSIENT as error:
+            reason = _transient_reason(remote.url, error)
+        except _TooLarge:
+            part.unlink()
+            raise SpecbenchError(f"{remote.url} is larger than the expected {remote.size or _MAX_BYTES:,} bytes",
+                                 "the published file changed, or a proxy altered it; nothing was stored",
+                                 FAILURE) from None  # fmt: skip
+        gained = part.exists() and part.stat().st_size > before
+        idle = 0 if gained else idle + 1
+        if idle == DOWNLOAD_ATTEMPTS:
+            raise SpecbenchError(f"{remote.url}: {reason}", "run the same command again to resume", FAILURE)
+        time.sleep(PAUSE_S * max(1, idle))
+
+
+def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
+    """Send one request for the bytes after the end of `part`, and append them."""
+    start = part.stat().st_size if part.exists() else 0
+    if remote.size is not None and start >= remote.size:
+        return
     try:
-        held = json.loads(_place().read_text())
-    except (OSError, ValueError):
-        return {}
-    return held if isinstance(held, dict) else {}
+        response = _open_url(remote.url, {"Range": f"bytes={start}-"} if start else {})
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and start:  # the file is complete; its digest is verified by the caller
+            return
+        raise
+    with response:
+        if response.status != 206:
+            start = 0
+        length = response.headers.get("Content-Length")
+        total = remote.size or (start + int(length) if length else None)
+        with part.open("ab" if start else "wb") as file:
+            done = start
+            while chunk := response.read1(_CHUNK):
+                done += len(chunk)
+                if done > (remote.size or _MAX_BYTES):
+                    raise _TooLarge
+                file.write(chunk)
+                if progress:
+                    progress(done, total)
+        if length and done < start + int(length):
+            raise ConnectionError(f"cut off after {done:,} bytes")
+
+
+def _open_url(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+    """Send one request, over TLS unless the server is on this machine; an error of urllib where it is refused."""
+    _require_tls(url)
+    request = urllib.request.Request(url, headers={"User-Agent": f"specbench/{__version__}", **headers})
+    return _OPENER.open(request, timeout=TIMEOUT_S)
+
+
+def _require_tls(url: str) -> None:
+    """Reject addresses without TLS, except servers on this machine."""
+    parts = urllib.parse.urlsplit(url)
+    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _HERE):
+        raise SpecbenchError(f"{url}: not an https address", "pass a local copy with --from")
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        _require_tls(newurl)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+_OPENER = urllib.request.build_opener(_Redirects)
+
+
+class _TooLarge(Exception):
+    """The response exceeds the expected size."""
+
+
+def _transient_reason(url: str, error: Exception) -> str:
+    """Why a try failed, in words.
+
+    Raises:
+        SpecbenchError: the next try would fail in the same way.
+    """
+    if not isinstance(error, urllib.error.HTTPError):
+        return str(getattr(error, "reason", "") or error) or type(error).__name__
+    reason = f"the server answers {error.code} {error.reason}"
+    if error.code < 500 and error.code not in (408, 429):
+        raise SpecbenchError(f"{url}: {reason}", "pass a local copy with --from", FAILURE) from None
+    return reason
+
+
+def _difference(path: Path, remote: Remote) -> str:
+    size = path.stat().st_size
+    if remote.size is not None and size != remote.size:
+        return f"{size:,} bytes instead of {remote.size:,}"
+    kind, _, wanted = remote.digest.partition(":")
+    found = digest_of(path, kind).partition(":")[2]
+    return f"its {kind} is {found[:16]}..., not {wanted[:16]}..."
+
+
+def _disk_error(target: Path, error: OSError) -> SpecbenchError:
+    hint = "free some space and run the same command again to resume" if error.errno == errno.ENOSPC else ""
+    code = FAILURE if error.errno == errno.ENOSPC else BAD_INPUT
+    return SpecbenchError(f"cannot write {target}: {error.strerror or error}", hint, code)

@@ -1,4 +1,4 @@
-"""Atomic file writes, and locks between processes.
+"""Files on disk: atomic writes, locks between processes, reads of foreign or damaged files, and where data files lie.
 
 File systems of the network or of user space may lack locks or the syncing of folders; work goes on there, after one
 warning per process that says what is not guaranteed.
@@ -17,9 +17,11 @@ from pathlib import Path
 from specbench.errors import BAD_INPUT, FAILURE, SpecbenchError
 from specbench.system.console import warn
 
+PACKAGE = Path(__file__).parents[1]
 _LACKING = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 """What a file system answers that does not know a call; everything else is a failure of the call."""
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_PROBE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe must not wait for a writer
 _warned = False
 
 
@@ -51,10 +53,6 @@ def write_atomically(path: Path, data: bytes) -> None:
         ) from error
 
 
-def _open_fresh(path: str, _flags: int) -> int:
-    return os.open(path, _FRESH, 0o666)
-
-
 def sync_folder(folder: Path) -> None:
     """Sync a folder to disk, so that renames and removals in it survive a power failure."""
     handle = os.open(folder, os.O_RDONLY)
@@ -62,15 +60,6 @@ def sync_folder(folder: Path) -> None:
         _sync(handle, folder)
     finally:
         os.close(handle)
-
-
-def _sync(handle: int, folder: Path) -> None:
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in _LACKING:
-            raise
-        _warn(folder, "the last results may be lost in a power failure")
 
 
 def take_lock(path: Path, busy: str) -> int:
@@ -104,34 +93,48 @@ def take_lock(path: Path, busy: str) -> int:
     return handle
 
 
-def _owner(handle: int) -> str:
+def read_regular(path: Path, limit: int, inside: Path | None = None) -> bytes:
+    """All bytes of a regular file of at most `limit` bytes; a pipe or a device is refused instead of waited for.
+
+    Args:
+        inside: folder that no symbolic link may lead out of; None where links may lead anywhere.
+
+    Raises:
+        OSError: refused by the operating system.
+        SpecbenchError: not a regular file, too large, or outside.
+    """
+    # realpath and not Path.resolve, which raises a RuntimeError at links that lead in a circle.
+    place = Path(os.path.realpath(path)) if inside is not None else path
+    if inside is not None and not place.is_relative_to(os.path.realpath(inside)):
+        raise SpecbenchError(f"{path} is a link that leads out of {inside}", "put the file itself there")
+    check_regular(place)
+    with open(os.open(place, _PROBE), "rb") as file:
+        if os.fstat(file.fileno()).st_size > limit or len(data := file.read(limit + 1)) > limit:
+            raise SpecbenchError(f"{path} is larger than {limit:,} bytes")
+    return data
+
+
+def check_regular(path: Path) -> None:
+    """Refuse a pipe or a device, which would be waited for; an OSError for what cannot be looked at."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise SpecbenchError(f"{path} is not a regular file")
+
+
+def files_named(folder: Path, pattern: str) -> list[Path]:
+    """Paths in `folder` whose names match `pattern`, sorted; none where there is no such folder.
+
+    `Path.glob` would do, but since Python 3.12 it takes a folder that the operating system refuses for an empty one.
+
+    Raises:
+        SpecbenchError: the folder cannot be listed.
+    """
     try:
-        return os.read(handle, 32).decode(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _syncs(folder: Path) -> bool:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return True
-
-
-def _warn(folder: Path, *missing: str) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warn(f"the file system of {folder} lacks file locks or syncing: {', and '.join(missing)}")
-
-
-# Read files that may be foreign, damaged, or refused by the operating system.
-
-_PROBE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe must not wait for a writer
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise SpecbenchError(f"{folder} cannot be read: {os.strerror(error.errno)}") from error
+    return sorted(folder / name for name in names if fnmatchcase(name, pattern))
 
 
 def read_error(
@@ -172,56 +175,45 @@ def refusal(path: Path, error: BaseException) -> str | None:
     return None
 
 
-def files_named(folder: Path, pattern: str) -> list[Path]:
-    """Paths in `folder` whose names match `pattern`, sorted; none where there is no such folder.
-
-    `Path.glob` would do, but since Python 3.12 it takes a folder that the operating system refuses for an empty one.
-
-    Raises:
-        SpecbenchError: the folder cannot be listed.
-    """
-    try:
-        names = os.listdir(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise SpecbenchError(f"{folder} cannot be read: {os.strerror(error.errno)}") from error
-    return sorted(folder / name for name in names if fnmatchcase(name, pattern))
-
-
-def check_regular(path: Path) -> None:
-    """Refuse a pipe or a device, which would be waited for; an OSError for what cannot be looked at."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise SpecbenchError(f"{path} is not a regular file")
-
-
-def read_regular(path: Path, limit: int, inside: Path | None = None) -> bytes:
-    """All bytes of a regular file of at most `limit` bytes; a pipe or a device is refused instead of waited for.
-
-    Args:
-        inside: folder that no symbolic link may lead out of; None where links may lead anywhere.
-
-    Raises:
-        OSError: refused by the operating system.
-        SpecbenchError: not a regular file, too large, or outside.
-    """
-    # realpath and not Path.resolve, which raises a RuntimeError at links that lead in a circle.
-    place = Path(os.path.realpath(path)) if inside is not None else path
-    if inside is not None and not place.is_relative_to(os.path.realpath(inside)):
-        raise SpecbenchError(f"{path} is a link that leads out of {inside}", "put the file itself there")
-    check_regular(place)
-    with open(os.open(place, _PROBE), "rb") as file:
-        if os.fstat(file.fileno()).st_size > limit or len(data := file.read(limit + 1)) > limit:
-            raise SpecbenchError(f"{path} is larger than {limit:,} bytes")
-    return data
-
-
-# Location of data files: outside the package in a checkout, inside it once installed.
-
-PACKAGE = Path(__file__).parents[1]
-
-
 def data_folder(name: str) -> Path:
-    """Path of the data folder `name` ("prompts", ...) of the checkout or of the installed package."""
+    """Path of the data folder `name` ("prompts", ...): outside the package in a checkout, inside it once installed."""
     installed = PACKAGE / "_data" / name
     return installed if installed.is_dir() else PACKAGE.parent / name
+
+
+def _open_fresh(path: str, _flags: int) -> int:
+    return os.open(path, _FRESH, 0o666)
+
+
+def _sync(handle: int, folder: Path) -> None:
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _LACKING:
+            raise
+        _warn(folder, "the last results may be lost in a power failure")
+
+
+def _owner(handle: int) -> str:
+    try:
+        return os.read(handle, 32).decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _syncs(folder: Path) -> bool:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
+def _warn(folder: Path, *missing: str) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warn(f"the file system of {folder} lacks file locks or syncing: {', and '.join(missing)}")

@@ -11,7 +11,15 @@ import torch
 from PIL import Image
 from scipy import linalg
 
-from specbench.metrics import compbench_detected, depth_anything, geneval, mask2former, owlv2, published_weights
+from specbench.metrics import (
+    compbench,
+    compbench_detected,
+    depth_anything,
+    geneval,
+    mask2former,
+    owlv2,
+    published_weights,
+)
 from specbench.metrics import fid as frechet
 from specbench.metrics.base import Sample, Settings, feature_fingerprint, fingerprint
 from specbench.metrics.catalog import metric
@@ -301,7 +309,8 @@ def test_every_network_of_several_says_which_version_prepared_its_images(name, f
         monkeypatch.setattr(module, "hub_folder", lambda *_: None)
         monkeypatch.setattr(module, "folder_identity", lambda _: "weights")
     monkeypatch.setattr(published_weights, "file_digest", lambda _: "digest")
-    monkeypatch.setattr("specbench.metrics.compbench_rules.identity", dict)
+    for module in (compbench, compbench_detected):
+        monkeypatch.setattr(module, "spacy_versions", dict)
     now = feature_fingerprint(metric(name)(Settings()))
     monkeypatch.setattr(function, "code_version", 2, raising=False)
     assert feature_fingerprint(metric(name)(Settings())) != now

@@ -1,6 +1,6 @@
 """Scorers of the embedded model: known captions score high, and each scorer detects damaged images.
 
-It concerns several modules: shapes_clip, shapes_detector and shapes_frechet.
+It concerns several modules: metrics.shapes and the networks that dev/shapes trains.
 """
 
 import json
@@ -20,12 +20,11 @@ from dev.shapes.retrieval import retrieval
 from dev.shapes.train_clip import contrastive_loss, word_tokenizer
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics import scoring
-from specbench.metrics import shapes as shapes_frechet
+from specbench.metrics import scoring, shapes
 from specbench.metrics.base import fingerprint
 from specbench.metrics.openclip import folder_tokenizer
 from specbench.metrics.score_store import read_scores
-from specbench.metrics.shapes import FOLDER, ShapesClip, ShapesDetector, ShapesFrechet
+from specbench.metrics.shapes import CLIP_FOLDER, ShapesClip, ShapesDetector, ShapesFrechet
 from specbench.models.shapes import captions
 from specbench.models.shapes.detector import detect, judge
 from specbench.models.shapes.network import load_tokenizer
@@ -39,7 +38,7 @@ from specbench.reporting import report_rows
 @pytest.fixture
 def few_renders(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(shapes_frechet, "RENDERS", 512)
+    monkeypatch.setattr(shapes, "RENDERS", 512)
 
 
 def test_every_scorer_falls_with_every_step_of_damage(few_renders):
@@ -79,7 +78,7 @@ def test_the_small_clip_retrieves_held_out_captions():
 def test_its_words_are_the_words_of_the_captions():
     texts = [prompt.text for name in ("shapes", "shapes-hard") for prompt in load_prompts(name).prompts]
     texts += ["3 Red squares, and a blue cross over the circle.", "an image of one triangle,two crosses"]
-    tokenizer = folder_tokenizer(FOLDER)
+    tokenizer = folder_tokenizer(CLIP_FOLDER)
     names = {index: word for word, index in tokenizer.tokenizer.get_vocab().items()}
     for text, ids in zip(texts, tokenizer(texts).tolist(), strict=True):
         written = [names[index] for index in ids if names[index] != captions.PAD]
@@ -170,8 +169,8 @@ def test_a_missing_package_leaves_the_metric_out_and_says_so(few_renders, tmp_pa
 
 def test_the_reference_depends_on_captions_and_nothing_else():
     requests = [json.dumps(prompt.meta["scene"], sort_keys=True) for prompt in load_prompts("shapes").prompts[:2]]
-    one = list(shapes_frechet.true_pictures(requests[:1], 3))
-    both = list(shapes_frechet.true_pictures(requests, 3))
+    one = list(shapes.true_pictures(requests[:1], 3))
+    both = list(shapes.true_pictures(requests, 3))
     assert all(np.array_equal(a, b) for a, b in zip(one, both, strict=False)) and len(both) == 6
     assert not np.array_equal(both[0], both[1])
 
@@ -180,7 +179,7 @@ def test_scores_name_their_weights_and_renderer(monkeypatch):
     for metric, fact in ((ShapesClip, "weights"), (ShapesFrechet, "weights"), (ShapesFrechet, "renderer")):
         assert metric().identity()[fact]
     before = fingerprint(ShapesFrechet())
-    monkeypatch.setattr(shapes_frechet, "_SEED", 1)
+    monkeypatch.setattr(shapes, "_SEED", 1)
     assert fingerprint(ShapesFrechet()) != before
     for name in ("shapes-clip", "shapes-frechet"):
         assert (

@@ -1,6 +1,6 @@
 """What is downloaded is what was meant: pinned revisions, digests of contents, no program that nobody trusts.
 
-It concerns several modules: hub_pins, torch_script, and the weights of models and metrics.
+It concerns several modules: checkpoint_files, families.simplear, downloads, and the weights of models and metrics.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from specbench.models.catalog import load_model
 from specbench.models.checkpoint_files import DIGESTS, REVISIONS, CheckpointFiles, Source, fetch_checkpoint
 from specbench.models.checkpoint_layouts import find_marks
 from specbench.models.facts import Choice
-from specbench.models.families import simplear as torch_script
+from specbench.models.families import simplear
 from specbench.models.families.model_specs import MODELS
-from specbench.system import downloads as file_digests
+from specbench.system import downloads
 
 INFO = {info.name: info for info in MODELS}
 SOURCE = Source("the model", "owner/name", ("config.json",), "MIT")
@@ -44,13 +44,13 @@ def test_a_link_named_like_a_digest_forges_nothing(tmp_path):
 
 def test_a_large_file_is_read_once_and_again_once_it_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(file_digests, "SMALL", 3)
-    path, reads, honest = tmp_path / "x", [], file_digests.digest_of
-    monkeypatch.setattr(file_digests, "digest_of", lambda path: reads.append(path) or honest(path))
+    monkeypatch.setattr(downloads, "_SMALL_BYTES", 3)
+    path, reads, honest = tmp_path / "x", [], downloads.digest_of
+    monkeypatch.setattr(downloads, "digest_of", lambda path: reads.append(path) or honest(path))
     for content in (b"once", b"more"):
         path.write_bytes(content)
         for _ in range(3):
-            assert file_digests.sha256_of(path) == hashlib.sha256(content).hexdigest()
+            assert downloads.sha256_of(path) == hashlib.sha256(content).hexdigest()
     assert len(reads) == 2
 
 
@@ -58,7 +58,7 @@ def test_a_program_that_nobody_trusts_is_not_loaded(tmp_path, monkeypatch):
     write("simplear", tmp_path)
     info = INFO["simplear"].configured(Choice(weights=str(tmp_path), tiny=True))
     load_model(info, "cpu", "float32")
-    monkeypatch.setattr(torch_script, "TRUSTED", set())
+    monkeypatch.setattr(simplear, "TRUSTED", set())
     honest = torch.jit.load
     monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("the program was loaded"))
     with pytest.raises(SpecbenchError, match=r"is a program \(TorchScript\) with the unknown SHA-256") as caught:

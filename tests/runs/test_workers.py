@@ -1,6 +1,6 @@
 """However many workers decode, and whichever of them die, the rows are those of a single process.
 
-It concerns several modules: executors.worker_pool, ray_workers, ray_watch and local.
+It concerns several modules: executors.ray_workers, ray_watch and local.
 """
 
 from __future__ import annotations

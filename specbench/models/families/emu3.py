@@ -37,35 +37,197 @@ from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.system.console import warn
 
-# Byte-pair encoding from tiktoken's files, with Qwen's split of a text into words, as Emu3's authors tokenize prompts.
-
-QWEN_PATTERN = (
+START, LINE_END = "<|extra_203|>", "<|extra_200|>"
+BEGIN_IMAGE, IMAGE_TOKENS = "<|image start|>", "<|image token|>"
+_POSITIVE = " masterpiece, film grained, best quality."
+_NEGATIVE = (
+    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
+    "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
+)
+RANKS, VISION_TOKENS = "emu3.tiktoken", "emu3_vision_tokens.txt"
+TEXT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
+"""Special tokens that follow the byte strings of the authors' tokenizer; the vision tokens come after them."""
+_FIRST_CODE = 151_854
+_SPECIALS = {LINE_END: 151_846, START: 151_849, IMAGE_TOKENS: 151_851, BEGIN_IMAGE: 151_852}
+_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+_TINY_VQ = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1], "hidden_size": 32}
+_QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Words of a text, from Qwen's tokenizer: one leading space or mark stays with a word, and every digit stands alone."""
+_IMAGE_SETTINGS = {
+    "codebook_size": "codebook_size",
+    "embed_dim": "embed_dim",
+    "z_channels": "latent_channels",
+    "double_z": "double_latent",
+    "in_channels": "in_channels",
+    "out_channels": "out_channels",
+    "temporal_downsample_factor": "temporal_downsample_factor",
+    "ch": "base_channels",
+    "ch_mult": "channel_multiplier",
+    "num_res_blocks": "num_res_blocks",
+    "attn_resolutions": "attn_resolutions",
+}
+"""BAAI's names of the image tokenizer's settings, and transformers'; their defaults agree."""
 
 
-def qwen_split() -> pre_tokenizers.PreTokenizer:
-    """The split of a text into words that are encoded one by one."""
-    return pre_tokenizers.Split(Regex(QWEN_PATTERN), behavior="isolated")
+class Emu3(FamilyModel):
+    """The unconditional prompt is the official negative one, with the same beginning of the image."""
+
+    def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
+        image = f"{BEGIN_IMAGE}{self.layout.height}*{self.layout.width}{IMAGE_TOKENS}"
+        return self.words(START + text + _POSITIVE + image), self.words(START + _NEGATIVE + image)
+
+
+def load(request: LoadRequest) -> Emu3:
+    if not request.found:
+        return _random(request)
+    files = request.found[0]
+    if published := files.holds(RANKS):
+        language, language_tensors = (
+            _language_model(read_model_config(files, Emu3TextConfig), files),
+            read_tensors(files),
+        )
+        image_files = request.found[1]
+        image_tensors = _converted(read_tensors(image_files))
+        image_config = _published_image_config(image_files)
+    else:
+        config = read_model_config(files, Emu3Config)
+        language, image_config, image_files = _language_model(config.text_config, files), config.vq_config, files
+        language_tensors, image_tensors = _parts(read_tensors(files), files)
+    image = _image_network(image_config, image_files)
+    fill(language, language_tensors, files, request.device, request.dtype)
+    fill(image, drop(image_tensors, vq_decoder.ENCODER_SIDE), image_files, request.device, torch.float32)
+    words = language.config.vocab_size
+    tokenizer = _ranked_tokenizer(files, words) if published else _converted_tokenizer(files)
+    first, last = (_visual_token(tokenizer, code) for code in (0, image_config.codebook_size - 1))
+    if last != first + image_config.codebook_size - 1:
+        listed = files.named(VISION_TOKENS if published else "tokenizer.json")
+        raise files.refusal(": visual tokens are not in the order of their codes", listed)
+    return _model(request, tokenizer, language, range(first, last + 1), image)
+
+
+def _random(request: LoadRequest) -> Emu3:
+    tiny_text = _TINY | {"num_key_value_heads": 2}
+    language = build_network(Emu3ForCausalLM, Emu3TextConfig(**request.sized_network({}, tiny_text)))
+    image = _image_network(Emu3VQVAEConfig(**request.sized({}, _TINY_VQ)))
+    randomise(language, request.device, request.dtype)
+    randomise(image, request.device, torch.float32)
+    ids = range(_FIRST_CODE, _FIRST_CODE + request.info.v_image)
+    return _model(request, stand_in_tokenizer(_SPECIALS, first_byte=0), language, ids, image)
+
+
+def _model(
+    request: LoadRequest, tokenizer: Tokenizer | RankedBpe, language: nn.Module, ids: range, image: nn.Module
+) -> Emu3:
+    head = language.lm_head.weight[ids.start : ids.stop].clone()
+    stream_ids = [*ids, token_id(tokenizer, LINE_END)]
+    return Emu3(request, tokenizer, language.model, head, stream_ids, vq_decoder.Emu3Decoder(image))
+
+
+def _language_model(config: Emu3TextConfig, files: CheckpointFiles) -> nn.Module:
+    return build_network(Emu3ForCausalLM, config, found=files)
+
+
+def _visual_token(tokenizer: Tokenizer | RankedBpe, code: int) -> int:
+    return token_id(tokenizer, f"<|visual token {code:06d}|>")
+
+
+def _parts(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Tensors of the language model and of the image tokenizer, from the converted layout."""
+    parts = {"text_model.": {}, "vqmodel.": {}}
+    for name, tensor in tensors.items():
+        prefix = next((prefix for prefix in parts if name.startswith(prefix)), None)
+        if prefix is None:
+            raise files.refusal(f" holds unknown '{name}'")
+        parts[prefix][name.removeprefix(prefix)] = tensor
+    return parts["text_model."], parts["vqmodel."]
+
+
+def _converted(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """BAAI's image tokenizer under transformers' names; its 1 x 1 convolutions of attention are matrices there."""
+    renamed = rename(tensors, _converted_name)
+    return {name: tensor.flatten(1) if "_proj.weight" in name else tensor for name, tensor in renamed.items()}
+
+
+def _converted_name(name: str) -> str:
+    name = name.replace("decoder.mid.attn_1.norm.", "decoder.middle_block.attn_norm.")
+    name = name.replace("decoder.mid.", "decoder.middle_block.").replace("decoder.up.", "decoder.up_block.up.")
+    name = re.sub(r"\.attn\.(\d+)\.norm\.", r".attn_norms.\1.", name)
+    name = re.sub(r"\.(attn\.\d+|attn_1)\.([qkv])\.", r".\1.\2_proj.", name)
+    return re.sub(r"\.(attn\.\d+|attn_1)\.proj_out\.", r".\1.out_proj.", name)
+
+
+def _published_image_config(files: CheckpointFiles) -> Emu3VQVAEConfig:
+    path = files.named("config.json")
+    held = read_json(files.source, path)
+    settings = {ours: held[theirs] for theirs, ours in _IMAGE_SETTINGS.items() if theirs in held}
+    try:
+        widest = settings.get("base_channels", 256) * settings.get("channel_multiplier", (1, 2, 2, 4))[-1]
+        return Emu3VQVAEConfig(**settings, hidden_size=widest)
+    except Exception as error:  # the library promises nothing about files that are not its own
+        raise files.source.damaged(path, error) from error
+
+
+def _image_network(config: Emu3VQVAEConfig, found: CheckpointFiles | None = None) -> nn.Module:
+    network = build_network(Emu3VQVAE, config, found=found)
+    del network.encoder, network.quant_conv
+    return network
+
+
+def _ranked_tokenizer(files: CheckpointFiles, words: int) -> RankedBpe:
+    """The authors' tokenizer from its two files, which have all the `words` of the model between them."""
+    path = files.named(RANKS)
+    try:
+        ranks = read_ranks(path.read_bytes())
+        names = files.named(VISION_TOKENS).read_text(encoding="utf-8").split("\n")
+    except (OSError, ValueError) as error:
+        raise files.source.damaged(path, error) from error
+    specials = (*TEXT_SPECIALS, *(name.strip() for name in names if name.strip()))
+    if len(ranks) + len(specials) != words:
+        raise files.refusal(
+            f" and {VISION_TOKENS} have {len(ranks) + len(specials)} tokens, the model has {words}", path
+        )
+    return RankedBpe(ranks, {name: len(ranks) + index for index, name in enumerate(specials)})
+
+
+def _converted_tokenizer(files: CheckpointFiles) -> Tokenizer:
+    """`tokenizer.json` with the authors' split and normalisation, whatever it says itself."""
+    tokenizer = read_tokenizer(files)
+    path = files.named("tokenizer.json")
+    held = read_json(files.source, path)
+    if not _splits_as_qwen(held):
+        warn(
+            f"{path} splits prompts in another way than Emu3's authors; their split and NFC are used, so that some "
+            "prompts have other ids than transformers gives them"
+        )
+    split_as_qwen(tokenizer)
+    return tokenizer
+
+
+def _splits_as_qwen(held: Mapping[str, object]) -> bool:
+    """Whether a `tokenizer.json` has Qwen's split and normalisation."""
+    normal = held.get("normalizer")
+    pattern = json.dumps(_QWEN_PATTERN)
+    return isinstance(normal, dict) and normal.get("type") == "NFC" and pattern in json.dumps(held["pre_tokenizer"])
 
 
 def split_as_qwen(tokenizer: Tokenizer) -> None:
     """Let a byte-level tokenizer normalise and split texts as Qwen's does."""
     tokenizer.normalizer = normalizers.NFC()
     bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([qwen_split(), bytes_of_words])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([_qwen_split(), bytes_of_words])
 
 
-@dataclass(frozen=True)
-class Encoding:
-    """Vocabulary ids of a text, as `tokenizers.Encoding` has them."""
-
-    ids: list[int]
+def _qwen_split() -> pre_tokenizers.PreTokenizer:
+    """The split of a text into words that are encoded one by one."""
+    return pre_tokenizers.Split(Regex(_QWEN_PATTERN), behavior="isolated")
 
 
 class RankedBpe:
-    """A tokenizer from the ranks of byte strings; has what `FamilyModel` uses of `tokenizers.Tokenizer`.
+    """Byte-pair encoding from the ranks of byte strings; has what `FamilyModel` uses of `tokenizers.Tokenizer`.
+
+    tiktoken stores these ranks rather than a list of merges, so the tokenizers library cannot read them.
 
     Args:
         ranks: token bytes to id; a lower id is merged first.
@@ -75,7 +237,7 @@ class RankedBpe:
     def __init__(self, ranks: Mapping[bytes, int], specials: Mapping[str, int]):
         self._ranks = ranks
         self._specials = specials
-        self._split = qwen_split()
+        self._split = _qwen_split()
         self._special = re.compile("|".join(map(re.escape, sorted(specials, key=len, reverse=True))) or "(?!)")
 
     def encode(self, text: str, add_special_tokens: bool = False) -> Encoding:
@@ -96,6 +258,13 @@ class RankedBpe:
     def _ordinary(self, text: str) -> Iterator[int]:
         for word, _ in self._split.pre_tokenize_str(text):
             yield from merge_word(word.encode(), self._ranks)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Vocabulary ids of a text, as `tokenizers.Encoding` has them."""
+
+    ids: list[int]
 
 
 def merge_word(word: bytes, ranks: Mapping[bytes, int]) -> list[int]:
@@ -147,178 +316,3 @@ def read_ranks(lines: bytes) -> dict[bytes, int]:
     if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
         raise ValueError(f"no token for byte {missing[0]}")
     return ranks
-
-
-START, LINE_END = "<|extra_203|>", "<|extra_200|>"
-BEGIN_IMAGE, IMAGE_TOKENS = "<|image start|>", "<|image token|>"
-POSITIVE = " masterpiece, film grained, best quality."
-_NEGATIVE = (
-    "lowres, bad anatomy, bad hands, text, error, missing fingers, extra digit, fewer digits, cropped, worst quality, "
-    "low quality, normal quality, jpeg artifacts, signature, watermark, username, blurry."
-)
-
-RANKS, VISION_TOKENS = "emu3.tiktoken", "emu3_vision_tokens.txt"
-TEXT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
-"""Special tokens that follow the byte strings of the authors' tokenizer; the vision tokens come after them."""
-
-_FIRST_CODE = 151_854
-_SPECIALS = {LINE_END: 151_846, START: 151_849, IMAGE_TOKENS: 151_851, BEGIN_IMAGE: 151_852}
-_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-_TINY_VQ = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1], "hidden_size": 32}
-
-
-class Emu3(FamilyModel):
-    """The unconditional prompt is the official negative one, with the same beginning of the image."""
-
-    def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
-        image = f"{BEGIN_IMAGE}{self.layout.height}*{self.layout.width}{IMAGE_TOKENS}"
-        return self.words(START + text + POSITIVE + image), self.words(START + _NEGATIVE + image)
-
-
-def load(request: LoadRequest) -> Emu3:
-    if not request.found:
-        return _random(request)
-    files = request.found[0]
-    if published := files.holds(RANKS):
-        language, language_tensors = (
-            _language_model(read_model_config(files, Emu3TextConfig), files),
-            read_tensors(files),
-        )
-        image_files = request.found[1]
-        image_tensors = _converted(read_tensors(image_files))
-        image_config = _published_image_config(image_files)
-    else:
-        config = read_model_config(files, Emu3Config)
-        language, image_config, image_files = _language_model(config.text_config, files), config.vq_config, files
-        language_tensors, image_tensors = _parts(read_tensors(files), files)
-    image = _image_network(image_config, image_files)
-    fill(language, language_tensors, files, request.device, request.dtype)
-    fill(image, drop(image_tensors, vq_decoder.ENCODER_SIDE), image_files, request.device, torch.float32)
-    words = language.config.vocab_size
-    tokenizer = _ranked_tokenizer(files, words) if published else _converted_tokenizer(files)
-    first, last = (_visual_token(tokenizer, code) for code in (0, image_config.codebook_size - 1))
-    if last != first + image_config.codebook_size - 1:
-        listed = files.named(VISION_TOKENS if published else "tokenizer.json")
-        raise files.refusal(": visual tokens are not in the order of their codes", listed)
-    return _model(request, tokenizer, language, range(first, last + 1), image)
-
-
-def _language_model(config: Emu3TextConfig, files: CheckpointFiles) -> nn.Module:
-    return build_network(Emu3ForCausalLM, config, found=files)
-
-
-def _visual_token(tokenizer: Tokenizer | RankedBpe, code: int) -> int:
-    return token_id(tokenizer, f"<|visual token {code:06d}|>")
-
-
-def _parts(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Tensors of the language model and of the image tokenizer, from the converted layout."""
-    parts = {"text_model.": {}, "vqmodel.": {}}
-    for name, tensor in tensors.items():
-        prefix = next((prefix for prefix in parts if name.startswith(prefix)), None)
-        if prefix is None:
-            raise files.refusal(f" holds unknown '{name}'")
-        parts[prefix][name.removeprefix(prefix)] = tensor
-    return parts["text_model."], parts["vqmodel."]
-
-
-def _converted(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """BAAI's image tokenizer under transformers' names; its 1 x 1 convolutions of attention are matrices there."""
-    renamed = rename(tensors, _converted_name)
-    return {name: tensor.flatten(1) if "_proj.weight" in name else tensor for name, tensor in renamed.items()}
-
-
-def _converted_name(name: str) -> str:
-    name = name.replace("decoder.mid.attn_1.norm.", "decoder.middle_block.attn_norm.")
-    name = name.replace("decoder.mid.", "decoder.middle_block.").replace("decoder.up.", "decoder.up_block.up.")
-    name = re.sub(r"\.attn\.(\d+)\.norm\.", r".attn_norms.\1.", name)
-    name = re.sub(r"\.(attn\.\d+|attn_1)\.([qkv])\.", r".\1.\2_proj.", name)
-    return re.sub(r"\.(attn\.\d+|attn_1)\.proj_out\.", r".\1.out_proj.", name)
-
-
-_IMAGE_SETTINGS = {
-    "codebook_size": "codebook_size",
-    "embed_dim": "embed_dim",
-    "z_channels": "latent_channels",
-    "double_z": "double_latent",
-    "in_channels": "in_channels",
-    "out_channels": "out_channels",
-    "temporal_downsample_factor": "temporal_downsample_factor",
-    "ch": "base_channels",
-    "ch_mult": "channel_multiplier",
-    "num_res_blocks": "num_res_blocks",
-    "attn_resolutions": "attn_resolutions",
-}
-"""BAAI's names of the image tokenizer's settings, and transformers'; their defaults agree."""
-
-
-def _published_image_config(files: CheckpointFiles) -> Emu3VQVAEConfig:
-    path = files.named("config.json")
-    held = read_json(files.source, path)
-    settings = {ours: held[theirs] for theirs, ours in _IMAGE_SETTINGS.items() if theirs in held}
-    try:
-        widest = settings.get("base_channels", 256) * settings.get("channel_multiplier", (1, 2, 2, 4))[-1]
-        return Emu3VQVAEConfig(**settings, hidden_size=widest)
-    except Exception as error:  # the library promises nothing about files that are not its own
-        raise files.source.damaged(path, error) from error
-
-
-def _ranked_tokenizer(files: CheckpointFiles, words: int) -> RankedBpe:
-    """The authors' tokenizer from its two files, which have all the `words` of the model between them."""
-    path = files.named(RANKS)
-    try:
-        ranks = read_ranks(path.read_bytes())
-        names = files.named(VISION_TOKENS).read_text(encoding="utf-8").split("\n")
-    except (OSError, ValueError) as error:
-        raise files.source.damaged(path, error) from error
-    specials = (*TEXT_SPECIALS, *(name.strip() for name in names if name.strip()))
-    if len(ranks) + len(specials) != words:
-        raise files.refusal(
-            f" and {VISION_TOKENS} have {len(ranks) + len(specials)} tokens, the model has {words}", path
-        )
-    return RankedBpe(ranks, {name: len(ranks) + index for index, name in enumerate(specials)})
-
-
-def _converted_tokenizer(files: CheckpointFiles) -> Tokenizer:
-    """`tokenizer.json` with the authors' split and normalisation, whatever it says itself."""
-    tokenizer = read_tokenizer(files)
-    path = files.named("tokenizer.json")
-    held = read_json(files.source, path)
-    if not _splits_as_qwen(held):
-        warn(
-            f"{path} splits prompts in another way than Emu3's authors; their split and NFC are used, so that some "
-            "prompts have other ids than transformers gives them"
-        )
-    split_as_qwen(tokenizer)
-    return tokenizer
-
-
-def _splits_as_qwen(held: Mapping[str, object]) -> bool:
-    """Whether a `tokenizer.json` has Qwen's split and normalisation."""
-    normal = held.get("normalizer")
-    pattern = json.dumps(QWEN_PATTERN)
-    return isinstance(normal, dict) and normal.get("type") == "NFC" and pattern in json.dumps(held["pre_tokenizer"])
-
-
-def _random(request: LoadRequest) -> Emu3:
-    tiny_text = _TINY | {"num_key_value_heads": 2}
-    language = build_network(Emu3ForCausalLM, Emu3TextConfig(**request.sized_network({}, tiny_text)))
-    image = _image_network(Emu3VQVAEConfig(**request.sized({}, _TINY_VQ)))
-    randomise(language, request.device, request.dtype)
-    randomise(image, request.device, torch.float32)
-    ids = range(_FIRST_CODE, _FIRST_CODE + request.info.v_image)
-    return _model(request, stand_in_tokenizer(_SPECIALS, first_byte=0), language, ids, image)
-
-
-def _image_network(config: Emu3VQVAEConfig, found: CheckpointFiles | None = None) -> nn.Module:
-    network = build_network(Emu3VQVAE, config, found=found)
-    del network.encoder, network.quant_conv
-    return network
-
-
-def _model(
-    request: LoadRequest, tokenizer: Tokenizer | RankedBpe, language: nn.Module, ids: range, image: nn.Module
-) -> Emu3:
-    head = language.lm_head.weight[ids.start : ids.stop].clone()
-    stream_ids = [*ids, token_id(tokenizer, LINE_END)]
-    return Emu3(request, tokenizer, language.model, head, stream_ids, vq_decoder.Emu3Decoder(image))

@@ -1,8 +1,7 @@
 """LlamaGen XL text-to-image (256 and 512 px), from the official pickles into transformers' `LlamaModel`.
 
-Hand-written, and why: the conversion of the weights (the published layout is the authors' own), and the rotary table
-over rows and columns of the grid (transformers has none like it). The caption is read by FLAN-T5 XL.
-
+Hand-written, and why: the conversion of the weights (the published layout is the authors' own), the rotary table over
+rows and columns of the grid (transformers has none like it), and the cleaning of captions, which FLAN-T5 XL then reads.
 Difference from the official code: rotation happens in the model's number format instead of float32.
 """
 
@@ -41,99 +40,6 @@ from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_to
 from specbench.models.interface import DraftPrompt, TokenLayout
 from specbench.models.transformer.model import Prefix
 
-# Captions as LlamaGen's text encoder read them in training: rid of what captions scraped from web shops carry.
-
-Rules = tuple[tuple[re.Pattern[str], str], ...]
-
-
-def _rules(*pairs: tuple[str, str]) -> Rules:
-    return tuple((re.compile(pattern), replacement) for pattern, replacement in pairs)
-
-
-_FILE = "(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)"
-_SITE = r"[a-z0-9.-]+\.(?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)"
-_PROTOCOL_END = r"(?:/{1,3}|[a-z0-9%])"
-_DASHES = (
-    r"-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40"
-    r"\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d"
-)
-
-_ADDRESSES = _rules(
-    (rf"\b(?:https?:{_PROTOCOL_END}|{_SITE})", ""),
-    (rf"\b(?:www:{_PROTOCOL_END}|{_SITE})", ""),
-)
-_CHARACTERS = _rules(
-    (r"@\w+\b", ""),  # nicknames
-    (r"[\u31c0-\u9fff]+", ""),  # from the strokes of Chinese characters to the characters
-    (rf"[{_DASHES}]+", "-"),
-    (r"[`´«»“”¨]", '"'),
-    (r"[‘’]", "'"),
-    (r"&quot;?|&amp", ""),
-    (r"\d{1,3}(?:\.\d{1,3}){3}", " "),  # IP addresses
-    (r"\d:\d\d\s+$", ""),
-    (r"\\n", " "),
-    (r"#(?:\d{1,3}|\d{5,})\b", ""),
-    (r"\b\d{6,}\b", ""),  # article numbers
-    (rf"\S+\.{_FILE}", ""),
-    (r"[\"']{2,}", '"'),
-    (r"\.{2,}", " "),
-    (r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+", " "),
-    (r"\s+\.\s+", " "),
-)
-_WORD_JOINTS = re.compile("[-_]")
-_SHOP_WORDS = _rules(
-    (r"\b(?:[a-zA-Z]{1,3}\d{3,15}|[a-zA-Z]+\d+[a-zA-Z]+|\d+[a-zA-Z]+\d+)\b", ""),  # model numbers
-    (r"(?:worldwide\s+)?(?:free\s+)?shipping", ""),
-    (r"(?:free\s)?download(?:\sfree)?", ""),
-    (r"\bclick\b\s(?:for|on)\s\w+", ""),
-    (rf"\b{_FILE}(?:\simages?)?", ""),
-    (r"\bpage\s+\d+\b", ""),
-    (r"\b\d*[a-zA-Z]+\d+[a-zA-Z]+\d+[a-zA-Z\d]*\b", " "),  # longer model numbers
-    (r"\b\d+\.?\d*[xх×]\d+\.?\d*\b", ""),  # sizes; the second letter is Cyrillic
-)
-_SPACING = _rules((r"\b\s+:\s+", ": "), (r"(\D[,./])\b", r"\1 "), (r"\s+", " "))
-_ENDS = _rules((r"^[\"']([\w\W]+)[\"']$", r"\1"), (r"^['_,\-:;]", ""), (r"['_,\-:+]$", ""), (r"^\.\S+$", ""))
-
-
-def clean_caption(caption: str) -> str:
-    """The caption in lower case, cleaned twice as officially, since what one pass removes may uncover more."""
-    return _clean_once(_clean_once(caption))
-
-
-def _clean_once(caption: str) -> str:
-    text = unquote_plus(caption).strip().lower().replace("<person>", "person")
-    text = _apply(_CHARACTERS, _text_of(_apply(_ADDRESSES, text)))
-    if len(_WORD_JOINTS.findall(text)) > 3:
-        text = _WORD_JOINTS.sub(" ", text)
-    text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
-    return _apply(_SHOP_WORDS + _SPACING + _ENDS, text).strip()
-
-
-def _apply(rules: Rules, text: str) -> str:
-    for pattern, replacement in rules:
-        text = pattern.sub(replacement, text)
-    return text
-
-
-class _Text(HTMLParser):
-    """Collects what a page shows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pieces: list[str] = []
-
-    def handle_data(self, data: str) -> None:
-        if self.cdata_elem is None:
-            self.pieces.append(data)
-
-
-def _text_of(page: str) -> str:
-    parser = _Text()
-    parser.feed(page)
-    parser.close()
-    return "".join(parser.pieces)
-
-
 CAPTION = 120
 """Positions that the caption takes, padding included."""
 HEAD = 64
@@ -141,7 +47,6 @@ HEAD = 64
 VQ_FILE = "vq_ds16_t2i.pt"
 HEAD_GRIDS = {"t2i": 16, "t2i2": 32}
 """Side of the grid that a published draft head was trained on, by the `input_type` of its configuration."""
-
 _TINY = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
 _T5_XL = {
     "vocab_size": 32_128,
@@ -154,47 +59,6 @@ _T5_XL = {
 }
 _TINY_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4}
 _TINY_VQ = {"latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
-
-
-class GridRotary(nn.Module):
-    """Rotation by row in one half of a head, by column in the other; none at all for the caption.
-
-    At caption positions cosine and sine are both 0, so queries and keys vanish there and captions are read by uniform
-    attention. A table of `caption + height * width` positions; later ones, which only overhanging windows have, take
-    the last.
-    """
-
-    def __init__(self, height: int, width: int, base: float = 10_000.0, caption: int = CAPTION):
-        super().__init__()
-        half = HEAD // 2
-        frequencies = base ** -(torch.arange(0, half, 2) / half)
-        rows = torch.outer(torch.arange(height), frequencies)[:, None].expand(-1, width, -1)
-        columns = torch.outer(torch.arange(width), frequencies)[None].expand(height, -1, -1)
-        angles = torch.cat([rows, columns], dim=-1).reshape(height * width, half).repeat(1, 2)
-        nothing = torch.zeros(caption, HEAD)
-        self.register_buffer("cos", torch.cat([nothing, angles.cos()]), persistent=False)
-        self.register_buffer("sin", torch.cat([nothing, angles.sin()]), persistent=False)
-
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        index = position_ids.clamp(max=len(self.cos) - 1)
-        return self.cos[index].to(x.dtype), self.sin[index].to(x.dtype)
-
-
-class Network(nn.Module):
-    """The language model with its caption projection and learned unconditional caption [CAPTION, d_text]."""
-
-    def __init__(self, config: LlamaConfig, text_width: int):
-        super().__init__()
-        width = config.hidden_size
-        self.model = LlamaModel(config)
-        self.output = nn.Linear(width, config.vocab_size, bias=False)
-        self.fc1 = nn.Linear(text_width, width, bias=False)
-        self.fc2 = nn.Linear(width, width, bias=False)
-        self.uncond_embedding = nn.Parameter(torch.empty(CAPTION, text_width))
-
-    def project(self, caption: Tensor) -> Tensor:
-        """Caption vectors [..., d_text] to inputs [..., d]."""
-        return self.fc2(functional.gelu(self.fc1(caption), approximate="tanh"))
 
 
 class LlamaGen(FamilyModel):
@@ -265,6 +129,47 @@ class LlamaGen(FamilyModel):
         ids = self.tokenizer.encode(clean_caption(text)).ids
         output = self._encoder(torch.tensor([ids], device=self.device))
         return output.last_hidden_state[0].to(self.dtype)
+
+
+class Network(nn.Module):
+    """The language model with its caption projection and learned unconditional caption [CAPTION, d_text]."""
+
+    def __init__(self, config: LlamaConfig, text_width: int):
+        super().__init__()
+        width = config.hidden_size
+        self.model = LlamaModel(config)
+        self.output = nn.Linear(width, config.vocab_size, bias=False)
+        self.fc1 = nn.Linear(text_width, width, bias=False)
+        self.fc2 = nn.Linear(width, width, bias=False)
+        self.uncond_embedding = nn.Parameter(torch.empty(CAPTION, text_width))
+
+    def project(self, caption: Tensor) -> Tensor:
+        """Caption vectors [..., d_text] to inputs [..., d]."""
+        return self.fc2(functional.gelu(self.fc1(caption), approximate="tanh"))
+
+
+class GridRotary(nn.Module):
+    """Rotation by row in one half of a head, by column in the other; none at all for the caption.
+
+    At caption positions cosine and sine are both 0, so queries and keys vanish there and captions are read by uniform
+    attention. A table of `caption + height * width` positions; later ones, which only overhanging windows have, take
+    the last.
+    """
+
+    def __init__(self, height: int, width: int, base: float = 10_000.0, caption: int = CAPTION):
+        super().__init__()
+        half = HEAD // 2
+        frequencies = base ** -(torch.arange(0, half, 2) / half)
+        rows = torch.outer(torch.arange(height), frequencies)[:, None].expand(-1, width, -1)
+        columns = torch.outer(torch.arange(width), frequencies)[None].expand(height, -1, -1)
+        angles = torch.cat([rows, columns], dim=-1).reshape(height * width, half).repeat(1, 2)
+        nothing = torch.zeros(caption, HEAD)
+        self.register_buffer("cos", torch.cat([nothing, angles.cos()]), persistent=False)
+        self.register_buffer("sin", torch.cat([nothing, angles.sin()]), persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        index = position_ids.clamp(max=len(self.cos) - 1)
+        return self.cos[index].to(x.dtype), self.sin[index].to(x.dtype)
 
 
 def _check_grid(published_as: str, model: str, layout: TokenLayout) -> None:
@@ -365,3 +270,99 @@ def convert(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> dict[str, 
     if "uncond_embedding" not in converted:
         raise found.refusal(" lacks 'cls_embedding.uncond_embedding'")
     return converted
+
+
+_Rules = tuple[tuple[re.Pattern[str], str], ...]
+
+
+def _rules(*pairs: tuple[str, str]) -> _Rules:
+    return tuple((re.compile(pattern), replacement) for pattern, replacement in pairs)
+
+
+_FILE_SUFFIX = "(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)"
+_SITE = r"[a-z0-9.-]+\.(?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)"
+_PROTOCOL_END = r"(?:/{1,3}|[a-z0-9%])"
+_DASHES = (
+    r"-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40"
+    r"\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d"
+)
+_ADDRESSES = _rules(
+    (rf"\b(?:https?:{_PROTOCOL_END}|{_SITE})", ""),
+    (rf"\b(?:www:{_PROTOCOL_END}|{_SITE})", ""),
+)
+_CHARACTERS = _rules(
+    (r"@\w+\b", ""),  # nicknames
+    (r"[\u31c0-\u9fff]+", ""),  # from the strokes of Chinese characters to the characters
+    (rf"[{_DASHES}]+", "-"),
+    (r"[`´«»“”¨]", '"'),
+    (r"[‘’]", "'"),
+    (r"&quot;?|&amp", ""),
+    (r"\d{1,3}(?:\.\d{1,3}){3}", " "),  # IP addresses
+    (r"\d:\d\d\s+$", ""),
+    (r"\\n", " "),
+    (r"#(?:\d{1,3}|\d{5,})\b", ""),
+    (r"\b\d{6,}\b", ""),  # article numbers
+    (rf"\S+\.{_FILE_SUFFIX}", ""),
+    (r"[\"']{2,}", '"'),
+    (r"\.{2,}", " "),
+    (r"[#®•©™&@·º½¾¿¡§~()\[\]{}|\\/*]+", " "),
+    (r"\s+\.\s+", " "),
+)
+_WORD_JOINTS = re.compile("[-_]")
+_SHOP_WORDS = _rules(
+    (r"\b(?:[a-zA-Z]{1,3}\d{3,15}|[a-zA-Z]+\d+[a-zA-Z]+|\d+[a-zA-Z]+\d+)\b", ""),  # model numbers
+    (r"(?:worldwide\s+)?(?:free\s+)?shipping", ""),
+    (r"(?:free\s)?download(?:\sfree)?", ""),
+    (r"\bclick\b\s(?:for|on)\s\w+", ""),
+    (rf"\b{_FILE_SUFFIX}(?:\simages?)?", ""),
+    (r"\bpage\s+\d+\b", ""),
+    (r"\b\d*[a-zA-Z]+\d+[a-zA-Z]+\d+[a-zA-Z\d]*\b", " "),  # longer model numbers
+    (r"\b\d+\.?\d*[xх×]\d+\.?\d*\b", ""),  # sizes; the second letter is Cyrillic
+)
+_SPACING = _rules((r"\b\s+:\s+", ": "), (r"(\D[,./])\b", r"\1 "), (r"\s+", " "))
+_ENDS = _rules((r"^[\"']([\w\W]+)[\"']$", r"\1"), (r"^['_,\-:;]", ""), (r"['_,\-:+]$", ""), (r"^\.\S+$", ""))
+
+
+def clean_caption(caption: str) -> str:
+    """The caption as LlamaGen's text encoder read it in training: in lower case, rid of what captions scraped from web
+    shops carry.
+
+    The rules and their order are the official ones (`language/t5.py` of LlamaGen, after PixArt-alpha and DeepFloyd IF).
+    A caption is cleaned twice as officially, since what one pass removes may uncover more. Most prompts pass with
+    nothing but lower case, and a blank after a comma or full stop that had none.
+    """
+    return _clean_once(_clean_once(caption))
+
+
+def _clean_once(caption: str) -> str:
+    text = unquote_plus(caption).strip().lower().replace("<person>", "person")
+    text = _apply_rules(_CHARACTERS, _page_text(_apply_rules(_ADDRESSES, text)))
+    if len(_WORD_JOINTS.findall(text)) > 3:
+        text = _WORD_JOINTS.sub(" ", text)
+    text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
+    return _apply_rules(_SHOP_WORDS + _SPACING + _ENDS, text).strip()
+
+
+def _apply_rules(rules: _Rules, text: str) -> str:
+    for pattern, replacement in rules:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+class _PageText(HTMLParser):
+    """Collects what a page shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def handle_data(self, data: str) -> None:
+        if self.cdata_elem is None:
+            self.pieces.append(data)
+
+
+def _page_text(page: str) -> str:
+    parser = _PageText()
+    parser.feed(page)
+    parser.close()
+    return "".join(parser.pieces)

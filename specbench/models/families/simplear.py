@@ -33,41 +33,14 @@ from specbench.models.transformer.attention import use_grouped_attention
 from specbench.models.transformer.model import Prefix, TransformerSession
 from specbench.models.transformer.repetition_penalty import PenalisedSession
 
-# TorchScript files, which are programs: loaded only where their digest is trusted.
-
-_VARIABLE = "SPECBENCH_TRUST"
 TRUSTED: set[str] = set()
 """SHA-256 digests that need no consent. None of a publisher's is known to this project."""
-
-
-def load_script(files: CheckpointFiles, path: Path, device: str) -> torch.jit.ScriptModule:
-    """A TorchScript module, ready to be called.
-
-    Raises:
-        SpecbenchError: exit code 5 for a digest that nobody trusts, and for a damaged file.
-    """
-    try:
-        data = path.read_bytes()
-        digest = hashlib.sha256(data).hexdigest()
-        if digest not in TRUSTED | set(os.environ.get(_VARIABLE, "").split(",")):
-            raise SpecbenchError(
-                f"{path} is a program (TorchScript) with the unknown SHA-256 {digest}",
-                f"to run it, compare the digest with the publisher's and set {_VARIABLE} to it",
-                MISSING_PREREQUISITE,
-            )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return torch.jit.load(io.BytesIO(data), map_location="cpu" if device == "meta" else device).eval()
-    except (OSError, RuntimeError, ValueError, MemoryError) as error:
-        raise files.source.damaged(path, error) from error
-
-
+_TRUST_VARIABLE = "SPECBENCH_TRUST"
 BEGIN, BEGIN_IMAGE = "<|t2i|>", "<|soi|>"
 _NEGATIVE = (
     "An image of aerial view, overexposed, low quality, deformation, a poor composition, bad hands, bad teeth, "
     "bad eyes, bad limbs, distortion"
 )
-
 _WORDS = 151_672
 _SPECIALS = {BEGIN: 151_665, BEGIN_IMAGE: 151_667}
 _QWEN = {
@@ -115,7 +88,8 @@ def load(request: LoadRequest) -> SimpleAR:
     network = build_network(Qwen2ForCausalLM, config, found=files)
     fill(network, read_tensors(files), files, request.device, request.dtype)
     tokenizer = read_tokenizer(files)
-    decoder = _cosmos(decoder_files, request.device)
+    script = _load_script(decoder_files, decoder_files.named("decoder.jit"), request.device)
+    decoder = vq_decoder.CosmosDecoder(script, request.device)
     model = _model(request, tokenizer, network, tokenizer.get_vocab_size(with_added_tokens=True), decoder)
     model.repetition_penalty = penalty
     return model
@@ -129,5 +103,23 @@ def _model(
     return SimpleAR(request, tokenizer, network.model, head, range(words, words + len(head)), decoder)
 
 
-def _cosmos(files: CheckpointFiles, device: str) -> vq_decoder.CosmosDecoder:
-    return vq_decoder.CosmosDecoder(load_script(files, files.named("decoder.jit"), device), device)
+def _load_script(files: CheckpointFiles, path: Path, device: str) -> torch.jit.ScriptModule:
+    """A TorchScript module, ready to be called. Such a file is a program: loaded only where its digest is trusted.
+
+    Raises:
+        SpecbenchError: exit code 5 for a digest that nobody trusts, and for a damaged file.
+    """
+    try:
+        data = path.read_bytes()
+        digest = hashlib.sha256(data).hexdigest()
+        if digest not in TRUSTED | set(os.environ.get(_TRUST_VARIABLE, "").split(",")):
+            raise SpecbenchError(
+                f"{path} is a program (TorchScript) with the unknown SHA-256 {digest}",
+                f"to run it, compare the digest with the publisher's and set {_TRUST_VARIABLE} to it",
+                MISSING_PREREQUISITE,
+            )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return torch.jit.load(io.BytesIO(data), map_location="cpu" if device == "meta" else device).eval()
+    except (OSError, RuntimeError, ValueError, MemoryError) as error:
+        raise files.source.damaged(path, error) from error

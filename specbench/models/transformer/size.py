@@ -1,4 +1,7 @@
-"""Memory reads and operations of one forward of a transformer, counted from its sizes. No torch here."""
+"""Memory reads and operations of one forward of a transformer, and weights of a vertical draft head, from sizes.
+
+Serves training, memory estimates and forecasts. No torch here.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,11 @@ from dataclasses import dataclass
 
 _BLOCK = 256
 """Slots of a block of a KV cache."""
-
-
-def whole_blocks(slots: int) -> int:
-    """Round the slots of a KV cache up to whole blocks, as on a GPU, where prompts of many lengths are to give few
-    shapes to compile."""
-    return -(-slots // _BLOCK) * _BLOCK
+_LARGEST_VERTICAL_LAYER = 1024
+"""Most hidden units of a vertical draft head: each draft reads most layers again, so that they have to stay small
+beside the target."""
+_VERTICAL_INPUTS = 6
+"""Features and embeddings that a vertical draft head looks at."""
 
 
 @dataclass(frozen=True)
@@ -73,31 +75,30 @@ def llama_size(
     return Size(layers * layer + hidden + hidden * outputs, 2 * layers * keys, layers * queries)
 
 
-# Size of a vertical draft head, for training, memory estimates and forecasts. No torch here.
-
-LARGEST_LAYER = 1024
-"""Most hidden units: each draft reads most layers again, so that they have to stay small beside the target."""
-_INPUTS = 6
-"""Features and embeddings that the head looks at."""
+def whole_blocks(slots: int) -> int:
+    """Round the slots of a KV cache up to whole blocks, as on a GPU, where prompts of many lengths are to give few
+    shapes to compile."""
+    return -(-slots // _BLOCK) * _BLOCK
 
 
 def vertical_hidden(width: int) -> int:
-    """Hidden units of a new head for features of `width` numbers."""
-    return min(3 * width, LARGEST_LAYER)
+    """Hidden units of a new vertical draft head for features of `width` numbers."""
+    return min(3 * width, _LARGEST_VERTICAL_LAYER)
 
 
 def vertical_weights(width: int) -> int:
-    """Weights of that head, without biases."""
+    """Weights of a vertical draft head, without biases."""
     hidden = vertical_hidden(width)
     return first_layer_weights(width) + hidden**2 + hidden * width
 
 
 def first_layer_weights(width: int) -> int:
-    """Its first layer, which is read once for a run of drafts."""
-    return _INPUTS * width * vertical_hidden(width)
+    """Weights of the first layer of a vertical draft head, which is read once for a run of drafts."""
+    return _VERTICAL_INPUTS * width * vertical_hidden(width)
 
 
 def draft_weights(width: int) -> int:
-    """What is read again for each draft: the other layers, and the part of the first for the token before."""
+    """Weights of a vertical draft head that are read again for each draft: the other layers, and the part of the first
+    for the token before."""
     hidden = vertical_hidden(width)
     return 2 * width * hidden + hidden**2

@@ -1,7 +1,9 @@
-"""Workers as Ray actors, one model each, on this machine or on a running cluster.
+"""Worker pool (one queue of chunks, restarts of lost workers, bounded retries) and its workers as Ray actors, one model
+each, on this machine or on a running cluster.
 
-Ray's own restarts and retries are off, because a call reported as failed may have run. The pool retries; repeated
-decoding is harmless, since an image does not depend on the worker.
+The pool schedules; a `WorkerBackend` starts worker processes and calls them. Ray's own restarts and retries are off,
+because a call reported as failed may have run. The pool retries; repeated decoding is harmless, since an image does not
+depend on the worker.
 """
 
 from __future__ import annotations
@@ -25,44 +27,15 @@ from specbench.store.schema import base_row, failed_row
 from specbench.system import environment
 from specbench.system.version import __version__
 
-# Worker pool: one queue of chunks, restarts of lost workers, bounded retries.
-
 ATTEMPTS = 2
 """Attempts per image; after the last failure or lost worker the error is stored in its row."""
 RESTARTS = 3
 """Replacements per worker before the pool continues without it."""
-
+_STORE_BYTES = 256 * 2**20
+"""Shared memory of a local Ray in bytes, a buffer for decoded images."""
 Ticket = Hashable
-
-
-class WorkerLost(Exception):
-    """Loss of a worker process; the message states the cause if known."""
-
-
-class WorkerBackend(Protocol):
-    """Backend of remote workers, addressed by index, with at most one call in flight each."""
-
-    size: int
-
-    def prepare(self, worker: int, specs: Sequence[RunSpec], text: str) -> Ticket:
-        """Start loading and warm-up on a worker; `result` returns its facts."""
-
-    def submit(self, worker: int, chunk: Chunk) -> Ticket:
-        """Start decoding a chunk on a worker; `result` returns its `DecodedChunk`."""
-
-    def wait(self, tickets: Sequence[Ticket]) -> Ticket:
-        """Wait for the first ticket that is done or lost."""
-
-    def result(self, ticket: Ticket) -> dict[str, object] | DecodedChunk:
-        """Result of a ticket.
-
-        Raises:
-            WorkerLost: the worker process died.
-            SpecbenchError: the worker cannot be prepared.
-        """
-
-    def replace(self, worker: int) -> None:
-        """Start a new process for a lost worker."""
+Load = Callable[[], ImageModel]
+"""Function that builds the model inside a worker; must be picklable."""
 
 
 class WorkerPool:
@@ -169,46 +142,38 @@ def _key(chunk: Chunk, request: Request) -> tuple[str, str, int]:
     return chunk.spec.run_id, *request.key
 
 
-STORE_BYTES = 256 * 2**20
-"""Shared memory of a local Ray in bytes, a buffer for decoded images."""
+class WorkerBackend(Protocol):
+    """Backend of remote workers, addressed by index, with at most one call in flight each."""
 
-Load = Callable[[], ImageModel]
-"""Function that builds the model inside a worker; must be picklable."""
+    size: int
+
+    def prepare(self, worker: int, specs: Sequence[RunSpec], text: str) -> Ticket:
+        """Start loading and warm-up on a worker; `result` returns its facts."""
+
+    def submit(self, worker: int, chunk: Chunk) -> Ticket:
+        """Start decoding a chunk on a worker; `result` returns its `DecodedChunk`."""
+
+    def wait(self, tickets: Sequence[Ticket]) -> Ticket:
+        """Wait for the first ticket that is done or lost."""
+
+    def result(self, ticket: Ticket) -> dict[str, object] | DecodedChunk:
+        """Result of a ticket.
+
+        Raises:
+            WorkerLost: the worker process died.
+            SpecbenchError: the worker cannot be prepared.
+        """
+
+    def replace(self, worker: int) -> None:
+        """Start a new process for a lost worker."""
 
 
-class Worker:
-    """Actor class of a worker."""
-
-    def __init__(self, load: bytes, path: Sequence[str]):
-        """`load`: a pickled `Load`; `path`: entries added to `sys.path`."""
-        self._load, self._model = load, None
-        sys.path += [folder for folder in path if folder not in sys.path]
-
-    def prepare(self, specs: Sequence[RunSpec], text: str) -> dict[str, object] | SpecbenchError:
-        """Load the model and warm up; return facts about the machine, or an error text."""
-        try:
-            if self._model is None:
-                self._model = pickle.loads(self._load)()
-            facts = warm_up(self._model, specs, text)
-        except SpecbenchError as error:
-            return error
-        except Exception as error:  # any error while loading ends the run with one line
-            return SpecbenchError(f"a worker cannot load the model: {type(error).__name__}: {error}", "", FAILURE)
-        return facts | {
-            "specbench": __version__,
-            "versions": environment.versions(),
-            "hardware": environment.hardware(),
-        }
-
-    def decode(self, chunk: Chunk) -> DecodedChunk:
-        return decode_chunk(self._model, chunk)
-
-    def pid(self) -> int:
-        return os.getpid()
+class WorkerLost(Exception):
+    """Loss of a worker process; the message states the cause if known."""
 
 
 class RayWorkers:
-    """A `specbench.runs.executors.ray_workers.WorkerBackend`; to be closed.
+    """`WorkerBackend` of Ray actors; to be closed.
 
     Args:
         load: makes a worker's model.
@@ -285,7 +250,7 @@ class RayWorkers:
 
     def _connect(self, address: str | None, size: int | None) -> None:
         quiet = {"logging_level": logging.CRITICAL, "log_to_driver": False, "ignore_reinit_error": False}
-        here = {"num_cpus": size, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        here = {"num_cpus": size, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
         try:
             self._ray.init(address=address or "local", **quiet, **({} if address else here))
         except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
@@ -304,6 +269,37 @@ class RayWorkers:
                 f"--workers {wanted}: the cluster has {there} {resource}s", "request fewer, or add nodes"
             )
         return wanted
+
+
+class Worker:
+    """Actor class of a worker."""
+
+    def __init__(self, load: bytes, path: Sequence[str]):
+        """`load`: a pickled `Load`; `path`: entries added to `sys.path`."""
+        self._load, self._model = load, None
+        sys.path += [folder for folder in path if folder not in sys.path]
+
+    def prepare(self, specs: Sequence[RunSpec], text: str) -> dict[str, object] | SpecbenchError:
+        """Load the model and warm up; return facts about the machine, or an error text."""
+        try:
+            if self._model is None:
+                self._model = pickle.loads(self._load)()
+            facts = warm_up(self._model, specs, text)
+        except SpecbenchError as error:
+            return error
+        except Exception as error:  # any error while loading ends the run with one line
+            return SpecbenchError(f"a worker cannot load the model: {type(error).__name__}: {error}", "", FAILURE)
+        return facts | {
+            "specbench": __version__,
+            "versions": environment.versions(),
+            "hardware": environment.hardware(),
+        }
+
+    def decode(self, chunk: Chunk) -> DecodedChunk:
+        return decode_chunk(self._model, chunk)
+
+    def pid(self) -> int:
+        return os.getpid()
 
 
 def import_ray():

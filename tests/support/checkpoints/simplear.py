@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from checkpoints.parts import Tiny, byte_tokenizer, in_two_shards, randomise, stored
-from specbench.models.families import simplear as torch_script
+from specbench.models.families import simplear
 
 WORDS, CODES = 270, 64_000
 SPECIALS = {"<|endoftext|>": 256, "<|t2i|>": 257, "<|soi|>": 258, "<|eoi|>": 259, "<|vtokens|>": 260}
@@ -61,7 +61,7 @@ def write(folder: Path) -> Tiny:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.jit.save(torch.jit.trace(cosmos, torch.zeros(1, 1, 4, 4, dtype=torch.int32)), script)
-    torch_script.TRUSTED.add(hashlib.sha256(script.read_bytes()).hexdigest())
+    simplear.TRUSTED.add(hashlib.sha256(script.read_bytes()).hexdigest())
 
     @torch.no_grad()
     def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
