@@ -63,7 +63,7 @@ def bench(
     table = load_table(name)
     if dry_run:
         return _print_estimate(table, flags, bool(values["json"]))
-    from specbench.cli.progress import ScoreProgress, TransferLines
+    from specbench.cli.progress import ProgressReporter, ScoreProgress, TransferLines
     from specbench.metrics.base import Settings
     from specbench.papers.reproduce import bench_table
 
@@ -73,7 +73,7 @@ def bench(
         flags,
         str(values["out"]),
         Settings(str(values["device"]), progress=None if quiet else TransferLines("weights")),
-        reporter=None if quiet else console.ProgressReporter(),
+        reporter=None if quiet else ProgressReporter(),
         score_reporter=None if quiet else ScoreProgress(),
         warn=console.warn,
     )

@@ -10,6 +10,7 @@ import typer
 from specbench.cli.commands import help_of
 from specbench.cli.options import OUTPUT, Json, Quiet, option
 from specbench.cli.output import print_json, print_table
+from specbench.cli.progress import ProgressReporter
 from specbench.system import console
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
@@ -32,7 +33,7 @@ def demo(limit: _Limit = 8, out: _Out = Path("results/demo"), quiet: Quiet = Fal
     from specbench.reporting import demo as demonstration
     from specbench.reporting.answer import answer
 
-    rows = demonstration.demo(out, limit, None if quiet else console.ProgressReporter())
+    rows = demonstration.demo(out, limit, None if quiet else ProgressReporter())
     if json:
         return print_json(rows)
     table = demonstration.headline(rows)

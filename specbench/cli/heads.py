@@ -10,7 +10,7 @@ import typer
 from specbench.cli.commands import help_of
 from specbench.cli.options import Json, Quiet, device_option, model_option, option, threads_option
 from specbench.cli.output import print_json, print_table
-from specbench.system import console
+from specbench.cli.progress import ProgressReporter
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -96,13 +96,13 @@ class _Progress:
 
     def __init__(self) -> None:
         self._stage, self._done = "", 0
-        self._bar: console.ProgressReporter | None = None
+        self._bar: ProgressReporter | None = None
 
     def tell(self, stage: str, done: int, total: int, note: str) -> None:
         if stage != self._stage:
             self.finish()
             self._stage, self._done = stage, 0
-            self._bar = console.ProgressReporter(stage)
+            self._bar = ProgressReporter(stage)
             self._bar.start(total, 0)
         for _ in range(done - self._done):
             self._bar.row(f"{stage} {note}-", {})

@@ -16,6 +16,7 @@ from rich.text import Text
 from specbench.cli.commands import help_of
 from specbench.cli.options import dry_run_switch, flags, option, switch
 from specbench.cli.output import print_json, print_table
+from specbench.cli.progress import ProgressReporter
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import Value, check_environment, merge, read_config, run_settings
 from specbench.system import console
@@ -131,7 +132,7 @@ def run(
     from specbench.runs.run_progress import SilentReporter
     from specbench.runs.runner import run_plans
 
-    summary = run_plans(plans, SilentReporter() if values["quiet"].value else console.ProgressReporter())
+    summary = run_plans(plans, SilentReporter() if values["quiet"].value else ProgressReporter())
     _print_summary(summary, as_json)
     if not as_json and not values["quiet"].value and console.is_terminal():
         _show_table(summary.folders)

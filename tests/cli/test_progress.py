@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from specbench.cli.progress import ProgressReporter
 from specbench.errors import SpecbenchError
 from specbench.system import console
 
 
 def test_off_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     monkeypatch.setattr(console, "LINE_EVERY_S", -1)
-    reporter = console.ProgressReporter()
+    reporter = ProgressReporter()
     reporter.start(total=3, done=1)
     reporter.row("shapes-ar-00000000", {"status": "ok"})
     reporter.row("shapes-ar-00000000", {"status": "failed"})
@@ -22,7 +23,7 @@ def test_off_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
 
 
 def test_quick_work_is_not_mentioned_at_its_end(capsys):
-    reporter = console.ProgressReporter(quick_s=60.0)
+    reporter = ProgressReporter(quick_s=60.0)
     reporter.start(total=1, done=0)
     reporter.row("shapes-ar-00000000", {"status": "ok"})
     reporter.finish()

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 import tiny
-from specbench.runs.window_curve import describe_point
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
