@@ -1,13 +1,27 @@
-"""Progress and outcome of a run, for whoever started it."""
+"""Progress and outcome of a run, for whoever started it, and warnings on disturbed latencies.
+
+A latency is valid only on an otherwise idle machine with steady clocks. Both are measured for every image and stored in
+its row, so that outliers can be explained.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
+from specbench.system.monitor import BUSY_CORES
+
+SLOW = 1.25
+"""Minimum ratio of an outlier to the median step."""
+DEVIATIONS = 10.0
+"""Scaled median absolute deviations above the median for an outlier; timings are heavier-tailed than a normal."""
+STEADY_CLOCK = 0.9
+"""Lowest GPU clock over highest that still counts as steady."""
 
 
 class Reporter(Protocol):
@@ -92,3 +106,42 @@ class RunSummary:
         self.failed += 1
         if row["error"] not in self.errors:
             self.errors.append(str(row["error"]))
+
+
+def timing_warnings(ms_per_step: Sequence[float], machines: Sequence[dict]) -> list[str]:
+    """List problems of latencies measured in these machine states, one sentence each.
+
+    Args:
+        ms_per_step: of each image, milliseconds per target forward.
+        machines: of each image, what `specbench.system.monitor.MachineMonitor.read` found.
+    """
+    said = []
+    steps = np.asarray(ms_per_step, dtype=float)
+    slow = outliers(steps)
+    if slow.any():
+        times = steps[slow].max() / np.median(steps)
+        worst = max((float(machines[index].get("other_cores") or 0) for index in np.flatnonzero(slow)), default=0.0)
+        company = f", while other processes used up to {worst:.1f} cores" if worst > BUSY_CORES else ""
+        said.append(
+            f"{slow.sum()} of {len(steps)} images took up to {times:.1f} times the usual time per step{company}"
+        )
+    others = [float(one["other_cores"]) for one in machines if one.get("other_cores") is not None]
+    if others and np.mean(others) > BUSY_CORES:
+        said.append(f"other processes used {np.mean(others):.1f} cores on average")
+    if sharing := max((int(one.get("gpu_others") or 0) for one in machines), default=0):
+        said.append(f"{sharing} other processes computed on the GPU")
+    clocks = [float(one["gpu_mhz"]) for one in machines if one.get("gpu_mhz")]
+    if clocks and min(clocks) < STEADY_CLOCK * max(clocks):
+        said.append(
+            f"the GPU's clock moved between {min(clocks):.0f} and {max(clocks):.0f} MHz (nvidia-smi -lgc locks it)"
+        )
+    return said
+
+
+def outliers(steps: np.ndarray) -> np.ndarray:
+    """Upper outliers among at least 8 timings: beyond `SLOW` medians and `DEVIATIONS` deviations."""
+    if len(steps) < 8:
+        return np.zeros(len(steps), dtype=bool)
+    median = np.median(steps)
+    deviation = 1.4826 * np.median(np.abs(steps - median))
+    return (steps > SLOW * median) & (steps > median + DEVIATIONS * deviation)

@@ -17,11 +17,10 @@ from specbench.prompts import Request
 from specbench.runs.executors.local import Chunk, Executor
 from specbench.runs.plan import Plan, together
 from specbench.runs.preparation import open_executor, specs_to_run
-from specbench.runs.run_progress import Reporter, RunSummary, SilentReporter
+from specbench.runs.run_progress import Reporter, RunSummary, SilentReporter, timing_warnings
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_store import RunStore
 from specbench.system import environment
-from specbench.system.monitor import timing_warnings
 
 _MOST_NAMED = 3
 """Disturbances of a measurement that are told one by one."""
