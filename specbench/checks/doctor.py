@@ -163,7 +163,7 @@ def _peaks(measure: bool) -> list[dict[str, str]]:
         import torch
     except (ImportError, OSError):
         return []
-    from specbench.system import device_peaks as devices
+    from specbench.system import device_peaks
 
     rows = []
     for device in ("cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))):
@@ -172,10 +172,10 @@ def _peaks(measure: bool) -> list[dict[str, str]]:
                 refusal = None
                 if measure:
                     try:
-                        devices.measure_peak(device, dtype, threads)
+                        device_peaks.measure_peak(device, dtype, threads)
                     except SpecbenchError as error:
                         refusal = error
-                rows.append(_peak(device, dtype, threads, devices.find_peak(device, dtype, threads), refusal))
+                rows.append(_peak(device, dtype, threads, device_peaks.find_peak(device, dtype, threads), refusal))
     return rows
 
 

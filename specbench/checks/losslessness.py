@@ -24,8 +24,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.prompts import Request
 from specbench.runs.decoder_args import labelled_decoders
-from specbench.specs import presets as plugin_decoders
-from specbench.specs.presets import PRESETS, DecoderSpec, Preset, resolve
+from specbench.specs.presets import PRESETS, DecoderSpec, Preset, decoder_name, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 
@@ -187,7 +186,7 @@ def load_decoder(decoder: Auditable) -> tuple[str, DecoderSpec | Decode]:
         return decoder, resolve(decoder)
     found = plugins.load_user_object(decoder, "decoder")
     if isinstance(found, Preset):
-        return decoder, resolve(plugin_decoders.decoder_name(decoder))
+        return decoder, resolve(decoder_name(decoder))
     if not isinstance(found, DecoderSpec) and not callable(found):
         raise SpecbenchError(
             f"decoder '{decoder}' is a {type(found).__name__}",

@@ -19,8 +19,7 @@ from specbench.runs.executors.local import Executor, LocalExecutor
 from specbench.runs.plan import Plan, available_threads
 from specbench.runs.run_progress import Reporter
 from specbench.runs.window_tuning import tune_window
-from specbench.specs import presets as plugin_decoders
-from specbench.specs.presets import DecoderSpec
+from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_name
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import find_runs_like, without_options
 from specbench.store.run_info import describe_point
@@ -100,10 +99,10 @@ def _load_in_worker(
     model: ModelFacts, device: str, dtype: str | None, threads: int, compiled: bool, references: Sequence[str]
 ) -> ImageModel:
     """Load the model in a process that may not have imported the plan's own decoders yet."""
-    plugin_decoders.add_plugin_decoders()
+    add_plugin_decoders()
     plugins.search_current_folder()
     for reference in references:
-        plugin_decoders.decoder_name(reference)
+        decoder_name(reference)
     return load_for_run(model, device, dtype, threads, compiled)
 
 

@@ -15,12 +15,12 @@ from specbench.metrics import (
     compbench,
     compbench_detected,
     depth_anything,
+    fid,
     geneval,
     mask2former,
     owlv2,
     published_weights,
 )
-from specbench.metrics import fid as frechet
 from specbench.metrics.base import Sample, Settings, feature_fingerprint, fingerprint
 from specbench.metrics.catalog import metric
 from specbench.metrics.clip import bilinear299
@@ -165,7 +165,7 @@ def test_kid_error_is_its_spread():
     for seed in range(40):
         x = np.random.default_rng(seed).normal(0.5, 1, (150, 6))
         values.append(kid(x, reference))
-        errors.append(frechet.kid_influence(x, reference).std() / np.sqrt(150))
+        errors.append(fid.kid_influence(x, reference).std() / np.sqrt(150))
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.3)
 
 
@@ -214,9 +214,9 @@ def test_extrapolation_halves_whole_prompts_and_claims_no_interval_without_image
 
 def test_rows_in_blocks_or_at_once_are_one_number(monkeypatch):
     x, y = cloud(50, 5, 1), cloud(40, 5, 2)
-    at_once = frechet.gaussian_mmd(x, y, 3.0)
-    monkeypatch.setattr(frechet, "_ROWS", 7)
-    in_blocks = frechet.gaussian_mmd(x, y, 3.0)
+    at_once = fid.gaussian_mmd(x, y, 3.0)
+    monkeypatch.setattr(fid, "_ROWS", 7)
+    in_blocks = fid.gaussian_mmd(x, y, 3.0)
     assert in_blocks[:2] == pytest.approx(at_once[:2]) and np.allclose(in_blocks.influence, at_once.influence)
 
 

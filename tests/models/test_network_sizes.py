@@ -8,7 +8,7 @@ import pytest
 from checkpoints import AUTHORS, WRITERS
 
 from specbench.errors import SpecbenchError
-from specbench.models import network_sizes as sizes
+from specbench.models import network_sizes
 from specbench.models.catalog import load_model
 from specbench.models.facts import Choice
 from specbench.models.families.model_specs import MODELS
@@ -43,7 +43,7 @@ def test_official_configurations_give_the_official_sizes(tmp_path):
     llama = {"num_hidden_layers": 30, "vocab_size": 102_400}
     published = {
         "janus-7b": {"language_config": llama},
-        "simplear-1.5b": sizes.SIMPLEAR_15B.config(),
+        "simplear-1.5b": network_sizes.SIMPLEAR_15B.config(),
         "emu3": {"model_type": "Emu3"},
         "anole": {},
     }
@@ -53,7 +53,7 @@ def test_official_configurations_give_the_official_sizes(tmp_path):
     params = {"model": {"dim": 4096, "n_layers": 32, "n_heads": 32, "multiple_of": 256}}
     (tmp_path / "params.json").write_text(json.dumps(params))
     (tmp_path / "config.json").unlink()
-    assert stored_size("anole", sizes.CHAMELEON_7B, tmp_path) == sizes.CHAMELEON_7B
+    assert stored_size("anole", network_sizes.CHAMELEON_7B, tmp_path) == network_sizes.CHAMELEON_7B
     assert {name for family in OFFICIAL.values() for name in family} <= set(INFO)
 
 

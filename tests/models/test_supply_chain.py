@@ -15,7 +15,7 @@ from checkpoints import write
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from specbench.errors import SpecbenchError
-from specbench.metrics import published_weights as hub_weights
+from specbench.metrics import published_weights
 from specbench.metrics.published_weights import CHECKPOINTS, require_weights_file
 from specbench.models.catalog import load_model
 from specbench.models.checkpoint_files import DIGESTS, REVISIONS, CheckpointFiles, Source, fetch_checkpoint
@@ -87,7 +87,7 @@ def test_pinned_repositories_are_asked_for_at_their_revision(tmp_path, monkeypat
         fetch_checkpoint(source, None, "other")
         assert asked[repo] == "other"
     with pytest.raises(SpecbenchError, match="is not the published file"):
-        hub_weights.hub_folder(OWL)
+        published_weights.hub_folder(OWL)
     assert asked[OWL] == REVISIONS[OWL]
 
 
@@ -117,7 +117,7 @@ def test_without_a_revision_nothing_is_downloaded(hub, monkeypatch):
         lambda: fetch_checkpoint(SOURCE),
         lambda: fetch_checkpoint(SOURCE, "me/tuned"),
         lambda: find_marks(SOURCE, "me/tuned", None, download=True),
-        lambda: hub_weights.hub_folder("owner/name"),
+        lambda: published_weights.hub_folder("owner/name"),
         lambda: INFO["emu3"].require_weights(),
         lambda: INFO["simplear"].configured(Choice(revision="1" * 40)).require_weights(),  # its image decoder has none
         lambda: load_model(INFO["lumina-1024"]),
@@ -129,7 +129,7 @@ def test_without_a_revision_nothing_is_downloaded(hub, monkeypatch):
     assert hub == []
     INFO["emu3"].configured(Choice(revision="1" * 40)).require_weights()
     monkeypatch.setenv("SPECBENCH_REVISIONS", "owner/name@abc, me/tuned@main")
-    fetch_checkpoint(SOURCE), fetch_checkpoint(SOURCE, "me/tuned"), hub_weights.hub_folder("owner/name")
+    fetch_checkpoint(SOURCE), fetch_checkpoint(SOURCE, "me/tuned"), published_weights.hub_folder("owner/name")
     assert hub == [("owner/name", "abc"), ("me/tuned", "main"), ("owner/name", "abc")]
 
 
