@@ -20,7 +20,7 @@ from specbench.models.catalog import find_model
 from specbench.papers.join import PaperTable, join
 from specbench.papers.table import SCORE, CellSettings, Column, Row, Table, chosen_setting, takes
 from specbench.prompts import load_prompts
-from specbench.reporting.curves import lower_is_better
+from specbench.reporting.plot_data import lower_is_better
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
