@@ -63,8 +63,8 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dic
         SpecbenchError: a damaged run folder.
     """
     runs = Run(a), Run(b)
-    latencies = (row for name, run in zip("ab", runs, strict=True) for row in latency_rows(name, run))
-    return corrected([*speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
+    latencies = (row for name, run in zip("ab", runs, strict=True) for row in _latency_rows(name, run))
+    return corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
 
 
 def corrected(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
@@ -72,7 +72,7 @@ def corrected(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     return [dict(row) | {"p_holm": p} for row, p in zip(rows, stats.holm([row["p"] for row in rows]), strict=True)]
 
 
-def speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
+def _speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
     """Compute the speed-up in both directions, and its factors; of runs without comparable times, the steps alone."""
     names = ("speedup", "speedup_reverse", "step_ratio", "window_cost", "overhead")
     differing = mismatched_fields(b.info, a.info, other="A")
@@ -111,7 +111,7 @@ def _step_row(a: Run, b: Run) -> dict[str, object]:
     return _row("step_ratio", stats.Estimate(stats.step_ratio(pairs), None, None), len(pairs))
 
 
-def latency_rows(name: str, run: Run) -> list[dict[str, object]]:
+def _latency_rows(name: str, run: Run) -> list[dict[str, object]]:
     """Mean and median latency of all images of one run, with a note on images that stalled; none if not measured."""
     found = latencies(run.rows) | {"n": len(run.rows)}
     if found["latency_ms"] is None:
