@@ -2,7 +2,8 @@
 
 An `EnumerableModel` draws each token from a random table row chosen by the complete prefix, so a decoder that
 conditions on anything wrong, or reuses noise it should not, changes the joint distribution. `joint` gives the exact one
-in float64 by extending every prefix, sharing no code with the decode loop.
+in float64 by extending every prefix, sharing no code with the decode loop. An `EnumerableTransformer` adds a real KV
+cache, masks and positions.
 """
 
 from __future__ import annotations
@@ -21,18 +22,13 @@ from specbench.models.transformer.model import Prefix, TransformerModel
 from specbench.models.vertical_head import VerticalHead, new_vertical_head
 from specbench.specs.run_spec import Sampling
 
-NO_SPECIAL_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+_NO_SPECIAL_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 """Settings of a Llama that has image tokens only; the usual ids lie outside such small vocabularies."""
-SLOT_ROWS = 65_537
+_SLOT_ROWS = 65_537
 """Table rows of one slot at most, a prime: a slot with more prefixes assigns them to rows by a polynomial hash."""
-
-
-def sharp_vertical_head(width: int) -> VerticalHead:
-    """An untrained vertical head whose drafts depend on everything it looks at."""
-    head = new_vertical_head(width, 16, seed=2)
-    for weight in head.parameters():
-        weight.data.mul_(3)
-    return head
+_WIDTH = 16
+_SIZES = {"hidden_size": _WIDTH, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
+_PROMPT_IDS = 8
 
 
 class EnumerableModel:
@@ -49,6 +45,8 @@ class EnumerableModel:
     name = "enumerable"
     device = torch.device("cpu")
     dtype = torch.float32
+    feature_size = 8
+    """Features are the logits themselves, padded: enough for a draft head to be audited with."""
 
     def __init__(
         self,
@@ -64,7 +62,7 @@ class EnumerableModel:
             raise ValueError(f"{layout.v_image} image tokens: features hold {self.feature_size}")
         self.layout = layout
         self.prompts = tuple(prompts)
-        self.slot_rows = [min(layout.vocab**slot, SLOT_ROWS) for slot in range(layout.length)]
+        self.slot_rows = [min(layout.vocab**slot, _SLOT_ROWS) for slot in range(layout.length)]
         self.offsets = [sum(self.slot_rows[:slot]) for slot in range(layout.length)]
         draw = torch.Generator().manual_seed(seed)
         shape = (len(self.prompts), sum(self.slot_rows), layout.v_image)
@@ -82,19 +80,16 @@ class EnumerableModel:
         number = {text: index for index, text in enumerate(self.prompts)}
         return torch.tensor([number[text] for text in prompts])
 
-    feature_size = 8
-    """Features are the logits themselves, padded: enough for a draft head to be audited with."""
-
     def own_head(self) -> EagleHead:
         """An untrained draft head."""
         sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2}
-        config = LlamaConfig(vocab_size=self.layout.vocab, num_hidden_layers=1, **NO_SPECIAL_TOKENS, **sizes)
+        config = LlamaConfig(vocab_size=self.layout.vocab, num_hidden_layers=1, **_NO_SPECIAL_TOKENS, **sizes)
         draw = torch.Generator().manual_seed(0)
         return new_head(config, torch.randn(self.layout.vocab, 8, generator=draw), seed=0)
 
     def own_vertical_head(self) -> VerticalHead:
         """An untrained vertical head."""
-        return sharp_vertical_head(self.feature_size)
+        return _sharp_vertical_head(self.feature_size)
 
     def token_table(self) -> Tensor:
         """Random token embeddings."""
@@ -123,10 +118,7 @@ class EnumerableModel:
         return EnumerableSession(self, prefix, guidance, columns)
 
     def render(self, image_tokens: Tensor) -> Tensor:
-        """One grey pixel per token."""
-        grey = image_tokens * 255 // max(self.layout.v_image - 1, 1)
-        grid = grey.to(torch.uint8).view(-1, 1, self.layout.height, self.layout.width)
-        return grid.expand(-1, 3, -1, -1)
+        return _grey(image_tokens, self.layout)
 
 
 class EnumerableSession:
@@ -227,6 +219,94 @@ class EnumerableSession:
         return unconditional + self.guidance * (conditional - unconditional)
 
 
+class EnumerableTransformer(TransformerModel):
+    """A two-layer Llama with random weights, behind the same cache and sessions as the real families.
+
+    Prompts have different lengths, and unconditional rows another one, so that rows of a batch stand at different
+    slots of the cache.
+
+    Args:
+        layout: grammar of the stream.
+        prompts: texts the model knows; the n-th one has n + 2 elements.
+        seed: of the weights.
+    """
+
+    name = "enumerable-transformer"
+
+    def __init__(self, layout: TokenLayout, prompts: Sequence[str] = ("",), seed: int = 0):
+        self.layout = layout
+        self.prompts = tuple(prompts)
+        draw = torch.Generator().manual_seed(seed)
+        vocab = layout.vocab + _PROMPT_IDS * len(prompts)
+        config = LlamaConfig(vocab_size=vocab, num_hidden_layers=2, **_NO_SPECIAL_TOKENS, **_SIZES)
+        self.backbone = LlamaModel(config).eval().requires_grad_(False)
+        for name, weight in self.backbone.named_parameters():
+            if "norm" not in name:
+                # Wide enough that attention is sharp and logits depend on every earlier token.
+                weight.copy_(torch.randn(weight.shape, generator=draw) * (1.0 if "embed" in name else 0.5))
+        self.codebook = 0.5 * torch.randn(layout.v_image, 2, generator=draw)
+        self.matrix = 0.4 * torch.randn(_WIDTH, layout.v_image, generator=draw)
+        self.weights_sha256 = hashlib.sha256(self.matrix.numpy().tobytes()).hexdigest()
+
+    def move(self, device: str) -> None:
+        """Move the weights to a device; `joint` is computed on a CPU only."""
+        self.backbone.to(device)
+        self.codebook, self.matrix = self.codebook.to(device), self.matrix.to(device)
+
+    def encode(self, prompts: Sequence[str]) -> Prefix:
+        known = [self._prompt(number).to(self.device) for number in range(len(self.prompts))]
+        known.append(torch.tensor([self.layout.vocab], device=self.device))
+        embedded = [self.backbone.embed_tokens(ids) for ids in known]
+        rows = [self.prompts.index(text) for text in prompts] + [-1] * len(prompts)
+        embeds = [embedded[row] for row in rows]
+        ids = torch.nn.utils.rnn.pad_sequence(known, batch_first=True)[rows, : max(map(len, embeds))]
+        return Prefix(embeds, ids=ids)
+
+    def _prompt(self, number: int) -> Tensor:
+        first = self.layout.vocab + _PROMPT_IDS * number
+        return first + torch.arange(number + 2) % _PROMPT_IDS
+
+    def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
+        return self.backbone.embed_tokens(tokens)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return hidden @ self.matrix
+
+    def own_head(self) -> EagleHead:
+        """An untrained draft head whose drafts depend on its cache."""
+        sizes = {"num_hidden_layers": 1, **_NO_SPECIAL_TOKENS, **_SIZES}
+        vocab = self.backbone.config.vocab_size
+        head = new_head(LlamaConfig(vocab_size=vocab, **sizes), self.backbone.embed_tokens.weight, seed=1)
+        for name, weight in head.named_parameters():
+            if "embed" not in name:
+                weight.data.mul_(8)
+        return head
+
+    def own_vertical_head(self) -> VerticalHead:
+        """An untrained vertical head."""
+        return _sharp_vertical_head(_WIDTH)
+
+    def render(self, image_tokens: Tensor) -> Tensor:
+        return _grey(image_tokens, self.layout)
+
+    @torch.inference_mode()
+    def joint(self, sampling: Sampling, prompt: str) -> np.ndarray:
+        """Exact probability of every image, as the function `joint`, from forwards without a cache."""
+        encoded = self.encode([prompt])
+
+        def logits(slot: int, prefixes: np.ndarray) -> np.ndarray:
+            tokens = self.backbone.embed_tokens(torch.from_numpy(prefixes))
+            found = []
+            for start in encoded.embeds:
+                inputs = torch.cat([start.expand(len(tokens), -1, -1), tokens], 1)
+                hidden = self.backbone(inputs_embeds=inputs, use_cache=False).last_hidden_state[:, -1]
+                found.append(self.head(hidden).double().numpy())
+            conditional, unconditional = found
+            return unconditional + sampling.guidance * (conditional - unconditional)
+
+        return _enumerate_images(self.layout, sampling, logits)
+
+
 def joint(model: EnumerableModel, sampling: Sampling, prompt: str = "") -> np.ndarray:
     """Exact probability of every image under autoregressive sampling, float64 [v_image ** free slots].
 
@@ -237,10 +317,10 @@ def joint(model: EnumerableModel, sampling: Sampling, prompt: str = "") -> np.nd
         codes = prefixes @ np.array([model.layout.vocab**j for j in range(slot)], dtype=np.int64)
         return model.guided(prompt, slot, codes, sampling.guidance)
 
-    return enumerate_images(model.layout, sampling, logits)
+    return _enumerate_images(model.layout, sampling, logits)
 
 
-def enumerate_images(
+def _enumerate_images(
     layout: TokenLayout, sampling: Sampling, logits: Callable[[int, np.ndarray], np.ndarray]
 ) -> np.ndarray:
     """`joint` of any model; `logits` maps a slot and all prefixes [n, slot] before it to guided logits [n, V]."""
@@ -283,99 +363,15 @@ def image_index(image_tokens: np.ndarray, v_image: int) -> np.ndarray:
     return image_tokens @ v_image ** np.arange(image_tokens.shape[-1] - 1, -1, -1)
 
 
-# A random transformer whose images can be enumerated: the audit's model with a real KV cache, masks and positions.
+def _sharp_vertical_head(width: int) -> VerticalHead:
+    """An untrained vertical head whose drafts depend on everything it looks at."""
+    head = new_vertical_head(width, 16, seed=2)
+    for weight in head.parameters():
+        weight.data.mul_(3)
+    return head
 
-WIDTH = 16
-_SIZES = {"hidden_size": WIDTH, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
-_PROMPT_IDS = 8
 
-
-class EnumerableTransformer(TransformerModel):
-    """A two-layer Llama with random weights, behind the same cache and sessions as the real families.
-
-    Prompts have different lengths, and unconditional rows another one, so that rows of a batch stand at different
-    slots of the cache.
-
-    Args:
-        layout: grammar of the stream.
-        prompts: texts the model knows; the n-th one has n + 2 elements.
-        seed: of the weights.
-    """
-
-    name = "enumerable-transformer"
-
-    def __init__(self, layout: TokenLayout, prompts: Sequence[str] = ("",), seed: int = 0):
-        self.layout = layout
-        self.prompts = tuple(prompts)
-        draw = torch.Generator().manual_seed(seed)
-        vocab = layout.vocab + _PROMPT_IDS * len(prompts)
-        config = LlamaConfig(vocab_size=vocab, num_hidden_layers=2, **NO_SPECIAL_TOKENS, **_SIZES)
-        self.backbone = LlamaModel(config).eval().requires_grad_(False)
-        for name, weight in self.backbone.named_parameters():
-            if "norm" not in name:
-                # Wide enough that attention is sharp and logits depend on every earlier token.
-                weight.copy_(torch.randn(weight.shape, generator=draw) * (1.0 if "embed" in name else 0.5))
-        self.codebook = 0.5 * torch.randn(layout.v_image, 2, generator=draw)
-        self.matrix = 0.4 * torch.randn(WIDTH, layout.v_image, generator=draw)
-        self.weights_sha256 = hashlib.sha256(self.matrix.numpy().tobytes()).hexdigest()
-
-    def move(self, device: str) -> None:
-        """Move the weights to a device; `joint` is computed on a CPU only."""
-        self.backbone.to(device)
-        self.codebook, self.matrix = self.codebook.to(device), self.matrix.to(device)
-
-    def encode(self, prompts: Sequence[str]) -> Prefix:
-        known = [self._prompt(number).to(self.device) for number in range(len(self.prompts))]
-        known.append(torch.tensor([self.layout.vocab], device=self.device))
-        embedded = [self.backbone.embed_tokens(ids) for ids in known]
-        rows = [self.prompts.index(text) for text in prompts] + [-1] * len(prompts)
-        embeds = [embedded[row] for row in rows]
-        ids = torch.nn.utils.rnn.pad_sequence(known, batch_first=True)[rows, : max(map(len, embeds))]
-        return Prefix(embeds, ids=ids)
-
-    def _prompt(self, number: int) -> Tensor:
-        first = self.layout.vocab + _PROMPT_IDS * number
-        return first + torch.arange(number + 2) % _PROMPT_IDS
-
-    def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
-        return self.backbone.embed_tokens(tokens)
-
-    def head(self, hidden: Tensor) -> Tensor:
-        return hidden @ self.matrix
-
-    def own_head(self) -> EagleHead:
-        """An untrained draft head whose drafts depend on its cache."""
-        sizes = {"num_hidden_layers": 1, **NO_SPECIAL_TOKENS, **_SIZES}
-        vocab = self.backbone.config.vocab_size
-        head = new_head(LlamaConfig(vocab_size=vocab, **sizes), self.backbone.embed_tokens.weight, seed=1)
-        for name, weight in head.named_parameters():
-            if "embed" not in name:
-                weight.data.mul_(8)
-        return head
-
-    def own_vertical_head(self) -> VerticalHead:
-        """An untrained vertical head."""
-        return sharp_vertical_head(WIDTH)
-
-    def render(self, image_tokens: Tensor) -> Tensor:
-        """One grey pixel per token."""
-        grey = image_tokens * 255 // max(self.layout.v_image - 1, 1)
-        grid = grey.to(torch.uint8).view(-1, 1, self.layout.height, self.layout.width)
-        return grid.expand(-1, 3, -1, -1)
-
-    @torch.inference_mode()
-    def joint(self, sampling: Sampling, prompt: str) -> np.ndarray:
-        """Exact probability of every image, as `enumerable_model.joint`, from forwards without a cache."""
-        encoded = self.encode([prompt])
-
-        def logits(slot: int, prefixes: np.ndarray) -> np.ndarray:
-            tokens = self.backbone.embed_tokens(torch.from_numpy(prefixes))
-            found = []
-            for start in encoded.embeds:
-                inputs = torch.cat([start.expand(len(tokens), -1, -1), tokens], 1)
-                hidden = self.backbone(inputs_embeds=inputs, use_cache=False).last_hidden_state[:, -1]
-                found.append(self.head(hidden).double().numpy())
-            conditional, unconditional = found
-            return unconditional + sampling.guidance * (conditional - unconditional)
-
-        return enumerate_images(self.layout, sampling, logits)
+def _grey(image_tokens: Tensor, layout: TokenLayout) -> Tensor:
+    """One grey pixel per token."""
+    grey = image_tokens * 255 // max(layout.v_image - 1, 1)
+    return grey.to(torch.uint8).view(-1, 1, layout.height, layout.width).expand(-1, 3, -1, -1)

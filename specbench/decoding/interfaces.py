@@ -1,4 +1,4 @@
-"""Types that drafters, verification and the decode loops exchange."""
+"""Types that drafters, verification and the decode loops exchange, and the `Context` that components are built from."""
 
 from __future__ import annotations
 
@@ -148,8 +148,6 @@ class DecodeLoop(Protocol):
         ...
 
 
-# What a component is built from: facts of the model and of the decoder.
-
 Acceptance = Callable[[Tensor, Tensor, Tensor], Tensor]
 """a(x; p, q) [..., n] of p, q [..., V] and tokens x [..., n]."""
 Residual = Callable[[Tensor, Tensor, Acceptance], Tensor]
@@ -158,7 +156,7 @@ Residual = Callable[[Tensor, Tensor, Acceptance], Tensor]
 
 @dataclass(frozen=True)
 class Context:
-    """Facts of the model, and the decoder's residual distribution.
+    """What a component is built from: facts of the model, and the decoder's residual distribution.
 
     Attributes:
         layout: grammar of the token stream.

@@ -1,4 +1,12 @@
-"""What the decode loops of several image rows in parallel (`zipar`, `row_jacobi`) have in common."""
+"""What the decode loops of several image rows side by side (`zipar`, `row_jacobi`) have in common: their steps, where a
+row's window stands, and when the row below may start.
+
+A column of row r attends to the prompt, to committed tokens of the rows above, and to its own row up to itself. Row r
+starts once row r - 1 has enough tokens. Where the grammar ends rows with a forced token, that token is fed early, at
+its true position. Elsewhere the first token of a row needs the last token of the row above: the newest token of the row
+above that one (of row 0 for row 1) stands in for it, at the true position; only that one column attends to it, and it
+is not kept in the cache.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +98,20 @@ class ImageRowLoop:
         raise NotImplementedError
 
 
-# Image rows decoded side by side: where a row's window stands, and when the row below may start.
+def row_slots(layout: TokenLayout, decoder: str) -> list[list[int]]:
+    """Stream slot of each image token, by row and column.
+
+    Raises:
+        SpecbenchError: rows that are not closed by at most one forced token.
+    """
+    free, width = layout.free_slots(), layout.width
+    grid = [free[row * width : (row + 1) * width] for row in range(layout.height)]
+    gaps = [below[0] - above[-1] for above, below in pairwise(grid)]
+    if free[0] > 0 or any(row[-1] - row[0] >= width for row in grid) or max(gaps, default=1) > 2:
+        raise SpecbenchError(
+            f"{decoder} does not fit this model's grammar", "it needs rows closed by at most one forced token"
+        )
+    return grid
 
 
 class RowRoots(NamedTuple):
@@ -113,27 +134,6 @@ class RowRoots(NamedTuple):
     positions: Tensor
     tokens: Tensor
     aside: Tensor
-
-
-def row_slots(layout: TokenLayout, decoder: str) -> list[list[int]]:
-    """Stream slot of each image token, by row and column.
-
-    Raises:
-        SpecbenchError: rows that are not closed by at most one forced token.
-    """
-    free, width = layout.free_slots(), layout.width
-    grid = [free[row * width : (row + 1) * width] for row in range(layout.height)]
-    gaps = [below[0] - above[-1] for above, below in pairwise(grid)]
-    if free[0] > 0 or any(row[-1] - row[0] >= width for row in grid) or max(gaps, default=1) > 2:
-        raise SpecbenchError(
-            f"{decoder} does not fit this model's grammar", "it needs rows closed by at most one forced token"
-        )
-    return grid
-
-
-def row_above(count: Tensor, width: int) -> Tensor:
-    """[B, H] number of tokens of the row above each row, of `count` [B, H]; a whole row for row 0."""
-    return torch.nn.functional.pad(count[:, :-1], (1, 0), value=width)
 
 
 def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, slots: Tensor, lags: Tensor, target: Target) -> RowRoots:
@@ -162,3 +162,8 @@ def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, slots: Tensor, lags
     consumed = torch.where(aside, stand_in, positions - 1)
     fed = tokens.gather(1, consumed.clamp(min=0))
     return RowRoots(above, starting, starting | growing, closing, positions, fed, aside)
+
+
+def row_above(count: Tensor, width: int) -> Tensor:
+    """[B, H] number of tokens of the row above each row, of `count` [B, H]; a whole row for row 0."""
+    return torch.nn.functional.pad(count[:, :-1], (1, 0), value=width)

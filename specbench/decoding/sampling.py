@@ -1,4 +1,5 @@
-"""Target distribution p from guided logits, and sampling from distributions. All float32, no host sync."""
+"""Target distribution p from guided logits, sampling from distributions, and the rows of a target under guidance as
+draft heads read them. All float32, no host sync."""
 
 from __future__ import annotations
 
@@ -12,6 +13,39 @@ from torch import Tensor
 
 from specbench.models.interface import TokenLayout
 from specbench.specs.run_spec import Sampling
+
+FEW = 8192
+"""Size up to which selection in torch is as fast as a call of numpy from compiled code."""
+WIDE = 4096
+"""Vocabulary size from which compacting to tokens of positive weight is faster on a CPU."""
+_ID = 0xFFFFFFFF
+"""Bits of a rank key that hold the token."""
+
+
+class Target:
+    """Target distribution p [B, T, vocab] from logits, over image and special ids; forced slots are one-hot."""
+
+    def __init__(self, layout: TokenLayout, sampling: Sampling, device: torch.device):
+        self._sampling = sampling
+        self.vocab = layout.vocab
+        self._specials = layout.vocab - layout.v_image
+        self.forced = torch.tensor([*layout.forced, -1], device=device)
+        """[N + 1] forced id per stream slot, -1 where free; the last entry stands for every slot past the end."""
+        self.has_grammar = any(token >= 0 for token in layout.forced)
+        """Whether the grammar forces any slot."""
+
+    def forced_at(self, positions: Tensor) -> Tensor:
+        """[B, T] forced id at stream slots `positions`, -1 where free."""
+        return self.forced[positions.clamp(max=len(self.forced) - 1)]
+
+    def __call__(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """p for logits [B, T, v_image] predicting stream slots `positions` [B, T]."""
+        p = truncate(logits.float(), self._sampling).softmax(-1)
+        if not self._specials:
+            return p
+        p = torch.nn.functional.pad(p, (0, self._specials))
+        forced = self.forced_at(positions)
+        return torch.where((forced >= 0)[..., None], one_hot(forced.clamp(min=0), p.shape[-1]), p)
 
 
 def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -43,12 +77,140 @@ def entropy_factor(logits: Tensor, scale: float) -> Tensor:
     return (2.5 * (-entropy(logits.softmax(-1)) / scale).exp() + 0.6)[..., None]
 
 
+def entropy(p: Tensor) -> Tensor:
+    """Entropy [...] of p [..., V] in nats."""
+    # torch.special.entr is slower: it is not vectorised.
+    return p.clamp(min=torch.finfo(p.dtype).tiny).log_().mul_(p).sum(-1).neg_()
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Draw tokens [...] from unnormalised `weights` [..., V] by inversion of `uniform` [...] in (0, 1)."""
+    mass = weights.cumsum(-1)
+    total = mass[..., -1]
+    # Rounding may lift uniform * total to total itself, which no token's mass exceeds.
+    point = torch.minimum((uniform * total).float(), torch.nextafter(total, -total))
+    return torch.searchsorted(mass, point[..., None], right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
+
+
+def run_race(weights: Tensor, race: Tensor) -> Tensor:
+    """Draw indices [...] of unnormalised `weights` [..., V] by the exponential race `race` [..., V]."""
+    return (weights / race).argmax(-1)
+
+
+def without(weights: Tensor, tokens: Tensor) -> Tensor:
+    """Remove `tokens` [...] from `weights` [..., V] and normalise; all zero if no weight remains."""
+    rest, tiny = weights.scatter(-1, tokens[..., None], 0.0), torch.finfo(weights.dtype).tiny
+    # A sharp q leaves subnormal weights, whose sum must not be clamped: scaled by a power of two, nothing is rounded.
+    rest = torch.where(rest.sum(-1, keepdim=True) < tiny * 2.0**24, rest * 2.0**100, rest)
+    return rest / rest.sum(-1, keepdim=True).clamp(min=tiny)
+
+
+def one_hot(tokens: Tensor, vocab: int) -> Tensor:
+    """[..., vocab] float32 with all mass on `tokens` [...]."""
+    return torch.zeros(*tokens.shape, vocab, device=tokens.device).scatter_(-1, tokens[..., None], 1.0)
+
+
+def at(distribution: Tensor, tokens: Tensor) -> Tensor:
+    """[...] entries of `distribution` [..., V] at `tokens` [...]."""
+    return distribution.gather(-1, tokens[..., None]).squeeze(-1)
+
+
+def rows_at(distributions: Tensor, slots: Tensor) -> Tensor:
+    """[B, n, V] rows of `distributions` [B, K, V] at `slots` [B, n]."""
+    if len(distributions) == 1:
+        # On a CPU this copies whole rows, where `gather` moves single numbers.
+        return distributions.index_select(1, slots[0])
+    return distributions[torch.arange(len(slots), device=slots.device)[:, None], slots]
+
+
+def for_rows(columns: Tensor, rows: int) -> Tensor:
+    """[B, ...] to [R, ...] for R = `rows` of a target: under guidance, the unconditional rows have the slots and tokens
+    of the conditional ones."""
+    # `repeat` takes several times as long for a few numbers.
+    return torch.cat([columns] * (rows // len(columns)))
+
+
+def features_at(features: Tensor, columns: Tensor) -> Tensor:
+    """[R, T, d] features [R, C, d] of a forward at `columns` [B, T]."""
+    columns = for_rows(columns, len(features))
+    return features.gather(1, columns[..., None].expand(-1, -1, features.shape[-1]))
+
+
+class Kept(NamedTuple):
+    """Sparse distribution: K of the V tokens, in increasing order, including all of nonzero weight.
+
+    Attributes:
+        ids: [..., K]; shorter rows are padded with token 0. None for all V tokens.
+        mass: [..., K] their weights, 0 in the padding.
+    """
+
+    ids: Tensor | None
+    mass: Tensor
+
+    def token(self, place: Tensor) -> Tensor:
+        """Tokens [...] at the indices `place` [...]."""
+        return place if self.ids is None else at(self.ids, place)
+
+    def weights(self, other: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Weights [B, T', K] of the same tokens in another distribution [B, T', V] of the slots `rows`."""
+        return other if self.ids is None else other.gather(-1, self.ids[:, rows])
+
+
+def kept(weights: Tensor) -> Kept:
+    """Compact `weights` [..., V] to tokens of nonzero weight; all V of them if V is small or compacting is slower."""
+    if weights.shape[-1] < WIDE or not _compacts(weights):
+        return Kept(None, weights)
+    flat = weights.reshape(-1, weights.shape[-1]).numpy()
+    token, value, _ = _compact(flat, flat != 0)
+    return Kept(*(torch.from_numpy(x).view(*weights.shape[:-1], -1) for x in (token, value)))
+
+
+def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
+    """Sort token ids [..., V] by `probabilities` [..., V] (not negative), ties by id."""
+    keys = _rank_keys(probabilities, torch.arange(probabilities.shape[-1], device=probabilities.device), descending)
+    ordered = _ascending(keys) if keys.device.type == "cpu" else keys.sort(dim=-1).values
+    return ordered & _ID
+
+
+def ranked_around(
+    probabilities: Tensor, tokens: Tensor, before: int, after: int, descending: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens around one of positive probability, `before` and `after` it in the order of `rank`.
+
+    Args:
+        probabilities: [..., V].
+        tokens: [..., 1].
+
+    Returns:
+        [..., m] their ids, in order, with the token itself also where there is none; [..., m] whether there is one;
+        and [..., 1] the token's probability.
+    """
+    ids, mass = _ends_and_kept(probabilities, before, after, descending)
+    own = probabilities.gather(-1, tokens)
+    key, keys = _rank_keys(own, tokens, descending), _rank_keys(mass, ids, descending)
+    lower = torch.where(keys < key, keys, -1).topk(min(before, keys.shape[-1]), dim=-1).values.flip(-1)
+    last = torch.iinfo(torch.int64).max
+    upper = torch.where(keys > key, keys, last).topk(min(after, keys.shape[-1]), dim=-1, largest=False).values
+    found = torch.cat([lower, key, upper], dim=-1) & _ID
+    exists = found != _ID
+    return torch.where(exists, found, tokens), exists, own
+
+
 def kth_largest(values: Tensor, k: int) -> Tensor:
     """[..., 1] k-th largest entry of `values` [..., V]."""
     leave = torch.compiler.is_compiling() and values.numel() <= FEW
     if values.device.type != "cpu" or leave:
         return values.topk(k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
     return _kth_largest(values, k)
+
+
+def least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
+    """[..., 1] smallest probability in the smallest set of `probabilities` [..., V] that holds `mass`."""
+    on_cpu = probabilities.device.type == "cpu"
+    ranked = (_ascending(probabilities) if on_cpu else probabilities.sort(dim=-1).values).flip(-1)
+    # A token stays while the mass strictly before it is below `mass`, so the first always stays.
+    kept = (ranked.cumsum(-1) - ranked < mass).sum(-1, keepdim=True)
+    return ranked.gather(-1, kept - 1)
 
 
 def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable], Callable]:
@@ -93,30 +255,10 @@ def _largest(values: np.ndarray, k: int) -> np.ndarray:
     return found
 
 
-def least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
-    """[..., 1] smallest probability in the smallest set of `probabilities` [..., V] that holds `mass`."""
-    on_cpu = probabilities.device.type == "cpu"
-    ranked = (_ascending(probabilities) if on_cpu else probabilities.sort(dim=-1).values).flip(-1)
-    # A token stays while the mass strictly before it is below `mass`, so the first always stays.
-    kept = (ranked.cumsum(-1) - ranked < mass).sum(-1, keepdim=True)
-    return ranked.gather(-1, kept - 1)
-
-
 @_by_numpy("ascending", torch.empty_like)
 def _ascending(values: Tensor) -> Tensor:
     # numpy sorts with vector instructions where torch does not.
     return torch.from_numpy(np.sort(values.numpy(), axis=-1))
-
-
-def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
-    """Sort token ids [..., V] by `probabilities` [..., V] (not negative), ties by id."""
-    keys = _rank_keys(probabilities, torch.arange(probabilities.shape[-1], device=probabilities.device), descending)
-    ordered = _ascending(keys) if keys.device.type == "cpu" else keys.sort(dim=-1).values
-    return ordered & _ID
-
-
-_ID = 0xFFFFFFFF
-"""Bits of a rank key that hold the token."""
 
 
 def _rank_keys(probabilities: Tensor, ids: Tensor, descending: bool) -> Tensor:
@@ -124,30 +266,6 @@ def _rank_keys(probabilities: Tensor, ids: Tensor, descending: bool) -> Tensor:
     # The bits of a non-negative float32 order as it does, so one integer settles value and tie.
     bits = probabilities.float().view(torch.int32).long()
     return (0x7FFFFFFF - bits if descending else bits) << 32 | ids
-
-
-def ranked_around(
-    probabilities: Tensor, tokens: Tensor, before: int, after: int, descending: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens around one of positive probability, `before` and `after` it in the order of `rank`.
-
-    Args:
-        probabilities: [..., V].
-        tokens: [..., 1].
-
-    Returns:
-        [..., m] their ids, in order, with the token itself also where there is none; [..., m] whether there is one;
-        and [..., 1] the token's probability.
-    """
-    ids, mass = _ends_and_kept(probabilities, before, after, descending)
-    own = probabilities.gather(-1, tokens)
-    key, keys = _rank_keys(own, tokens, descending), _rank_keys(mass, ids, descending)
-    lower = torch.where(keys < key, keys, -1).topk(min(before, keys.shape[-1]), dim=-1).values.flip(-1)
-    last = torch.iinfo(torch.int64).max
-    upper = torch.where(keys > key, keys, last).topk(min(after, keys.shape[-1]), dim=-1, largest=False).values
-    found = torch.cat([lower, key, upper], dim=-1) & _ID
-    exists = found != _ID
-    return torch.where(exists, found, tokens), exists, own
 
 
 def _ends_and_kept(weights: Tensor, before: int, after: int, descending: bool) -> tuple[Tensor, Tensor]:
@@ -173,41 +291,6 @@ def _ends_and_kept(weights: Tensor, before: int, after: int, descending: bool) -
     return torch.from_numpy(token).view(shape), torch.from_numpy(value).view(shape)
 
 
-FEW = 8192
-"""Size up to which selection in torch is as fast as a call of numpy from compiled code."""
-WIDE = 4096
-"""Vocabulary size from which compacting to tokens of positive weight is faster on a CPU."""
-
-
-class Kept(NamedTuple):
-    """Sparse distribution: K of the V tokens, in increasing order, including all of nonzero weight.
-
-    Attributes:
-        ids: [..., K]; shorter rows are padded with token 0. None for all V tokens.
-        mass: [..., K] their weights, 0 in the padding.
-    """
-
-    ids: Tensor | None
-    mass: Tensor
-
-    def token(self, place: Tensor) -> Tensor:
-        """Tokens [...] at the indices `place` [...]."""
-        return place if self.ids is None else at(self.ids, place)
-
-    def weights(self, other: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Weights [B, T', K] of the same tokens in another distribution [B, T', V] of the slots `rows`."""
-        return other if self.ids is None else other.gather(-1, self.ids[:, rows])
-
-
-def kept(weights: Tensor) -> Kept:
-    """Compact `weights` [..., V] to tokens of nonzero weight; all V of them if V is small or compacting is slower."""
-    if weights.shape[-1] < WIDE or not _compacts(weights):
-        return Kept(None, weights)
-    flat = weights.reshape(-1, weights.shape[-1]).numpy()
-    token, value, _ = _compact(flat, flat != 0)
-    return Kept(*(torch.from_numpy(x).view(*weights.shape[:-1], -1) for x in (token, value)))
-
-
 def _compacts(weights: Tensor) -> bool:
     """Whether compacting is faster: a GPU needs a host sync for the count, compiled code static sizes."""
     return weights.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -230,90 +313,3 @@ def _compact(weights: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndar
     if not found.all():
         token[~found] = value[~found] = 0
     return token, value, found
-
-
-class Target:
-    """Target distribution p [B, T, vocab] from logits, over image and special ids; forced slots are one-hot."""
-
-    def __init__(self, layout: TokenLayout, sampling: Sampling, device: torch.device):
-        self._sampling = sampling
-        self.vocab = layout.vocab
-        self._specials = layout.vocab - layout.v_image
-        self.forced = torch.tensor([*layout.forced, -1], device=device)
-        """[N + 1] forced id per stream slot, -1 where free; the last entry stands for every slot past the end."""
-        self.has_grammar = any(token >= 0 for token in layout.forced)
-        """Whether the grammar forces any slot."""
-
-    def forced_at(self, positions: Tensor) -> Tensor:
-        """[B, T] forced id at stream slots `positions`, -1 where free."""
-        return self.forced[positions.clamp(max=len(self.forced) - 1)]
-
-    def __call__(self, logits: Tensor, positions: Tensor) -> Tensor:
-        """p for logits [B, T, v_image] predicting stream slots `positions` [B, T]."""
-        p = truncate(logits.float(), self._sampling).softmax(-1)
-        if not self._specials:
-            return p
-        p = torch.nn.functional.pad(p, (0, self._specials))
-        forced = self.forced_at(positions)
-        return torch.where((forced >= 0)[..., None], one_hot(forced.clamp(min=0), p.shape[-1]), p)
-
-
-def one_hot(tokens: Tensor, vocab: int) -> Tensor:
-    """[..., vocab] float32 with all mass on `tokens` [...]."""
-    return torch.zeros(*tokens.shape, vocab, device=tokens.device).scatter_(-1, tokens[..., None], 1.0)
-
-
-def at(distribution: Tensor, tokens: Tensor) -> Tensor:
-    """[...] entries of `distribution` [..., V] at `tokens` [...]."""
-    return distribution.gather(-1, tokens[..., None]).squeeze(-1)
-
-
-def rows_at(distributions: Tensor, slots: Tensor) -> Tensor:
-    """[B, n, V] rows of `distributions` [B, K, V] at `slots` [B, n]."""
-    if len(distributions) == 1:
-        # On a CPU this copies whole rows, where `gather` moves single numbers.
-        return distributions.index_select(1, slots[0])
-    return distributions[torch.arange(len(slots), device=slots.device)[:, None], slots]
-
-
-def without(weights: Tensor, tokens: Tensor) -> Tensor:
-    """Remove `tokens` [...] from `weights` [..., V] and normalise; all zero if no weight remains."""
-    rest, tiny = weights.scatter(-1, tokens[..., None], 0.0), torch.finfo(weights.dtype).tiny
-    # A sharp q leaves subnormal weights, whose sum must not be clamped: scaled by a power of two, nothing is rounded.
-    rest = torch.where(rest.sum(-1, keepdim=True) < tiny * 2.0**24, rest * 2.0**100, rest)
-    return rest / rest.sum(-1, keepdim=True).clamp(min=tiny)
-
-
-def entropy(p: Tensor) -> Tensor:
-    """Entropy [...] of p [..., V] in nats."""
-    # torch.special.entr is slower: it is not vectorised.
-    return p.clamp(min=torch.finfo(p.dtype).tiny).log_().mul_(p).sum(-1).neg_()
-
-
-def draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Draw tokens [...] from unnormalised `weights` [..., V] by inversion of `uniform` [...] in (0, 1)."""
-    mass = weights.cumsum(-1)
-    total = mass[..., -1]
-    # Rounding may lift uniform * total to total itself, which no token's mass exceeds.
-    point = torch.minimum((uniform * total).float(), torch.nextafter(total, -total))
-    return torch.searchsorted(mass, point[..., None], right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
-
-
-def run_race(weights: Tensor, race: Tensor) -> Tensor:
-    """Draw indices [...] of unnormalised `weights` [..., V] by the exponential race `race` [..., V]."""
-    return (weights / race).argmax(-1)
-
-
-# Rows of a target under guidance, conditional and unconditional ones, as draft heads feed and read them.
-
-
-def for_rows(columns: Tensor, rows: int) -> Tensor:
-    """[B, ...] to [R, ...] for R = `rows`: unconditional rows have the slots and tokens of the conditional ones."""
-    # `repeat` takes several times as long for a few numbers.
-    return torch.cat([columns] * (rows // len(columns)))
-
-
-def features_at(features: Tensor, columns: Tensor) -> Tensor:
-    """[R, T, d] features [R, C, d] of a forward at `columns` [B, T]."""
-    columns = for_rows(columns, len(features))
-    return features.gather(1, columns[..., None].expand(-1, -1, features.shape[-1]))

@@ -13,7 +13,7 @@ from specbench import stats
 from specbench.papers.table import Column, Row
 from specbench.reporting.columns import stall_note
 from specbench.reporting.comparability import mismatched_fields
-from specbench.reporting.curves import lower_is_better
+from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import Run
 from specbench.stats import Estimate
 from specbench.stats.intervals import UPPER_QUANTILE, without_few

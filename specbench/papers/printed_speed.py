@@ -1,9 +1,10 @@
-"""What the papers print about speed: tokens per step, for forecasts, and latencies beside the floor of their GPU."""
+"""What the papers print about speed: latencies beside the floor of their GPU, and tokens per step, which
+are a source of forecasts as runs are."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
@@ -27,55 +28,13 @@ from specbench.system.device_peaks import KNOWN, SHORT_NAMES, Peak, known_peak, 
 
 PRINTED = "printed latency beside a computed floor"
 """The `kind` of every row of `printed_latencies`."""
+BANDWIDTH, FLOPS, OVERHEAD_MS = (0.6, 0.9), (0.4, 0.75), (0.5, 5.0)
+"""Assumed where the caller states nothing: shares of a data sheet's peaks, and milliseconds of a step."""
+OWN_OVERHEAD = "run"
+"""Stands for the overhead that each run measured."""
+MOST_IMAGES, MOST_MS = 65_536, 60_000
+"""Largest batch, and overhead of a step, that a forecast is made for."""
 _LATENCY = "latency_ms"
-
-
-def printed_lengths(table: Table, model: str | None) -> list[Accepted]:
-    """Printed tokens per step of a table's rows; only of the rows of `model` if it has any.
-
-    Raises:
-        SpecbenchError: the table prints none.
-    """
-    found = list(_lengths(table))
-    of_model = [one for one in found if one.model == model]
-    if all(one.decoder.name == "ar" for one in found):
-        raise SpecbenchError(f"{table.name} prints no steps", "tables with steps: gsd-1, sjd-1, sjdpp-1, cool-sd-1")
-    return of_model or found
-
-
-def _lengths(table: Table) -> Iterator[Accepted]:
-    for row in table.rows:
-        settings = _settings(table, row)
-        if settings is None or (tokens := _tokens_per_step(table, row, find_model(settings.model))) is None:
-            continue
-        decoder = _decoder(settings)
-        source = f"{table.name}: {f'{row.group}, ' if row.group else ''}{row.label}"
-        yield Accepted(source, settings.model, decoder, label(decoder), tokens)
-
-
-def _settings(table: Table, row: Row) -> CellSettings | None:
-    return next((found for column in table.columns if (found := table.cell_settings(row, column))), None)
-
-
-def _decoder(settings: CellSettings) -> DecoderSpec:
-    return resolve(settings.decoder, dict(settings.options))
-
-
-def _tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float | None:
-    """From the printed NFE, step compression, step ratio or accepted length, the first that is printed; 1 for AR."""
-    printed = _printed(table, row)
-    if row.settings.get("decoder") == "ar":
-        return 1.0
-    if "nfe" in printed:
-        return max(1.0, model.stream / printed["nfe"])
-    return next(
-        (printed[key] for key in ("step_compression", "step_ratio", "acceptance_length") if key in printed), None
-    )
-
-
-def _printed(table: Table, row: Row) -> dict[str, float]:
-    """Printed values by key, in the unit of the measured ones."""
-    return {column.key: row.paper[column.name] / column.scale for column in table.columns if column.name in row.paper}
 
 
 def printed_latencies(tables: Sequence[Table]) -> list[dict[str, object]]:
@@ -164,15 +123,6 @@ def printed_sentence(row: Mapping[str, object]) -> str | None:
     )
 
 
-# The sources of forecasts: runs, and rows of the papers' tables that print steps.
-
-BANDWIDTH, FLOPS, OVERHEAD_MS = (0.6, 0.9), (0.4, 0.75), (0.5, 5.0)
-"""Assumed where the caller states nothing: shares of a data sheet's peaks, and milliseconds of a step."""
-OWN_OVERHEAD = "run"
-MOST_IMAGES, MOST_MS = 65_536, 60_000
-"""Largest batch, and overhead of a step, that a forecast is made for."""
-
-
 def forecast_sources(
     sources: Sequence[str],
     on: str,
@@ -197,30 +147,25 @@ def forecast_sources(
         SpecbenchError: an unknown source, device or model; sources of several models where none is named; a value
             outside its range.
     """
-    _check(batch, dtype, bandwidth, flops, overhead_ms)
+    _check_ranges(batch, dtype, bandwidth, flops, overhead_ms)
     names = [name for name in sources if name in table_names()]
     runs = [name for name in sources if name not in names]
     refuse_mistyped(runs, out)
     accepted = accepted_lengths(find_runs(out, runs)) if runs or not names else []
-    accepted += [one for name in names for one in printed_lengths(load_table(name), model)]
+    accepted += [one for name in names for one in _printed_lengths(load_table(name), model)]
     if not accepted:
         raise SpecbenchError(f"no runs in {out}", "name a run, or a paper's table: specbench list tables")
-    facts = find_model(model or _only_model(accepted))
-    chosen = dtype or facts.dtype
-    guidance = facts.sampling().guidance
+    models = sorted({one.model for one in accepted})
+    if not model and len(models) > 1:
+        raise SpecbenchError(f"these are of several models ({', '.join(models)})", "choose one with --model")
+    facts = find_model(model or models[0])
+    chosen, guidance = dtype or facts.dtype, facts.sampling().guidance
     peak = peak_of(on, chosen, threads)
     setting = ForecastSetting(facts, peak, chosen, guidance, batch, bandwidth, flops, overhead_ms)
     return forecast_rows(accepted, setting)
 
 
-def _only_model(accepted: Sequence[Accepted]) -> str:
-    models = sorted({one.model for one in accepted})
-    if len(models) > 1:
-        raise SpecbenchError(f"these are of several models ({', '.join(models)})", "choose one with --model")
-    return models[0]
-
-
-def _check(batch: int, dtype: str | None, bandwidth: Range, flops: Range, overhead_ms: Range | None) -> None:
+def _check_ranges(batch: int, dtype: str | None, bandwidth: Range, flops: Range, overhead_ms: Range | None) -> None:
     if not 1 <= batch <= MOST_IMAGES:
         raise SpecbenchError(f"--batch {batch}: at least 1, at most {MOST_IMAGES:,}")
     if dtype not in (None, *BYTES):
@@ -230,6 +175,50 @@ def _check(batch: int, dtype: str | None, bandwidth: Range, flops: Range, overhe
             raise SpecbenchError(f"--{name} {low:g},{high:g}: no shares", "LOW,HIGH with 0 < LOW <= HIGH <= 1")
     if overhead_ms and not 0 <= overhead_ms[0] <= overhead_ms[1] <= MOST_MS:
         raise SpecbenchError("--overhead-ms: no range", f"LOW,HIGH with 0 <= LOW <= HIGH <= {MOST_MS:,}, or run")
+
+
+def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
+    """Printed tokens per step of a table's rows; only of the rows of `model` if it has any.
+
+    Raises:
+        SpecbenchError: the table prints none.
+    """
+    found = []
+    for row in table.rows:
+        settings = _settings(table, row)
+        if settings is None or (tokens := _tokens_per_step(table, row, find_model(settings.model))) is None:
+            continue
+        decoder = _decoder(settings)
+        source = f"{table.name}: {f'{row.group}, ' if row.group else ''}{row.label}"
+        found.append(Accepted(source, settings.model, decoder, label(decoder), tokens))
+    if all(one.decoder.name == "ar" for one in found):
+        raise SpecbenchError(f"{table.name} prints no steps", "tables with steps: gsd-1, sjd-1, sjdpp-1, cool-sd-1")
+    return [one for one in found if one.model == model] or found
+
+
+def _settings(table: Table, row: Row) -> CellSettings | None:
+    return next((found for column in table.columns if (found := table.cell_settings(row, column))), None)
+
+
+def _decoder(settings: CellSettings) -> DecoderSpec:
+    return resolve(settings.decoder, dict(settings.options))
+
+
+def _tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float | None:
+    """From the printed NFE, step compression, step ratio or accepted length, the first that is printed; 1 for AR."""
+    printed = _printed(table, row)
+    if row.settings.get("decoder") == "ar":
+        return 1.0
+    if "nfe" in printed:
+        return max(1.0, model.stream / printed["nfe"])
+    return next(
+        (printed[key] for key in ("step_compression", "step_ratio", "acceptance_length") if key in printed), None
+    )
+
+
+def _printed(table: Table, row: Row) -> dict[str, float]:
+    """Printed values by key, in the unit of the measured ones."""
+    return {column.key: row.paper[column.name] / column.scale for column in table.columns if column.name in row.paper}
 
 
 def read_range(name: str, text: str) -> Range:

@@ -1,4 +1,4 @@
-"""Joined tables in any of the formats."""
+"""Joined tables in any of the formats, among them one self-contained HTML page with notes and plots of figures."""
 
 from __future__ import annotations
 
@@ -25,15 +25,31 @@ from specbench.reporting.html import data_url, scripts, template
 from specbench.reporting.maps import mean_map, share_picture
 from specbench.stats import Estimate
 
-# Joined tables as one self-contained HTML page with notes and plots of figures.
-
+TABLE_FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 _WHERE = {"option": "options", "sampling": "sampling"}
-
-
 _MAP_NAMES = {"accepted": "accepted drafts", "top1": "top-1 of p", "draft_top1": "top-1 of q", "draft_tv": "TV(p, q)"}
 
 
-def tables_page(tables: Sequence[PaperTable]) -> str:
+def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown") -> str | bytes:
+    """The tables in one of `TABLE_FORMATS`; bytes for parquet.
+
+    Raises:
+        SpecbenchError: unknown format, or one that holds a single table.
+    """
+    if fmt not in TABLE_FORMATS:
+        raise unknown_name("format", fmt, TABLE_FORMATS)
+    if fmt == "json":
+        return table_json(tables)
+    if fmt == "html":
+        return _page(tables)
+    if fmt in ("markdown", "latex"):
+        return "\n".join(map(table_markdown if fmt == "markdown" else table_latex, tables))
+    if len(tables) > 1:
+        raise SpecbenchError(f"--format {fmt} holds one table only", "name one table")
+    return table_csv(tables[0]) if fmt == "csv" else table_parquet(tables[0])
+
+
+def _page(tables: Sequence[PaperTable]) -> str:
     """HTML page of tables and figures, without external resources."""
     shown = [_shown(joined) for joined in tables]
     return template("tables.html.jinja").render(
@@ -46,7 +62,8 @@ def tables_page(tables: Sequence[PaperTable]) -> str:
 def _shown(joined: PaperTable) -> dict:
     panels = [(axes, figure_curves(joined, axes)) for axes in joined.table.axes]
     maps = list(_maps(joined))
-    undrawn = dict.fromkeys(_undrawn(joined, axes) for axes, curves in panels if not curves)
+    empty = dict.fromkeys(_labels(joined, axes)[1] for axes, curves in panels if not curves)
+    undrawn = [f"{name} is not drawn: the paper prints no numbers of it, and no run here has it." for name in empty]
     return {
         "name": joined.table.name,
         "heading": joined.heading,
@@ -61,31 +78,6 @@ def _shown(joined: PaperTable) -> dict:
         "undrawn": [*undrawn, *([] if maps else _no_maps(joined))],
         "maps": maps,
     }
-
-
-def _order(joined: PaperTable, axes: Mapping[str, str]) -> list[str]:
-    """The labels on the x axis in the order of the rows."""
-    rows = zip(joined.table.rows, joined.lines, strict=True)
-    return [x for row, line in rows if isinstance(x := _place(axes["x"], row, line, False), str)]
-
-
-def _undrawn(joined: PaperTable, axes: Mapping[str, str]) -> str:
-    """Why a panel is empty."""
-    name = _labels(joined, axes)[1]
-    return f"{name} is not drawn: the paper prints no numbers of it, and no run here has it."
-
-
-def _no_maps(joined: PaperTable) -> list[str]:
-    names = ", ".join(_MAP_NAMES[name] for name in joined.table.maps)
-    return [f"No map of {names}: the paper's is a picture without numbers, and no run here has it."] if names else []
-
-
-def _maps(joined: PaperTable) -> Iterator[dict[str, str]]:
-    for line in joined.lines:
-        for folder, name in product(line.folders, joined.table.maps):
-            values = mean_map(folder, name)
-            if values is not None:
-                yield {"name": f"{line.label}: {_MAP_NAMES[name]}", "picture": data_url(share_picture(values))}
 
 
 def figure_curves(joined: PaperTable, axes: Mapping[str, str]) -> list[charts.Curve]:
@@ -133,23 +125,20 @@ def _labels(joined: PaperTable, axes: Mapping[str, str]) -> tuple[str, str]:
     return headers.get(axes["x"], axes["x"].partition(":")[2].replace("_", "-")), headers[axes["y"]]
 
 
-TABLE_FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
+def _order(joined: PaperTable, axes: Mapping[str, str]) -> list[str]:
+    """The labels on the x axis in the order of the rows."""
+    rows = zip(joined.table.rows, joined.lines, strict=True)
+    return [x for row, line in rows if isinstance(x := _place(axes["x"], row, line, False), str)]
 
 
-def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown") -> str | bytes:
-    """The tables in one of `TABLE_FORMATS`; bytes for parquet.
+def _maps(joined: PaperTable) -> Iterator[dict[str, str]]:
+    for line in joined.lines:
+        for folder, name in product(line.folders, joined.table.maps):
+            values = mean_map(folder, name)
+            if values is not None:
+                yield {"name": f"{line.label}: {_MAP_NAMES[name]}", "picture": data_url(share_picture(values))}
 
-    Raises:
-        SpecbenchError: unknown format, or one that holds a single table.
-    """
-    if fmt not in TABLE_FORMATS:
-        raise unknown_name("format", fmt, TABLE_FORMATS)
-    if fmt == "json":
-        return table_json(tables)
-    if fmt == "html":
-        return tables_page(tables)
-    if fmt in ("markdown", "latex"):
-        return "\n".join(map(table_markdown if fmt == "markdown" else table_latex, tables))
-    if len(tables) > 1:
-        raise SpecbenchError(f"--format {fmt} holds one table only", "name one table")
-    return table_csv(tables[0]) if fmt == "csv" else table_parquet(tables[0])
+
+def _no_maps(joined: PaperTable) -> list[str]:
+    names = ", ".join(_MAP_NAMES[name] for name in joined.table.maps)
+    return [f"No map of {names}: the paper's is a picture without numbers, and no run here has it."] if names else []

@@ -1,6 +1,8 @@
-"""Plan, run and score the cells of a paper's table.
+"""Reproduce a paper's table: plan, run, score and join its cells (`specbench bench`), or join the runs that a results
+folder already holds, without planning or running anything.
 
-A cell's settings come from the table; flags win over it, as for a small model in the place of the paper's.
+A cell's settings come from the table; flags win over it, as for a small model in the place of the paper's. With such a
+model, rows that run the same here are merged, headings say only what is still true, and bundled metrics are added.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from specbench.models.catalog import find_model
 from specbench.papers.join import PaperTable, join
 from specbench.papers.table import SCORE, CellSettings, Column, Row, Table, chosen_setting, takes
 from specbench.prompts import load_prompts
-from specbench.reporting.curves import lower_is_better
+from specbench.reporting.plot_data import lower_is_better
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
@@ -32,9 +34,72 @@ if TYPE_CHECKING:
     from specbench.metrics.scoring import ScoreReporter
     from specbench.runs.run_progress import Reporter
 
-
 _TRACED = ("draft_tv", "draft_top1")
+_NOT_FOUND = "not in the results"
 Warn = Callable[[str], None]
+
+
+def bench_table(
+    table: Table,
+    flags: Mapping[str, object],
+    out: Path | str,
+    scoring: Settings,
+    env: Mapping[str, str] | None = None,
+    reporter: Reporter | None = None,
+    score_reporter: ScoreReporter | None = None,
+    warn: Warn = lambda text: None,
+) -> PaperTable:
+    """A table with what was measured for it here; what the results folder already holds is not run again.
+
+    Args:
+        flags: by the name of a setting of `specbench run`, None means not given; a model replaces the table's own.
+        scoring: how to score, see `score_table`.
+        env: the environment; the process's own if None.
+        warn: called with a line for each row that cannot run and each metric that cannot score.
+
+    Raises:
+        SpecbenchError: bad settings, or nothing could be run. An error after which the table can still be shown, such
+            as failed images, is its `problem` instead.
+    """
+    planned = plan_table(table, flags, env)
+    done = run_table(planned, reporter, warn)
+    model = flags.get("model")
+    score_table(table, done, scoring, model is not None, score_reporter, warn)
+    table = _as_run_here(table, planned, model, done.folders.values())
+    elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
+    found = {cell: folder for cell, folder in elsewhere.items() if isinstance(folder, Path)}
+    return replace(join(table, done.found | found), problem=done.trouble)
+
+
+def measured_table(
+    table: Table, model: str | None = None, prompts: str | None = None, out: Path | str = "results"
+) -> PaperTable:
+    """A table joined with the runs of a results folder.
+
+    Args:
+        model, prompts: used in place of the table's own.
+
+    Raises:
+        SpecbenchError: an unknown model or prompt set, or a damaged run folder.
+    """
+    if Path(out).is_file():
+        raise SpecbenchError(f"--out {out}: is a file", "name a folder")
+    try:
+        if prompts is not None:
+            load_prompts(prompts)
+    except SpecbenchError as error:
+        if error.exit_code == BAD_INPUT:  # a prompt set that is not on this disk may still have runs
+            raise
+    cells = resolve_cells(table, {"model": model, "prompts": prompts, "out": str(out)}, env={})
+    found = find_measured(cells, out)
+    folders = [folder for folder in found.values() if isinstance(folder, Path)]
+    return join(_as_run_here(table, cells, model, folders), found)
+
+
+def _as_run_here(table: Table, cells: Sequence[PlannedCell], model: object, folders: Iterable[Path]) -> Table:
+    """The table without replaced choices, and with another model, if one is named, in the place of the paper's."""
+    table = without_replaced_choices(table, cells)
+    return table if model is None else with_bundled_scores(_one_row_per_run(table, cells, str(model)), folders)
 
 
 @dataclass(frozen=True)
@@ -88,29 +153,57 @@ def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, s
     return cells
 
 
+def _resolve(
+    asked: CellSettings,
+    table: Table,
+    settings: Sequence[Setting],
+    flags: Mapping[str, object],
+    env: Mapping[str, str],
+) -> PlannedCell:
+    try:
+        given = _settings(asked, flags.get("model")) | {"trace": any(c.key in _TRACED for c in table.columns)}
+        unused = {"head"} - takes(asked.decoder, dict(asked.options))
+        flags = {name: value for name, value in flags.items() if name not in unused}
+        open_here = {one.env for one in settings if one.name in OPEN_IN_TABLES - unused and one.name not in given}
+        free = {name: value for name, value in env.items() if name in open_here}
+        return PlannedCell(asked, merge(settings, flags, free, given, f"{table.name}.toml"))
+    except SpecbenchError as problem:
+        return PlannedCell(asked, {}, problem=problem)
+
+
+def _settings(asked: CellSettings, model: object) -> dict[str, object]:
+    """The cell's values by setting name. A substituted model brings prompts it can read, and its vocabulary."""
+    inline = ",".join(f"{name}={value}" for name, value in asked.options)
+    settings = {
+        name: getattr(asked, name) for name in ("model", "prompts", "limit", "samples", "seed", "batch", "dtype")
+    }
+    settings["decoder"] = [f"{asked.decoder}:{inline}" if inline else asked.decoder]
+    settings |= {SAMPLING_SETTINGS[name]: value for name, value in asked.sampling}
+    if model is None or model == asked.model:
+        settings |= {"guidance-rows": asked.guidance_rows, "prompt-form": asked.prompt_form}
+    else:
+        own = find_model(str(model))
+        settings["prompts"] = own.name if own.name in prompts.prompt_set_names() else asked.prompts
+        settings["top-k"] = settings.get("top-k") if (settings.get("top-k") or 0) <= own.v_image else 0
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def _raise_if_all_refused(cells: Sequence[PlannedCell]) -> None:
+    refused = [cell.problem for cell in cells if cell.problem is not None]
+    if refused and len(refused) == len(cells) and all(problem.exit_code == BAD_INPUT for problem in refused):
+        raise refused[0]
+
+
 def plan_table(table: Table, flags: Mapping[str, object], env: Mapping[str, str] | None = None) -> list[PlannedCell]:
     """The distinct cells of a table, each with its plan or the problem that prevents one; see `resolve_cells`."""
-    planned = [_plan(cell) for cell in resolve_cells(table, flags, env)]
+    planned = []
+    for cell in resolve_cells(table, flags, env):
+        try:
+            planned.append(cell if cell.problem is not None else replace(cell, plan=make_plan(cell.values)))
+        except SpecbenchError as problem:
+            planned.append(replace(cell, problem=problem))
     _raise_if_all_refused(planned)
     return planned
-
-
-def without_replaced_choices(table: Table, cells: Sequence[PlannedCell]) -> Table:
-    """The table without the choices of settings for which a flag or another model brings another value here."""
-    replaced = {cell.settings: _replaced(cell) for cell in cells}
-
-    def kept(row: Row) -> tuple[str, ...]:
-        asked = (table.cell_settings(row, column) for column in table.columns)
-        gone = set().union(*(replaced.get(one, set()) for one in asked if one is not None))
-        return tuple(line for line in row.chosen if chosen_setting(line) not in gone)
-
-    return replace(table, rows=tuple(replace(row, chosen=kept(row)) for row in table.rows))
-
-
-def _replaced(cell: PlannedCell) -> set[str]:
-    """Names of the settings whose values are not those that the table states."""
-    stated = _settings(cell.settings, None)
-    return {name for name, held in cell.values.items() if name in stated and held.value != stated[name]} - {"decoder"}
 
 
 def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda text: None) -> TableRun:
@@ -124,7 +217,10 @@ def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda
     waiting = together(one.plan for one in planned if one.plan is not None)
     while waiting and (done.trouble is None or done.trouble.exit_code != INTERRUPTED):
         waiting += _run_together(waiting.pop(0), by_plan, done, reporter)
-    stopped = None if done.folders else most_actionable(list(done.problems.values()))
+    stopped = None
+    if not done.folders:  # the first problem that an installation or download solves, or else the first problem
+        problems = done.problems.values()
+        stopped = min(problems, key=lambda problem: problem.exit_code != MISSING_PREREQUISITE, default=None)
     left_out: dict[tuple[str, str], dict[str, None]] = {}
     for cell, problem in done.problems.items():
         if str(problem) != str(stopped):
@@ -134,6 +230,27 @@ def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda
     if stopped:
         raise stopped
     return done
+
+
+def _run_together(plans: list[Plan], by_plan: Mapping[int, CellSettings], done: TableRun, reporter) -> list[list[Plan]]:
+    """Run plans that share their work; if one of them is refused, return each as a group of its own."""
+    from specbench.runs.runner import run_plans  # brings torch, which plans and estimates do without
+
+    try:
+        summary = run_plans(plans, reporter)
+    except SpecbenchError as error:
+        if error.exit_code == BAD_INPUT and len(plans) > 1:
+            return [[plan] for plan in plans]
+        if error.exit_code not in (BAD_INPUT, MISSING_PREREQUISITE):
+            raise
+        done.problems |= {by_plan[id(plan)]: error for plan in plans}
+        return []
+    weights = plans[0].model.weights_sha256()
+    for plan in plans:
+        (decoder,) = plan.decoders
+        done.folders[by_plan[id(plan)]] = plan.out / plan.spec(decoder.spec, weights).run_id
+    done.trouble = summary.problem() or done.trouble
+    return []
 
 
 def score_table(
@@ -160,82 +277,6 @@ def score_table(
             warn(f"{name}: not scored: {problem}")
 
 
-def _resolve(
-    asked: CellSettings,
-    table: Table,
-    settings: Sequence[Setting],
-    flags: Mapping[str, object],
-    env: Mapping[str, str],
-) -> PlannedCell:
-    try:
-        given = _settings(asked, flags.get("model")) | {"trace": any(c.key in _TRACED for c in table.columns)}
-        unused = {"head"} - takes(asked.decoder, dict(asked.options))
-        flags = {name: value for name, value in flags.items() if name not in unused}
-        open_here = {one.env for one in settings if one.name in OPEN_IN_TABLES - unused and one.name not in given}
-        free = {name: value for name, value in env.items() if name in open_here}
-        return PlannedCell(asked, merge(settings, flags, free, given, f"{table.name}.toml"))
-    except SpecbenchError as problem:
-        return PlannedCell(asked, {}, problem=problem)
-
-
-def _plan(cell: PlannedCell) -> PlannedCell:
-    if cell.problem is not None:
-        return cell
-    try:
-        return replace(cell, plan=make_plan(cell.values))
-    except SpecbenchError as problem:
-        return replace(cell, problem=problem)
-
-
-def _raise_if_all_refused(cells: Sequence[PlannedCell]) -> None:
-    refused = [cell.problem for cell in cells if cell.problem is not None]
-    if refused and len(refused) == len(cells) and all(problem.exit_code == BAD_INPUT for problem in refused):
-        raise refused[0]
-
-
-def _settings(asked: CellSettings, model: object) -> dict[str, object]:
-    """The cell's values by setting name. A substituted model brings prompts it can read, and its vocabulary."""
-    inline = ",".join(f"{name}={value}" for name, value in asked.options)
-    settings = {
-        name: getattr(asked, name) for name in ("model", "prompts", "limit", "samples", "seed", "batch", "dtype")
-    }
-    settings["decoder"] = [f"{asked.decoder}:{inline}" if inline else asked.decoder]
-    settings |= {SAMPLING_SETTINGS[name]: value for name, value in asked.sampling}
-    if model is None or model == asked.model:
-        settings |= {"guidance-rows": asked.guidance_rows, "prompt-form": asked.prompt_form}
-    else:
-        own = find_model(str(model))
-        settings["prompts"] = own.name if own.name in prompts.prompt_set_names() else asked.prompts
-        settings["top-k"] = settings.get("top-k") if (settings.get("top-k") or 0) <= own.v_image else 0
-    return {name: value for name, value in settings.items() if value is not None}
-
-
-def _run_together(plans: list[Plan], by_plan: Mapping[int, CellSettings], done: TableRun, reporter) -> list[list[Plan]]:
-    """Run plans that share their work; if one of them is refused, return each as a group of its own."""
-    from specbench.runs.runner import run_plans  # brings torch, which plans and estimates do without
-
-    try:
-        summary = run_plans(plans, reporter)
-    except SpecbenchError as error:
-        if error.exit_code == BAD_INPUT and len(plans) > 1:
-            return [[plan] for plan in plans]
-        if error.exit_code not in (BAD_INPUT, MISSING_PREREQUISITE):
-            raise
-        done.problems |= {by_plan[id(plan)]: error for plan in plans}
-        return []
-    weights = plans[0].model.weights_sha256()
-    for plan in plans:
-        (decoder,) = plan.decoders
-        done.folders[by_plan[id(plan)]] = plan.out / plan.spec(decoder.spec, weights).run_id
-    done.trouble = summary.problem() or done.trouble
-    return []
-
-
-def most_actionable(problems: Sequence[SpecbenchError]) -> SpecbenchError | None:
-    """The first problem that an installation or download solves, or else the first problem."""
-    return min(problems, key=lambda problem: problem.exit_code != MISSING_PREREQUISITE, default=None)
-
-
 def _unready(name: str, settings, no_download: bool) -> SpecbenchError | None:
     """Why a metric cannot be computed here."""
     try:
@@ -245,41 +286,50 @@ def _unready(name: str, settings, no_download: bool) -> SpecbenchError | None:
     return SpecbenchError(*missing[0], MISSING_PREREQUISITE) if missing else None
 
 
-# A paper's table with another model in the place of the paper's: what its rows, headings and scores are then.
+def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[CellSettings, Path | str]:
+    """The run folder of each cell in `out`, whatever machine it was measured on: most images first, then the newest."""
+    infos = read_infos(out)
+    found: dict[CellSettings, Path | str] = {}
+    for cell in cells:
+        alike = find_runs_like(infos, **wanted_fields(cell.values)) if infos and cell.values else {}
+        order = {
+            folder: (len(RunStore(folder).completed()), info.invocations[-1].started_at)
+            for folder, info in alike.items()
+        }
+        found[cell.settings] = sorted(order, key=order.__getitem__)[-1] if order else _NOT_FOUND
+    return found
 
 
-def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
-    """The table with a column for each bundled metric that scored any of the runs: for a substituted model. Where the
-    columns sweep a setting, a metric has a column for each of its values; a figure has panels with them, too."""
-    scored = {score["metric"] for folder in folders for score in read_scores(folder)}
-    names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
-    swept: dict[str, Column] = {}
-    for column in table.columns:
-        if column.measurable:
-            swept.setdefault(repr(sorted(column.settings.items())), column)
-    columns = [_score_column(name, like, len(swept) > 1) for name in names for like in swept.values()]
-    return replace(table, columns=(*table.columns, *columns), axes=(*table.axes, *_panels(table, columns)))
+def wanted_fields(values: Mapping[str, Value]) -> dict[str, object]:
+    """The fields of the `RunSpec` that the settings ask for; dtype, device and threads only where they were given, and
+    whatever draft head.
+    """
+    value = {name: held.value for name, held in values.items()}
+    model, (planned,) = plan_model(values), plan_decoders(value["decoder"], values)
+    fields = {"model": model.name, "prompts": value["prompts"], "seed": value["seed"], "batch": value["batch"]}
+    fields |= {"sampling": plan_sampling(model, values), "decoder": without_options(planned.spec, "head")}
+    return fields | {name: value[name] for name in ("dtype", "device", "threads") if values[name].given}
 
 
-def _panels(table: Table, columns: Sequence[Column]) -> Iterator[Mapping[str, str]]:
-    """For each panel of a figure with a score as y, one with the first of `columns` that is better the same way."""
-    own = {column.name: column for column in table.columns}
-    for axes in table.axes:
-        y = own[axes["y"]]
-        stand_in = next((column.name for column in columns if y.score and column.better == y.better), None)
-        if stand_in:
-            yield {**axes, "y": stand_in}
+def without_replaced_choices(table: Table, cells: Sequence[PlannedCell]) -> Table:
+    """The table without the choices of settings for which a flag or another model brings another value here."""
+    replaced = {cell.settings: _replaced(cell) for cell in cells}
+
+    def kept(row: Row) -> tuple[str, ...]:
+        asked = (table.cell_settings(row, column) for column in table.columns)
+        gone = set().union(*(replaced.get(one, set()) for one in asked if one is not None))
+        return tuple(line for line in row.chosen if chosen_setting(line) not in gone)
+
+    return replace(table, rows=tuple(replace(row, chosen=kept(row)) for row in table.rows))
 
 
-def _score_column(metric: str, like: Column, swept: bool) -> Column:
-    """A column for a metric over the runs of another column."""
-    better = "lower" if lower_is_better(metric) else "higher"
-    header = metric.replace("-", " ") + (f", {like.header}" if swept else "")
-    name = f"{SCORE}{metric}" + (f" {like.name}" if swept else "")
-    return Column(name, SCORE + metric, header, metric, 2, better, 1.0, like.settings)
+def _replaced(cell: PlannedCell) -> set[str]:
+    """Names of the settings whose values are not those that the table states."""
+    stated = _settings(cell.settings, None)
+    return {name for name, held in cell.values.items() if name in stated and held.value != stated[name]} - {"decoder"}
 
 
-def one_row_per_run(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
+def _one_row_per_run(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     """The table with rows that run the same here merged, and all rows under the name of the model that replaces the
     paper's."""
     plans = {cell.settings: repr(sorted((name, held.value) for name, held in cell.values.items())) for cell in cells}
@@ -291,7 +341,7 @@ def one_row_per_run(table: Table, cells: Sequence[PlannedCell], model: str) -> T
     alike: dict[object, list[Row]] = {}
     for place, row in enumerate(_renamed(row, model) for row in table.rows):
         alike.setdefault(runs(row) if row.not_runnable_reason is None else place, []).append(row)
-    replaced = _replaced_substituted_model(table, cells)
+    replaced = _no_longer_true(table, cells)
     repeated = [rows for rows in alike.values() if len(rows) > 1]
     headings = [(_group(rows, model, replaced), _label(rows)) for rows in alike.values()]
     rows = tuple(
@@ -307,18 +357,6 @@ def one_row_per_run(table: Table, cells: Sequence[PlannedCell], model: str) -> T
     return replace(table, rows=rows, notes=(*table.notes, note))
 
 
-def _in_place(rows: Sequence[Row], model: str, group: str | None, label: str) -> Row:
-    """A row for the rows of the paper that run the same here; one that cannot be run is unchanged."""
-    first = rows[0]
-    if first.not_runnable_reason is not None:
-        return first
-    if len(rows) == 1:
-        mine = group == first.group or first.settings["model"] == model
-        return first if mine else replace(first, group=group, label=f"{first.group}: {first.label}")
-    shared = tuple(text for text in first.chosen if all(text in row.chosen for row in rows))
-    return Row(label, group, first.settings, {}, {}, {}, None, None, shared)
-
-
 def _renamed(row: Row, model: str) -> Row:
     """A row whose label names the paper's model with the name of the one in its place."""
     own = row.settings.get("model")
@@ -328,15 +366,7 @@ def _renamed(row: Row, model: str) -> Row:
     return replace(row, label=re.sub(rf"\b{family}[\w-]*( \([\d.]+B\))?", lambda _: model, row.label))
 
 
-def _group(rows: Sequence[Row], model: str, replaced: Container[str]) -> str | None:
-    """Heading of rows that run the same here: the model in place of the paper's, and what else is true of all."""
-    if len(rows) == 1 and not any(part in replaced for part in _parts(rows[0])):
-        return rows[0].group
-    shared = [part for part in _parts(rows[0]) if part not in replaced and all(part in _parts(row) for row in rows)]
-    return ", ".join((model, *shared))
-
-
-def _replaced_substituted_model(table: Table, cells: Sequence[PlannedCell]) -> set[str]:
+def _no_longer_true(table: Table, cells: Sequence[PlannedCell]) -> set[str]:
     """Parts of the rows' headings that are no longer true: names of one of several models, and of one of several prompt
     sets where all rows now run on the same one."""
     prompts = {cell.values["prompts"].value for cell in cells if cell.values}
@@ -358,6 +388,14 @@ def _parts(row: Row) -> list[str]:
     return row.group.split(", ") if row.group else []
 
 
+def _group(rows: Sequence[Row], model: str, replaced: Container[str]) -> str | None:
+    """Heading of rows that run the same here: the model in place of the paper's, and what else is true of all."""
+    if len(rows) == 1 and not any(part in replaced for part in _parts(rows[0])):
+        return rows[0].group
+    shared = [part for part in _parts(rows[0]) if part not in replaced and all(part in _parts(row) for row in rows)]
+    return ", ".join((model, *shared))
+
+
 def _label(rows: Sequence[Row]) -> str:
     labels = {row.label for row in rows}
     return labels.pop() if len(labels) == 1 else str(rows[0].settings["decoder"])
@@ -367,103 +405,44 @@ def _groups(rows: Sequence[Row]) -> str:
     return ", ".join(dict.fromkeys(str(row.group) for row in rows))
 
 
-# Find the runs in a results folder that belong to a paper's table, without planning or running anything.
-
-NOT_FOUND = "not in the results"
-
-
-def measured_table(
-    table: Table, model: str | None = None, prompts: str | None = None, out: Path | str = "results"
-) -> PaperTable:
-    """A table joined with the runs of a results folder.
-
-    Args:
-        model, prompts: used in place of the table's own.
-
-    Raises:
-        SpecbenchError: an unknown model or prompt set, or a damaged run folder.
-    """
-    if Path(out).is_file():
-        raise SpecbenchError(f"--out {out}: is a file", "name a folder")
-    if prompts is not None:
-        _check_prompts(prompts)
-    cells = resolve_cells(table, {"model": model, "prompts": prompts, "out": str(out)}, env={})
-    found = find_measured(cells, out)
-    table = without_replaced_choices(table, cells)
-    if model is not None:
-        table = one_row_per_run(table, cells, model)
-        table = with_bundled_scores(table, [folder for folder in found.values() if isinstance(folder, Path)])
-    return join(table, found)
+def _in_place(rows: Sequence[Row], model: str, group: str | None, label: str) -> Row:
+    """A row for the rows of the paper that run the same here; one that cannot be run is unchanged."""
+    first = rows[0]
+    if first.not_runnable_reason is not None:
+        return first
+    if len(rows) == 1:
+        mine = group == first.group or first.settings["model"] == model
+        return first if mine else replace(first, group=group, label=f"{first.group}: {first.label}")
+    shared = tuple(text for text in first.chosen if all(text in row.chosen for row in rows))
+    return Row(label, group, first.settings, {}, {}, {}, None, None, shared)
 
 
-def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[CellSettings, Path | str]:
-    """The run folder of each cell in `out`, whatever machine it was measured on: most images first, then the newest."""
-    infos = read_infos(out)
-    found: dict[CellSettings, Path | str] = {}
-    for cell in cells:
-        alike = find_runs_like(infos, **wanted_fields(cell.values)) if infos and cell.values else {}
-        order = {folder: (_images(folder), info.invocations[-1].started_at) for folder, info in alike.items()}
-        found[cell.settings] = sorted(order, key=order.__getitem__)[-1] if order else NOT_FOUND
-    return found
+def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
+    """The table with a column for each bundled metric that scored any of the runs: for a substituted model. Where the
+    columns sweep a setting, a metric has a column for each of its values; a figure has panels with them, too."""
+    scored = {score["metric"] for folder in folders for score in read_scores(folder)}
+    names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
+    swept: dict[str, Column] = {}
+    for column in table.columns:
+        if column.measurable:
+            swept.setdefault(repr(sorted(column.settings.items())), column)
+    columns = [_score_column(name, like, len(swept) > 1) for name in names for like in swept.values()]
+    return replace(table, columns=(*table.columns, *columns), axes=(*table.axes, *_panels(table, columns)))
 
 
-def wanted_fields(values: Mapping[str, Value]) -> dict[str, object]:
-    """The fields of the `RunSpec` that the settings ask for; dtype, device and threads only where they were given, and
-    whatever draft head.
-    """
-    value = {name: held.value for name, held in values.items()}
-    model, (planned,) = plan_model(values), plan_decoders(value["decoder"], values)
-    fields = {"model": model.name, "prompts": value["prompts"], "seed": value["seed"], "batch": value["batch"]}
-    fields |= {"sampling": plan_sampling(model, values), "decoder": without_options(planned.spec, "head")}
-    return fields | {name: value[name] for name in ("dtype", "device", "threads") if values[name].given}
+def _score_column(metric: str, like: Column, swept: bool) -> Column:
+    """A column for a metric over the runs of another column."""
+    better = "lower" if lower_is_better(metric) else "higher"
+    header = metric.replace("-", " ") + (f", {like.header}" if swept else "")
+    name = f"{SCORE}{metric}" + (f" {like.name}" if swept else "")
+    return Column(name, SCORE + metric, header, metric, 2, better, 1.0, like.settings)
 
 
-def _check_prompts(name: str) -> None:
-    """Refuse an unknown prompt set; one that is not on this disk may still have runs."""
-    try:
-        load_prompts(name)
-    except SpecbenchError as error:
-        if error.exit_code == BAD_INPUT:
-            raise
-
-
-def _images(folder: Path) -> int:
-    return len(RunStore(folder).completed())
-
-
-# Reproduce a paper's table: plan, run, score and join it. Everything behind `specbench bench`.
-
-
-def bench_table(
-    table: Table,
-    flags: Mapping[str, object],
-    out: Path | str,
-    scoring: Settings,
-    env: Mapping[str, str] | None = None,
-    reporter: Reporter | None = None,
-    score_reporter: ScoreReporter | None = None,
-    warn: Warn = lambda text: None,
-) -> PaperTable:
-    """A table with what was measured for it here; what the results folder already holds is not run again.
-
-    Args:
-        flags: by the name of a setting of `specbench run`, None means not given; a model replaces the table's own.
-        scoring: how to score, see `specbench.papers.reproduce.score_table`.
-        env: the environment; the process's own if None.
-        warn: called with a line for each row that cannot run and each metric that cannot score.
-
-    Raises:
-        SpecbenchError: bad settings, or nothing could be run. An error after which the table can still be shown, such
-            as failed images, is its `problem` instead.
-    """
-    planned = plan_table(table, flags, env)
-    done = run_table(planned, reporter, warn)
-    substituted = flags.get("model") is not None
-    score_table(table, done, scoring, substituted, score_reporter, warn)
-    table = without_replaced_choices(table, planned)
-    if substituted:
-        table = one_row_per_run(table, planned, str(flags["model"]))
-        table = with_bundled_scores(table, done.folders.values())
-    elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
-    found = {cell: folder for cell, folder in elsewhere.items() if isinstance(folder, Path)}
-    return replace(join(table, done.found | found), problem=done.trouble)
+def _panels(table: Table, columns: Sequence[Column]) -> Iterator[Mapping[str, str]]:
+    """For each panel of a figure with a score as y, one with the first of `columns` that is better the same way."""
+    own = {column.name: column for column in table.columns}
+    for axes in table.axes:
+        y = own[axes["y"]]
+        stand_in = next((column.name for column in columns if y.score and column.better == y.better), None)
+        if stand_in:
+            yield {**axes, "y": stand_in}

@@ -1,6 +1,6 @@
 """Reader of the papers' tables and figures: `benchmarks/<name>.toml`, see `benchmarks/README.md`. Imports no torch.
 
-Unknown, missing, mistyped and meaningless fields are rejected by name.
+Unknown, missing, mistyped and meaningless fields are rejected by name, as are mistyped names of tables.
 """
 
 from __future__ import annotations
@@ -36,12 +36,20 @@ _OPTIONS = {*CHOICES, *(name for preset in PRESETS.values() for name in options_
 _CHOOSABLE = sorted({*_OPTIONS, *_SAMPLING, *_CASE, "protocol"} - {"options", "sampling"})
 _OPEN = "the model's own"
 _PAPERS, _CONVENTIONS = "papers.toml", "conventions"
+_NOUNS = {str: "text", int: "whole number", float: "number", bool: "true or false", dict: "table", list: "array"}
 
 
 def table_names() -> list[str]:
     """List the bundled tables, in the order of the papers' numbering."""
     names = (path.stem for path in data_folder("benchmarks").glob("*.toml") if path.name != _PAPERS)
     return sorted(names, key=_natural)
+
+
+def _natural(name: str) -> tuple:
+    """Natural sort key: sjd-2 before sjd-10, figures after tables."""
+    head, _, tail = name.rpartition("-")
+    digits = "".join(filter(str.isdigit, tail))
+    return head, not tail.isdigit(), int(digits or 0), tail
 
 
 def load_table(name: str) -> Table:
@@ -59,6 +67,23 @@ def load_tables() -> list[Table]:
     """Load all tables, in the order of their names."""
     folder = data_folder("benchmarks")
     return [read_table(folder / f"{name}.toml") for name in table_names()]
+
+
+def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
+    """Where runs or tables may be named, reject a name that resembles a table's name, or has another number, and
+    matches no run in `out`.
+
+    Raises:
+        SpecbenchError: there is such a name.
+    """
+    runs, tables = [folder.name for folder in runs_in(Path(out))], table_names()
+    papers = {table.rpartition("-")[0] for table in tables}
+    for name in names:
+        if name in tables or any(run.startswith(name) for run in runs):
+            continue
+        paper, _, number = name.rpartition("-")
+        if (paper in papers and number.isdigit()) or difflib.get_close_matches(name, tables, n=1, cutoff=0.8):
+            raise unknown_name("table", name, tables)
 
 
 @functools.cache
@@ -127,43 +152,6 @@ def read_table(path: Path) -> Table:
     )  # fmt: skip
 
 
-def _check_reasons(reasons: Mapping[str, object], file: str, place: str) -> None:
-    """Reject a reason for something that is no setting, and a reason that is no text."""
-    for name, reason in reasons.items():
-        if not isinstance(reason, str):
-            raise _wrong(file, f"{place}.chosen.{name}", f"{reason!r} is no text")
-        if name not in _CHOOSABLE:
-            raise _wrong(file, f"{place}.chosen", str(unknown_name("setting", name, _CHOOSABLE)))
-
-
-def _chosen(row: Row, shared: Mapping, reasons: Mapping[str, str], own: Mapping[str, str]) -> tuple[str, ...]:
-    """What was chosen for a row; a default's reason about an option counts where the option is set."""
-    if row.not_runnable_reason is not None:
-        return ()
-    settings, options = row.settings, row.settings["options"]
-    given = {**shared, **settings, **settings["sampling"], **options}
-    values = {name: _OPEN if value is None else plain(value) for name, value in given.items()}
-    return tuple(
-        choice(name, values.get(name, _OPEN), reason)
-        for name, reason in {**reasons, **own}.items()
-        if name in options or name in own or name not in _OPTIONS
-    )
-
-
-def _check_axes(axes: object, columns: Sequence[str], file: str) -> None:
-    if not isinstance(axes, Mapping) or set(axes) != {"x", "y"}:
-        raise _wrong(file, "axes", "x and y are needed, and nothing else")
-    for axis, value in axes.items():
-        kind, colon, _ = str(value).partition(":")
-        if axis == "x" and (value == "model" or (colon and kind in ("option", "sampling"))):
-            continue
-        if value not in columns:
-            known = [*columns, *(("model", "option:NAME", "sampling:NAME") if axis == "x" else ())]
-            raise _wrong(
-                file, f"axes.{axis}", str(unknown_name("axis" if axis == "x" else "column", str(value), known))
-            )
-
-
 def _column(entry: object, protocol: str | None, file: str, place: str) -> Column:
     _check(entry, _COLUMN, ("key", "header"), file, place)
     key = entry["key"]
@@ -218,6 +206,43 @@ def _row(entry: object, columns: Sequence[str], defaults: Mapping, content: Mapp
     )  # fmt: skip
 
 
+def _check_reasons(reasons: Mapping[str, object], file: str, place: str) -> None:
+    """Reject a reason for something that is no setting, and a reason that is no text."""
+    for name, reason in reasons.items():
+        if not isinstance(reason, str):
+            raise _wrong(file, f"{place}.chosen.{name}", f"{reason!r} is no text")
+        if name not in _CHOOSABLE:
+            raise _wrong(file, f"{place}.chosen", str(unknown_name("setting", name, _CHOOSABLE)))
+
+
+def _chosen(row: Row, shared: Mapping, reasons: Mapping[str, str], own: Mapping[str, str]) -> tuple[str, ...]:
+    """What was chosen for a row; a default's reason about an option counts where the option is set."""
+    if row.not_runnable_reason is not None:
+        return ()
+    settings, options = row.settings, row.settings["options"]
+    given = {**shared, **settings, **settings["sampling"], **options}
+    values = {name: _OPEN if value is None else plain(value) for name, value in given.items()}
+    return tuple(
+        choice(name, values.get(name, _OPEN), reason)
+        for name, reason in {**reasons, **own}.items()
+        if name in options or name in own or name not in _OPTIONS
+    )
+
+
+def _check_axes(axes: object, columns: Sequence[str], file: str) -> None:
+    if not isinstance(axes, Mapping) or set(axes) != {"x", "y"}:
+        raise _wrong(file, "axes", "x and y are needed, and nothing else")
+    for axis, value in axes.items():
+        kind, colon, _ = str(value).partition(":")
+        if axis == "x" and (value == "model" or (colon and kind in ("option", "sampling"))):
+            continue
+        if value not in columns:
+            known = [*columns, *(("model", "option:NAME", "sampling:NAME") if axis == "x" else ())]
+            raise _wrong(
+                file, f"axes.{axis}", str(unknown_name("axis" if axis == "x" else "column", str(value), known))
+            )
+
+
 def _read_toml(path: Path) -> dict:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -244,9 +269,6 @@ def _check(entry: object, fields: Mapping[str, type], needed: Sequence[str], fil
         _check(entry["sampling"], _SAMPLING, (), file, f"{dotted}sampling")
 
 
-_NOUNS = {str: "text", int: "whole number", float: "number", bool: "true or false", dict: "table", list: "array"}
-
-
 def _is(value: object, kind: type) -> bool:
     if isinstance(value, bool) or kind is bool:
         return isinstance(value, bool) and kind is bool
@@ -255,29 +277,3 @@ def _is(value: object, kind: type) -> bool:
 
 def _wrong(file: str, field: str, problem: str) -> SpecbenchError:
     return SpecbenchError(f"{file}: {field}: {problem}")
-
-
-def _natural(name: str) -> tuple:
-    """Natural sort key: sjd-2 before sjd-10, figures after tables."""
-    head, _, tail = name.rpartition("-")
-    digits = "".join(filter(str.isdigit, tail))
-    return head, not tail.isdigit(), int(digits or 0), tail
-
-
-# Names of tables that were typed wrongly where runs or tables may be named.
-
-
-def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
-    """Reject a name that resembles a table's name, or has another number, and matches no run in `out`.
-
-    Raises:
-        SpecbenchError: there is such a name.
-    """
-    runs, tables = [folder.name for folder in runs_in(Path(out))], table_names()
-    papers = {table.rpartition("-")[0] for table in tables}
-    for name in names:
-        if name in tables or any(run.startswith(name) for run in runs):
-            continue
-        paper, _, number = name.rpartition("-")
-        if (paper in papers and number.isdigit()) or difflib.get_close_matches(name, tables, n=1, cutoff=0.8):
-            raise unknown_name("table", name, tables)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number, stall_note
 from specbench.reporting.compare import CHANGE, SIGNIFICANT, corrected, quality_rows
-from specbench.reporting.curves import lower_is_better
+from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import window_of
 from specbench.specs.tree_paths import columns_fed
 from specbench.system.monitor import BUSY_CORES

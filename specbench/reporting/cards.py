@@ -1,4 +1,5 @@
-"""Image card (`specbench show RUN PROMPT`): facts, numbers and token maps of one image."""
+"""Cards of `specbench show` as nested plain values: of a run (spec, origins of settings, invocations, failures,
+numbers) and of one image (facts, numbers, token maps)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from specbench.store.run_store import RunStore
 from specbench.store.schema import SAMPLES, read_facts
 from specbench.system.console import one_line
 
-# Run card (`specbench show RUN`): spec, origins of settings, invocations, failures, numbers.
+_MOST_NAMED = 5
+"""Prompt ids that an error lists."""
 
 
 def card(folder: Path) -> dict:
@@ -37,6 +39,7 @@ def card(folder: Path) -> dict:
     rows = store.samples(["status", "error", "facts"])
     decoded = rows[rows["status"] == "ok"]
     (numbers,) = report_rows([Path(folder)])
+    facts = read_facts(pa.array(decoded["facts"], pa.string())).to_pandas().mean()
     return {
         "run_id": info.run_id,
         "folder": str(folder),
@@ -55,7 +58,7 @@ def card(folder: Path) -> dict:
         "images": len(decoded),
         "failed": len(rows) - len(decoded),
         "errors": {str(error): int(times) for error, times in rows["error"].value_counts().items()},
-        "facts": _means(read_facts(pa.array(decoded["facts"], pa.string())).to_pandas()),
+        "facts": {name: None if pd.isna(mean) else float(mean) for name, mean in facts.items()},
         "numbers": numbers,
     }
 
@@ -64,14 +67,6 @@ def _method(name: str) -> str | None:
     """Source of a preset, with the equation and known omissions; None where there is none."""
     preset = PRESETS.get(name)
     return None if preset is None or preset.paper == "-" else f"{preset.paper}: {preset.equation}"
-
-
-def _means(numbers: pd.DataFrame) -> dict[str, float | None]:
-    """Mean of each column over the images that have it."""
-    return {name: None if pd.isna(mean) else float(mean) for name, mean in numbers.mean().items()}
-
-
-_MOST_NAMED = 5
 
 
 def image_card(folder: Path, prompt: str, sample: int = 0) -> tuple[dict, Tile]:
@@ -95,7 +90,7 @@ def image_card(folder: Path, prompt: str, sample: int = 0) -> tuple[dict, Tile]:
     tile = tiles(folder, [stored["prompt_id"]], sample)[stored["prompt_id"]]
     columns = ("prompt_id", "sample", "prompt", "category", "seed", "status", "error", "started_at")
     decoded = stored["status"] == "ok"
-    card = {
+    return {
         "run_id": folder.name,
         **{name: stored[name] for name in columns},
         "image": str(folder / stored["image"]) if stored["image"] else None,
@@ -105,15 +100,7 @@ def image_card(folder: Path, prompt: str, sample: int = 0) -> tuple[dict, Tile]:
         "scores": dict(tile.scores),
         "committed_step": None if tile.steps is None else tile.steps.tolist(),
         "accepted_draft": None if tile.origins is None else tile.origins.astype(bool).tolist(),
-    }
-    return card, tile
-
-
-def _numbers(rows: pd.DataFrame) -> dict[str, object]:
-    tokens = stats.token_stats(rows)
-    own = ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "acceptance", "acceptance_by_offset", "top1")
-    shared = ("logp_mean", "logp_std", "perplexity", "nll_gap")
-    return {name: getattr(stats, name)(rows) for name in own} | {name: getattr(tokens, name, None) for name in shared}
+    }, tile
 
 
 def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
@@ -142,3 +129,10 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
         if (row := piece.filter(here)).num_rows:
             return row
     raise SpecbenchError(f"{folder} was changed while it was read", "try again")
+
+
+def _numbers(rows: pd.DataFrame) -> dict[str, object]:
+    tokens = stats.token_stats(rows)
+    own = ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "acceptance", "acceptance_by_offset", "top1")
+    shared = ("logp_mean", "logp_std", "perplexity", "nll_gap")
+    return {name: getattr(stats, name)(rows) for name in own} | {name: getattr(tokens, name, None) for name in shared}

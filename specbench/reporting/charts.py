@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from specbench.reporting.columns import between, number
-from specbench.reporting.curves import Point, lower_is_better
-from specbench.reporting.maps import LOGP_EDGES, STEP_SPANS
+from specbench.reporting.plot_data import LOGP_EDGES, STEP_SPANS, Point, lower_is_better
 from specbench.stats import Estimate
 from specbench.system.console import printable
 

@@ -1,4 +1,5 @@
-"""Comparison of two runs on their common images: speed-up, score differences, p-values, and gates for scripts.
+"""Comparison of two runs on their common images: speed-up, score differences, p-values, gates for scripts, and the
+same in words.
 
 Run A is the baseline: a speed-up above 1 means that B is faster; a difference is the score of B minus that of A.
 """
@@ -20,7 +21,7 @@ from specbench.metrics.base import Settings, fingerprint
 from specbench.metrics.score_store import difference, read_scores, stored_difference
 from specbench.reporting.columns import MISSING, TOO_FEW, between, number, stall_note
 from specbench.reporting.comparability import mismatched_fields, mismatched_for_steps
-from specbench.reporting.curves import lower_is_better
+from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import Run, latencies
 from specbench.stats.intervals import FEW_UNITS
 
@@ -29,6 +30,22 @@ CHANGE = 0.02
 """Relative change to detect, for `prompts_needed`."""
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
 """Note of a number whose interval is left out."""
+SIGNIFICANT = 0.05
+"""Level of the tests."""
+HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
+_NAMES = {
+    "speedup": "speed-up, B over A",
+    "speedup_reverse": "speed-up, A over B",
+    "step_ratio": "steps, A over B",
+    "window_cost": "window cost, B over A",
+    "overhead": "overhead, B over A",
+    "latency_a_ms": "mean latency of A, ms",
+    "median_a_ms": "median latency of A, ms",
+    "latency_b_ms": "mean latency of B, ms",
+    "median_b_ms": "median latency of B, ms",
+}
+"""Names of the numbers about speed; every other row is a score difference, B minus A."""
+_LEAST_P = 0.0001
 _BOUNDS = {"": "value", ".low": "low", ".high": "high"}
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
@@ -46,8 +63,8 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dic
         SpecbenchError: a damaged run folder.
     """
     runs = Run(a), Run(b)
-    latencies = (row for name, run in zip("ab", runs, strict=True) for row in latency_rows(name, run))
-    return corrected([*speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
+    latencies = (row for name, run in zip("ab", runs, strict=True) for row in _latency_rows(name, run))
+    return corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
 
 
 def corrected(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
@@ -55,7 +72,7 @@ def corrected(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
     return [dict(row) | {"p_holm": p} for row, p in zip(rows, stats.holm([row["p"] for row in rows]), strict=True)]
 
 
-def speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
+def _speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
     """Compute the speed-up in both directions, and its factors; of runs without comparable times, the steps alone."""
     names = ("speedup", "speedup_reverse", "step_ratio", "window_cost", "overhead")
     differing = mismatched_fields(b.info, a.info, other="A")
@@ -78,6 +95,14 @@ def speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
     ]
 
 
+def _why(differing: Sequence[str], a: Run, b: Run) -> str:
+    if differing:
+        return f"differs in {', '.join(differing)}"
+    if a.info.spec.batch > 1:
+        return "latency is measured at batch 1 only"
+    return "no timed images in common"
+
+
 def _step_row(a: Run, b: Run) -> dict[str, object]:
     """Compute the ratio of steps, which needs no times, over the images in common."""
     differing, pairs = mismatched_for_steps(b.info, a.info, other="A"), stats.paired(b.rows, a.rows)
@@ -86,7 +111,7 @@ def _step_row(a: Run, b: Run) -> dict[str, object]:
     return _row("step_ratio", stats.Estimate(stats.step_ratio(pairs), None, None), len(pairs))
 
 
-def latency_rows(name: str, run: Run) -> list[dict[str, object]]:
+def _latency_rows(name: str, run: Run) -> list[dict[str, object]]:
     """Mean and median latency of all images of one run, with a note on images that stalled; none if not measured."""
     found = latencies(run.rows) | {"n": len(run.rows)}
     if found["latency_ms"] is None:
@@ -114,64 +139,6 @@ def quality_rows(
         mine, theirs = ([row for key, row in found.items() if key[0] == name] for found in scores)
         rows.append(_row(name, note=_unlike(mine, theirs) or f"scored only in {_name(a, b) if mine else _name(b, a)}"))
     return rows
-
-
-@dataclass(frozen=True)
-class Gate:
-    """A failure condition on a compared number, such as `speedup<0.98`; `NAME.low` and `NAME.high` are the bounds of
-    its interval."""
-
-    text: str
-    name: str
-    field: str
-    sign: str
-    bound: float
-
-    @classmethod
-    def parse(cls, text: str) -> Gate:
-        """Parse NAME SIGN NUMBER; raises a SpecbenchError."""
-        match = re.fullmatch(r"\s*(.+?)(\.low|\.high)?\s*(<=|>=|<|>)\s*(\S+)\s*", text)
-        try:
-            bound = float(match[4]) if match else math.nan
-        except ValueError:
-            bound = math.nan
-        if math.isnan(bound):  # comparisons with NaN are always false, so the gate would never fail
-            raise SpecbenchError(
-                f"'{text}' is not a condition", "write a name, one of < <= > >=, and a number: speedup<0.98"
-            )
-        return cls(text, match[1], _BOUNDS[match[2] or ""], match[3], bound)
-
-    def check(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Raise a SpecbenchError if the condition holds (exit code `GATE`), or if the value is missing."""
-        named = [row for row in rows if row["name"] == self.name]
-        if not named:
-            raise unknown_name("number", self.name, {str(row["name"]) for row in rows})
-        for row in named:
-            value = row[self.field]
-            if value is None:
-                raise SpecbenchError(f"gate '{self.text}' cannot be evaluated: {row['note'] or f'no {self.field}'}")
-            if _SIGNS[self.sign](value, self.bound):
-                raise SpecbenchError(f"gate '{self.text}' failed: {self.name} = {value:.4g}", exit_code=GATE)
-
-
-def _row(
-    name: str,
-    estimate: stats.Estimate | None = None,
-    n: int | None = None,
-    p: float | None = None,
-    prompts_needed: int | None = None,
-    note: str | None = None,
-) -> dict[str, object]:
-    bounds = {key: getattr(estimate, key, None) for key in ("value", "low", "high")}
-    return {"name": name} | bounds | {"p": p, "p_holm": None, "n": n, "prompts_needed": prompts_needed, "note": note}
-
-
-def _why(differing: Sequence[str], a: Run, b: Run) -> str:
-    if differing:
-        return f"differs in {', '.join(differing)}"
-    if a.info.spec.batch > 1:
-        return "latency is measured at batch 1 only"
-    return "no timed images in common"
 
 
 def _plain_difference(mine: Mapping, theirs: Mapping) -> dict[str, object] | None:
@@ -230,27 +197,58 @@ def _fields_that_differ(identity: str, other: Mapping[str, object]) -> str:
     return ", ".join(key for key in sorted(mine.keys() | other.keys()) if mine.get(key) != other.get(key))
 
 
-# A comparison of two runs in words: which is which, what is real, and the numbers as texts.
+def _row(
+    name: str,
+    estimate: stats.Estimate | None = None,
+    n: int | None = None,
+    p: float | None = None,
+    prompts_needed: int | None = None,
+    note: str | None = None,
+) -> dict[str, object]:
+    bounds = {key: getattr(estimate, key, None) for key in ("value", "low", "high")}
+    return {"name": name} | bounds | {"p": p, "p_holm": None, "n": n, "prompts_needed": prompts_needed, "note": note}
 
-SIGNIFICANT = 0.05
-HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
-_NAMES = {
-    "speedup": "speed-up, B over A",
-    "speedup_reverse": "speed-up, A over B",
-    "step_ratio": "steps, A over B",
-    "window_cost": "window cost, B over A",
-    "overhead": "overhead, B over A",
-    "latency_a_ms": "mean latency of A, ms",
-    "median_a_ms": "median latency of A, ms",
-    "latency_b_ms": "mean latency of B, ms",
-    "median_b_ms": "median latency of B, ms",
-}
-"""Names of the numbers about speed; every other row is a score difference, B minus A."""
-_LEAST_P = 0.0001
+
+@dataclass(frozen=True)
+class Gate:
+    """A failure condition on a compared number, such as `speedup<0.98`; `NAME.low` and `NAME.high` are the bounds of
+    its interval."""
+
+    text: str
+    name: str
+    field: str
+    sign: str
+    bound: float
+
+    @classmethod
+    def parse(cls, text: str) -> Gate:
+        """Parse NAME SIGN NUMBER; raises a SpecbenchError."""
+        match = re.fullmatch(r"\s*(.+?)(\.low|\.high)?\s*(<=|>=|<|>)\s*(\S+)\s*", text)
+        try:
+            bound = float(match[4]) if match else math.nan
+        except ValueError:
+            bound = math.nan
+        if math.isnan(bound):  # comparisons with NaN are always false, so the gate would never fail
+            raise SpecbenchError(
+                f"'{text}' is not a condition", "write a name, one of < <= > >=, and a number: speedup<0.98"
+            )
+        return cls(text, match[1], _BOUNDS[match[2] or ""], match[3], bound)
+
+    def check(self, rows: Sequence[Mapping[str, object]]) -> None:
+        """Raise a SpecbenchError if the condition holds (exit code `GATE`), or if the value is missing."""
+        named = [row for row in rows if row["name"] == self.name]
+        if not named:
+            raise unknown_name("number", self.name, {str(row["name"]) for row in rows})
+        for row in named:
+            value = row[self.field]
+            if value is None:
+                raise SpecbenchError(f"gate '{self.text}' cannot be evaluated: {row['note'] or f'no {self.field}'}")
+            if _SIGNS[self.sign](value, self.bound):
+                raise SpecbenchError(f"gate '{self.text}' failed: {self.name} = {value:.4g}", exit_code=GATE)
 
 
 def verdict(rows: Sequence[Mapping]) -> str:
-    """What of the rows of `specbench.reporting.compare.compare_runs` is real at the 5 % level, in one sentence."""
+    """What of the rows of `compare_runs` is real at the 5 % level, in one sentence."""
     said = {True: [], False: []}
     tests = sum(row["p_holm"] is not None for row in rows)
     for row in rows:
@@ -268,6 +266,28 @@ def verdict(rows: Sequence[Mapping]) -> str:
     if steps is None:
         return "Nothing could be compared."
     return f"Only steps could be compared: A takes {number(steps)} times as many as B."
+
+
+def _speed(row: Mapping) -> str:
+    way = "faster" if row["value"] > 1 else "slower"
+    return f"B is {way} than A, {_value(row)} times its speed{_interval(row)}"
+
+
+def _score(row: Mapping) -> str:
+    return f"B scores {'higher' if row['value'] > 0 else 'lower'} in {row['name']}, by {_value(row)}{_interval(row)}"
+
+
+def _open(row: Mapping, tests: int) -> str:
+    """A number that is not told apart, and why if its own interval leaves out "no difference"."""
+    name, none = ("speed", 1) if row["name"] == "speedup" else (row["name"], 0)
+    corrected = ""
+    if row["low"] is not None and row["p_holm"] is not None and not row["low"] <= none <= row["high"]:
+        corrected = f"; p = {_p(row['p_holm'])} once corrected for {tests} comparisons"
+    return f"{name} ({_value(row)}{_interval(row)}{corrected})"
+
+
+def _interval(row: Mapping) -> str:
+    return "" if row["low"] is None else f" [{between(row['low'], row['high'], _digits(row))}]"
 
 
 def directions(a: str, b: str) -> list[str]:
@@ -310,38 +330,6 @@ def reasons(rows: Sequence[Mapping]) -> list[str]:
     ]
 
 
-def _correction(row: Mapping, tests: int) -> str:
-    """Why a number whose own interval leaves out "no difference" is not told apart."""
-    none = 1 if row["name"] == "speedup" else 0
-    if row["low"] is None or row["p_holm"] is None or row["low"] <= none <= row["high"]:
-        return ""
-    return f"; p = {_p(row['p_holm'])} once corrected for {tests} comparisons"
-
-
-def _open(row: Mapping, tests: int) -> str:
-    name = "speed" if row["name"] == "speedup" else row["name"]
-    return f"{name} ({_value(row)}{_interval(row)}{_correction(row, tests)})"
-
-
-def _speed(row: Mapping) -> str:
-    way = "faster" if row["value"] > 1 else "slower"
-    return f"B is {way} than A, {_value(row)} times its speed{_interval(row)}"
-
-
-def _score(row: Mapping) -> str:
-    return f"B scores {'higher' if row['value'] > 0 else 'lower'} in {row['name']}, by {_value(row)}{_interval(row)}"
-
-
-def _interval(row: Mapping) -> str:
-    return "" if row["low"] is None else f" [{between(row['low'], row['high'], _digits(row))}]"
-
-
-def _bounds(row: Mapping) -> str:
-    if row["low"] is not None:
-        return between(row["low"], row["high"], _digits(row))
-    return TOO_FEW if FEW_NOTE in (row["note"] or "") else MISSING
-
-
 def _title(row: Mapping) -> str:
     return _NAMES.get(row["name"], f"{row['name']}, B minus A")
 
@@ -349,6 +337,12 @@ def _title(row: Mapping) -> str:
 def _value(row: Mapping) -> str:
     whole = row["name"].endswith("_ms") and row["value"] >= 100
     return number(row["value"], 0 if whole else 2) if row["name"] in _NAMES else f"{row['value']:+,.3f}"
+
+
+def _bounds(row: Mapping) -> str:
+    if row["low"] is not None:
+        return between(row["low"], row["high"], _digits(row))
+    return TOO_FEW if FEW_NOTE in (row["note"] or "") else MISSING
 
 
 def _digits(row: Mapping) -> int:

@@ -21,13 +21,11 @@ import numpy as np
 from markupsafe import Markup, escape
 from PIL import Image
 
-from specbench.reporting import charts
-from specbench.reporting import maps as map_pictures
+from specbench.reporting import charts, maps
 from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.compare import corrected, quality_rows
-from specbench.reporting.curves import lower_is_better, pareto, sweeps
 from specbench.reporting.image_tiles import Tile, category_means, first_prompts, tiles, values_per_image
-from specbench.reporting.maps import PlotData, gather, speed_by_prompt
+from specbench.reporting.plot_data import lower_is_better, pareto, speed_by_prompt, step_data, sweeps
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.sections import Section, circumstances, definitions, sections
 from specbench.stats import Estimate
@@ -113,7 +111,7 @@ def _script(name: str) -> str:
 
 def _section(section: Section, limit: int) -> dict:
     names = _names(section.runs)
-    data = {name: gather(Path(row["folder"])) for name, row in names.items()}
+    accepted = {name: maps.mean_map(Path(row["folder"]), "accepted") for name, row in names.items()}
     return {
         "heading": section.heading,
         "answer": section.answer,
@@ -127,11 +125,11 @@ def _section(section: Section, limit: int) -> dict:
             for table in section.tables
         ],
         "differences": _differences(names),
-        "charts": [*_quality_charts(names), *_speed_charts(names), *_step_charts(names, data)],
+        "charts": [*_quality_charts(names), *_speed_charts(names), *_step_charts(names)],
         "maps": [
-            {"name": name, "picture": data_url(map_pictures.share_picture(found.accepted))}
-            for name, found in data.items()
-            if found.accepted is not None
+            {"name": name, "picture": data_url(maps.share_picture(shares))}
+            for name, shares in accepted.items()
+            if shares is not None
         ],
         "gallery": _gallery(names, limit),
     }
@@ -180,9 +178,9 @@ def _speed_charts(names: Mapping[str, Mapping]) -> list[charts.Chart]:
     return found
 
 
-def _step_charts(names: Mapping[str, Mapping], data: Mapping[str, PlotData]) -> list[charts.Chart]:
+def _step_charts(names: Mapping[str, Mapping]) -> list[charts.Chart]:
     """Acceptance, time and log-probabilities of the steps."""
-    order = list(names)
+    order, data = list(names), {name: step_data(Path(row["folder"])) for name, row in names.items()}
     rates = {name: row["acceptance_by_offset"] for name, row in names.items() if row["acceptance"] is not None}
     times = {name: found.step_ms for name, found in data.items() if found.step_ms}
     logp = {name: found.logp for name, found in data.items() if found.logp is not None}
@@ -252,8 +250,8 @@ def _shown(name: str, tile: Tile | None) -> dict:
         "name": name,
         "problem": None,
         "picture": _picture(tile.pixels),
-        "steps": tile.steps is not None and data_url(map_pictures.step_picture(tile.steps)),
-        "origins": tile.origins is not None and data_url(map_pictures.origin_picture(tile.origins)),
+        "steps": tile.steps is not None and data_url(maps.step_picture(tile.steps)),
+        "origins": tile.origins is not None and data_url(maps.origin_picture(tile.origins)),
         "facts": facts,
     }
 

@@ -1,4 +1,5 @@
-"""Tiles of an image gallery: the image of a prompt and sample with its numbers and token maps."""
+"""Tiles of an image gallery: the image of a prompt and sample with its numbers and token maps; and the scores of single
+images, as stored beside a run: the values behind a metric's mean."""
 
 from __future__ import annotations
 
@@ -19,40 +20,6 @@ from specbench.reporting.maps import commit_steps, grid_of, origins
 from specbench.stats import Estimate, mean_interval, without_few
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import KEY
-
-# Scores of single images, as stored beside a run: the values behind a metric's mean.
-
-
-def values_per_image(folder: Path) -> dict[str, pd.DataFrame]:
-    """By metric, `prompt_id, sample, category, value` of each scored image; other metrics are left out."""
-    found: dict[str, pd.DataFrame] = {}
-    for name in dict.fromkeys(row["metric"] for row in read_scores(folder) if ":" not in str(row["metric"])):
-        if name not in metric_catalog.metric_names():
-            continue
-        try:
-            values = image_values(folder, metric_catalog.metric(name)())
-        except SpecbenchError:  # the metric cannot be constructed on this machine
-            continue
-        if values is not None:
-            found[str(name)] = values.dropna(subset=["value"])
-    return found
-
-
-def category_means(
-    values: Mapping[str, Mapping[str, pd.DataFrame]], metric: str
-) -> dict[str, dict[str, tuple[Estimate, int]]]:
-    """By category and run, the mean of a metric with its number of images; no interval below `FEW_UNITS` prompts.
-
-    Args:
-        values: by run, what `values_per_image` returns.
-    """
-    means: dict[str, dict[str, tuple[Estimate, int]]] = {}
-    for run, metrics in values.items():
-        for category, rows in metrics[metric].groupby("category", sort=False) if metric in metrics else ():
-            mean = mean_interval(rows["value"], rows["prompt_id"])
-            means.setdefault(str(category), {})[run] = without_few(mean, rows["prompt_id"].nunique()), len(rows)
-    return means
-
 
 _COLUMNS = (
     *("prompt", "status", "error", "nfe", "ar_ms", "image", "image_sha256"),
@@ -120,16 +87,6 @@ def _rows(folder: Path, prompts: Sequence[str], sample: int) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=[*KEY, *_COLUMNS])
 
 
-def _scores(folder: Path, prompts: Sequence[str], sample: int) -> dict[str, dict[str, float]]:
-    """Read per-image scores by prompt id and metric; metrics without per-image values are left out."""
-    found: dict[str, dict[str, float]] = {}
-    for name, values in values_per_image(folder).items():
-        shown = values[values["prompt_id"].isin(prompts) & (values["sample"] == sample)]
-        for row in shown.itertuples(index=False):
-            found.setdefault(row.prompt_id, {})[name] = float(row.value)
-    return found
-
-
 def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
     if row.status != "ok":
         return Tile(problem=f"failed: {row.error}")
@@ -146,3 +103,44 @@ def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
         origins=origins(row.committed_step, row.forced, row.accepted, grid) if grid else None,
         scores=scores,
     )
+
+
+def _scores(folder: Path, prompts: Sequence[str], sample: int) -> dict[str, dict[str, float]]:
+    """Read per-image scores by prompt id and metric; metrics without per-image values are left out."""
+    found: dict[str, dict[str, float]] = {}
+    for name, values in values_per_image(folder).items():
+        shown = values[values["prompt_id"].isin(prompts) & (values["sample"] == sample)]
+        for row in shown.itertuples(index=False):
+            found.setdefault(row.prompt_id, {})[name] = float(row.value)
+    return found
+
+
+def values_per_image(folder: Path) -> dict[str, pd.DataFrame]:
+    """By metric, `prompt_id, sample, category, value` of each scored image; other metrics are left out."""
+    found: dict[str, pd.DataFrame] = {}
+    for name in dict.fromkeys(row["metric"] for row in read_scores(folder) if ":" not in str(row["metric"])):
+        if name not in metric_catalog.metric_names():
+            continue
+        try:
+            values = image_values(folder, metric_catalog.metric(name)())
+        except SpecbenchError:  # the metric cannot be constructed on this machine
+            continue
+        if values is not None:
+            found[str(name)] = values.dropna(subset=["value"])
+    return found
+
+
+def category_means(
+    values: Mapping[str, Mapping[str, pd.DataFrame]], metric: str
+) -> dict[str, dict[str, tuple[Estimate, int]]]:
+    """By category and run, the mean of a metric with its number of images; no interval below `FEW_UNITS` prompts.
+
+    Args:
+        values: by run, what `values_per_image` returns.
+    """
+    means: dict[str, dict[str, tuple[Estimate, int]]] = {}
+    for run, metrics in values.items():
+        for category, rows in metrics[metric].groupby("category", sort=False) if metric in metrics else ():
+            mean = mean_interval(rows["value"], rows["prompt_id"])
+            means.setdefault(str(category), {})[run] = without_few(mean, rows["prompt_id"].nunique()), len(rows)
+    return means

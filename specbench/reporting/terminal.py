@@ -1,4 +1,5 @@
-"""Run and image cards on a terminal, the latter with the image and its acceptance map.
+"""Reports, run cards and image cards on a terminal: the report as its answer in sentences, then one short table per
+section, fitted to the width; an image card with the image and its acceptance map.
 
 Images are printed as half blocks (two pixels per character) on terminals with colours. Without colours, the acceptance
 map is printed as letters.
@@ -34,17 +35,61 @@ from specbench.reporting.columns import (
 )
 from specbench.reporting.image_tiles import Tile
 from specbench.reporting.maps import ACCEPTED, ACCEPTED_COLOUR, DRAWN_COLOUR
-from specbench.reporting.sections import Section, circumstances, sections
+from specbench.reporting.sections import circumstances, sections
 from specbench.store.run_info import describe_point
 from specbench.system.console import fitted_distinct, one_line
 
+_MORE = "specbench report --explain defines the columns; specbench report | less shows all of them"
+_LEFT = ("decoder", "lossless", "audit")
+_KEPT = ("decoder", "speed-up [95 %]")
+"""Columns that are shown even if all rows agree."""
 _CHOICES = ("drafter", "init", "verifier", "residual", "refine")
-_HALF = "▀"
 _MOST_COLUMNS = 64
+"""Width of an image, in characters, at most."""
+
+
+def report_view(rows: Sequence[Mapping], width: int, explain: bool = False) -> Group:
+    """Lay out the rows of `report_rows`.
+
+    Args:
+        width: of the terminal, in characters.
+        explain: add the definition of each column.
+    """
+    parts: list[RenderableType] = []
+    definitions: dict[str, None] = {}
+    for section in sections(rows):
+        columns = [
+            one for one in summary_columns(section.runs) if any(one.cell(row) != MISSING for row in section.runs)
+        ]
+        parts += [Text(one_line(section.heading), style="bold")]
+        parts += [Text(), *(Text(one_line(sentence)) for sentence in section.answer), Text()] if section.answer else []
+        parts += [summary_table(section.runs, width)]
+        parts += [Text(remark, style="dim") for table in section.tables if (remark := table.remark)]
+        parts.append(Text())
+        definitions |= dict.fromkeys(text for column in columns if (text := column.definition()))
+    around = circumstances(rows, parts=False)
+    below = [*definitions, *around] if explain else [*around, _MORE]
+    return Group(*parts, *(Text(one_line(text), style="dim") for text in below))
+
+
+def summary_table(runs: Sequence[Mapping], width: int) -> Group:
+    """One line per run with what a first look needs; what all runs share stands in one line below."""
+    columns = summary_columns(runs)
+    cells = [[column.cell(row) for column in columns] for row in runs]
+    headings = [column.heading for column in columns]
+    kept = [place for place, heading in enumerate(headings) if heading in _KEPT]
+    return fitted_distinct(
+        headings, cells, width, kept, right=[place for place, heading in enumerate(headings) if heading not in _LEFT]
+    )
+
+
+def summary_columns(runs: Sequence[Mapping]) -> list[ReportColumn]:
+    """The columns of `summary_table`, before empty and constant ones are dropped."""
+    return [*SUMMARY, *(AUDIT if any(row.get("audit") for row in runs) else ()), *score_columns(runs)]
 
 
 def run_view(card: Mapping) -> RenderableType:
-    """Lay out the card of `specbench.reporting.cards`."""
+    """Lay out what `specbench.reporting.cards.card` returns."""
     decoder, row = card["decoder"], card["numbers"]
     audited = AUDIT if row.get("audit") else ()
     columns = (
@@ -85,40 +130,6 @@ def run_view(card: Mapping) -> RenderableType:
     )
 
 
-def image_view(card: Mapping, tile: Tile, console: Console) -> RenderableType:
-    """Lay out the card of `specbench.reporting.cards`, with images as wide as the console allows."""
-    spans = [(f"{span} ms", number(value)) for span, value in card["spans_ms"].items()]
-    shown = {name: value for name, value in card.items() if isinstance(value, int | float) and name not in _IN_TITLE}
-    rates = [value for value in card.get("acceptance_by_offset") or () if value is not None]
-    by_offset = [("acceptance by offset", " ".join(number(value) for value in rates))] if rates else []
-    return Group(
-        _title(card["prompt"], f"{card['run_id']}, {card['prompt_id']}, sample {card['sample']}, seed {card['seed']}"),
-        _block("failed", [("error", card["error"])] if card["error"] else []),
-        _block("numbers", [*_numbers(shown), *by_offset]),
-        _block("time", spans),
-        _block("decoder statistics", _numbers(card["facts"])),
-        _block("scores", _numbers(card["scores"])),
-        *_pictures(tile, console),
-        Text(card["image"] or "no image file"),
-    )
-
-
-def half_blocks(pixels: np.ndarray, columns: int) -> Text:
-    """Render an image, uint8 [H, W, 3], as lines of `columns` half-block characters."""
-    height = max(2, 2 * round(columns * pixels.shape[0] / pixels.shape[1] / 2))
-    method = Image.Resampling.LANCZOS if columns < pixels.shape[1] else Image.Resampling.NEAREST
-    small = np.asarray(Image.fromarray(pixels).resize((columns, height), method))
-    text = Text(no_wrap=True)
-    for top, bottom in zip(small[0::2], small[1::2], strict=True):
-        for upper, lower in zip(top, bottom, strict=True):
-            text.append(_HALF, Style(color=_rgb(upper), bgcolor=_rgb(lower)))
-        text.append("\n")
-    return text
-
-
-_IN_TITLE = ("sample", "seed")
-
-
 def _setting(card: Mapping) -> Iterator[tuple[str, str]]:
     origins = card["origins"]
     yield "model", card["model"]
@@ -138,24 +149,23 @@ def _with_origin(value: object, origin: str | None) -> str:
     return str(value) if origin in (None, "default") else f"{value}  ({origin})"
 
 
-def _numbers(values: Mapping[str, float | None]) -> list[tuple[str, str]]:
-    return [(name, MISSING if value is None else f"{value:,.4g}") for name, value in values.items()]
-
-
-def _title(text: str, under: str) -> RenderableType:
-    return Group(Text(one_line(text), style="bold"), Text(one_line(under), style="dim"))
-
-
-def _block(title: str, lines) -> RenderableType:
-    """Names and values under a title; empty without lines."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in lines:
-        table.add_row(Text(one_line(str(name))), Text(one_line(str(value))))
-    if not table.rows:
-        return Group()
-    return Padding(Group(Text(title, style="bold dim"), table), (1, 0, 0, 0))
+def image_view(card: Mapping, tile: Tile, console: Console) -> RenderableType:
+    """Lay out what `specbench.reporting.cards.image_card` returns, with images as wide as the console allows."""
+    spans = [(f"{span} ms", number(value)) for span, value in card["spans_ms"].items()]
+    in_title = ("sample", "seed")
+    shown = {name: value for name, value in card.items() if isinstance(value, int | float) and name not in in_title}
+    rates = [value for value in card.get("acceptance_by_offset") or () if value is not None]
+    by_offset = [("acceptance by offset", " ".join(number(value) for value in rates))] if rates else []
+    return Group(
+        _title(card["prompt"], f"{card['run_id']}, {card['prompt_id']}, sample {card['sample']}, seed {card['seed']}"),
+        _block("failed", [("error", card["error"])] if card["error"] else []),
+        _block("numbers", [*_numbers(shown), *by_offset]),
+        _block("time", spans),
+        _block("decoder statistics", _numbers(card["facts"])),
+        _block("scores", _numbers(card["scores"])),
+        *_pictures(tile, console),
+        Text(card["image"] or "no image file"),
+    )
 
 
 def _pictures(tile: Tile, console: Console) -> Iterator[RenderableType]:
@@ -180,6 +190,19 @@ def _pictures(tile: Tile, console: Console) -> Iterator[RenderableType]:
         yield Text.assemble(*keys)
 
 
+def half_blocks(pixels: np.ndarray, columns: int) -> Text:
+    """Render an image, uint8 [H, W, 3], as lines of `columns` half-block characters."""
+    height = max(2, 2 * round(columns * pixels.shape[0] / pixels.shape[1] / 2))
+    method = Image.Resampling.LANCZOS if columns < pixels.shape[1] else Image.Resampling.NEAREST
+    small = np.asarray(Image.fromarray(pixels).resize((columns, height), method))
+    text = Text(no_wrap=True)
+    for top, bottom in zip(small[0::2], small[1::2], strict=True):
+        for upper, lower in zip(top, bottom, strict=True):
+            text.append("▀", Style(color=_rgb(upper), bgcolor=_rgb(lower)))
+        text.append("\n")
+    return text
+
+
 def _letters(tile: Tile) -> Iterator[RenderableType]:
     if tile.origins is not None:
         lines = ("".join("#" if place == ACCEPTED else "." for place in row) for row in tile.origins)
@@ -191,52 +214,21 @@ def _rgb(colour) -> str:
     return "rgb({},{},{})".format(*(int(part) for part in colour))
 
 
-# The report on a terminal: the answer in sentences, then one short table per section, fitted to the width.
-
-_MORE = "specbench report --explain defines the columns; specbench report | less shows all of them"
-_LEFT = ("decoder", "lossless", "audit")
-_KEPT = ("decoder", "speed-up [95 %]")
-"""Columns that are shown even if all rows agree."""
+def _title(text: str, under: str) -> RenderableType:
+    return Group(Text(one_line(text), style="bold"), Text(one_line(under), style="dim"))
 
 
-def report_view(rows: Sequence[Mapping], width: int, explain: bool = False) -> Group:
-    """Lay out the rows of `report_rows`.
-
-    Args:
-        width: of the terminal, in characters.
-        explain: add the definition of each column.
-    """
-    parts: list[RenderableType] = []
-    definitions: dict[str, None] = {}
-    for section in sections(rows):
-        columns = [
-            one for one in summary_columns(section.runs) if any(one.cell(row) != MISSING for row in section.runs)
-        ]
-        parts += [Text(one_line(section.heading), style="bold"), *_answer(section), summary_table(section.runs, width)]
-        parts += [Text(remark, style="dim") for table in section.tables if (remark := table.remark)]
-        parts.append(Text())
-        definitions |= dict.fromkeys(text for column in columns if (text := column.definition()))
-    around = circumstances(rows, parts=False)
-    below = [*definitions, *around] if explain else [*around, _MORE]
-    return Group(*parts, *(Text(one_line(text), style="dim") for text in below))
+def _block(title: str, lines) -> RenderableType:
+    """Names and values under a title; empty without lines."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in lines:
+        table.add_row(Text(one_line(str(name))), Text(one_line(str(value))))
+    if not table.rows:
+        return Group()
+    return Padding(Group(Text(title, style="bold dim"), table), (1, 0, 0, 0))
 
 
-def summary_table(runs: Sequence[Mapping], width: int) -> Group:
-    """One line per run with what a first look needs; what all runs share stands in one line below."""
-    columns = summary_columns(runs)
-    cells = [[column.cell(row) for column in columns] for row in runs]
-    headings = [column.heading for column in columns]
-    kept = [place for place, heading in enumerate(headings) if heading in _KEPT]
-    return fitted_distinct(
-        headings, cells, width, kept, right=[place for place, heading in enumerate(headings) if heading not in _LEFT]
-    )
-
-
-def summary_columns(runs: Sequence[Mapping]) -> list[ReportColumn]:
-    """The columns of `summary_table`, before empty and constant ones are dropped."""
-    return [*SUMMARY, *(AUDIT if any(row.get("audit") for row in runs) else ()), *score_columns(runs)]
-
-
-def _answer(section: Section) -> Iterator[RenderableType]:
-    if section.answer:
-        yield from (Text(), *(Text(one_line(sentence)) for sentence in section.answer), Text())
+def _numbers(values: Mapping[str, float | None]) -> list[tuple[str, str]]:
+    return [(name, MISSING if value is None else f"{value:,.4g}") for name, value in values.items()]

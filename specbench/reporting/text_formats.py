@@ -1,4 +1,4 @@
-"""Formats of report rows: markdown with definitions, csv, json, LaTeX, parquet."""
+"""Formats of report rows: markdown and LaTeX with definitions, csv, json, parquet."""
 
 from __future__ import annotations
 
@@ -13,11 +13,60 @@ from specbench.reporting.sections import ReportTable, circumstances, definitions
 from specbench.system.console import one_line, printable
 from specbench.system.json_values import nonfinite_as_null
 
-# LaTeX of report tables: booktabs, as wide as the text, definitions after the floats.
+
+def render(rows: Sequence[Mapping], fmt: str = "markdown") -> str:
+    """Format the rows of `report_rows` in one of `FORMATS`.
+
+    Raises:
+        SpecbenchError: unknown format.
+    """
+    if fmt not in FORMATS:
+        raise unknown_name("format", fmt, FORMATS)
+    return FORMATS[fmt](rows)
+
+
+def markdown(rows: Sequence[Mapping]) -> str:
+    """Format as markdown: tables of speed and quality by setting, column definitions, machines."""
+    blocks, found = [], sections(rows)
+    for section in found:
+        blocks.append(f"### {_prose(section.heading)}")
+        blocks.append("\n".join(f"- {_prose(text)}" for text in section.answer))
+        for table in section.tables:
+            blocks += [f"{escape(table.title)}:"] if table.title else []
+            blocks.append(_table(table.columns, section.runs))
+            blocks += [_prose(table.remark)] if table.remark else []
+    blocks.append("\n".join(f"- {_prose(text)}" for text in definitions(found)))
+    blocks.append("\n".join(_prose(text) for text in circumstances(rows)))
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _table(columns: Sequence[ReportColumn], rows: Sequence[Mapping]) -> str:
+    lines = [
+        " | ".join(escape(column.heading) for column in columns),
+        " | ".join("---" if index == 0 else "---:" for index in range(len(columns))),
+        *(" | ".join(escape(column.cell(row)) for column in columns) for row in rows),
+    ]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def to_csv(rows: Sequence[Mapping]) -> str:
+    """Format as CSV: one line per run, one column per score, nested values as JSON."""
+    flat = [_flat(row) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def to_json(rows: Sequence[Mapping]) -> str:
+    """Format as one JSON array; missing and non-finite numbers are null."""
+    return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def to_latex(rows: Sequence[Mapping]) -> str:
-    """Format the rows of `report_rows` as one `table` per table of the report."""
+    """Format as LaTeX: one `table` (booktabs, as wide as the text) per table of the report, definitions after them."""
     found = sections(rows)
     tables = [(section, table) for section in found for table in section.tables]
     floats = [
@@ -52,6 +101,48 @@ def _float(table: ReportTable, runs: Sequence[Mapping], heading: str, name: str)
     )
 
 
+FORMATS: dict[str, Callable[[Sequence[Mapping]], str]] = {
+    "markdown": markdown,
+    "csv": to_csv,
+    "json": to_json,
+    "latex": to_latex,
+}
+
+
+def to_parquet(rows: Sequence[Mapping]) -> bytes:
+    """Format as parquet with the columns of csv; numbers stay numbers."""
+    import pyarrow as pa  # only for parquet tables
+    import pyarrow.parquet as pq
+
+    flat = [_flat(row) for row in rows]
+    names = dict.fromkeys(name for row in flat for name in row)
+    sink = io.BytesIO()
+    pq.write_table(pa.table({name: [row.get(name) for row in flat] for name in names}), sink)
+    return sink.getvalue()
+
+
+def _flat(row: Mapping) -> dict[str, object]:
+    flat = {}
+    for name, value in nonfinite_as_null(row).items():
+        if name == "scores":
+            flat |= {f"score {score['metric']} {score['fingerprint']}": score["value"] for score in value}
+        elif isinstance(value, dict | list):
+            flat[name] = json.dumps(value, sort_keys=True, ensure_ascii=False)
+        else:
+            flat[name] = inert(value)
+    return flat
+
+
+def escape(text: str) -> str:
+    """Escape text for a cell of a markdown table."""
+    return _prose(str(text).replace("\\", "\\\\").replace("|", "\\|"))
+
+
+def _prose(text: str) -> str:
+    """Escape text for one line of markdown outside tables, HTML tags included."""
+    return " ".join(printable(str(text)).split()).replace("<", "&lt;")
+
+
 _TEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -74,104 +165,6 @@ _TEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
 def tex(text: str) -> str:
     """Escape text for LaTeX."""
     return "".join(_TEX.get(character, character) for character in one_line(text))
-
-
-def render(rows: Sequence[Mapping], fmt: str = "markdown") -> str:
-    """Format the rows of `report_rows` in one of `FORMATS`.
-
-    Raises:
-        SpecbenchError: unknown format.
-    """
-    if fmt not in FORMATS:
-        raise unknown_name("format", fmt, FORMATS)
-    return FORMATS[fmt](rows)
-
-
-def markdown(rows: Sequence[Mapping]) -> str:
-    """Format as markdown: tables of speed and quality by setting, column definitions, machines."""
-    blocks, found = [], sections(rows)
-    for section in found:
-        blocks.append(f"### {_prose(section.heading)}")
-        blocks.append("\n".join(f"- {_prose(text)}" for text in section.answer))
-        for table in section.tables:
-            blocks += [f"{escape(table.title)}:"] if table.title else []
-            blocks.append(_table(table.columns, section.runs))
-            blocks += [_prose(table.remark)] if table.remark else []
-    blocks.append("\n".join(f"- {_prose(text)}" for text in definitions(found)))
-    blocks.append("\n".join(_prose(text) for text in circumstances(rows)))
-    return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def to_parquet(rows: Sequence[Mapping]) -> bytes:
-    """Format as parquet with the columns of csv; numbers stay numbers."""
-    import pyarrow as pa  # only for parquet tables
-    import pyarrow.parquet as pq
-
-    flat = [_flat(row) for row in rows]
-    names = dict.fromkeys(name for row in flat for name in row)
-    sink = io.BytesIO()
-    pq.write_table(pa.table({name: [row.get(name) for row in flat] for name in names}), sink)
-    return sink.getvalue()
-
-
-def to_json(rows: Sequence[Mapping]) -> str:
-    """Format as one JSON array; missing and non-finite numbers are null."""
-    return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def to_csv(rows: Sequence[Mapping]) -> str:
-    """Format as CSV: one line per run, one column per score, nested values as JSON."""
-    flat = [_flat(row) for row in rows]
-    names = list(dict.fromkeys(name for row in flat for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return text.getvalue()
-
-
-def _latex(rows: Sequence[Mapping]) -> str:
-
-    return to_latex(rows)
-
-
-FORMATS: dict[str, Callable[[Sequence[Mapping]], str]] = {
-    "markdown": markdown,
-    "csv": to_csv,
-    "json": to_json,
-    "latex": _latex,
-}
-
-
-def _table(columns: Sequence[ReportColumn], rows: Sequence[Mapping]) -> str:
-    lines = [
-        " | ".join(escape(column.heading) for column in columns),
-        " | ".join("---" if index == 0 else "---:" for index in range(len(columns))),
-        *(" | ".join(escape(column.cell(row)) for column in columns) for row in rows),
-    ]
-    return "\n".join(f"| {line} |" for line in lines)
-
-
-def escape(text: str) -> str:
-    """Escape text for a cell of a markdown table."""
-    return _prose(str(text).replace("\\", "\\\\").replace("|", "\\|"))
-
-
-def _prose(text: str) -> str:
-    """Escape text for one line of markdown outside tables, HTML tags included."""
-    return " ".join(printable(str(text)).split()).replace("<", "&lt;")
-
-
-def _flat(row: Mapping) -> dict[str, object]:
-    flat = {}
-    for name, value in nonfinite_as_null(row).items():
-        if name == "scores":
-            flat |= {f"score {score['metric']} {score['fingerprint']}": score["value"] for score in value}
-        elif isinstance(value, dict | list):
-            flat[name] = json.dumps(value, sort_keys=True, ensure_ascii=False)
-        else:
-            flat[name] = inert(value)
-    return flat
 
 
 def inert(value: object) -> object:

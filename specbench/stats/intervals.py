@@ -1,4 +1,7 @@
-"""Estimates with 95 % confidence intervals. Clusters (prompts) are the independent units; one cluster gives none."""
+"""Estimates with 95 % confidence intervals, significance of paired differences between two runs, and power analysis.
+
+Clusters (prompts) are the independent units; one cluster gives none. Differences are paired by prompt and sample.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ FEW_UNITS = 8
 printed."""
 MOST_UNITS = 10_000
 """Above this number, clusters are resampled in random groups of about equal size, which are independent as well."""
+MOST_PROMPTS = 10**7
+_POWER = 0.8
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,21 @@ class Estimate:
     value: float
     low: float | None
     high: float | None
+
+
+@dataclass(frozen=True)
+class Difference(Estimate):
+    """A paired difference with its 95 % interval.
+
+    Attributes:
+        p: two-sided p-value of the t test of no difference; None if n is too small.
+        spread: standard deviation of the difference per prompt, for `prompts_needed`; None if n is too small.
+        prompts: number of prompts, the independent units; None if unknown.
+    """
+
+    p: float | None = None
+    spread: float | None = None
+    prompts: int | None = None
 
 
 AnEstimate = TypeVar("AnEstimate", bound=Estimate)
@@ -52,6 +72,36 @@ def ratio_of_totals(
     if len(totals) < 2:
         return Estimate(value, None, None)
     return Estimate(value, *(_delta_t(totals) if len(totals) < FEW_UNITS else _bootstrap(totals, seed)))
+
+
+def _delta_t(totals: np.ndarray) -> tuple[float | None, float | None]:
+    """Interval of the ratio of the column sums of [clusters, 2] by the delta method; none if the ratio is 0."""
+    n, sums = len(totals), totals.sum(axis=0)
+    if not sums[0]:
+        return None, None
+    relative = totals / sums
+    error = math.sqrt(n / (n - 1) * np.square(relative[:, 0] - relative[:, 1]).sum())
+    ratio, half = float(sums[0] / sums[1]), float(stdtrit(n - 1, UPPER_QUANTILE)) * error
+    if ratio < 0:
+        return ratio * (1 + half), ratio * (1 - half)
+    factor = math.exp(half)
+    return ratio * (1 / factor), ratio * factor
+
+
+def _bootstrap(totals: np.ndarray, seed: int) -> tuple[float, float]:
+    draw, units = np.random.default_rng(seed), totals
+    if len(totals) > MOST_UNITS:
+        group = draw.permutation(len(totals)) % MOST_UNITS
+        units = np.stack([np.bincount(group, column) for column in totals.T], axis=1)
+    n, ratios, at_once = len(units), [], max(1, 10**6 // len(units))
+    for start in range(0, BOOTSTRAP_RESAMPLES, at_once):
+        size = min(at_once, BOOTSTRAP_RESAMPLES - start)
+        drawn = draw.integers(0, n, (size, n)) + n * np.arange(size)[:, None]
+        times = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n).astype(float)
+        ratios.extend((times @ units[:, 0]) / (times @ units[:, 1]))
+    outside = 100 * ndtr(-math.sqrt(n / (n - 1)) * stdtrit(n - 1, UPPER_QUANTILE))
+    low, high = np.percentile(ratios, [outside, 100 - outside])
+    return float(low), float(high)
 
 
 def mean_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
@@ -87,76 +137,6 @@ def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:
     return Estimate(value, value - below, value + above)
 
 
-def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[float, float | None, int]:
-    """Mean, its cluster-robust standard error (None for one cluster), and the number of clusters."""
-    values = np.asarray(values, dtype=np.float64)
-    mean = float(values.mean())
-    sums = pd.Series(values - mean).groupby(_keys(clusters), sort=False).sum().to_numpy()
-    n = len(sums)
-    return mean, None if n < 2 else math.sqrt(n / (n - 1) * np.square(sums).sum()) / len(values), n
-
-
-def _keys(clusters: Sequence[Hashable]) -> pd.api.extensions.ExtensionArray | np.ndarray:
-    """Clusters as keys of a group-by; a column of a frame stays in its own format, without an object per row."""
-    return clusters.array if isinstance(clusters, pd.Series) else np.asarray(clusters, dtype=object)
-
-
-def _delta_t(totals: np.ndarray) -> tuple[float | None, float | None]:
-    """Interval of the ratio of the column sums of [clusters, 2] by the delta method; none if the ratio is 0."""
-    n, sums = len(totals), totals.sum(axis=0)
-    if not sums[0]:
-        return None, None
-    relative = totals / sums
-    error = math.sqrt(n / (n - 1) * np.square(relative[:, 0] - relative[:, 1]).sum())
-    ratio, half = float(sums[0] / sums[1]), float(stdtrit(n - 1, UPPER_QUANTILE)) * error
-    if ratio < 0:
-        return ratio * (1 + half), ratio * (1 - half)
-    factor = math.exp(half)
-    return ratio * (1 / factor), ratio * factor
-
-
-def _bootstrap(totals: np.ndarray, seed: int) -> tuple[float, float]:
-    draw = np.random.default_rng(seed)
-    units = _grouped(totals, draw)
-    n, ratios, at_once = len(units), [], max(1, 10**6 // len(units))
-    for start in range(0, BOOTSTRAP_RESAMPLES, at_once):
-        size = min(at_once, BOOTSTRAP_RESAMPLES - start)
-        drawn = draw.integers(0, n, (size, n)) + n * np.arange(size)[:, None]
-        times = np.bincount(drawn.ravel(), minlength=size * n).reshape(size, n).astype(float)
-        ratios.extend((times @ units[:, 0]) / (times @ units[:, 1]))
-    outside = 100 * ndtr(-math.sqrt(n / (n - 1)) * stdtrit(n - 1, UPPER_QUANTILE))
-    low, high = np.percentile(ratios, [outside, 100 - outside])
-    return float(low), float(high)
-
-
-def _grouped(totals: np.ndarray, draw: np.random.Generator) -> np.ndarray:
-    if len(totals) <= MOST_UNITS:
-        return totals
-    group = draw.permutation(len(totals)) % MOST_UNITS
-    return np.stack([np.bincount(group, column) for column in totals.T], axis=1)
-
-
-# Significance of paired differences between two runs, and power analysis.
-
-_POWER = 0.8
-MOST_PROMPTS = 10**7
-
-
-@dataclass(frozen=True)
-class Difference(Estimate):
-    """A paired difference with its 95 % interval.
-
-    Attributes:
-        p: two-sided p-value of the t test of no difference; None if n is too small.
-        spread: standard deviation of the difference per prompt, for `prompts_needed`; None if n is too small.
-        prompts: number of prompts, the independent units; None if unknown.
-    """
-
-    p: float | None = None
-    spread: float | None = None
-    prompts: int | None = None
-
-
 def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: float | None = None) -> Difference:
     """Mean of paired differences: Student's t over prompts.
 
@@ -170,7 +150,8 @@ def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: 
     if error is None:
         return Difference(value, None, None, prompts=n)
     half = float(stdtrit(n - 1, UPPER_QUANTILE)) * error
-    return Difference(value, value - half, value + half, _p(value, error, n), error * math.sqrt(n), n)
+    p = float(2 * stdtr(n - 1, -abs(value) / error)) if error else float(value == 0)
+    return Difference(value, value - half, value + half, p, error * math.sqrt(n), n)
 
 
 def difference_to_show(found: Difference) -> Difference:
@@ -236,7 +217,15 @@ def _power(effect: float, n: int) -> float:
     return 1 - float(nctdtr(n - 1, effect * math.sqrt(n), stdtrit(n - 1, UPPER_QUANTILE)))
 
 
-def _p(value: float, error: float, n: int) -> float:
-    if error == 0:
-        return float(value == 0)
-    return float(2 * stdtr(n - 1, -abs(value) / error))
+def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[float, float | None, int]:
+    """Mean, its cluster-robust standard error (None for one cluster), and the number of clusters."""
+    values = np.asarray(values, dtype=np.float64)
+    mean = float(values.mean())
+    sums = pd.Series(values - mean).groupby(_keys(clusters), sort=False).sum().to_numpy()
+    n = len(sums)
+    return mean, None if n < 2 else math.sqrt(n / (n - 1) * np.square(sums).sum()) / len(values), n
+
+
+def _keys(clusters: Sequence[Hashable]) -> pd.api.extensions.ExtensionArray | np.ndarray:
+    """Clusters as keys of a group-by; a column of a frame stays in its own format, without an object per row."""
+    return clusters.array if isinstance(clusters, pd.Series) else np.asarray(clusters, dtype=object)

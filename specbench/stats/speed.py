@@ -1,4 +1,5 @@
-"""Speed of a run, and speed-up over another run on the same images."""
+"""Speed of a run, speed-up over another run on the same images, and roofline: measured decode time relative to the
+lower bound of the device."""
 
 from __future__ import annotations
 
@@ -9,20 +10,6 @@ import pandas as pd
 
 from specbench.models.transformer.size import Size
 from specbench.stats.intervals import Estimate, ratio_of_totals
-
-# Means and ratios that are None instead of undefined.
-
-
-def mean(values: pd.Series) -> float | None:
-    """Mean of the non-missing values; None if there are none."""
-    found = values.mean()
-    return None if pd.isna(found) else float(found)
-
-
-def ratio_or_none(top: float, bottom: float) -> float | None:
-    """Quotient; None if a value is missing or `bottom` is 0."""
-    return None if pd.isna(top) or pd.isna(bottom) or not bottom else float(top / bottom)
-
 
 STALL = 3.0
 """Time per target forward over its median above which an image stalled."""
@@ -153,9 +140,6 @@ def overhead(pairs: pd.DataFrame) -> float:
     return float(mine / (pairs["ar_ms_base"].sum() / pairs["target_ms_base"].sum()))
 
 
-# Roofline: measured decode time relative to the lower bound of the device.
-
-
 def roofline_ratio(rows: pd.DataFrame, floor: Mapping | None) -> float | None:
     """Roofline ratio: time of the decode loop over the roofline time of the same target forwards, both summed over
     images; below 1 the device's measured peaks are too low, and reports leave the ratio out. The roofline time is the
@@ -180,3 +164,14 @@ def floor_ms(rows: pd.DataFrame, floor: Mapping) -> pd.Series:
     read_ms = floor["itemsize"] * size.read(nfe / rows["batch"], rows_per_image, visible) / floor["bytes_per_s"] * 1e3
     computed_ms = size.operations(columns, rows_per_image, visible * columns / nfe) / floor["flops"] * 1e3
     return pd.concat([read_ms, computed_ms], axis=1).max(axis=1)
+
+
+def mean(values: pd.Series) -> float | None:
+    """Mean of the non-missing values; None if there are none."""
+    found = values.mean()
+    return None if pd.isna(found) else float(found)
+
+
+def ratio_or_none(top: float, bottom: float) -> float | None:
+    """Quotient; None if a value is missing or `bottom` is 0."""
+    return None if pd.isna(top) or pd.isna(bottom) or not bottom else float(top / bottom)

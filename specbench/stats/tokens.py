@@ -1,4 +1,5 @@
-"""Log-probability statistics of the committed tokens under the target distribution, in nats."""
+"""Stored rows as statistics see them, with sums per image in the place of per-token lists, and log-probability
+statistics of the committed tokens under the target distribution, in nats."""
 
 from __future__ import annotations
 
@@ -11,6 +12,21 @@ import pyarrow as pa
 
 from specbench.stats.speed import ratio_or_none
 from specbench.store.token_sums import LISTS, token_sums
+
+
+def condense(rows: pa.Table) -> pd.DataFrame:
+    """Replace the per-token lists of stored rows by sums per image, see `specbench.store.token_sums.token_sums`."""
+    others, sums = rows.drop_columns(list(LISTS)), token_sums(rows)
+    return as_frame(pa.table([*others.columns, *sums.columns], names=[*others.column_names, *sums.column_names]))
+
+
+def as_frame(rows: pa.Table) -> pd.DataFrame:
+    """Convert rows that hold their sums; lists stay Arrow lists. What `rows` alone holds is freed on the way."""
+
+    def keep_lists(kind: pa.DataType) -> pd.ArrowDtype | None:
+        return pd.ArrowDtype(kind) if pa.types.is_list(kind) else None
+
+    return rows.to_pandas(types_mapper=keep_lists, split_blocks=True, self_destruct=True)
 
 
 @dataclass(frozen=True)
@@ -82,21 +98,3 @@ def nll_gap(rows: pd.DataFrame) -> tuple[float, float | None]:
 def top1(rows: pd.DataFrame) -> float | None:
     """Top-1 of p: largest probability of the target distribution, mean over free tokens."""
     return ratio_or_none(rows["top1_sum"].sum(), rows["free_tokens"].sum())
-
-
-# Stored rows as statistics see them: a frame with sums per image in the place of per-token lists.
-
-
-def condense(rows: pa.Table) -> pd.DataFrame:
-    """Replace the per-token lists of stored rows by sums per image, see `specbench.store.token_sums.token_sums`."""
-    others, sums = rows.drop_columns(list(LISTS)), token_sums(rows)
-    return as_frame(pa.table([*others.columns, *sums.columns], names=[*others.column_names, *sums.column_names]))
-
-
-def as_frame(rows: pa.Table) -> pd.DataFrame:
-    """Convert rows that hold their sums; lists stay Arrow lists. What `rows` alone holds is freed on the way."""
-    return rows.to_pandas(types_mapper=_keep_lists, split_blocks=True, self_destruct=True)
-
-
-def _keep_lists(kind: pa.DataType) -> pd.ArrowDtype | None:
-    return pd.ArrowDtype(kind) if pa.types.is_list(kind) else None

@@ -1,4 +1,4 @@
-"""Run folders by name. Imports nothing heavy, for `list` and `--help`."""
+"""Run folders by name and by settings. Imports nothing heavy, for `list` and `--help`."""
 
 from __future__ import annotations
 
@@ -60,18 +60,6 @@ def runs_in(folder: Path) -> list[Path]:
     ]
 
 
-# Search a results folder for runs with given settings.
-
-
-def read_infos(out: Path | str) -> dict[Path, RunInfo]:
-    """The description of every run in a results folder, by run folder.
-
-    Raises:
-        SpecbenchError: a damaged `run.json`.
-    """
-    return {folder: read_info(folder) for folder in runs_in(Path(out))}
-
-
 def find_runs_like(out: Path | str | Mapping[Path, RunInfo], **fields: object) -> dict[Path, RunInfo]:
     """The runs of a results folder whose `RunSpec` has the given field values, by run folder.
 
@@ -87,14 +75,23 @@ def find_runs_like(out: Path | str | Mapping[Path, RunInfo], **fields: object) -
     return {folder: info for folder, info in infos.items() if _agrees(info.spec, fields)}
 
 
-def without_options(decoder: DecoderSpec, *names: str) -> dict[str, object]:
-    """The part of a decoder that leaves the named options open, for `find_runs_like`."""
-    return {**vars(decoder), "options": {name: value for name, value in decoder.options if name not in names}}
-
-
 def _agrees(found: object, wanted: object) -> bool:
     """Whether a value of a spec has the wanted value, or with a dict the wanted parts."""
     if not isinstance(wanted, Mapping):
         return found == wanted
     parts = dict(found) if isinstance(found, tuple) else vars(found)
     return all(name in parts and _agrees(parts[name], value) for name, value in wanted.items())
+
+
+def without_options(decoder: DecoderSpec, *names: str) -> dict[str, object]:
+    """The part of a decoder that leaves the named options open, for `find_runs_like`."""
+    return {**vars(decoder), "options": {name: value for name, value in decoder.options if name not in names}}
+
+
+def read_infos(out: Path | str) -> dict[Path, RunInfo]:
+    """The description of every run in a results folder, by run folder.
+
+    Raises:
+        SpecbenchError: a damaged `run.json`.
+    """
+    return {folder: read_info(folder) for folder in runs_in(Path(out))}

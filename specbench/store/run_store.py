@@ -1,7 +1,8 @@
 """Results folders: `<out>/<run id>/` with `run.json`, `samples/*.parquet`, `images/*.png` and `scores/`.
 
-The store is the only truth about what was done. A row is on disk before the next image starts, a rerun
-continues from the rows that are there, and one process writes at a time. No torch here.
+The store is the only truth about what was done. A row is on disk before the next image starts, a rerun continues from
+the rows that are there, and one process writes at a time. A folder may come from others: rows are checked, and an image
+file is read only as the row that names it describes it. No torch here.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ _OBJECTS = {"facts": read_facts, "meta": read_metas}
 _ALWAYS = (*KEY, "prompt", "status", *SUMS.names)
 _DECODED = ("nfe", "prefills", "batch", "tokens", "forced", "logp", "committed_step", "drafted", "tested", "accepted")
 """Columns that no row, and no row of a decoded image, lacks a value in."""
+_REDO = "delete the file if it is there, and run again to redo it"
 
 
 class RunStore:
@@ -315,11 +317,6 @@ def _uneven(rows: pa.Table) -> list[str]:
                 return [name]
     slots = pc.unique(pc.list_value_length(rows["forced"])).to_pylist() if "forced" in rows.column_names else ()
     return ["forced"] * (len(slots) - (None in slots) > 1)
-
-
-# Image files of a run folder, which may come from others: read only as the row that names one describes it.
-
-_REDO = "delete the file if it is there, and run again to redo it"
 
 
 def read_image(folder: Path, image: str, sha256: object) -> np.ndarray:

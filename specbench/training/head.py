@@ -2,8 +2,8 @@
 
 Element t of an EAGLE-1 head pairs feature f_t with the token x_{t+1} that followed it, as drafting does. Its loss over
 image positions is SmoothL1(f^, f) + 0.1 CE(softmax(head(f)), softmax(head(f^))), without guidance, and uniform noise
-blurs the input features only. For a vertical head see `specbench.training.head`. Order, noise and learning rate are
-functions of the step, so that an interrupted training continues to the same weights.
+blurs the input features only. For a vertical head see `_vertical_losses`. Order, noise and learning rate are functions
+of the step, so that an interrupted training continues to the same weights.
 """
 
 from __future__ import annotations
@@ -37,51 +37,11 @@ from specbench.runs.preparation import load_for_run
 from specbench.training.alignment import alignment, vertical_alignment
 from specbench.training.data import Examples, FeatureStore, check_counts, corpus
 
-# Loss of a vertical head: cross-entropy between the target's distribution of a slot and the head's, as it drafts.
-
-LONGEST_RUN = 32
-
-
-def untrained_vertical(model: TransformerModel, seed: int) -> VerticalHead:
-    """New vertical head for `model`."""
-    return new_vertical_head(model.feature_size, vertical_hidden(model.feature_size), seed)
-
-
-def vertical_losses(
-    model: TransformerModel, head: VerticalHead, batch: Examples, draw: torch.Generator
-) -> dict[str, Tensor]:
-    """Loss of one batch; `draw` cuts the images."""
-    ids, features = (x.to(model.device) for x in stream_of(batch, model.layout.length))
-    slots = torch.arange(model.layout.length, device=model.device).expand_as(ids)
-    starts = run_starts(len(ids), ids.shape[1], draw).to(model.device)
-    above = slots_above(model.layout).to(model.device)
-    around = surroundings(features, ids, model.token_table().float(), above, starts, slots)
-    guess = head(around, slots - starts).to(model.dtype)
-    wanted = model.head(features.to(model.dtype)).float().softmax(-1)
-    found = model.head(guess).float().log_softmax(-1)
-    free = (torch.tensor(model.layout.forced, device=model.device) < 0).float()
-    return {"loss": -((wanted * found).sum(-1) * free).sum() / (free.sum() * len(ids))}
-
-
-def stream_of(batch: Examples, length: int) -> tuple[Tensor, Tensor]:
-    """Ids [n, N] of the stream tokens, and features [n, N, d] that predict them."""
-    place = batch.prompt[:, None] + torch.arange(length)
-    before = (place - 1)[..., None].expand(-1, -1, batch.features.shape[-1])
-    return batch.ids.gather(1, place), batch.features.gather(1, before).float()
-
-
-def run_starts(images: int, length: int, draw: torch.Generator) -> Tensor:
-    """[n, N] first slot of the run that each slot lies in; lengths and offsets of the runs are drawn for each image."""
-    run = torch.randint(1, LONGEST_RUN + 1, (images, 1), generator=draw)
-    offset = torch.randint(0, LONGEST_RUN, (images, 1), generator=draw) % run
-    slots = torch.arange(length)
-    return (slots - (slots - offset) % run).clamp(min=0)
-
-
-CLASSIFICATION = 0.1
-CLIP = 0.5
+_CLASSIFICATION = 0.1
+_CLIP = 0.5
+_NOISE = 0.2 * 512
+_LONGEST_RUN = 32
 CHECKPOINT_EVERY = 100
-NOISE = 0.2 * 512
 
 
 @dataclass(frozen=True)
@@ -184,13 +144,13 @@ class HeadTrainer:
 
     def _train_step(self, step: int) -> dict[str, Tensor]:
         for group in self._optimizer.param_groups:
-            group["lr"] = self._plan.lr * rate(step, self._plan)
+            group["lr"] = self._plan.lr * _rate(step, self._plan)
         batch = self._store.rows(self._rows(step))
         draw = torch.Generator().manual_seed(self._plan.seed * 1_000_003 + step)
         parts = self._kind.losses(self._model, self.head, batch, draw)
         self._optimizer.zero_grad(set_to_none=True)
         parts["loss"].backward()
-        torch.nn.utils.clip_grad_value_(self.head.parameters(), CLIP)
+        torch.nn.utils.clip_grad_value_(self.head.parameters(), _CLIP)
         self._optimizer.step()
         return {name: value.detach() for name, value in parts.items()}
 
@@ -206,39 +166,49 @@ class HeadTrainer:
         (self._work / "loss.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self._losses))
 
 
-def untrained(model: TransformerModel, seed: int) -> EagleHead:
-    """New head with the target's layer sizes and token table."""
-    own = model.backbone.config
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
-    sizes = {name: getattr(own, name) for name in (*names, "max_position_embeddings")}
-    table = model.token_table().float()
-    sizes |= {"num_hidden_layers": 1, "vocab_size": len(table), "pad_token_id": None}
-    return new_head(LlamaConfig(**sizes, attn_implementation="sdpa"), table, seed)
-
-
-def rate(step: int, plan: HeadPlan) -> float:
+def _rate(step: int, plan: HeadPlan) -> float:
     """Learning rate at a step, as a share of its peak."""
     warm = max(1, round(plan.warmup * plan.steps))
     return min((step + 1) / warm, (plan.steps - step) / max(1, plan.steps - warm))
 
 
-def head_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw: torch.Generator) -> dict[str, Tensor]:
-    """Loss and its parts for one batch; `draw` blurs the features."""
-    noise = torch.rand(batch.features.shape, generator=draw) - 0.5
-    features = batch.features.float().to(model.device)
-    elements = features.shape[1]
-    fed = features + noise.to(features.device) * (NOISE / elements)
-    guess = head.extrapolate(batch.ids[:, 1:elements].to(model.device), fed[:, :-1])
-    place = torch.arange(elements - 1)
-    # The element at P - 1 pairs the prompt's last feature with the first image token: where drafting starts.
-    mask = ((place >= batch.prompt[:, None] - 1) & (place + 1 < batch.length[:, None])).float().to(model.device)
-    total = mask.sum() + 1e-5
-    regression = (functional.smooth_l1_loss(guess, features[:, 1:], reduction="none").mean(-1) * mask).sum() / total
-    wanted = model.head(features[:, 1:].to(model.dtype)).float().softmax(-1)
-    found = model.head(guess.to(model.dtype)).float().log_softmax(-1)
-    classification = -((wanted * found).sum(-1) * mask).sum() / total
-    loss = regression + CLASSIFICATION * classification
-    return {"loss": loss, "regression": regression, "classification": classification}
+def check_alignment(
+    model: TransformerModel, head: str, data: Path | None, images: int, depths: int, seed: int, kind: str = "eagle"
+) -> list[dict[str, object]]:
+    """Measure a head's distance to its target on true images, of a run folder or of the model's training data, at the
+    model's official sampling.
+
+    Args:
+        head: folder or hub id; the model's own head if empty.
+        seed: of the selection of images.
+        kind: of head, a name of `KINDS`.
+
+    Returns:
+        As `specbench.training.alignment` has it.
+
+    Raises:
+        SpecbenchError: a number below 1, no such kind or head, or too few images.
+    """
+    check_counts(images=images, depths=depths)
+    known = head_kind(kind)
+    loaded = known.load(model, head)
+    found = corpus(model, images, seed, data)
+    return known.distances(model, loaded, found, find_model(model.name).sampling(), depths)
+
+
+def load_trainable(name: str, device: str = "cpu", threads: int = 0) -> TransformerModel:
+    """Load a model that draft heads can be trained for.
+
+    Args:
+        threads: CPU threads; 0 uses all.
+
+    Raises:
+        SpecbenchError: an unknown model, one without features for a head, or missing files.
+    """
+    model = load_for_run(find_model(name), device, None, threads, compiled=False)
+    if not isinstance(model, TransformerModel):
+        raise SpecbenchError(f"model '{name}' cannot be the target of a draft head")
+    return model
 
 
 class HeadKind(NamedTuple):
@@ -259,10 +229,80 @@ class HeadKind(NamedTuple):
     distances: Callable[..., list[dict[str, object]]]
 
 
+def untrained(model: TransformerModel, seed: int) -> EagleHead:
+    """New head with the target's layer sizes and token table."""
+    own = model.backbone.config
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
+    sizes = {name: getattr(own, name) for name in (*names, "max_position_embeddings")}
+    table = model.token_table().float()
+    sizes |= {"num_hidden_layers": 1, "vocab_size": len(table), "pad_token_id": None}
+    return new_head(LlamaConfig(**sizes, attn_implementation="sdpa"), table, seed)
+
+
+def head_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw: torch.Generator) -> dict[str, Tensor]:
+    """Loss and its parts for one batch; `draw` blurs the features."""
+    noise = torch.rand(batch.features.shape, generator=draw) - 0.5
+    features = batch.features.float().to(model.device)
+    elements = features.shape[1]
+    fed = features + noise.to(features.device) * (_NOISE / elements)
+    guess = head.extrapolate(batch.ids[:, 1:elements].to(model.device), fed[:, :-1])
+    place = torch.arange(elements - 1)
+    # The element at P - 1 pairs the prompt's last feature with the first image token: where drafting starts.
+    mask = ((place >= batch.prompt[:, None] - 1) & (place + 1 < batch.length[:, None])).float().to(model.device)
+    total = mask.sum() + 1e-5
+    regression = (functional.smooth_l1_loss(guess, features[:, 1:], reduction="none").mean(-1) * mask).sum() / total
+    wanted = model.head(features[:, 1:].to(model.dtype)).float().softmax(-1)
+    found = model.head(guess.to(model.dtype)).float().log_softmax(-1)
+    classification = -((wanted * found).sum(-1) * mask).sum() / total
+    loss = regression + _CLASSIFICATION * classification
+    return {"loss": loss, "regression": regression, "classification": classification}
+
+
+def _untrained_vertical(model: TransformerModel, seed: int) -> VerticalHead:
+    """New vertical head for `model`."""
+    return new_vertical_head(model.feature_size, vertical_hidden(model.feature_size), seed)
+
+
+def _vertical_losses(
+    model: TransformerModel, head: VerticalHead, batch: Examples, draw: torch.Generator
+) -> dict[str, Tensor]:
+    """Loss of one batch: cross-entropy between the target's distribution of a slot and the head's, as it drafts.
+
+    Every image is cut at random, by `draw`, into runs of consecutive slots, as long as the drafts of a step; within a
+    run the head knows the features of the slots before it, and all earlier tokens. Without guidance, as the EAGLE
+    head's loss.
+    """
+    ids, features = (x.to(model.device) for x in _stream_of(batch, model.layout.length))
+    slots = torch.arange(model.layout.length, device=model.device).expand_as(ids)
+    starts = _run_starts(len(ids), ids.shape[1], draw).to(model.device)
+    above = slots_above(model.layout).to(model.device)
+    around = surroundings(features, ids, model.token_table().float(), above, starts, slots)
+    guess = head(around, slots - starts).to(model.dtype)
+    wanted = model.head(features.to(model.dtype)).float().softmax(-1)
+    found = model.head(guess).float().log_softmax(-1)
+    free = (torch.tensor(model.layout.forced, device=model.device) < 0).float()
+    return {"loss": -((wanted * found).sum(-1) * free).sum() / (free.sum() * len(ids))}
+
+
+def _stream_of(batch: Examples, length: int) -> tuple[Tensor, Tensor]:
+    """Ids [n, N] of the stream tokens, and features [n, N, d] that predict them."""
+    place = batch.prompt[:, None] + torch.arange(length)
+    before = (place - 1)[..., None].expand(-1, -1, batch.features.shape[-1])
+    return batch.ids.gather(1, place), batch.features.gather(1, before).float()
+
+
+def _run_starts(images: int, length: int, draw: torch.Generator) -> Tensor:
+    """[n, N] first slot of the run that each slot lies in; lengths and offsets of the runs are drawn for each image."""
+    run = torch.randint(1, _LONGEST_RUN + 1, (images, 1), generator=draw)
+    offset = torch.randint(0, _LONGEST_RUN, (images, 1), generator=draw) % run
+    slots = torch.arange(length)
+    return (slots - (slots - offset) % run).clamp(min=0)
+
+
 KINDS = {
     "eagle": HeadKind(untrained, head_losses, save_head, head_for, alignment),
     "vertical": HeadKind(
-        untrained_vertical, vertical_losses, save_vertical_head, vertical_head_for, vertical_alignment
+        _untrained_vertical, _vertical_losses, save_vertical_head, vertical_head_for, vertical_alignment
     ),
 }
 
@@ -272,47 +312,3 @@ def head_kind(name: str) -> HeadKind:
     if name not in KINDS:
         raise unknown_name("kind of draft head", name, KINDS)
     return KINDS[name]
-
-
-# A draft head's distance to its target, measured on true images.
-
-
-def check_alignment(
-    model: TransformerModel, head: str, data: Path | None, images: int, depths: int, seed: int, kind: str = "eagle"
-) -> list[dict[str, object]]:
-    """Measure a head on images of a run folder, or of the model's training data, at the model's official sampling.
-
-    Args:
-        head: folder or hub id; the model's own head if empty.
-        seed: of the selection of images.
-        kind: of head, a name of `specbench.training.head.KINDS`.
-
-    Returns:
-        As `specbench.training.alignment` has it.
-
-    Raises:
-        SpecbenchError: a number below 1, no such kind or head, or too few images.
-    """
-    check_counts(images=images, depths=depths)
-    known = head_kind(kind)
-    loaded = known.load(model, head)
-    found = corpus(model, images, seed, data)
-    return known.distances(model, loaded, found, find_model(model.name).sampling(), depths)
-
-
-# The target model of a draft head.
-
-
-def load_trainable(name: str, device: str = "cpu", threads: int = 0) -> TransformerModel:
-    """Load a model that draft heads can be trained for.
-
-    Args:
-        threads: CPU threads; 0 uses all.
-
-    Raises:
-        SpecbenchError: an unknown model, one without features for a head, or missing files.
-    """
-    model = load_for_run(find_model(name), device, None, threads, compiled=False)
-    if not isinstance(model, TransformerModel):
-        raise SpecbenchError(f"model '{name}' cannot be the target of a draft head")
-    return model

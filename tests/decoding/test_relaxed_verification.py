@@ -21,7 +21,7 @@ from specbench.checks.losslessness import audit_decoders, observe
 from specbench.decoding.interfaces import Context
 from specbench.decoding.loop import decode
 from specbench.decoding.sampling import without
-from specbench.decoding.verification import lantern as codebook_neighbours
+from specbench.decoding.verification import lantern
 from specbench.decoding.verification.cool_sd import DepthWeighted, exponential, linear
 from specbench.decoding.verification.lantern import Lantern, LanternPlusPlus, paper, release_p, release_q
 from specbench.decoding.verification.ratio_tests import DraftTests, Exact, RatioTest, ratio
@@ -170,7 +170,7 @@ LINE = torch.tensor([[9.0], [1.6], [2.0], [2.9], [3.0]]) / 10
 """Five codes on a line: those nearest to code 4 are 3, then 2, then 1."""
 
 
-def lantern(residual, rule=LanternPlusPlus, codebook=LINE, k=3, **limit):
+def lantern_rule(residual, rule=LanternPlusPlus, codebook=LINE, k=3, **limit):
     return rule(context(residual, codebook), k, *limit.values(), "raw")
 
 
@@ -185,7 +185,7 @@ def lantern(residual, rule=LanternPlusPlus, codebook=LINE, k=3, **limit):
 )
 def test_neighbourhood_of_the_worked_example(rule, limit, members, accepted):
     codebook = torch.tensor([[1.0], [0.6], [2.8], [2.0]])  # nearest to token 3: 2, 0, 1
-    found = lantern(standard, rule, codebook, limit=limit)
+    found = lantern_rule(standard, rule, codebook, limit=limit)
     x = torch.tensor([[3]])
     around = found.neighbourhood(P, x)
     assert around.ids.flatten().tolist() == [2, 0, 1]
@@ -209,7 +209,7 @@ def slow_neighbourhood(p, x, codebook, k, limit) -> list[int]:
 def test_lantern_plus_plus_read_off_token_by_token(seed, k, lambda_):
     rng = np.random.default_rng(seed)
     p, q, codebook = simplex(rng, 4), simplex(rng, 4), torch.from_numpy(rng.normal(size=(V, 1))).float()
-    rule = lantern(paper, codebook=codebook, k=k, limit=lambda_)
+    rule = lantern_rule(paper, codebook=codebook, k=k, limit=lambda_)
     accepted = rule.acceptance(p, q, torch.arange(V).expand(4, V))
     for row in range(4):
         for x in range(V):
@@ -230,7 +230,7 @@ def test_lantern_plus_plus_read_off_token_by_token(seed, k, lambda_):
 
 
 def test_one_neighbour_of_no_mass_is_the_exact_rule():
-    rule = lantern(standard, limit=1.0)
+    rule = lantern_rule(standard, limit=1.0)
     p = torch.tensor([[0.4, 0.3, 0.1, 0.1, 0.1]])
     q = torch.tensor([[0.1, 0.1, 0.1, 0.3, 0.4]])
     x = torch.arange(5)[None]
@@ -239,18 +239,18 @@ def test_one_neighbour_of_no_mass_is_the_exact_rule():
 
 def test_neighbour_table_is_built_once(tmp_path, monkeypatch):
     codebook = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
-    table = codebook_neighbours.neighbour_table(codebook, folder=tmp_path)
+    table = lantern.neighbour_table(codebook, folder=tmp_path)
     assert table.shape == (40, 39)
     assert table.dtype == torch.int32
     scaled = torch.nn.functional.normalize(codebook, dim=1)
     assert table[7, 0] == (scaled @ scaled[7]).scatter(0, torch.tensor([7]), -2.0).argmax()
-    monkeypatch.setattr(codebook_neighbours, "nearest", None)
-    assert torch.equal(codebook_neighbours.neighbour_table(codebook.clone(), folder=tmp_path), table)
+    monkeypatch.setattr(lantern, "nearest", None)
+    assert torch.equal(lantern.neighbour_table(codebook.clone(), folder=tmp_path), table)
     monkeypatch.undo()
-    assert not torch.equal(codebook_neighbours.neighbour_table(codebook, raw=True, folder=tmp_path), table)
+    assert not torch.equal(lantern.neighbour_table(codebook, raw=True, folder=tmp_path), table)
     for file in tmp_path.glob("*-normalised.npy"):
         file.write_bytes(b"torn")
-    assert torch.equal(codebook_neighbours.neighbour_table(codebook, folder=tmp_path), table)
+    assert torch.equal(lantern.neighbour_table(codebook, folder=tmp_path), table)
 
 
 @pytest.mark.parametrize("drafter", ["jacobi", "jacobi-tree"])

@@ -2,7 +2,7 @@
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.decoding import loop as progress_bounds
+from specbench.decoding import loop
 from specbench.decoding.loop import decode
 from specbench.models.catalog import load_model
 from specbench.models.transformer import host_sync
@@ -14,7 +14,7 @@ from specbench.specs.run_spec import Sampling
 def test_host_syncs_per_image_are_few(monkeypatch):
     """AR is never looked at, the others in the steps of their last window and now and then before."""
     counted = []
-    monkeypatch.setattr(progress_bounds, "to_host", lambda numbers: counted.append(1) or host_sync.to_host(numbers))
+    monkeypatch.setattr(loop, "to_host", lambda numbers: counted.append(1) or host_sync.to_host(numbers))
     model = load_model("shapes")
     for name in ("ar", "sjd", "eagle"):
         counted.clear()

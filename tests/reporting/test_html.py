@@ -19,8 +19,8 @@ from synthetic import AR, SJD, generation
 
 from specbench.prompts import Request
 from specbench.reporting import render, report_rows
-from specbench.reporting.curves import pareto, sweeps
 from specbench.reporting.html import breakable, write_page
+from specbench.reporting.plot_data import pareto, sweeps
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, failed_row, sample_row

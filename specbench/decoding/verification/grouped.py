@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specbench.decoding.interfaces import Context
 from specbench.decoding.sampling import rank, ranked_around
-from specbench.decoding.verification.lantern import MOST, nearest, neighbour_table
+from specbench.decoding.verification.lantern import MOST_NEIGHBOURS, nearest, neighbour_table
 from specbench.decoding.verification.ratio_tests import DraftTests, RatioTest, Verdict
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenTableModel
@@ -152,5 +152,5 @@ def _input_embedding(context: Context) -> Tensor:
 
 def _neighbours(codebook: Tensor, count: int) -> Tensor:
     """Ids [V, min(count, V - 1)] of the nearest other tokens by Euclidean distance, on the codebook's device."""
-    table = neighbour_table(codebook, raw=True) if count <= MOST else nearest(codebook.float().cpu(), count)
+    table = neighbour_table(codebook, raw=True) if count <= MOST_NEIGHBOURS else nearest(codebook.float().cpu(), count)
     return table[:, :count].long().to(codebook.device)

@@ -2,7 +2,7 @@
 
 A(x) consists of x and the longest nearest-first prefix of its k codebook neighbours whose total target probability is
 within a limit. Papers and released code use different residual distributions, see the functions below; the released
-code follows neither paper.
+code follows neither paper. Neighbours are computed in blocks once per codebook and cached on disk.
 """
 
 from __future__ import annotations
@@ -23,79 +23,11 @@ from specbench.decoding.verification.residuals import optimal, or_target, standa
 from specbench.errors import SpecbenchError
 from specbench.system.downloads import cache_folder
 
-# Nearest neighbours of codebook entries: computed in blocks once per codebook, cached on disk.
-
-MOST = 1000
+_TIE = 1 + 1e-6
+MOST_NEIGHBOURS = 1000
 """Neighbours per token in the cached table."""
-
 _ROWS = 1024
 """Rows of the distance matrix computed at a time: a full one takes 15 GiB at V = 64,000."""
-
-
-def neighbour_table(codebook: Tensor, raw: bool = False, folder: Path | None = None) -> Tensor:
-    """Neighbours of each token by ascending Euclidean distance, ties by id; int32 [V, min(MOST, V - 1)].
-
-    Args:
-        codebook: [V, d].
-        raw: use the vectors unchanged; otherwise normalise them to length 1, as quantisers with normalised codes do.
-        folder: folder of cached tables; the cache folder by default. If it is not writable, nothing is cached.
-    """
-    codebook = codebook.detach().float().cpu().contiguous()
-    digest = hashlib.sha256(codebook.numpy().tobytes() + str(tuple(codebook.shape)).encode()).hexdigest()[:16]
-    folder = folder or cache_folder() / "neighbours"
-    path = folder / f"{digest}-{'raw' if raw else 'normalised'}.npy"
-    if path.is_file():
-        try:
-            return torch.from_numpy(np.load(path))
-        except (OSError, ValueError):
-            pass  # incomplete file: rebuilt below
-    table = nearest(codebook if raw else torch.nn.functional.normalize(codebook, dim=1), MOST)
-    _write(path, table.numpy())
-    return table
-
-
-def nearest(codebook: Tensor, count: int) -> Tensor:
-    """Compute the `count` nearest other tokens of each token of a codebook [V, d]; int32 [V, min(count, V - 1)]."""
-    count = min(count, len(codebook) - 1)
-    rows = []
-    for start in range(0, len(codebook), _ROWS):
-        part = codebook[start : start + _ROWS]
-        distance = torch.cdist(part.double(), codebook.double())
-        own = torch.arange(len(part))
-        distance[own, start + own] = torch.inf
-        rows.append(distance.sort(dim=1, stable=True).indices[:, :count].int())
-    return torch.cat(rows)
-
-
-def _write(path: Path, table: np.ndarray) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
-            np.save(part, table)
-        os.replace(part.name, path)
-    except OSError:
-        pass
-
-
-_TIE = 1 + 1e-6
-
-
-class Neighbourhood(NamedTuple):
-    """A(x) of drafts [..., n], without the draft itself.
-
-    Attributes:
-        draft: [..., n] tokens x.
-        ids: [..., n, k] codebook neighbours of x, nearest first.
-        member: [..., n, k] bool, membership of each neighbour in A(x).
-        mass: [..., n] p(A(x)), the draft's own mass included.
-        wide: [..., n, k + 1] `member` with one additional neighbour, as in the released code.
-    """
-
-    draft: Tensor
-    ids: Tensor
-    member: Tensor
-    mass: Tensor
-    wide: Tensor
 
 
 class Lantern(RatioTest):
@@ -149,6 +81,24 @@ class LanternPlusPlus(Lantern):
         return self._limit * own
 
 
+class Neighbourhood(NamedTuple):
+    """A(x) of drafts [..., n], without the draft itself.
+
+    Attributes:
+        draft: [..., n] tokens x.
+        ids: [..., n, k] codebook neighbours of x, nearest first.
+        member: [..., n, k] bool, membership of each neighbour in A(x).
+        mass: [..., n] p(A(x)), the draft's own mass included.
+        wide: [..., n, k + 1] `member` with one additional neighbour, as in the released code.
+    """
+
+    draft: Tensor
+    ids: Tensor
+    member: Tensor
+    mass: Tensor
+    wide: Tensor
+
+
 def paper(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
     """Residual of both papers: p with the mass of A(x) moved onto x, minus q."""
     moved = _scaled(p, around.ids, ~around.member)
@@ -178,3 +128,48 @@ def _scaled(distribution: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
     """`distribution` [..., V] set to zero on `ids` [..., 1, k] unless `kept`, which broadcasts to them."""
     ids, kept = ids.squeeze(-2), kept.expand_as(ids).squeeze(-2)
     return distribution.scatter(-1, ids, distribution.gather(-1, ids) * kept)
+
+
+def neighbour_table(codebook: Tensor, raw: bool = False, folder: Path | None = None) -> Tensor:
+    """Neighbours of each token by ascending Euclidean distance, ties by id; int32 [V, min(MOST_NEIGHBOURS, V - 1)].
+
+    Args:
+        codebook: [V, d].
+        raw: use the vectors unchanged; otherwise normalise them to length 1, as quantisers with normalised codes do.
+        folder: folder of cached tables; the cache folder by default. If it is not writable, nothing is cached.
+    """
+    codebook = codebook.detach().float().cpu().contiguous()
+    digest = hashlib.sha256(codebook.numpy().tobytes() + str(tuple(codebook.shape)).encode()).hexdigest()[:16]
+    folder = folder or cache_folder() / "neighbours"
+    path = folder / f"{digest}-{'raw' if raw else 'normalised'}.npy"
+    if path.is_file():
+        try:
+            return torch.from_numpy(np.load(path))
+        except (OSError, ValueError):
+            pass  # incomplete file: rebuilt below
+    table = nearest(codebook if raw else torch.nn.functional.normalize(codebook, dim=1), MOST_NEIGHBOURS)
+    _write(path, table.numpy())
+    return table
+
+
+def nearest(codebook: Tensor, count: int) -> Tensor:
+    """Compute the `count` nearest other tokens of each token of a codebook [V, d]; int32 [V, min(count, V - 1)]."""
+    count = min(count, len(codebook) - 1)
+    rows = []
+    for start in range(0, len(codebook), _ROWS):
+        part = codebook[start : start + _ROWS]
+        distance = torch.cdist(part.double(), codebook.double())
+        own = torch.arange(len(part))
+        distance[own, start + own] = torch.inf
+        rows.append(distance.sort(dim=1, stable=True).indices[:, :count].int())
+    return torch.cat(rows)
+
+
+def _write(path: Path, table: np.ndarray) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
+            np.save(part, table)
+        os.replace(part.name, path)
+    except OSError:
+        pass

@@ -1,0 +1,153 @@
+"""Data behind the plots of a report: time and log-probabilities of a run's steps, speed-up of each prompt, quality
+against speed with its Pareto front, and sweeps (runs of one decoder that differ in a single option)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from specbench.specs.options import plain
+from specbench.stats import Estimate
+from specbench.store.run_store import RunStore
+from specbench.store.schema import KEY
+
+STEP_SPANS = ("target", "draft", "verify", "host")
+"""Timing spans of a decode step, as in `specbench.decoding.generation.SPANS`."""
+LOGP_EDGES = np.arange(-12.0, 0.001, 0.5)
+"""Histogram bins of log p in nats; smaller values count in the first bin."""
+_DISTANCES = ("fid[", "fid-infinity[", "kid[", "cmmd[", "shapes-frechet")
+_NO_SWEEP = {"head", "tree"}
+Sweep = dict[str, list[tuple[object, Estimate, float]]]
+
+
+@dataclass
+class StepData:
+    """Aggregates over the decoded images of a run.
+
+    Attributes:
+        step_ms: milliseconds per target forward by span, a ratio of totals; None for batch sizes above 1.
+        logp: fraction of the free tokens in each bin of `LOGP_EDGES`.
+    """
+
+    step_ms: dict[str, float] | None
+    logp: np.ndarray | None
+
+
+def step_data(folder: Path) -> StepData:
+    """Aggregate the rows of a run in one pass."""
+    spans, nfe, batched = dict.fromkeys(STEP_SPANS, 0.0), 0, RunStore(folder).info().spec.batch > 1
+    counts = np.zeros(len(LOGP_EDGES) - 1)
+    for piece in RunStore(folder).batches(("status", "nfe", "forced", "logp", *(f"{span}_ms" for span in STEP_SPANS))):
+        rows = piece.filter(pc.equal(piece["status"], "ok"))
+        if not rows.num_rows:
+            continue
+        spans = {span: total + (pc.sum(rows[f"{span}_ms"]).as_py() or 0.0) for span, total in spans.items()}
+        nfe += pc.sum(rows["nfe"]).as_py()
+        counts += _histogram(rows)
+    step = {span: total / nfe for span, total in spans.items()} if nfe and not batched else None
+    return StepData(step, counts / counts.sum() if counts.sum() else None)
+
+
+def _histogram(rows: pa.Table) -> np.ndarray:
+    forced, logp = (rows[name].combine_chunks().flatten().to_numpy(zero_copy_only=False) for name in ("forced", "logp"))
+    inside = np.clip(logp[~forced.astype(bool)], LOGP_EDGES[0], LOGP_EDGES[-1])
+    return np.histogram(inside, LOGP_EDGES)[0]
+
+
+def speed_by_prompt(folder: Path, baseline: Path, most: int) -> list[tuple[str, float]]:
+    """(prompt, speed-up) of the first `most` images that a run and its AR baseline both decoded one at a time."""
+    mine, theirs = (RunStore(path).samples(["prompt", "ar_ms"]).dropna(subset=["ar_ms"]) for path in (folder, baseline))
+    pairs = mine.merge(theirs[[*KEY, "ar_ms"]], on=list(KEY), suffixes=("", "_base")).head(most)
+    return [(row.prompt, row.ar_ms_base / row.ar_ms) for row in pairs.itertuples(index=False) if row.ar_ms > 0]
+
+
+@dataclass(frozen=True)
+class Point:
+    """Speed and quality of one run; `dominated_by` is the label of a run that Pareto-dominates it."""
+
+    label: str
+    run_id: str
+    speed: Estimate
+    quality: Estimate
+    dominated_by: str | None = None
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether a lower score is better: distances to reference images."""
+    return metric.startswith(_DISTANCES)
+
+
+def pareto(runs: Sequence[Mapping], metric: str, fingerprint: str) -> list[Point]:
+    """Build a point for each report row with a speed-up and this score, and mark Pareto-dominated points.
+
+    A point is dominated by another that is faster and scores better, both with intervals that do not overlap. Without
+    an interval of either number nothing is said.
+    """
+    points = []
+    for row in runs:
+        named = [s for s in row["scores"] if (s["metric"], s["fingerprint"]) == (metric, fingerprint)]
+        if named and row["speedup"] is not None:
+            quality = Estimate(named[0]["value"], named[0]["low"], named[0]["high"])
+            points.append(Point(row["label"], row["run_id"], _speed(row), quality))
+    sign = -1 if lower_is_better(metric) else 1
+    return [_marked(point, points, sign) for point in points]
+
+
+def _speed(row: Mapping) -> Estimate:
+    return Estimate(row["speedup"], row["speedup_low"], row["speedup_high"])
+
+
+def _marked(point: Point, points: Sequence[Point], sign: int) -> Point:
+    for other in points:
+        if _above(other.speed, point.speed, 1) and _above(other.quality, point.quality, sign):
+            return replace(point, dominated_by=other.label)
+    return point
+
+
+def _above(one: Estimate, other: Estimate, sign: int) -> bool:
+    """Whether the interval of `one` lies wholly above that of `other`, or below it where `sign` is -1."""
+    if one.low is None or other.low is None:
+        return False
+    return one.low > other.high if sign > 0 else one.high < other.low
+
+
+def sweeps(rows: Sequence[Mapping]) -> dict[str, Sweep]:
+    """By swept option and curve, (value, speed-up, step ratio) triples in the order of the values.
+
+    A curve is a decoder with the options that its runs vary besides; runs without a speed-up are left out.
+    """
+    timed = [row for row in rows if row["speedup"] is not None]
+    found: dict[str, Sweep] = {}
+    for decoder in dict.fromkeys(row["decoder"] for row in timed):
+        runs = [row for row in timed if row["decoder"] == decoder]
+        options = dict.fromkeys(name for row in runs for name in row["options"] if name not in _NO_SWEEP)
+        varied = [name for name in options if len({_value(row, name) for row in runs}) > 1]
+        for option in varied:
+            for curve, members in _curves(decoder, runs, [name for name in varied if name != option]).items():
+                if len({_value(row, option) for row in members}) > 1:
+                    points = [(_value(row, option), _speed(row), row["step_ratio"]) for row in members]
+                    found.setdefault(option, {})[curve] = sorted(points, key=_by_value)
+    return found
+
+
+def _value(row: Mapping, name: str) -> object:
+    return row["options"].get(name)
+
+
+def _curves(decoder: str, runs: Sequence[Mapping], others: Sequence[str]) -> dict[str, list[Mapping]]:
+    """Runs that agree in the other varied options, by the decoder's name with these."""
+    curves: dict[str, list[Mapping]] = {}
+    for row in runs:
+        name = " ".join([decoder, *(f"{other}={plain(_value(row, other))}" for other in others)])
+        curves.setdefault(name, []).append(row)
+    return curves
+
+
+def _by_value(point: tuple) -> tuple:
+    number = isinstance(point[0], int | float)
+    return not number, point[0] if number else 0, str(point[0])
