@@ -218,7 +218,7 @@ def tables(page: Path, argument: str) -> str:
 
 def printed_latencies(page: Path, argument: str) -> str:
     """The papers' latencies beside the floors of their GPUs, the rows with a floor."""
-    from specbench.api import printed_latencies as rows
+    from specbench import printed_latencies as rows
 
     def row(one: dict) -> list[str]:
         numbers = ("weights_ms", "floor_step_ms", "over_weights", "over_floor")
@@ -244,7 +244,7 @@ def printed_latencies(page: Path, argument: str) -> str:
 
 def paper_plan(page: Path, argument: str) -> str:
     """Forecast hours and disk of the runs of a table on a GPU, with everything assumed."""
-    from specbench.api import estimate, forecast
+    from specbench import estimate, forecast
 
     table, _, device = argument.partition(" ")
     plans = {label: plan for plan in estimate(table) for label in plan["rows"].split(", ")}

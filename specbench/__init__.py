@@ -15,13 +15,16 @@ from specbench.system.version import __version__
 
 if TYPE_CHECKING:
     from specbench.api import *  # noqa: F403 - `__all__` names what is public
+    from specbench.checks.cross_check import cross_check
     from specbench.checks.run_audit import audit_runs
     from specbench.errors import SpecbenchError
     from specbench.models.shapes.caption_images import render_shapes
     from specbench.papers.listing import available
+    from specbench.papers.printed_speed import forecast, printed_latencies
     from specbench.prompts import fetch_prompts
     from specbench.reporting.demo import demo
     from specbench.store.merge_shards import merge_runs
+    from specbench.training.head import check_head
 
 # ruff: noqa: F405 - for type checkers, these names come from the star above
 __all__ = [
@@ -65,9 +68,13 @@ _ELSEWHERE = {
     "SpecbenchError": "specbench.errors",
     "audit_runs": "specbench.checks.run_audit",
     "available": "specbench.papers.listing",
+    "check_head": "specbench.training.head",
+    "cross_check": "specbench.checks.cross_check",
     "demo": "specbench.reporting.demo",
     "fetch_prompts": "specbench.prompts",
+    "forecast": "specbench.papers.printed_speed",
     "merge_runs": "specbench.store.merge_shards",
+    "printed_latencies": "specbench.papers.printed_speed",
     "render_shapes": "specbench.models.shapes.caption_images",
 }
 """Modules of the public names that do not stand in `specbench.api`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from specbench import prompts as prompt_sets
 from specbench.errors import SpecbenchError
@@ -226,41 +226,6 @@ def differences(
     return [row for row in rows if row is not None]
 
 
-def cross_check(
-    metrics: Sequence[str],
-    runs: Sequence[str] = (),
-    out: str | Path = "results",
-    images: str | Path | None = None,
-    prompts: str | Path | None = None,
-    settings: Settings | None = None,
-    python: str | Path | None = None,
-) -> Rows:
-    """Compare scores with what the metrics' authors' packages compute of the same images.
-
-    Args:
-        metrics: names of metrics the runs were scored with; those that do not apply to a run are left out.
-        runs: as for `score`.
-        images, prompts: as for `score_folder`, instead of runs.
-        python: Python of an environment with the packages; see `specbench.checks.cross_check.python_of`.
-
-    Returns:
-        One dict per run and metric, with the keys `specbench.checks.cross_check.COLUMNS`.
-
-    Raises:
-        SpecbenchError: an unknown run or metric, or `python` does not exist.
-    """
-    from specbench.checks import cross_check as checking  # brings pandas and torch
-    from specbench.metrics.catalog import metric
-    from specbench.metrics.external_images import external_images
-    from specbench.metrics.scoring import run_images
-
-    if images is not None and prompts is not None:
-        shown = [external_images(Path(images), prompt_sets.load_prompts(prompts), Path(out))]
-    else:
-        shown = [run_images(folder) for folder in find_runs(out, runs)]
-    return checking.cross_check_all(shown, [metric(name)(settings) for name in metrics], python)
-
-
 def compare(run_a: str, run_b: str, out: str | Path = "results", settings: Settings | None = None) -> Rows:
     """Compare two runs over the images both have, with A as the baseline.
 
@@ -412,47 +377,6 @@ def estimate(table: str, **settings: object) -> Rows:
 
     found = load_table(table)
     return estimate_table(found, plan_table(found, _flags(settings), env={}))
-
-
-def forecast(
-    on: str, sources: Sequence[str] = (), model: str | None = None, out: str | Path = "results", **assumed: Any
-) -> Rows:
-    """Forecast the speed of decoders on a device that is not here (`specbench forecast`); a model, no measurement.
-
-    Args:
-        on: device, for example "A100", "RTX 4090", "cpu" or "2039GB/s,312TFLOP/s".
-        sources: runs, as for `report`, or names of papers' tables; all runs in `out` if empty.
-        model: a name of `specbench list models`; the sources' own if None.
-        assumed: `batch, dtype, bandwidth, flops, overhead_ms, threads` of
-            `specbench.papers.printed_speed.forecast_sources`.
-
-    Returns:
-        One dict per source with `kind` "forecast", see `specbench.reporting.forecast.forecast_rows`.
-
-    Raises:
-        SpecbenchError: an unknown run, table, device or model, or an assumption outside its range.
-    """
-    from specbench.papers.printed_speed import forecast_sources  # brings pandas
-
-    return forecast_sources(_several(sources), on, model, out, **assumed)
-
-
-def printed_latencies(tables: Sequence[str] = ()) -> Rows:
-    """The papers' latencies beside the floors of their GPUs (`specbench forecast --printed`).
-
-    Args:
-        tables: names of `specbench list tables`; all if empty.
-
-    Returns:
-        One dict per printed latency, see `specbench.papers.printed_speed.printed_latencies`.
-
-    Raises:
-        SpecbenchError: an unknown table.
-    """
-    from specbench.papers.printed_speed import printed_latencies as beside_floors  # brings pandas
-    from specbench.papers.table_files import load_table, load_tables
-
-    return beside_floors([load_table(name) for name in tables] if tables else load_tables())
 
 
 def load(run: str, out: str | Path = "results") -> pd.DataFrame:
@@ -672,43 +596,6 @@ def train_head(
     plan = head.HeadPlan(images, epochs, batch, lr, seed=seed, kind=kind)
     head.train_head(load_trainable(model, device, threads), Path(out), plan, Path(data) if data else None, tell)
     return Path(out)
-
-
-def check_head(
-    model: str = "shapes",
-    head: str = "",
-    data: str | Path | None = None,
-    images: int = 32,
-    depths: int = 5,
-    seed: int = 10**6,
-    device: str = "cpu",
-    threads: int = 0,
-    kind: str = "eagle",
-) -> Rows:
-    """Measure the total variation between draft head and target by draft depth (`specbench check-head`).
-
-    Args:
-        model: the target.
-        head: folder of the head; the model's own if empty.
-        data: run folder with images of the target; the model's training data if None.
-        images, depths: images to evaluate, and draft depths.
-        seed: of the selection of images.
-        device, threads: as for `run`.
-        kind: of head, "eagle" or "vertical".
-
-    Returns:
-        One dict per depth: `depth, tv, tv_low, tv_high, acceptance`; see `specbench.training.alignment`.
-
-    Raises:
-        SpecbenchError: a number below 1, an unknown model or head, or too few images.
-    """
-    from specbench.training.head import (
-        check_alignment,  # brings torch
-        load_trainable,
-    )
-
-    target = load_trainable(model, device, threads)
-    return check_alignment(target, head, Path(data) if data else None, images, depths, seed, kind)
 
 
 def _plans(sweep: Mapping[str, Sequence[object]] | None, settings: Mapping[str, object]) -> list[Plan]:

@@ -16,9 +16,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "specbench"
 _FACADE = "the function of the public API calls the one of that name"
 KEPT = {
-    "cross_check": _FACADE,
     "estimate": _FACADE,
-    "printed_latencies": _FACADE,
     "run": _FACADE,
     "score": _FACADE,
     "train_head": _FACADE,

@@ -19,12 +19,16 @@ import numpy as np
 import pandas as pd
 
 from specbench.errors import SpecbenchError
+from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Metric, fingerprint
+from specbench.metrics.base import Metric, Settings, fingerprint
+from specbench.metrics.external_images import external_images
 from specbench.metrics.openclip import import_open_clip
 from specbench.metrics.reference import ReferenceMetric
 from specbench.metrics.score_store import image_features, read_scores
-from specbench.metrics.scoring import Images
+from specbench.metrics.scoring import Images, run_images
+from specbench.prompts import load_prompts
+from specbench.store.run_folders import find_runs
 from specbench.system.downloads import cache_folder
 from specbench.system.images import pictures_in
 
@@ -101,7 +105,41 @@ def readiness(python: Path | None = None) -> list[dict[str, str]]:
     return rows
 
 
-def cross_check(images: Images, metric: Metric, python: Path | None = None) -> dict[str, object]:
+def cross_check(
+    metrics: Sequence[str],
+    runs: Sequence[str] = (),
+    out: str | Path = "results",
+    images: str | Path | None = None,
+    prompts: str | Path | None = None,
+    settings: Settings | None = None,
+    python: str | Path | None = None,
+) -> list[dict[str, object]]:
+    """Compare scores with what the metrics' authors' packages compute of the same images
+    (`specbench score --cross-check`).
+
+    Args:
+        metrics: names of metrics the runs were scored with; those that do not apply to a run are left out.
+        runs: run ids, unique beginnings of them, or folders; all runs in `out` if empty.
+        images, prompts: folder of images made elsewhere and the set or file of their prompts, instead of runs.
+        python: Python of an environment with the packages; that of `python_of` if None.
+
+    Returns:
+        One dict per run and metric, with the keys `COLUMNS`.
+
+    Raises:
+        SpecbenchError: an unknown run or metric, or `python` does not exist.
+    """
+    if images is not None and prompts is not None:
+        shown = [external_images(Path(images), load_prompts(prompts), Path(out))]
+    else:
+        shown = [run_images(folder) for folder in find_runs(out, runs)]
+    made = [metric_catalog.metric(name)(settings) for name in metrics]
+    own = None if python is None else Path(python)
+    require_python(own)
+    return [check_by_package(one, metric, own) for one in shown for metric in made if is_scored(one, metric)]
+
+
+def check_by_package(images: Images, metric: Metric, python: Path | None = None) -> dict[str, object]:
     """Compare a scored metric with its authors' package over the same images.
 
     Args:
@@ -127,16 +165,6 @@ def cross_check(images: Images, metric: Metric, python: Path | None = None) -> d
         row["package"] = f"{package} {answer['versions'][package]}"
         compared = _compare_features if isinstance(metric, ReferenceMetric) else _compare_values
         return row | compared(images, metric, kept, answer, request)
-
-
-def cross_check_all(
-    shown: Sequence[Images], metrics: Sequence[Metric], python: str | Path | None = None
-) -> list[dict[str, object]]:
-    """`cross_check` of every metric that each of `shown` was scored with; raises a SpecbenchError if `python` does not
-    exist."""
-    own = None if python is None else Path(python)
-    require_python(own)
-    return [cross_check(images, metric, own) for images in shown for metric in metrics if is_scored(images, metric)]
 
 
 def _compare_values(images: Images, metric: Metric, kept: pd.DataFrame, answer: dict, request: dict) -> dict:

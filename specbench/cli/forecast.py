@@ -75,12 +75,14 @@ def forecast(
         return _print_printed(sources or (), json)
     if on is None:
         raise SpecbenchError("--on is missing", "for example --on A100, or --on 2039GB/s,312TFLOP/s")
-    from specbench.papers.printed_speed import OWN_OVERHEAD, forecast_sources, read_range
+    from specbench.papers import printed_speed
     from specbench.runs.plan import available_threads
 
-    spent = None if overhead == OWN_OVERHEAD else read_range("overhead-ms", overhead)
-    shares = read_range("bandwidth-share", bandwidth), read_range("flops-share", flops)
-    rows = forecast_sources(sources or (), on, model, out, batch, dtype, *shares, spent, threads or available_threads())
+    spent = None if overhead == printed_speed.OWN_OVERHEAD else printed_speed.read_range("overhead-ms", overhead)
+    shares = printed_speed.read_range("bandwidth-share", bandwidth), printed_speed.read_range("flops-share", flops)
+    rows = printed_speed.forecast(
+        on, sources or (), model, out, batch, dtype, *shares, spent, threads or available_threads()
+    )
     print_json(rows) if json else _print_forecast(rows)
 
 
@@ -122,9 +124,8 @@ def _digits(value: float) -> str:
 
 def _print_printed(names: Sequence[str], as_json: bool) -> None:
     from specbench.papers.printed_speed import printed_latencies, printed_sentence
-    from specbench.papers.table_files import load_table, load_tables
 
-    rows = printed_latencies([load_table(name) for name in names] if names else load_tables())
+    rows = printed_latencies(names)
     if not rows:
         raise SpecbenchError(f"no latency is printed in {', '.join(names)}", "specbench forecast --printed")
     if as_json:

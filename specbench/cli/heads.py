@@ -125,7 +125,7 @@ def check_head(
     threads: _Threads = 0,
     json: Json = False,
 ) -> None:
-    from specbench import api
+    from specbench.training import head as heads
 
-    rows = api.check_head(model, head, data, images, depths, seed, device, threads, kind)
+    rows = heads.check_head(model, head, data, images, depths, seed, device, threads, kind)
     print_json(rows) if json else print_table(rows, ("depth", "tv", "tv_low", "tv_high", "acceptance"))

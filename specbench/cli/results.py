@@ -105,9 +105,9 @@ def score(
 
         find_runs(out, named)  # before torch is loaded
     if cross_check:
-        from specbench.checks.cross_check import require_python
+        from specbench.checks import cross_check as by_packages
 
-        require_python(python)
+        by_packages.require_python(python)
     from specbench import api
     from specbench.metrics.base import Settings
     from specbench.metrics.scoring import joint_problem
@@ -123,7 +123,7 @@ def score(
     else:
         rows = api.score(named if runs else (), metric or None, out, problems=problems, **options)
     if cross_check:
-        rows = api.cross_check(names, runs or (), out, images, prompts, settings, python)
+        rows = by_packages.cross_check(names, runs or (), out, images, prompts, settings, python)
         return print_json(rows) if json else print_table(rows, list(rows[0]) if rows else ())
     if against:
         rows = api.differences(against, runs or (), names, out, settings)

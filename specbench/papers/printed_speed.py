@@ -11,7 +11,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.papers.table import CellSettings, Row, Table
-from specbench.papers.table_files import load_table, refuse_mistyped, table_names
+from specbench.papers.table_files import load_table, load_tables, refuse_mistyped, table_names
 from specbench.reporting.forecast import (
     PROMPT_TOKENS,
     Accepted,
@@ -37,21 +37,27 @@ MOST_IMAGES, MOST_MS = 65_536, 60_000
 _LATENCY = "latency_ms"
 
 
-def printed_latencies(tables: Sequence[Table]) -> list[dict[str, object]]:
-    """Printed latencies beside the floor of the GPU they were measured on, one dict for each.
+def printed_latencies(tables: Sequence[str] = ()) -> list[dict[str, object]]:
+    """Printed latencies beside the floor of the GPU they were measured on (`specbench forecast --printed`).
 
     The floor of a step is the larger of its bytes over the data sheet's bandwidth and its operations over the data
     sheet's FLOP/s, as in `specbench.stats.speed.floor_ms`, at the mean context of an image.
 
+    Args:
+        tables: names of `specbench list tables`; all if empty.
+
     Returns:
-        `kind, table, row, model, decoder, hardware` (as printed), `device` (data sheet used; None where the paper names
-        none or more than one), `printed_s` (per image), `steps` (from what the paper prints, None where it prints
-        nothing), `printed_step_ms`, `weights_ms` (reading the weights once), `floor_step_ms`, `floor_s`, `over_floor`,
-        `over_weights`, `note`.
+        One dict per latency: `kind, table, row, model, decoder, hardware` (as printed), `device` (data sheet used;
+        None where the paper names none or more than one), `printed_s` (per image), `steps` (from what the paper prints,
+        None where it prints nothing), `printed_step_ms`, `weights_ms` (reading the weights once), `floor_step_ms`,
+        `floor_s`, `over_floor`, `over_weights`, `note`.
+
+    Raises:
+        SpecbenchError: an unknown table.
     """
     return [
         row
-        for table in tables
+        for table in ([load_table(name) for name in tables] if tables else load_tables())
         for one in table.rows
         if _LATENCY in _printed(table, one)
         for row in [_beside(table, one)]
@@ -123,11 +129,11 @@ def printed_sentence(row: Mapping[str, object]) -> str | None:
     )
 
 
-def forecast_sources(
-    sources: Sequence[str],
+def forecast(
     on: str,
-    model: str | None,
-    out: str | Path,
+    sources: Sequence[str] | str = (),
+    model: str | None = None,
+    out: str | Path = "results",
     batch: int = 1,
     dtype: str | None = None,
     bandwidth: Range = BANDWIDTH,
@@ -135,19 +141,27 @@ def forecast_sources(
     overhead_ms: Range | None = OVERHEAD_MS,
     threads: int = 0,
 ) -> list[dict[str, object]]:
-    """Forecast rows of runs and tables, see `specbench.reporting.forecast.forecast_rows`.
+    """Forecast the speed of decoders on a device that is not here (`specbench forecast`); a model, no measurement.
 
     Args:
-        sources: run ids, unique beginnings of them, run folders, or names of tables; all runs in `out` if empty.
-        on: see `specbench.system.device_peaks.peak_of`.
-        model: what to forecast for; the sources' own if None.
+        on: device, for example "A100", "RTX 4090", "cpu" or "2039GB/s,312TFLOP/s".
+        sources: run ids, unique beginnings of them, run folders, or names of papers' tables; all runs in `out` if
+            empty.
+        model: a name of `specbench list models`; the sources' own if None.
+        batch, dtype: images decoded together, and number format; the model's own if None.
+        bandwidth, flops: shares of the device's peaks that are reached, from low to high.
+        overhead_ms: milliseconds of a step besides forward and drafting; None as measured in each run.
         threads: of a CPU that was measured.
+
+    Returns:
+        One dict per source with `kind` "forecast", see `specbench.reporting.forecast.forecast_rows`.
 
     Raises:
         SpecbenchError: an unknown source, device or model; sources of several models where none is named; a value
             outside its range.
     """
     _check_ranges(batch, dtype, bandwidth, flops, overhead_ms)
+    sources = [sources] if isinstance(sources, str) else sources
     names = [name for name in sources if name in table_names()]
     runs = [name for name in sources if name not in names]
     refuse_mistyped(runs, out)

@@ -172,28 +172,41 @@ def _rate(step: int, plan: HeadPlan) -> float:
     return min((step + 1) / warm, (plan.steps - step) / max(1, plan.steps - warm))
 
 
-def check_alignment(
-    model: TransformerModel, head: str, data: Path | None, images: int, depths: int, seed: int, kind: str = "eagle"
+def check_head(
+    model: str = "shapes",
+    head: str = "",
+    data: str | Path | None = None,
+    images: int = 32,
+    depths: int = 5,
+    seed: int = 10**6,
+    device: str = "cpu",
+    threads: int = 0,
+    kind: str = "eagle",
 ) -> list[dict[str, object]]:
-    """Measure a head's distance to its target on true images, of a run folder or of the model's training data, at the
-    model's official sampling.
+    """Measure the total variation between draft head and target by draft depth, on true images at the model's official
+    sampling (`specbench check-head`).
 
     Args:
-        head: folder or hub id; the model's own head if empty.
+        model: the target.
+        head: folder or hub id of the head; the model's own if empty.
+        data: run folder with images of the target; the model's training data if None.
+        images, depths: images to evaluate, and draft depths.
         seed: of the selection of images.
-        kind: of head, a name of `KINDS`.
+        device, threads: as for `run`.
+        kind: of head, "eagle" or "vertical".
 
     Returns:
-        As `specbench.training.alignment` has it.
+        One dict per depth: `depth, tv, tv_low, tv_high, acceptance`; see `specbench.training.alignment`.
 
     Raises:
-        SpecbenchError: a number below 1, no such kind or head, or too few images.
+        SpecbenchError: a number below 1, an unknown model, kind or head, or too few images.
     """
+    target = load_trainable(model, device, threads)
     check_counts(images=images, depths=depths)
     known = head_kind(kind)
-    loaded = known.load(model, head)
-    found = corpus(model, images, seed, data)
-    return known.distances(model, loaded, found, find_model(model.name).sampling(), depths)
+    loaded = known.load(target, head)
+    found = corpus(target, images, seed, Path(data) if data else None)
+    return known.distances(target, loaded, found, find_model(target.name).sampling(), depths)
 
 
 def load_trainable(name: str, device: str = "cpu", threads: int = 0) -> TransformerModel:

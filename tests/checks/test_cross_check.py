@@ -91,7 +91,7 @@ def test_both_values_and_their_largest_difference_are_told(scored, tmp_path, mon
     program = tmp_path / "program.py"
     program.write_text(ANSWERS.format(shift=shift))
     monkeypatch.setattr(cross_check, "PROGRAM", program)
-    row = cross_check.cross_check(scored, Brightness(), Path(sys.executable))
+    row = cross_check.check_by_package(scored, Brightness(), Path(sys.executable))
     assert tuple(row) == cross_check.COLUMNS and row["verdict"] == verdict
     assert (row["package"], row["n"], row["run_id"]) == ("hpsv2 9", 3, "mine")
     assert row["theirs"] - row["ours"] == pytest.approx(shift, abs=1e-6) and row["ours"] > 0.3
@@ -106,11 +106,11 @@ def test_the_images_of_a_run_are_the_stored_files_and_no_others(tmp_path, cli, m
     monkeypatch.setattr(cross_check, "_request", lambda package, *_: {"package": package})
     monkeypatch.setattr(cross_check, "PROGRAM", tmp_path / "program.py")
     cross_check.PROGRAM.write_text(ANSWERS.format(shift=0.0))
-    row = cross_check.cross_check(images, Brightness(), Path(sys.executable))
+    row = cross_check.check_by_package(images, Brightness(), Path(sys.executable))
     assert (row["verdict"], row["n"]) == ("agrees", 1)
     Image.new("RGB", (8, 8)).save(folder / images.rows["image"].iloc[0])
     with pytest.raises(SpecbenchError, match="replaced"):
-        cross_check.cross_check(images, Brightness(), Path(sys.executable))
+        cross_check.check_by_package(images, Brightness(), Path(sys.executable))
 
 
 @pytest.mark.parametrize(("program", "why"), [
@@ -120,7 +120,7 @@ def test_the_images_of_a_run_are_the_stored_files_and_no_others(tmp_path, cli, m
 def test_a_program_that_fails_is_told_and_not_raised(scored, tmp_path, monkeypatch, program, why):
     (tmp_path / "program.py").write_text(program)
     monkeypatch.setattr(cross_check, "PROGRAM", tmp_path / "program.py")
-    row = cross_check.cross_check(scored, Brightness(), Path(sys.executable))
+    row = cross_check.check_by_package(scored, Brightness(), Path(sys.executable))
     assert why in row["verdict"] and row["verdict"].startswith("not run") and row["theirs"] is None
 
 
@@ -151,7 +151,7 @@ def checked(monkeypatch, images: Images, metric, **extra: object) -> dict:
     score_with(images, metric)
     plain = cross_check._request
     monkeypatch.setattr(cross_check, "_request", lambda *given: plain(*given) | extra)
-    return cross_check.cross_check(images, metric, python)
+    return cross_check.check_by_package(images, metric, python)
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from specbench.papers.printed_speed import device_of, printed_latencies
-from specbench.papers.table_files import load_table, load_tables
+from specbench.papers.table_files import load_tables
 
 
 def test_ar_of_the_sjd_paper_stands_beside_the_weight_read_of_its_gpu():
-    rows = printed_latencies([load_table("sjd-1")])
+    rows = printed_latencies(["sjd-1"])
     ar = rows[0]
     weights_ms = 1e3 * 13_020_700_672 / 2039e9
     assert ar["decoder"] == "ar" and ar["steps"] == 2352 and ar["weights_ms"] == pytest.approx(weights_ms)
@@ -25,7 +25,7 @@ def test_every_printed_latency_has_a_row_and_no_floor_is_above_it():
         for column in table.columns
         for row in table.rows
     )
-    rows = printed_latencies(tables)
+    rows = printed_latencies()
     assert len(rows) == printed > 80
     assert all(row["over_floor"] is None or row["over_floor"] > 1 for row in rows)
     assert all(row["note"] for row in rows if row["over_floor"] is None)
