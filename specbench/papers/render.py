@@ -1,33 +1,14 @@
-"""Joined tables in any of the formats, among them one self-contained HTML page with notes and plots of figures."""
+"""Joined tables in any of the formats."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Sequence
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.papers.cells import Cell
-from specbench.papers.formats import (
-    below,
-    by_group,
-    heading,
-    table_csv,
-    table_json,
-    table_latex,
-    table_markdown,
-    table_parquet,
-    texts,
-)
-from specbench.papers.join import Line, PaperTable
-from specbench.papers.table import Row
-from specbench.reporting import charts
-from specbench.reporting.html import data_url, scripts, template
-from specbench.reporting.maps import mean_map, share_picture
-from specbench.stats import Estimate
+from specbench.papers.formats import table_csv, table_json, table_latex, table_markdown, table_parquet
+from specbench.papers.join import PaperTable
 
 TABLE_FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
-_WHERE = {"option": "options", "sampling": "sampling"}
-_MAP_NAMES = {"accepted": "accepted drafts", "top1": "top-1 of p", "draft_top1": "top-1 of q", "draft_tv": "TV(p, q)"}
 
 
 def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown") -> str | bytes:
@@ -41,104 +22,11 @@ def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown") -> str | 
     if fmt == "json":
         return table_json(tables)
     if fmt == "html":
-        return _page(tables)
+        from specbench.papers.html_page import tables_page  # brings jinja2 and matplotlib
+
+        return tables_page(tables)
     if fmt in ("markdown", "latex"):
         return "\n".join(map(table_markdown if fmt == "markdown" else table_latex, tables))
     if len(tables) > 1:
         raise SpecbenchError(f"--format {fmt} holds one table only", "name one table")
     return table_csv(tables[0]) if fmt == "csv" else table_parquet(tables[0])
-
-
-def _page(tables: Sequence[PaperTable]) -> str:
-    """HTML page of tables and figures, without external resources."""
-    shown = [_shown(joined) for joined in tables]
-    return template("tables.html.jinja").render(
-        title=", ".join(joined.table.name for joined in tables),
-        tables=shown,
-        **scripts([chart for table in shown for chart in table["charts"]]),
-    )
-
-
-def _shown(joined: PaperTable) -> dict:
-    panels = [(axes, figure_curves(joined, axes)) for axes in joined.table.axes]
-    maps = list(_maps(joined))
-    empty = dict.fromkeys(_labels(joined, axes)[1] for axes, curves in panels if not curves)
-    undrawn = [f"{name} is not drawn: the paper prints no numbers of it, and no run here has it." for name in empty]
-    return {
-        "name": joined.table.name,
-        "heading": joined.heading,
-        "columns": [heading(column) for column in joined.table.columns],
-        "groups": [(group, [texts(joined, line) for line in lines]) for group, lines in by_group(joined.lines)],
-        "notes": below(joined),
-        "charts": [
-            charts.figure_chart(curves, *_labels(joined, axes), _order(joined, axes))
-            for axes, curves in panels
-            if curves
-        ],
-        "undrawn": [*undrawn, *([] if maps else _no_maps(joined))],
-        "maps": maps,
-    }
-
-
-def figure_curves(joined: PaperTable, axes: Mapping[str, str]) -> list[charts.Curve]:
-    """Curves of a panel of a figure: printed and measured points per group of rows."""
-    rows = list(zip(joined.table.rows, joined.lines, strict=True))
-    curves = []
-    for group in dict.fromkeys(line.group for line in joined.lines):
-        members = [(row, line) for row, line in rows if line.group == group]
-        for measured in (False, True):
-            points = list(_points(axes, members, measured))
-            if points:
-                curves.append(charts.Curve(group or "", measured, points))
-    return curves
-
-
-def _points(axes: Mapping[str, str], members: Sequence[tuple[Row, Line]], measured: bool) -> Iterator[tuple]:
-    for row, line in members:
-        y = _estimate(line.cells[axes["y"]], measured)
-        x = _place(axes["x"], row, line, measured)
-        if x is not None and y is not None:
-            yield x, y
-
-
-def _place(axis: str, row: Row, line: Line, measured: bool) -> Estimate | str | None:
-    """Position of a row on the x axis: a number, or a label."""
-    kind, _, name = axis.partition(":")
-    if axis == "model":
-        return line.label
-    if kind not in _WHERE:
-        return _estimate(line.cells[axis], measured)
-    value = row.settings[_WHERE[kind]].get(name)
-    return Estimate(float(value), None, None) if isinstance(value, int | float) else value
-
-
-def _estimate(cell: Cell, measured: bool) -> Estimate | None:
-    if not measured:
-        return None if cell.paper is None else Estimate(cell.paper, None, None)
-    if cell.value is None:
-        return None
-    return Estimate(cell.value, cell.low, cell.high)
-
-
-def _labels(joined: PaperTable, axes: Mapping[str, str]) -> tuple[str, str]:
-    headers = {column.name: column.header for column in joined.table.columns}
-    return headers.get(axes["x"], axes["x"].partition(":")[2].replace("_", "-")), headers[axes["y"]]
-
-
-def _order(joined: PaperTable, axes: Mapping[str, str]) -> list[str]:
-    """The labels on the x axis in the order of the rows."""
-    rows = zip(joined.table.rows, joined.lines, strict=True)
-    return [x for row, line in rows if isinstance(x := _place(axes["x"], row, line, False), str)]
-
-
-def _maps(joined: PaperTable) -> Iterator[dict[str, str]]:
-    for line in joined.lines:
-        for folder, name in product(line.folders, joined.table.maps):
-            values = mean_map(folder, name)
-            if values is not None:
-                yield {"name": f"{line.label}: {_MAP_NAMES[name]}", "picture": data_url(share_picture(values))}
-
-
-def _no_maps(joined: PaperTable) -> list[str]:
-    names = ", ".join(_MAP_NAMES[name] for name in joined.table.maps)
-    return [f"No map of {names}: the paper's is a picture without numbers, and no run here has it."] if names else []

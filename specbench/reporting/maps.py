@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
-from matplotlib import colormaps
 from PIL import Image
 
 from specbench.store.run_store import RunStore, read_image
@@ -114,6 +113,8 @@ def _run_grid(folder: Path, forced: Sequence[bool], name: str | None, sha256: st
 
 def step_picture(steps: np.ndarray) -> bytes:
     """Draw the commit step of each token (dark early, light late)."""
+    from matplotlib import colormaps  # only where a picture is drawn
+
     shade = (steps - 1) / max(1, steps.max() - 1)
     return _png((colormaps["viridis"](shade)[..., :3] * 255).astype(np.uint8))
 
@@ -125,6 +126,8 @@ def origin_picture(origins: np.ndarray) -> bytes:
 
 def share_picture(shares: np.ndarray) -> bytes:
     """Draw a fraction per grid position, from 0 (dark) to 1 (light); NaN is transparent."""
+    from matplotlib import colormaps  # only where a picture is drawn
+
     return _png(
         (colormaps["cividis"].with_extremes(bad=(0, 0, 0, 0))(np.ma.masked_invalid(shares)) * 255).astype(np.uint8)
     )

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 import torch
 
-from specbench.checks.contracts import MetricChecks, metric_findings, prompt_findings
+from specbench.checks.contracts import prompt_findings
+from specbench.checks.metric_contract import MetricChecks, metric_findings
 from specbench.checks.model_contract import ModelChecks, model_findings
 from specbench.metrics.base import PerImageMetric, Sample
 

@@ -22,8 +22,9 @@ from synthetic import AR, INVOCATION, SJD, ar, changed, folder, generation, sjd
 
 from specbench.errors import SpecbenchError
 from specbench.papers.cells import Measured, make_cell, same_hardware
+from specbench.papers.html_page import figure_curves
 from specbench.papers.join import PaperTable, join
-from specbench.papers.render import TABLE_FORMATS, figure_curves, render_tables
+from specbench.papers.render import TABLE_FORMATS, render_tables
 from specbench.papers.table import Column
 from specbench.papers.table_files import read_table
 from specbench.papers.terminal import terminal

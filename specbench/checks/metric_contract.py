@@ -1,0 +1,131 @@
+"""Conformance tests of a metric."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from specbench.checks.findings import SKIPPED, Finding, finding, run_tests
+from specbench.metrics.base import Metric, Sample
+from specbench.metrics.catalog import metric
+from specbench.prompts import load_prompts
+
+_IMAGES = 6
+_PIXELS = 64
+_RELATIVE = 1e-3
+"""Difference between an image's feature alone and in a batch that rounding explains."""
+
+
+def metric_findings(name: str, prompts: str | None = None) -> list[Finding]:
+    """Run every conformance test on a metric, with random images of the first prompts that it accepts.
+
+    Args:
+        name: of the catalogue, or "package.module:NAME".
+        prompts: the set or file of the prompts; "shapes" if None.
+
+    Raises:
+        SpecbenchError: there is no such metric or prompt set.
+    """
+    made = metric(name)()
+    missing = made.missing()
+    if missing:
+        return [Finding("ready", SKIPPED, f"{missing[0][0]} ({missing[0][1]})")]
+    accepted = [one for one in load_prompts(prompts or "shapes").prompts if made.accepts(one.category, one.meta)]
+    if not accepted:
+        return [Finding("ready", SKIPPED, f"it accepts no prompt of '{prompts or 'shapes'}'; name others")]
+    draw = np.random.default_rng(0)
+    samples = [
+        Sample(one.id, 0, one.text, one.category, one.meta, draw.integers(0, 256, (_PIXELS, _PIXELS, 3), np.uint8))
+        for one in accepted[:_IMAGES]
+    ]
+    made.prepare()
+    return MetricChecks(made, lambda: metric(name)(), samples).all_findings()
+
+
+class MetricChecks:
+    """The tests of a metric, each a method that returns its `Finding`: features of an image depend on that image alone,
+    and scores follow the interface."""
+
+    def __init__(self, made: Metric, make: Callable[[], Metric], samples: list[Sample]):
+        self._metric, self._make, self._samples = made, make, samples
+
+    def all_findings(self) -> list[Finding]:
+        return run_tests(self.all())
+
+    def all(self) -> Iterator[tuple[str, Callable[[], Finding]]]:
+        return ((name, getattr(self, name)) for name in ("identity", "features", "batch", "scores", "difference"))
+
+    def identity(self) -> Finding:
+        """The identity is a mapping of texts, the same whenever the metric is made."""
+        found, again = dict(self._metric.identity()), dict(self._make().identity())
+        texts = all(isinstance(part, str) for pair in found.items() for part in pair)
+        wrong = ["identity() must map texts to texts"] * (not texts)
+        wrong += ["identity() differs when the metric is made again"] * (found != again)
+        shown = re.sub(r"(sha256:[0-9a-f]{12})[0-9a-f]+", r"\1…", json.dumps(found, default=str))
+        return finding("identity", wrong, f"stable: {shown[:80]}")
+
+    def features(self) -> Finding:
+        """One dict per image, with the declared columns, whose values have the declared types; pixels stay."""
+        before = [sample.pixels.copy() for sample in self._samples]
+        found = self._metric.features(self._samples)
+        if len(found) != len(self._samples):
+            return finding("features", [f"{len(found)} dicts for {len(self._samples)} images"], "")
+        declared = set(self._metric.columns)
+        wrong = [f"columns {sorted(row)} instead of {sorted(declared)}" for row in found if set(row) != declared]
+        changed = any((old != one.pixels).any() for old, one in zip(before, self._samples, strict=True))
+        wrong += ["it changes the pixels that it is given"] * changed
+        pa.Table.from_pylist(found, schema=pa.schema(list(self._metric.columns.items())))
+        return finding("features", wrong, f"{', '.join(sorted(declared))} of each image")
+
+    def batch(self) -> Finding:
+        """Features of an image do not depend on the other images."""
+        together = self._metric.features(self._samples)
+        alone = [self._metric.features([sample])[0] for sample in reversed(self._samples)][::-1]
+        gap = max(_gap(one, other) for one, other in zip(together, alone, strict=True))
+        wrong = [f"an image's features change by {gap:.2g} of their size with the images beside it"] * (gap > _RELATIVE)
+        return finding("batch", wrong, "alone or with others, the same features")
+
+    def scores(self) -> Finding:
+        """The overall score comes first, parts are named after it, values lie within their intervals."""
+        found = self._metric.scores(self._metric.statistics(self._frame()))
+        if not found:
+            return finding("scores", ["no score of several images"], "")
+        wrong = [f"the first score is called '{found[0].name}'"] * (found[0].name != self._metric.name)
+        for one in found:
+            low, value, high = one.estimate.low, one.estimate.value, one.estimate.high
+            if low is not None and not low <= value <= high:
+                wrong.append(f"{one.name}: {value} lies outside its interval {low} to {high}")
+            if not 0 < one.n <= len(self._samples):
+                wrong.append(f"{one.name}: n = {one.n} of {len(self._samples)} images")
+        return finding("scores", wrong, ", ".join(f"{one.name} {one.estimate.value:.4g}" for one in found[:3]))
+
+    def difference(self) -> Finding:
+        """A run does not differ from itself."""
+        frame = self._frame()
+        found = self._metric.difference(frame, frame)
+        if found is None:
+            return Finding("difference", SKIPPED, "this metric has no paired difference")
+        wrong = [f"{found[0].value} between a run and itself"] * (found[0].value != 0)
+        return finding("difference", wrong, f"0 between a run and itself, over {found[1]} images")
+
+    def _frame(self) -> pd.DataFrame:
+        features = self._metric.features(self._samples)
+        keys = [{"prompt_id": one.prompt_id, "sample": one.sample, "category": one.category} for one in self._samples]
+        return pd.DataFrame([key | row for key, row in zip(keys, features, strict=True)])
+
+
+def _gap(one: dict, other: dict) -> float:
+    """Largest relative difference of the numbers of two feature dicts; infinite where other values differ."""
+    gaps = [0.0]
+    for name, value in one.items():
+        if isinstance(value, int | float | np.ndarray | list | tuple | np.generic) and other[name] is not None:
+            mine, theirs = np.asarray(value, dtype=float), np.asarray(other[name], dtype=float)
+            gaps.append(float(np.abs(mine - theirs).max(initial=0) / max(np.abs(mine).max(initial=0), 1e-9)))
+        elif value != other[name]:
+            gaps.append(float("inf"))
+    return max(gaps)
