@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from specbench.checks.run_audit import audit_runs
     from specbench.errors import SpecbenchError
     from specbench.models.shapes.caption_images import render_shapes
+    from specbench.papers.forecasts import forecast, printed_latencies
     from specbench.papers.listing import available
-    from specbench.papers.printed_speed import forecast, printed_latencies
     from specbench.prompts import fetch_prompts
     from specbench.reporting.demo import demo
     from specbench.store.merge_shards import merge_runs
-    from specbench.training.head import check_head
+    from specbench.training.head import check_head, train_head
 
 # ruff: noqa: F405 - for type checkers, these names come from the star above
 __all__ = [
@@ -72,10 +72,11 @@ _ELSEWHERE = {
     "cross_check": "specbench.checks.cross_check",
     "demo": "specbench.reporting.demo",
     "fetch_prompts": "specbench.prompts",
-    "forecast": "specbench.papers.printed_speed",
+    "forecast": "specbench.papers.forecasts",
     "merge_runs": "specbench.store.merge_shards",
-    "printed_latencies": "specbench.papers.printed_speed",
+    "printed_latencies": "specbench.papers.forecasts",
     "render_shapes": "specbench.models.shapes.caption_images",
+    "train_head": "specbench.training.head",
 }
 """Modules of the public names that do not stand in `specbench.api`."""
 

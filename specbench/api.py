@@ -1,4 +1,6 @@
-"""The public Python API: one function per command, each a few lines over the package that does the work.
+"""The public functions that adapt settings and names of runs, each a few lines over the package that does the work.
+
+The others stand where they work; `specbench.__init__` names all of them.
 
     prompts -> model.encode -> decoding.loop.decode -> Generation -> store -> scoring -> reporting
 
@@ -8,7 +10,7 @@ not read. Functions import what needs torch, pandas or matplotlib when called, s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -521,11 +523,11 @@ def doctor(
     from specbench.checks.cross_check import readiness
     from specbench.checks.doctor import check_machine  # bring torch
     from specbench.metrics.catalog import with_protocol
-    from specbench.models.facts import Choice
+    from specbench.models.facts import ModelChoice
 
     if scale not in ("full", "tiny"):
         raise SpecbenchError(f"scale {scale}: unknown", "valid: full, tiny")
-    choice, metrics = Choice(weights, revision, random_weights, scale == "tiny"), with_protocol(metrics, protocol)
+    choice, metrics = ModelChoice(weights, revision, random_weights, scale == "tiny"), with_protocol(metrics, protocol)
     rows = check_machine(model, Path(out), choice, metrics, measure)
     return rows + (readiness() if cross_check else [])
 
@@ -557,45 +559,6 @@ def show_prompts(
 
     drawing = Drawing(tuple(ids), tuple(categories), offset, per_category, sample, limit)
     return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts))]
-
-
-def train_head(
-    out: str | Path,
-    model: str = "shapes",
-    data: str | Path | None = None,
-    images: int = 1024,
-    epochs: int = 16,
-    batch: int = 16,
-    lr: float = 2e-3,
-    seed: int = 0,
-    device: str = "cpu",
-    threads: int = 0,
-    tell: Callable[[str, int, int, str], None] | None = None,
-    kind: str = "eagle",
-) -> Path:
-    """Train a draft head (`specbench train-head`); repeat the call to resume an interrupted training.
-
-    Args:
-        out: folder of the head.
-        model: the target.
-        data: run folder with images of the target; the model's training data if None.
-        images, epochs, batch, lr, seed: see `specbench.training.head.HeadPlan`.
-        device, threads: as for `run`.
-        tell: called as `tell(stage, done, total, note)`.
-        kind: "eagle" for an EAGLE-1 head, "vertical" for one that looks at the image row above.
-
-    Returns:
-        The folder, for `head=` of the EAGLE decoders, or of `vertical`.
-
-    Raises:
-        SpecbenchError: a number out of range, an unknown model, no training data, or a folder with another training.
-    """
-    from specbench.training import head  # brings torch
-    from specbench.training.head import load_trainable
-
-    plan = head.HeadPlan(images, epochs, batch, lr, seed=seed, kind=kind)
-    head.train_head(load_trainable(model, device, threads), Path(out), plan, Path(data) if data else None, tell)
-    return Path(out)
 
 
 def _plans(sweep: Mapping[str, Sequence[object]] | None, settings: Mapping[str, object]) -> list[Plan]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from unittest import mock
 
 import cases
+import matplotlib.colors  # noqa: F401 - it makes a folder of its own when it is first imported, which is no finding
 import pyarrow as pa
 from examples import example_checkpoint, example_head, example_info, example_run, example_stranger, small_run
 from hypothesis import strategies as st
@@ -26,7 +27,7 @@ from specbench.metrics.official_exchange import export_images, import_scores
 from specbench.models.catalog import check_model, find_model, load_model
 from specbench.models.draft_head import load_head
 from specbench.models.draft_head_files import head_in
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.papers import render as papers_render
 from specbench.papers.join import join
 from specbench.papers.listing import run_rows
@@ -196,7 +197,7 @@ def _load_head(box: Path, case) -> None:
 
 
 def _load_checkpoint(box: Path, case) -> None:
-    info = find_model("simplear").configured(Choice(weights=str(box / "files"), tiny=True))
+    info = find_model("simplear").configured(ModelChoice(weights=str(box / "files"), tiny=True))
     check_model(info)
     load_model(info, "cpu", "float32")
 

@@ -29,7 +29,7 @@ from specbench.decoding.timing import Spans
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model, load_model
 from specbench.models.interface import ImageModel
-from specbench.papers.printed_speed import BANDWIDTH, FLOPS, OVERHEAD_MS
+from specbench.papers.forecasts import BANDWIDTH, FLOPS, OVERHEAD_MS
 from specbench.prompts import Request, load_prompts
 from specbench.reporting.forecast import Accepted, ForecastSetting, forecast_rows
 from specbench.runs.decoder_args import parse_decoders

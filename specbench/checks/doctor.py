@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import check_model, find_model, models
-from specbench.models.facts import AS_PUBLISHED, Choice, ModelFacts
+from specbench.models.facts import AS_PUBLISHED, ModelChoice, ModelFacts
 from specbench.runs.memory_estimate import footprint, free_memory, single_image_bytes
 from specbench.runs.plan import available_threads, check_writable
 from specbench.specs.presets import resolve
@@ -34,7 +34,7 @@ LOW_DISK_GIB = 1.0
 def check_machine(
     model: str | None = None,
     out: Path = Path("results"),
-    choice: Choice = AS_PUBLISHED,
+    choice: ModelChoice = AS_PUBLISHED,
     metrics: Sequence[str] = (),
     measure: bool = False,
 ) -> list[dict[str, str]]:

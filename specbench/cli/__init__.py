@@ -39,11 +39,9 @@ def build_app(named: str | None = None, root_options: bool = True) -> typer.Type
         root_options: accept options before the command, and requests of a shell to complete the line. Each option
             costs typer time, the first one 80 ms of imports.
     """
-    from specbench.specs import (
-        presets as plugin_decoders,  # looks through the installed packages, which the index does not need
-    )
+    from specbench.specs.presets import add_plugin_decoders  # looks through the packages; the index does not need it
 
-    plugin_decoders.add_plugin_decoders()
+    add_plugin_decoders()
     app = _empty_app(root_options)
     modules = [COMMANDS[named][0]] if named else dict.fromkeys(module for module, _ in COMMANDS.values())
     for module in modules:
@@ -119,7 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SpecbenchError as error:
         code = _fail(error, debug)
     except _UsageError as error:
-        code = BAD_INPUT if type(error).__name__ == "NoArgsIsHelpError" else _fail(_usage_problem(error), debug)
+        code = (
+            BAD_INPUT if type(error).__name__ == "NoArgsIsHelpError" else _fail(_usage_problem(error, arguments), debug)
+        )
     except (KeyboardInterrupt, typer.Abort):
         code = _fail(
             SpecbenchError(
@@ -161,7 +161,7 @@ def _fail(error: SpecbenchError, debug: bool) -> int:
     return error.exit_code
 
 
-def _usage_problem(error: Exception) -> SpecbenchError:
+def _usage_problem(error: Exception, arguments: Sequence[str]) -> SpecbenchError:
     """Convert a usage error of typer to a SpecbenchError, with the nearest option or command as a hint."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "specbench"
@@ -170,7 +170,15 @@ def _usage_problem(error: Exception) -> SpecbenchError:
         valid = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
         problem = unknown_name("option", option, valid)
         return SpecbenchError(f"{problem.what} of '{path}'", problem.try_this, BAD_INPUT)
-    return SpecbenchError(error.format_message(), f"see '{path} --help'", BAD_INPUT)
+    parameter = getattr(error, "param", None)
+    variable, names = getattr(parameter, "envvar", None), getattr(parameter, "opts", ())
+    typed = any(argument.partition("=")[0] in names for argument in arguments)
+    given = (
+        f" (environment {variable}={os.environ[variable]})"
+        if variable and os.environ.get(variable) and not typed
+        else ""
+    )
+    return SpecbenchError(error.format_message() + given, f"see '{path} --help'", BAD_INPUT)
 
 
 def _show_warning(message, category, *_rest) -> None:

@@ -1,4 +1,5 @@
-"""Commands of the command line: the module that defines each, and the first paragraph of its help.
+"""Commands of the command line: the module that defines each, the first paragraph of its help, and the groups that hold
+them.
 
 `specbench --help` prints this and imports none of these modules.
 """
@@ -11,6 +12,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+COMPLETION = "_SPECBENCH_COMPLETE"
+"""Variable by which a shell asks for completion of a line."""
 COMMANDS = {
     "run": ("run", "Decode a prompt set with one or several decoders, and store images and measurements."),
     "merge": ("merge", "Merge the shards of runs, and print the run folders."),
@@ -50,12 +53,6 @@ COMMANDS = {
 def help_of(command: str, *paragraphs: str) -> str:
     """Help of a command: its first paragraph and further ones."""
     return "\n\n".join((COMMANDS[command][1], *paragraphs))
-
-
-# Typer application whose help screens print switches without a type.
-
-COMPLETION = "_SPECBENCH_COMPLETE"
-"""Variable by which a shell asks for completion of a line."""
 
 
 class _PlainSwitches:

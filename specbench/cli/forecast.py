@@ -75,12 +75,12 @@ def forecast(
         return _print_printed(sources or (), json)
     if on is None:
         raise SpecbenchError("--on is missing", "for example --on A100, or --on 2039GB/s,312TFLOP/s")
-    from specbench.papers import printed_speed
+    from specbench.papers import forecasts
     from specbench.runs.plan import available_threads
 
-    spent = None if overhead == printed_speed.OWN_OVERHEAD else printed_speed.read_range("overhead-ms", overhead)
-    shares = printed_speed.read_range("bandwidth-share", bandwidth), printed_speed.read_range("flops-share", flops)
-    rows = printed_speed.forecast(
+    spent = None if overhead == forecasts.OWN_OVERHEAD else forecasts.read_range("overhead-ms", overhead)
+    shares = forecasts.read_range("bandwidth-share", bandwidth), forecasts.read_range("flops-share", flops)
+    rows = forecasts.forecast(
         on, sources or (), model, out, batch, dtype, *shares, spent, threads or available_threads()
     )
     print_json(rows) if json else _print_forecast(rows)
@@ -123,7 +123,7 @@ def _digits(value: float) -> str:
 
 
 def _print_printed(names: Sequence[str], as_json: bool) -> None:
-    from specbench.papers.printed_speed import printed_latencies, printed_sentence
+    from specbench.papers.forecasts import printed_latencies, printed_sentence
 
     rows = printed_latencies(names)
     if not rows:

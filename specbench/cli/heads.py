@@ -66,12 +66,12 @@ def train_head(
     threads: _Threads = 0,
     quiet: Quiet = False,
 ) -> None:
-    from specbench import api
+    from specbench.training import head as heads
 
     progress = None if quiet else _Progress()
     try:
         print(
-            api.train_head(
+            heads.train_head(
                 out,
                 model,
                 data,

@@ -21,6 +21,7 @@ import pyarrow as pa
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics.base import Metric, Sample, Score
 from specbench.metrics.compbench_rules import THREE_IN_ONE, three_in_one
+from specbench.metrics.export_folder import export_folder
 from specbench.metrics.geneval import JudgedMetric
 from specbench.metrics.score_store import scores_to_show
 from specbench.metrics.scoring import run_images, score_with
@@ -29,7 +30,6 @@ from specbench.stats import mean_interval
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import read_meta
 from specbench.system.downloads import digest_of
-from specbench.system.export_folder import export_folder
 from specbench.system.files import read_error, read_regular
 from specbench.system.images import png_bytes
 from specbench.system.json_values import parse_json

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
-from specbench.models.facts import Choice, ModelFacts
+from specbench.models.facts import ModelChoice, ModelFacts
 from specbench.models.families.model_specs import MODELS
 from specbench.models.hub_model import HubModel
 from specbench.models.transformer.size import Size, llama_size
@@ -62,7 +62,7 @@ class ModelInfo(ModelFacts):
 
     renders_together = True
 
-    def configured(self, choice: Choice, download: bool = False) -> ModelInfo:
+    def configured(self, choice: ModelChoice, download: bool = False) -> ModelInfo:
         """Reject other weights, which these models do not support."""
         if choice.released_rows:
             raise SpecbenchError(f"--guidance-rows released: '{self.name}' has one unconditional prompt", "omit it")
@@ -219,7 +219,7 @@ def _own_model(reference: str) -> ModelFacts:
 
 def recorded_model(name: str, weights: str | None = None, revision: str | None = None) -> ModelFacts:
     """The model of a run by its recorded name, whose endings tell how it was configured ("janus+random+tiny")."""
-    model, choice = Choice.of_name(name, weights, revision)
+    model, choice = ModelChoice.of_name(name, weights, revision)
     return find_model(model).configured(choice)
 
 

@@ -23,7 +23,7 @@ TINY_GRID = (4, 4)
 
 
 @dataclass(frozen=True)
-class Choice:
+class ModelChoice:
     """What a user may choose about a model: its checkpoint, its size, and the prompts of released decoders.
 
     Attributes:
@@ -42,6 +42,10 @@ class Choice:
     guidance_rows: str = "official"
     prompt_form: str = "official"
 
+    def __post_init__(self) -> None:
+        for name in ("weights", "revision"):
+            object.__setattr__(self, name, getattr(self, name) or None)
+
     @property
     def released_rows(self) -> bool:
         return self.guidance_rows == "released"
@@ -56,7 +60,7 @@ class Choice:
         return model + "".join(ending for ending, present in held.items() if present)
 
     @classmethod
-    def of_name(cls, name: str, weights: str | None = None, revision: str | None = None) -> tuple[str, Choice]:
+    def of_name(cls, name: str, weights: str | None = None, revision: str | None = None) -> tuple[str, ModelChoice]:
         """Name of the model, and the choice, of a name in records ("janus+random+tiny")."""
         found = set()
         while ending := next((one for one in _ENDINGS if name.endswith(one)), None):
@@ -66,7 +70,7 @@ class Choice:
         return name, cls(weights, revision, "random" in found, "tiny" in found, rows, form)
 
 
-AS_PUBLISHED = Choice()
+AS_PUBLISHED = ModelChoice()
 """The published checkpoint in full size."""
 _ENDINGS = {
     RANDOM: "random",
@@ -74,7 +78,7 @@ _ENDINGS = {
     "+released-rows": "released_rows",
     "+released-prompt": "released_prompt",
 }
-"""Endings of a model's name in records, by what they record of a `Choice`, in their order."""
+"""Endings of a model's name in records, by what they record of a `ModelChoice`, in their order."""
 
 
 class ModelFacts(Protocol):
@@ -129,7 +133,7 @@ class ModelFacts(Protocol):
         """Commits of the hub repositories that its files come from, by repository; none for bundled models."""
         return {}
 
-    def configured(self, choice: Choice, download: bool = False) -> ModelFacts:
+    def configured(self, choice: ModelChoice, download: bool = False) -> ModelFacts:
         """This model as chosen; a SpecbenchError if it cannot be. `download` permits fetching the small files that tell
         the size of other weights.
         """

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, is_offline, local_folder
 from specbench.models.checkpoint_layouts import Layout, find_marks, locate, recognise, require_known
-from specbench.models.facts import AS_PUBLISHED, BYTES, TINY_GRID, Choice, ModelFacts
+from specbench.models.facts import AS_PUBLISHED, BYTES, TINY_GRID, ModelChoice, ModelFacts
 from specbench.models.network_sizes import NetworkSize, stored_size
 from specbench.models.transformer.size import Size
 from specbench.specs.run_spec import Sampling
@@ -63,16 +63,15 @@ class HubModel(ModelFacts):
     patch: int = 16
     row_ends: bool = False
     dtype: str = "bfloat16"
-    choice: Choice = AS_PUBLISHED
+    choice: ModelChoice = AS_PUBLISHED
     size_known: bool = True
 
-    def configured(self, choice: Choice, download: bool = False) -> HubModel:
+    def configured(self, choice: ModelChoice, download: bool = False) -> HubModel:
         """Copy with other weights or size; the name states any deviation from the official model.
 
         Sizes are those of the checkpoint in a `weights` folder or hub repository, so that memory, windows and roofline
         are planned for it. Of a repository that is not on this disk, `download` fetches the small files that tell.
         """
-        choice = replace(choice, weights=choice.weights or None, revision=choice.revision or None)
         if choice.random and (choice.weights or choice.revision):
             raise SpecbenchError("--random-weights excludes --weights and --revision")
         if choice.revision and choice.weights and is_folder(choice.weights):

@@ -11,7 +11,7 @@ from pathlib import Path
 from specbench import prompts, stats
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.papers.cells import NOT_SCORED, Cell, Measured, column_fingerprint, make_cell, same_hardware
 from specbench.papers.table import CellSettings, Column, Row, Table
 from specbench.papers.table_files import papers
@@ -189,7 +189,7 @@ def _unlike(settings: CellSettings, info: RunInfo) -> tuple[str, ...]:
     """How a run differs from what the table asks for, each as "model shapes instead of lumina"."""
     spec = info.spec
     released = {name: getattr(settings, name) for name in ("guidance_rows", "prompt_form") if getattr(settings, name)}
-    asked = {"model": Choice(**released).name(settings.model)}
+    asked = {"model": ModelChoice(**released).name(settings.model)}
     asked |= {name: getattr(settings, name) for name in ("prompts", "dtype")}
     asked |= {name.replace("_", "-"): value for name, value in settings.sampling}
     there = {**vars(spec), **{name.replace("_", "-"): value for name, value in vars(spec.sampling).items()}}

@@ -84,12 +84,12 @@ def measured_table(
     """
     if Path(out).is_file():
         raise SpecbenchError(f"--out {out}: is a file", "name a folder")
-    try:
-        if prompts is not None:
+    if prompts is not None:
+        try:
             load_prompts(prompts)
-    except SpecbenchError as error:
-        if error.exit_code == BAD_INPUT:  # a prompt set that is not on this disk may still have runs
-            raise
+        except SpecbenchError as error:
+            if error.exit_code == BAD_INPUT:  # a prompt set that is not on this disk may still have runs
+                raise
     cells = resolve_cells(table, {"model": model, "prompts": prompts, "out": str(out)}, env={})
     found = find_measured(cells, out)
     folders = [folder for folder in found.values() if isinstance(folder, Path)]

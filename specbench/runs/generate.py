@@ -8,11 +8,11 @@ from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.prompts import Prompt, Request, text_id
+from specbench.runs import compiler
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.preparation import load_for_run
 from specbench.runs.settings import Value
-from specbench.system import compiler
 
 
 def generate_images(captions: Sequence[str], values: Mapping[str, Value]) -> list[Generation]:

@@ -16,81 +16,18 @@ from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import find_head, require_head
-from specbench.models.facts import Choice, ModelFacts
+from specbench.models.facts import ModelChoice, ModelFacts
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
 from specbench.prompts.prompt_set import Drawing
+from specbench.runs import compiler
 from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders
 from specbench.runs.memory_estimate import fitting_windows, settle_batch
 from specbench.runs.settings import Value
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos
-from specbench.system import compiler
 from specbench.system.environment import available_cores
 from specbench.system.torch_device import check_device_name
-
-# Where the images of a run are decoded: this process or several workers, and which shard of them.
-
-
-@dataclass(frozen=True)
-class Workers:
-    """Worker configuration: this process, unless `count` is above 1 or `address` names a Ray cluster.
-
-    `count` None: as many as the cluster allows; `references` are the decoders ("package.module:NAME") workers must
-        import.
-    """
-
-    count: int | None = 1
-    address: str | None = None
-    references: tuple[str, ...] = ()
-
-    @property
-    def elsewhere(self) -> bool:
-        return self.address is not None or self.count != 1
-
-
-THIS_PROCESS = Workers()
-
-
-def plan_workers(values: Mapping[str, Value]) -> Workers:
-    """Worker configuration from the settings; rejects settings incompatible with several workers."""
-    value = {name: held.value for name, held in values.items()}
-    references = tuple(name for name, _ in parse_decoders(value["decoder"]) if ":" in name)
-    workers = Workers(value["workers"] or (None if value["ray"] else 1), value["ray"] or None, references)
-    if workers.elsewhere and ":" in value["device"]:
-        raise SpecbenchError(f"--device {value['device']}: each worker has its own GPU", "write --device cuda")
-    if workers.elsewhere and value["batch"] == "auto":
-        raise SpecbenchError("--batch auto: cannot be estimated with --workers or --ray", "omit them, or set a number")
-    return workers
-
-
-def plan_shard(text: str | None) -> tuple[int, int]:
-    """Parse "2/8" to (2, 8)."""
-    if not text:
-        return 1, 1
-    number, slash, shards = text.partition("/")
-    if not (slash and number.isdecimal() and shards.isdecimal() and 1 <= int(number) <= int(shards) <= 100_000):
-        raise SpecbenchError(
-            f"--shard {text}: expected I/N with 1 <= I <= N", "for example 2/8, the second of eight parts"
-        )
-    return int(number), int(shards)
-
-
-def shard_folder(number: int, shards: int) -> str:
-    """Folder of a shard's runs inside --out, so that shards never write to the same folder."""
-    return f"shard-{number}-of-{shards}" if shards > 1 else ""
-
-
-def run_mode(given: str | None, batch: int | str, workers: Workers, device: str) -> str:
-    """Latency mode, or throughput if images share a device, which invalidates their latencies."""
-    alone = not workers.elsewhere or (device == "cuda" and given == "latency")
-    if given == "latency" and (batch != 1 or not alone):
-        raise SpecbenchError(
-            "--mode latency: needs one image at a time on an exclusive device",
-            "use --batch 1, and one worker or one GPU per worker",
-        )
-    return given or ("latency" if batch == 1 and alone else "throughput")
-
 
 RUN_ORIGINS = (
     "model",
@@ -121,6 +58,26 @@ SAMPLING_SETTINGS = {
     "entropy_scale": "entropy-scale",
 }
 MAX_IMAGES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Worker configuration: this process, unless `count` is above 1 or `address` names a Ray cluster.
+
+    `count` None: as many as the cluster allows; `references` are the decoders ("package.module:NAME") workers must
+        import.
+    """
+
+    count: int | None = 1
+    address: str | None = None
+    references: tuple[str, ...] = ()
+
+    @property
+    def elsewhere(self) -> bool:
+        return self.address is not None or self.count != 1
+
+
+THIS_PROCESS = Workers()
 
 
 @dataclass(frozen=True)
@@ -366,10 +323,50 @@ def _check_images(prompts: int, samples: int, shard: tuple[int, int]) -> None:
         )
 
 
+def plan_workers(values: Mapping[str, Value]) -> Workers:
+    """Worker configuration from the settings; rejects settings incompatible with several workers."""
+    value = {name: held.value for name, held in values.items()}
+    references = tuple(name for name, _ in parse_decoders(value["decoder"]) if ":" in name)
+    workers = Workers(value["workers"] or (None if value["ray"] else 1), value["ray"] or None, references)
+    if workers.elsewhere and ":" in value["device"]:
+        raise SpecbenchError(f"--device {value['device']}: each worker has its own GPU", "write --device cuda")
+    if workers.elsewhere and value["batch"] == "auto":
+        raise SpecbenchError("--batch auto: cannot be estimated with --workers or --ray", "omit them, or set a number")
+    return workers
+
+
+def plan_shard(text: str | None) -> tuple[int, int]:
+    """Parse "2/8" to (2, 8)."""
+    if not text:
+        return 1, 1
+    number, slash, shards = text.partition("/")
+    if not (slash and number.isdecimal() and shards.isdecimal() and 1 <= int(number) <= int(shards) <= 100_000):
+        raise SpecbenchError(
+            f"--shard {text}: expected I/N with 1 <= I <= N", "for example 2/8, the second of eight parts"
+        )
+    return int(number), int(shards)
+
+
+def shard_folder(number: int, shards: int) -> str:
+    """Folder of a shard's runs inside --out, so that shards never write to the same folder."""
+    return f"shard-{number}-of-{shards}" if shards > 1 else ""
+
+
+def run_mode(given: str | None, batch: int | str, workers: Workers, device: str) -> str:
+    """Latency mode, or throughput if images share a device, which invalidates their latencies."""
+    alone = not workers.elsewhere or (device == "cuda" and given == "latency")
+    if given == "latency" and (batch != 1 or not alone):
+        raise SpecbenchError(
+            "--mode latency: needs one image at a time on an exclusive device",
+            "use --batch 1, and one worker or one GPU per worker",
+        )
+    return given or ("latency" if batch == 1 and alone else "throughput")
+
+
 def plan_model(values: Mapping[str, Value]) -> ModelFacts:
     """Model with the weights and size given in the settings."""
     value = {name: held.value for name, held in values.items()}
-    choice = Choice(
+    choice = ModelChoice(
         value["weights"],
         value["revision"],
         value["random-weights"],

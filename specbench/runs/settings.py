@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
+from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
 from specbench.specs.options import Option
 from specbench.specs.presets import PRESETS, options_of
-from specbench.system import compiler
 
 _PREFIX = "SPECBENCH_"
 MAX_SEED = 2**63 - 1

@@ -78,7 +78,7 @@ class HeadPlan:
         return self.epochs * (self.images // self.batch)
 
 
-def train_head(
+def train(
     model: TransformerModel, out: Path, plan: HeadPlan, data: Path | None = None, tell: Callable | None = None
 ) -> nn.Module:
     """Train a head for `model` and store it in `out`; an interrupted training in `out` is resumed.
@@ -172,6 +172,42 @@ def _rate(step: int, plan: HeadPlan) -> float:
     return min((step + 1) / warm, (plan.steps - step) / max(1, plan.steps - warm))
 
 
+def train_head(
+    out: str | Path,
+    model: str = "shapes",
+    data: str | Path | None = None,
+    images: int = 1024,
+    epochs: int = 16,
+    batch: int = 16,
+    lr: float = 2e-3,
+    seed: int = 0,
+    device: str = "cpu",
+    threads: int = 0,
+    tell: Callable[[str, int, int, str], None] | None = None,
+    kind: str = "eagle",
+) -> Path:
+    """Train a draft head (`specbench train-head`); repeat the call to resume an interrupted training.
+
+    Args:
+        out: folder of the head.
+        model: the target.
+        data: run folder with images of the target; the model's training data if None.
+        images, epochs, batch, lr, seed: see `HeadPlan`.
+        device, threads: as for `run`.
+        tell: called as `tell(stage, done, total, note)`.
+        kind: "eagle" for an EAGLE-1 head, "vertical" for one that looks at the image row above.
+
+    Returns:
+        The folder, for `head=` of the EAGLE decoders, or of `vertical`.
+
+    Raises:
+        SpecbenchError: a number out of range, an unknown model, no training data, or a folder with another training.
+    """
+    plan = HeadPlan(images, epochs, batch, lr, seed=seed, kind=kind)
+    train(load_trainable(model, device, threads), Path(out), plan, Path(data) if data else None, tell)
+    return Path(out)
+
+
 def check_head(
     model: str = "shapes",
     head: str = "",
@@ -242,7 +278,7 @@ class HeadKind(NamedTuple):
     distances: Callable[..., list[dict[str, object]]]
 
 
-def untrained(model: TransformerModel, seed: int) -> EagleHead:
+def untrained_eagle(model: TransformerModel, seed: int) -> EagleHead:
     """New head with the target's layer sizes and token table."""
     own = model.backbone.config
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
@@ -252,7 +288,7 @@ def untrained(model: TransformerModel, seed: int) -> EagleHead:
     return new_head(LlamaConfig(**sizes, attn_implementation="sdpa"), table, seed)
 
 
-def head_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw: torch.Generator) -> dict[str, Tensor]:
+def eagle_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw: torch.Generator) -> dict[str, Tensor]:
     """Loss and its parts for one batch; `draw` blurs the features."""
     noise = torch.rand(batch.features.shape, generator=draw) - 0.5
     features = batch.features.float().to(model.device)
@@ -313,7 +349,7 @@ def _run_starts(images: int, length: int, draw: torch.Generator) -> Tensor:
 
 
 KINDS = {
-    "eagle": HeadKind(untrained, head_losses, save_head, head_for, alignment),
+    "eagle": HeadKind(untrained_eagle, eagle_losses, save_head, head_for, alignment),
     "vertical": HeadKind(
         _untrained_vertical, _vertical_losses, save_vertical_head, vertical_head_for, vertical_alignment
     ),

@@ -11,7 +11,7 @@ from checkpoints import WRITERS
 from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer
 from specbench.decoding.loop import decode
 from specbench.models.catalog import load_model, models
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
@@ -48,7 +48,7 @@ def model(request, tmp_path_factory):
         return load_model("shapes")
     folder = tmp_path_factory.mktemp("checkpoint")
     WRITERS[name](folder)
-    return load_model(models()[name].configured(Choice(weights=str(folder), tiny=True)), "cpu", "float32")
+    return load_model(models()[name].configured(ModelChoice(weights=str(folder), tiny=True)), "cpu", "float32")
 
 
 def tokens(model, decoder, sampling, images):

@@ -25,7 +25,7 @@ from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
 from specbench.decoding.verification import lantern
 from specbench.models.catalog import find_model, models
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.models.families.base import load
 from specbench.models.hub_model import HubModel
 from specbench.prompts import Request
@@ -86,7 +86,7 @@ def test_a_step_stays_on_its_device_reads_nothing_and_sends_nothing(name, tiny, 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_decodes_on_one_device(family):
-    model = load(find_model(family).configured(Choice(random=True, tiny=True)), META, "bfloat16", ())
+    model = load(find_model(family).configured(ModelChoice(random=True, tiny=True)), META, "bfloat16", ())
     for name in OF_EACH_KIND:
         loop = started(model, name)
         with OneDevice(META):

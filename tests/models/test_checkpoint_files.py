@@ -11,7 +11,7 @@ from checkpoints import write
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model
 from specbench.models.checkpoint_files import Source, fetch_checkpoint, find_checkpoint
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.models.families.model_specs import MODELS
 
 INFO = {info.name: info for info in MODELS}
@@ -41,7 +41,7 @@ def test_a_model_in_the_hub_cache_is_found_and_loaded(tmp_path, cache):
     folder = tmp_path / "made"
     folder.mkdir()
     write("simplear", folder)
-    info = INFO["simplear"].configured(Choice(tiny=True))
+    info = INFO["simplear"].configured(ModelChoice(tiny=True))
     assert not info.ready
     cache("Daniel0724/SimpleAR-0.5B-RL", "a" * 40, folder)
     assert not info.ready, "the image decoder is still missing"
@@ -57,7 +57,7 @@ def test_another_hub_id_takes_the_place_of_the_official_one(tmp_path, cache):
     write("anole", tmp_path / "made")
     cache("me/tuned", "c" * 40, tmp_path / "made")
     assert (
-        load_model(INFO["anole"].configured(Choice(weights="me/tuned", tiny=True)), "cpu", "float32").dtype
+        load_model(INFO["anole"].configured(ModelChoice(weights="me/tuned", tiny=True)), "cpu", "float32").dtype
         == torch.float32
     )
 
@@ -141,18 +141,19 @@ def test_only_what_a_model_needs_is_downloaded(monkeypatch):
 
 def test_random_weights_are_said_in_the_name_and_in_the_digest():
     plain, tiny = (
-        INFO["janus"].configured(Choice(random=True)),
-        INFO["janus"].configured(Choice(random=True, tiny=True)),
+        INFO["janus"].configured(ModelChoice(random=True)),
+        INFO["janus"].configured(ModelChoice(random=True, tiny=True)),
     )
     assert (plain.name, tiny.name) == ("janus+random", "janus+random+tiny")
     assert plain.ready and plain.weights_sha256() != tiny.weights_sha256()
     model = load_model(tiny, "cpu", "float32")
     assert model.name == tiny.name and model.weights_sha256 == tiny.weights_sha256()
     with pytest.raises(SpecbenchError, match="--random-weights"):
-        INFO["janus"].configured(Choice(random=True, weights="a/b"))
+        INFO["janus"].configured(ModelChoice(random=True, weights="a/b"))
 
 
 def test_random_weights_are_the_same_every_time():
-    models = [load_model(INFO["anole"].configured(Choice(random=True, tiny=True)), "cpu", "float32") for _ in range(2)]
+    info = INFO["anole"].configured(ModelChoice(random=True, tiny=True))
+    models = [load_model(info, "cpu", "float32") for _ in range(2)]
     weights = [dict(model.backbone.named_parameters()) for model in models]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -14,7 +14,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.catalog import check_model, load_model
 from specbench.models.checkpoint_files import INDEX, REVISIONS
 from specbench.models.checkpoint_layouts import LAYOUTS, recognise
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.models.families.model_specs import MODELS
 
 INFO = {info.name: info for info in MODELS}
@@ -56,7 +56,7 @@ def copied(written, tmp_path):
 
 def refusal(layout: str, folder, model: str | None = None) -> SpecbenchError:
     """What checking and loading a folder say, which must be the same single line."""
-    info = INFO[model or KINDS[layout][0]].configured(Choice(weights=str(folder), tiny=True))
+    info = INFO[model or KINDS[layout][0]].configured(ModelChoice(weights=str(folder), tiny=True))
     with pytest.raises(SpecbenchError) as checked:
         check_model(info)
     with pytest.raises(SpecbenchError) as loaded:
@@ -227,7 +227,7 @@ class Payload:
 def test_companions_are_found_in_a_folder_beside_the_weights(copied):
     folder = copied("emu3-baai")
     shutil.move(folder / "Emu3-VisionTokenizer", folder.parent / "Emu3-VisionTokenizer")
-    info = INFO["emu3"].configured(Choice(weights=str(folder), tiny=True))
+    info = INFO["emu3"].configured(ModelChoice(weights=str(folder), tiny=True))
     assert info.ready
     check_model(info)
 
@@ -236,7 +236,7 @@ def test_anole_in_metas_layout_may_lie_flat(copied):
     folder = copied("anole-meta")
     for path in [path for path in folder.rglob("*") if path.is_file()]:
         shutil.move(path, folder / path.name)
-    check_model(INFO["anole"].configured(Choice(weights=str(folder), tiny=True)))
+    check_model(INFO["anole"].configured(ModelChoice(weights=str(folder), tiny=True)))
 
 
 def test_safetensors_of_the_authors_names_serve_as_well(copied):
@@ -249,7 +249,7 @@ def test_safetensors_of_the_authors_names_serve_as_well(copied):
         path.unlink()
     (folder / "pytorch_model.bin.index.json").unlink()
     save_file(tensors, folder / "model.safetensors")
-    check_model(INFO["janus"].configured(Choice(weights=str(folder), tiny=True)))
+    check_model(INFO["janus"].configured(ModelChoice(weights=str(folder), tiny=True)))
 
 
 def test_the_authors_hub_ids_take_the_authors_layout(copied, tmp_path, monkeypatch):
@@ -262,7 +262,7 @@ def test_the_authors_hub_ids_take_the_authors_layout(copied, tmp_path, monkeypat
         shutil.copytree(folder, home / "snapshots" / commit)
         (home / "refs").mkdir()
         (home / "refs" / "main").write_text(commit)
-        check_model(INFO["janus-7b"].configured(Choice(weights=repo, tiny=True)))
+        check_model(INFO["janus-7b"].configured(ModelChoice(weights=repo, tiny=True)))
     error = refusal("janus", "deepseek-ai/Janus-Pro-1B")
     pinned = f"--revision {REVISIONS['deepseek-ai/Janus-Pro-1B']}"
     assert error.exit_code == 5 and f'Janus-Pro-1B {pinned} --include "config.json"' in error.try_this
@@ -274,4 +274,4 @@ def test_pickled_shards_serve_where_safetensors_are_absent(copied):
     tensors = stored(folder)
     (folder / "model.safetensors").unlink()
     in_pickled_shards(folder, tensors)
-    check_model(INFO["llamagen"].configured(Choice(weights=str(folder.parents[1]), tiny=True)))
+    check_model(INFO["llamagen"].configured(ModelChoice(weights=str(folder.parents[1]), tiny=True)))

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import check_model, load_model
 from specbench.models.checkpoint_files import INDEX
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.models.families.model_specs import MODELS
 
 INFO = {info.name: info for info in MODELS}
@@ -51,7 +51,7 @@ def folder_of(written, tmp_path):
 
 
 def load(name: str, folder):
-    return load_model(INFO[name].configured(Choice(weights=str(folder), tiny=True)), "cpu", "float32")
+    return load_model(INFO[name].configured(ModelChoice(weights=str(folder), tiny=True)), "cpu", "float32")
 
 
 def change(name: str, folder, edit) -> None:
@@ -74,7 +74,7 @@ def refusal(name: str, folder) -> SpecbenchError:
     assert "\n" not in raised.value.what + raised.value.try_this
     if raised.value.exit_code == 2:
         with pytest.raises(SpecbenchError) as checked:
-            check_model(INFO[name].configured(Choice(weights=str(folder), tiny=True)))
+            check_model(INFO[name].configured(ModelChoice(weights=str(folder), tiny=True)))
         assert checked.value.what == raised.value.what
     return raised.value
 
@@ -244,18 +244,18 @@ def test_image_tokens_out_of_order_are_refused(folder_of):
 def test_a_checkpoint_of_another_image_vocabulary_is_refused_at_full_size(written):
     for name in ("anole", "llamagen", "janus", "emu3"):
         with pytest.raises(SpecbenchError, match="24 image tokens"):
-            load_model(INFO[name].configured(Choice(weights=str(written[name]))), "cpu", "float32")
+            load_model(INFO[name].configured(ModelChoice(weights=str(written[name]))), "cpu", "float32")
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_whole_checkpoint_passes_the_check_without_being_loaded(name, tmp_path):
     write(name, tmp_path)
-    check_model(INFO[name].configured(Choice(weights=str(tmp_path), tiny=True)))
+    check_model(INFO[name].configured(ModelChoice(weights=str(tmp_path), tiny=True)))
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_nothing_to_load_without_files(name, tmp_path):
     with pytest.raises(SpecbenchError, match="no such folder"):
-        load_model(INFO[name].configured(Choice(weights=str(tmp_path / "absent"))), "cpu", "float32")
+        load_model(INFO[name].configured(ModelChoice(weights=str(tmp_path / "absent"))), "cpu", "float32")
     error = refusal(name, tmp_path)
     assert str(tmp_path) in error.what and "hf download" in error.try_this

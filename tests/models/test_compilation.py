@@ -23,12 +23,11 @@ from specbench.models.transformer.model import TransformerSession
 from specbench.models.transformer.size import whole_blocks
 from specbench.prompts import Request
 from specbench.reporting.comparability import configuration, mismatched_fields
-from specbench.runs import plan
+from specbench.runs import compiler, plan
 from specbench.runs.settings import merge, run_settings
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 from specbench.store.run_info import RunInfo
-from specbench.system import compiler
 
 SAMPLING = Sampling(guidance=2.0, temperature=0.9, top_k=4)
 DECODERS = [

@@ -10,7 +10,7 @@ from checkpoints import baai, emu3
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from specbench.models.catalog import load_model
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.models.families.emu3 import RankedBpe, merge_word, read_ranks, split_as_qwen
 from specbench.models.families.model_specs import MODELS
 
@@ -109,7 +109,7 @@ def prompt(model, text: str) -> list[int]:
 
 def test_the_authors_layout_gives_the_authors_ids(tmp_path):
     baai.write(tmp_path)
-    model = load_model(INFO["emu3"].configured(Choice(weights=str(tmp_path), tiny=True)), "cpu", "float32")
+    model = load_model(INFO["emu3"].configured(ModelChoice(weights=str(tmp_path), tiny=True)), "cpu", "float32")
     for text in TEXTS:
         ids = prompt(model, text)
         expected = baai.slow_ids(f"{text} masterpiece, film grained, best quality.")
@@ -125,7 +125,7 @@ def test_the_converted_layout_gives_the_authors_ids_and_warns_of_its_own_split(t
     held["model"]["vocab"]["-u"] = held["model"]["vocab"]["<|visual token 000023|>"] + 1
     held["model"]["merges"] = [["-", "u"]]
     path.write_text(json.dumps(held))
-    info = INFO["emu3"].configured(Choice(weights=str(tmp_path), tiny=True))
+    info = INFO["emu3"].configured(ModelChoice(weights=str(tmp_path), tiny=True))
     ids = load_model(info, "cpu", "float32").tokenizer.encode("close-up").ids
     assert held["model"]["vocab"]["-u"] in ids, "Qwen keeps a hyphen with the letters after it"
     assert "splits prompts in another way than Emu3's authors" in " ".join(capsys.readouterr().err.split())

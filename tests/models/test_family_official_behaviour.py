@@ -21,7 +21,7 @@ from specbench.decoding.sampling import Target
 from specbench.errors import SpecbenchError
 from specbench.models import checkpoint_loading
 from specbench.models.catalog import load_model, recorded_model
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.models.families import base, vq_decoder
 from specbench.models.families.model_specs import MODELS
 from specbench.prompts import Request as ImageRequest
@@ -48,7 +48,7 @@ def tiny_of(tmp_path_factory):
             tiny = write(name, folder)
             held[name] = (
                 tiny,
-                load_model(INFO[name].configured(Choice(weights=str(folder), tiny=True)), "cpu", "float32"),
+                load_model(INFO[name].configured(ModelChoice(weights=str(folder), tiny=True)), "cpu", "float32"),
             )
         return held[name]
 
@@ -102,22 +102,22 @@ def _with_layout(model, layout):
 
 def test_the_released_prompt_of_anole_has_the_scripts_words_before_it(tiny_of):
     tiny, official = tiny_of("anole")
-    info = INFO["anole"].configured(Choice(weights=str(tiny.folder), tiny=True, prompt_form="released"))
+    info = INFO["anole"].configured(ModelChoice(weights=str(tiny.folder), tiny=True, prompt_form="released"))
     assert info.name == "anole+tiny+released-prompt"
     asked = load_model(info, "cpu", "float32").prompt_ids("a cat")
     assert asked == official.prompt_ids("Generate an image of a cat")
     with pytest.raises(SpecbenchError, match="--prompt-form released"):
-        INFO["lumina"].configured(Choice(prompt_form="released"))
+        INFO["lumina"].configured(ModelChoice(prompt_form="released"))
     both = {"weights": str(tiny.folder), "tiny": True, "guidance_rows": "released", "prompt_form": "released"}
-    name = INFO["anole"].configured(Choice(**both)).name
-    assert recorded_model(name, str(tiny.folder)) == INFO["anole"].configured(Choice(**both))
+    name = INFO["anole"].configured(ModelChoice(**both)).name
+    assert recorded_model(name, str(tiny.folder)) == INFO["anole"].configured(ModelChoice(**both))
 
 
 @pytest.mark.parametrize("name", ["lumina", "anole"])
 def test_released_guidance_rows_keep_the_prompts_last_token(name, tiny_of):
     """As SJD's and GSD's released code feeds them; the model says so in its name, hence in every record."""
     tiny, official = tiny_of(name)
-    info = INFO[name].configured(Choice(weights=str(tiny.folder), tiny=True, guidance_rows="released"))
+    info = INFO[name].configured(ModelChoice(weights=str(tiny.folder), tiny=True, guidance_rows="released"))
     assert info.name == f"{name}+tiny+released-rows"
     model = load_model(info, "cpu", "float32")
     conditional, unconditional = model.prompt_ids("a cat")
@@ -125,7 +125,7 @@ def test_released_guidance_rows_keep_the_prompts_last_token(name, tiny_of):
     image = conditional[conditional.index(chameleon.BEGIN_IMAGE) :]
     assert unconditional == [chameleon.RESERVED["<reserved08706>"], *image]
     with pytest.raises(SpecbenchError, match="--guidance-rows released"):
-        INFO["janus"].configured(Choice(guidance_rows="released"))
+        INFO["janus"].configured(ModelChoice(guidance_rows="released"))
 
 
 def test_emu3_stream_is_the_official_one(tiny_of):
@@ -291,7 +291,7 @@ def test_facts_agree_with_the_architecture(name, monkeypatch):
     for owner in (module, vq_decoder, import_module("specbench.models.families.chameleon")):
         if hasattr(owner, "randomise"):
             monkeypatch.setattr(owner, "randomise", without_memory)
-    info = INFO[name].configured(Choice(random=True))
+    info = INFO[name].configured(ModelChoice(random=True))
     model = load_model(info, "cpu", "bfloat16")
     language = networks[0]
     count = sum(weights.numel() for part, weights in language.named_parameters() if not part.startswith("vqmodel."))

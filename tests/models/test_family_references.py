@@ -12,7 +12,7 @@ from checkpoints import AUTHORS, WRITERS
 
 from specbench.decoding.loop import decode
 from specbench.models.catalog import load_model
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.models.families import vq_decoder
 from specbench.models.families.model_specs import MODELS
 from specbench.prompts import Request
@@ -33,7 +33,7 @@ def loaded(request, tmp_path_factory):
     name, writer = LAYOUTS[request.param]
     folder = tmp_path_factory.mktemp(name)
     tiny = writer(folder)
-    info = INFO[name].configured(Choice(weights=str(folder), tiny=True))
+    info = INFO[name].configured(ModelChoice(weights=str(folder), tiny=True))
     return info, tiny, load_model(info, "cpu", "float32")
 
 

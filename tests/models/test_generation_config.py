@@ -13,7 +13,7 @@ from specbench.decoding.loop import decode
 from specbench.decoding.sampling import Target
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.models.families.model_specs import MODELS
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
@@ -31,7 +31,7 @@ def folder(tmp_path_factory):
 
 def loaded(folder, **entries):
     (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_p": 0.8, **entries}))
-    return load_model(INFO.configured(Choice(weights=str(folder), tiny=True)), "cpu", "float32")
+    return load_model(INFO.configured(ModelChoice(weights=str(folder), tiny=True)), "cpu", "float32")
 
 
 def official(tiny, stream: list[int]) -> torch.Tensor:

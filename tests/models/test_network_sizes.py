@@ -10,7 +10,7 @@ from checkpoints import AUTHORS, WRITERS
 from specbench.errors import SpecbenchError
 from specbench.models import network_sizes
 from specbench.models.catalog import load_model
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.models.families.model_specs import MODELS
 from specbench.models.network_sizes import OFFICIAL, stored_size
 
@@ -23,13 +23,13 @@ KINDS |= {f"{name} by its authors": (name, AUTHORS[name]) for name in ("janus-7b
 def test_the_size_is_the_one_of_the_loaded_network(kind, tmp_path):
     name, writer = KINDS[kind]
     writer(tmp_path)
-    info = INFO[name].configured(Choice(weights=str(tmp_path)))
+    info = INFO[name].configured(ModelChoice(weights=str(tmp_path)))
     assert info.network != INFO[name].network
     if name == "anole" and "authors" in kind:
         # Meta derives the width of feed-forward layers, which is not a multiple of 256 in so small a network.
         assert info.layers == 2
         return
-    model = load_model(INFO[name].configured(Choice(weights=str(tmp_path), tiny=True)), "cpu", "float32")
+    model = load_model(INFO[name].configured(ModelChoice(weights=str(tmp_path), tiny=True)), "cpu", "float32")
     config = model.backbone.config
     assert info.layers == config.num_hidden_layers
     width = config.hidden_size // config.num_attention_heads
@@ -76,20 +76,20 @@ def in_cache(tmp_path, monkeypatch):
 
 def test_a_hub_repository_is_planned_and_recorded_as_what_it_holds(in_cache):
     WRITERS["janus"](in_cache("me/small"))
-    info = INFO["janus"].configured(Choice(weights="me/small"))
+    info = INFO["janus"].configured(ModelChoice(weights="me/small"))
     assert info.layers == 2 and info.size.weights < INFO["janus"].size.weights
     assert info.commits == {"me/small": 40 * "c"}
     assert info.source_facts == {"weights": "me/small", "revision": 40 * "c", "layout": "janus"}
-    at_commit = INFO["janus"].configured(Choice(weights="me/small", revision=40 * "c"))
+    at_commit = INFO["janus"].configured(ModelChoice(weights="me/small", revision=40 * "c"))
     assert at_commit.source_facts == info.source_facts and at_commit.network == info.network
     WRITERS["janus"](in_cache("deepseek-community/Janus-Pro-1B", 40 * "d"))
-    assert INFO["janus"].configured(Choice(weights="deepseek-community/Janus-Pro-1B")).source_facts is None
-    assert INFO["janus"].configured(Choice(revision=40 * "d")).layers == 2
+    assert INFO["janus"].configured(ModelChoice(weights="deepseek-community/Janus-Pro-1B")).source_facts is None
+    assert INFO["janus"].configured(ModelChoice(revision=40 * "d")).layers == 2
 
 
 def test_a_hub_repository_that_tells_no_size_is_said_to_be_of_unknown_size(in_cache, monkeypatch):
     monkeypatch.setattr("specbench.models.hub_model.find_marks", lambda *_: None)
-    info = INFO["llamagen"].configured(Choice(weights="me/llamagen-3b"), download=True)
+    info = INFO["llamagen"].configured(ModelChoice(weights="me/llamagen-3b"), download=True)
     assert info.network == INFO["llamagen"].network and "size of me/llamagen-3b is unknown" in info.size_note
     folder = in_cache("me/llamagen-3b")
     monkeypatch.setattr("specbench.models.hub_model.find_marks", lambda *_: folder)
@@ -97,7 +97,7 @@ def test_a_hub_repository_that_tells_no_size_is_said_to_be_of_unknown_size(in_ca
     WRITERS["llamagen"](folder)
     stored = info.as_stored()
     assert stored.size_note is None and stored.layers == 2 != info.layers
-    assert INFO["llamagen"].size_note is INFO["llamagen"].configured(Choice(random=True)).size_note is None
+    assert INFO["llamagen"].size_note is INFO["llamagen"].configured(ModelChoice(random=True)).size_note is None
 
 
 def test_a_published_size_under_another_name_says_which_model_it_is(tmp_path):
@@ -105,7 +105,7 @@ def test_a_published_size_under_another_name_says_which_model_it_is(tmp_path):
         json.dumps({"language_config": {"num_hidden_layers": 30, "vocab_size": 102_400}})
     )
     with pytest.raises(SpecbenchError, match="has the size of 'janus-7b'") as raised:
-        INFO["janus"].configured(Choice(weights=str(tmp_path)))
+        INFO["janus"].configured(ModelChoice(weights=str(tmp_path)))
     assert raised.value.exit_code == 2 and "--model janus-7b" in raised.value.try_this
 
 
@@ -116,4 +116,4 @@ def test_a_published_size_under_another_name_says_which_model_it_is(tmp_path):
 def test_files_that_do_not_tell_leave_the_official_size(text, name, tmp_path):
     (tmp_path / "config.json").write_text(text)
     (tmp_path / "t2i_XL_stage1_256.pt").write_text(text)
-    assert INFO[name].configured(Choice(weights=str(tmp_path))).network == INFO[name].network
+    assert INFO[name].configured(ModelChoice(weights=str(tmp_path))).network == INFO[name].network

@@ -20,7 +20,7 @@ from specbench.metrics.published_weights import CHECKPOINTS, require_weights_fil
 from specbench.models.catalog import load_model
 from specbench.models.checkpoint_files import DIGESTS, REVISIONS, CheckpointFiles, Source, fetch_checkpoint
 from specbench.models.checkpoint_layouts import find_marks
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.models.families import simplear
 from specbench.models.families.model_specs import MODELS
 from specbench.system import downloads
@@ -56,7 +56,7 @@ def test_a_large_file_is_read_once_and_again_once_it_changed(tmp_path, monkeypat
 
 def test_a_program_that_nobody_trusts_is_not_loaded(tmp_path, monkeypatch):
     write("simplear", tmp_path)
-    info = INFO["simplear"].configured(Choice(weights=str(tmp_path), tiny=True))
+    info = INFO["simplear"].configured(ModelChoice(weights=str(tmp_path), tiny=True))
     load_model(info, "cpu", "float32")
     monkeypatch.setattr(simplear, "TRUSTED", set())
     honest = torch.jit.load
@@ -119,7 +119,9 @@ def test_without_a_revision_nothing_is_downloaded(hub, monkeypatch):
         lambda: find_marks(SOURCE, "me/tuned", None, download=True),
         lambda: published_weights.hub_folder("owner/name"),
         lambda: INFO["emu3"].require_weights(),
-        lambda: INFO["simplear"].configured(Choice(revision="1" * 40)).require_weights(),  # its image decoder has none
+        lambda: (
+            INFO["simplear"].configured(ModelChoice(revision="1" * 40)).require_weights()
+        ),  # its image decoder has none
         lambda: load_model(INFO["lumina-1024"]),
     ):
         with pytest.raises(SpecbenchError) as caught:
@@ -127,7 +129,7 @@ def test_without_a_revision_nothing_is_downloaded(hub, monkeypatch):
         assert caught.value.exit_code == 5 and "SPECBENCH_REVISIONS=" in caught.value.try_this
         assert "without a revision it is not downloaded" in caught.value.what
     assert hub == []
-    INFO["emu3"].configured(Choice(revision="1" * 40)).require_weights()
+    INFO["emu3"].configured(ModelChoice(revision="1" * 40)).require_weights()
     monkeypatch.setenv("SPECBENCH_REVISIONS", "owner/name@abc, me/tuned@main")
     fetch_checkpoint(SOURCE), fetch_checkpoint(SOURCE, "me/tuned"), published_weights.hub_folder("owner/name")
     assert hub == [("owner/name", "abc"), ("me/tuned", "main"), ("owner/name", "abc")]

@@ -10,7 +10,7 @@ import tiny
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.models.interface import TokenLayout
 from specbench.runs import memory_estimate, preparation, window_tuning
 from specbench.runs.memory_estimate import footprint
@@ -94,7 +94,7 @@ def test_the_curve_is_told_kept_and_shown(cli, tmp_path, monkeypatch):
 
 def test_windows_and_batch_are_planned_for_what_fits(monkeypatch, tmp_path):
     """The widest window that one image has room for is what memory is planned for, and wider ones are not tried."""
-    janus = find_model("janus").configured(Choice(random=True))
+    janus = find_model("janus").configured(ModelChoice(random=True))
     needs = {w: footprint(janus, with_window(resolve("sjd"), w), janus.sampling(), "bfloat16") for w in (64, 96)}
     between = (needs[64].total(1) + needs[96].total(1)) / 2 / memory_estimate.MARGIN
     monkeypatch.setattr(memory_estimate, "free_memory", lambda device: int(between))

@@ -1,6 +1,6 @@
 """Derived numbers against hand-computed values, closed forms and simulations.
 
-It concerns several modules: speed, drafts, tokens, ratios and condense.
+It concerns several modules: speed, drafts and tokens.
 """
 
 from __future__ import annotations

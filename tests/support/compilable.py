@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench.system import compiler
+from specbench.runs import compiler
 
 LACKING = compiler.missing("cpu")
 

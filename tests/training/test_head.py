@@ -29,7 +29,7 @@ from specbench.specs.run_spec import Sampling
 from specbench.training import head as training
 from specbench.training.alignment import alignment
 from specbench.training.data import Corpus
-from specbench.training.head import HeadPlan, train_head, untrained
+from specbench.training.head import HeadPlan, train, untrained_eagle
 
 D, VOCAB = 16, 11
 GUIDED = Sampling(2.0, 1.0, 8)
@@ -48,7 +48,7 @@ class Speaker(TinyModel):
         return Prefix([torch.randn(length, D, generator=draw) for length in lengths], (state,), ids=ids)
 
     def own_head(self):
-        head = untrained(self, seed=3)
+        head = untrained_eagle(self, seed=3)
         for weights in head.parameters():
             weights.data.mul_(3)
         return head
@@ -263,8 +263,8 @@ def weights(head):
 
 def test_training_reproduces_and_resumes_to_the_same_weights(model, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "CHECKPOINT_EVERY", 4)
-    once = weights(train_head(model, tmp_path / "once", PLAN))
-    assert torch.equal(once, weights(train_head(model, tmp_path / "again", PLAN)))
+    once = weights(train(model, tmp_path / "once", PLAN))
+    assert torch.equal(once, weights(train(model, tmp_path / "again", PLAN)))
 
     class Killed(Exception):
         pass
@@ -278,35 +278,35 @@ def test_training_reproduces_and_resumes_to_the_same_weights(model, tmp_path, mo
 
     for tell in (kill_at("features", 16), kill_at("steps", 7), kill_at("steps", 18)):
         with pytest.raises(Killed):
-            train_head(model, tmp_path / "killed", PLAN, tell=tell)
+            train(model, tmp_path / "killed", PLAN, tell=tell)
     with pytest.raises(SpecbenchError, match="other settings"):
-        train_head(model, tmp_path / "killed", HeadPlan(images=24, epochs=6, batch=8, lr=1e-3, seed=4))
-    assert torch.equal(once, weights(train_head(model, tmp_path / "killed", PLAN)))
+        train(model, tmp_path / "killed", HeadPlan(images=24, epochs=6, batch=8, lr=1e-3, seed=4))
+    assert torch.equal(once, weights(train(model, tmp_path / "killed", PLAN)))
     log = [json.loads(line) for line in (tmp_path / "killed" / "loss.jsonl").read_text().splitlines()]
     assert [row["step"] for row in log] == list(range(1, 19))
     assert not (tmp_path / "killed" / "training").exists()
     other = HeadPlan(**{**vars(PLAN), "seed": 5})
-    assert not torch.equal(once, weights(train_head(model, tmp_path / "other", other)))
+    assert not torch.equal(once, weights(train(model, tmp_path / "other", other)))
 
 
 def test_alignment_tells_a_trained_head_from_an_untrained_and_a_misled_one(tmp_path, monkeypatch):
     model = Echo()
     images = Corpus(*model.draft_data(24, 99))
     plan = HeadPlan(images=48, epochs=30, batch=16, lr=1e-2)
-    raw = alignment(model, untrained(model, 0).eval(), images, Sampling(2.0), depths=3, starts=4)
-    good = alignment(model, train_head(model, tmp_path / "good", plan), images, Sampling(2.0), depths=3, starts=4)
+    raw = alignment(model, untrained_eagle(model, 0).eval(), images, Sampling(2.0), depths=3, starts=4)
+    good = alignment(model, train(model, tmp_path / "good", plan), images, Sampling(2.0), depths=3, starts=4)
     assert [row["depth"] for row in good] == ["1", "2", "3", "1, x_t"]
     assert good[0]["tv"] < raw[0]["tv"] - 0.05
     assert good[0]["tv"] < good[3]["tv"]
 
-    honest = training.head_losses
+    honest = training.eagle_losses
 
     def shifted(model, head, batch, noise):
         ids = torch.nn.functional.pad(batch.ids[:, :-1], (1, 0))
         return honest(model, head, training.Examples(ids, batch.features, batch.prompt, batch.length), noise)
 
     monkeypatch.setitem(training.KINDS, "eagle", training.KINDS["eagle"]._replace(losses=shifted))
-    misled = alignment(model, train_head(model, tmp_path / "misled", plan), images, Sampling(2.0), depths=3, starts=4)
+    misled = alignment(model, train(model, tmp_path / "misled", plan), images, Sampling(2.0), depths=3, starts=4)
     assert misled[3]["tv"] < misled[0]["tv"]
 
 

@@ -12,7 +12,7 @@ from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model, load_model, models
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.models.hub_model import HubModel
 from specbench.prompts import Request
 from specbench.reporting.forecast import HEADS
@@ -44,7 +44,7 @@ def family_claims(rows: list[dict]) -> list[dict[str, object]]:
 
 
 def _family(name: str, device: str) -> Iterator[dict[str, object]]:
-    info = find_model(name).configured(Choice(random=True, tiny=True))
+    info = find_model(name).configured(ModelChoice(random=True, tiny=True))
     model, sampling = load_model(info, device, "float32"), info.sampling()
     tokens = {}
     for decoder in PRESETS:

@@ -8,7 +8,7 @@ from memory import peak, predicted
 from parts.claims import Outcome, claim
 from parts.scales import GIB, Scale, has_graphs
 from specbench.models.catalog import find_model, load_model
-from specbench.models.facts import Choice
+from specbench.models.facts import ModelChoice
 from specbench.models.hub_model import HubModel
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
@@ -19,7 +19,7 @@ def memory(device: str, scale: Scale) -> Outcome:
     rows = []
     for name in scale.memory:
         info = find_model(name)
-        info = info.configured(Choice(random=True)) if isinstance(info, HubModel) else info
+        info = info.configured(ModelChoice(random=True)) if isinstance(info, HubModel) else info
         model, sampling = load_model(info, device), info.sampling()
         for decoder in ("ar", "sjd", "gsd") if has_graphs(device) else ("ar",):
             rows.append(_remembered(info, model, resolve(decoder), sampling, device))

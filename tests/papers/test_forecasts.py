@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specbench.papers.printed_speed import device_of, printed_latencies
+from specbench.papers.forecasts import device_of, printed_latencies
 from specbench.papers.table_files import load_tables
 
 

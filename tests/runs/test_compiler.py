@@ -4,7 +4,7 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from specbench.system import compiler
+from specbench.runs import compiler
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_complete_machine_lacks_nothing(complete):
     ],
 )
 def test_what_is_missing_is_named_and_the_run_goes_on_eagerly(complete, monkeypatch, attribute, value, reason):
-    monkeypatch.setattr(f"specbench.system.compiler.{attribute}", value)
+    monkeypatch.setattr(f"specbench.runs.compiler.{attribute}", value)
     compiled, note = compiler.should_compile("on", "cpu")
     assert not compiled and reason in note and note.endswith("running eagerly")
     assert compiler.should_compile("off", "cpu") == (False, None)

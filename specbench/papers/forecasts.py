@@ -1,5 +1,6 @@
-"""What the papers print about speed: latencies beside the floor of their GPU, and tokens per step, which
-are a source of forecasts as runs are."""
+"""Forecasts of speed from runs or from what a paper prints (`forecast`), and the papers' latencies beside the floors of
+their GPUs (`printed_latencies`).
+"""
 
 from __future__ import annotations
 
