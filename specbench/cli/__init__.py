@@ -22,8 +22,8 @@ from specbench.system import console
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _UsageError = typer.BadParameter.__mro__[1]
-_DEBUG, _NO_COLOR, _NO_PROGRESS = "--debug", "--no-color", "--no-progress"
-_ANYWHERE = (_DEBUG, _NO_COLOR, _NO_PROGRESS)
+_DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY = "--debug", "--no-color", "--no-progress", "--pinned-only"
+_ANYWHERE = (_DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY)
 """Switches that are allowed anywhere on the command line."""
 _BRIEF = ("report", "compare", "show", "list")
 """Commands that mostly import, which makes many objects and next to no garbage."""
@@ -94,6 +94,12 @@ def _root(
     no_progress: bool = typer.Option(
         False, _NO_PROGRESS, help="Print no progress of images and downloads; allowed anywhere."
     ),
+    pinned_only: bool = typer.Option(
+        False,
+        _PINNED_ONLY,
+        help="Download no repository at a commit that neither specbench nor you have named; allowed anywhere (also "
+        "SPECBENCH_PINNED_ONLY=1).",
+    ),
 ) -> None:
     pass
 
@@ -104,6 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = _DEBUG in arguments or os.environ.get("SPECBENCH_DEBUG", "") not in ("", "0")
     if _NO_COLOR in arguments:
         os.environ["NO_COLOR"] = "1"
+    if _PINNED_ONLY in arguments:
+        os.environ["SPECBENCH_PINNED_ONLY"] = "1"
     console.show_progress(_NO_PROGRESS not in arguments)
     arguments = [argument for argument in arguments if argument not in _ANYWHERE]
     if arguments[:1] == ["--"]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.models import first_use
 from specbench.models.checkpoint_files import DIGESTS, REVISIONS, how_to_pin, revision_of
 from specbench.system.downloads import Progress, Remote, cache_folder, digest_of, fetch, matches, offline, sha256_of
 
@@ -132,24 +133,30 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
     """Find or download the configuration and weights of a repository in the hub's cache.
 
     Raises:
-        SpecbenchError: not there and offline, no revision of it is known, or the download failed.
+        SpecbenchError: not there and offline, the download failed, or a file differs from its first use.
     """
     from huggingface_hub import snapshot_download  # slow to import: not for `list metrics`
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    revision = revision_of(repository)
-    local = forbidden or offline() or revision is None
+    named = revision_of(repository)
+    local = forbidden or offline() or (named is None and first_use.is_pinned_only())
     try:
-        folder = Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES, local_files_only=local))
+        folder = Path(snapshot_download(repository, revision=named, allow_patterns=_FILES, local_files_only=True))
     except LocalEntryNotFoundError:
-        unpinned = "" if revision else ", and without a revision it is not downloaded"
-        what = f"{repository} is not on this disk{unpinned}"
-        raise SpecbenchError(what, _hint(repository), MISSING_PREREQUISITE) from None
-    except (HfHubHTTPError, OSError) as error:
-        raise SpecbenchError(f"{repository}: {type(error).__name__}: {error}", _hint(repository), FAILURE) from error
+        if local:
+            what = f"{repository} is not on this disk"
+            raise SpecbenchError(what, _hint(repository), MISSING_PREREQUISITE) from None
+        try:
+            revision = named or first_use.newest_commit(repository, _FILES, "see its card")
+            folder = Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES))
+        except (HfHubHTTPError, OSError) as error:
+            what = f"{repository}: {type(error).__name__}: {error}"
+            raise SpecbenchError(what, _hint(repository), FAILURE) from error
     if any(not (folder / name).is_file() for name in _FILES):
         raise SpecbenchError(f"{repository} is not complete on this disk", _hint(repository), MISSING_PREREQUISITE)
-    digests = DIGESTS.get(repository, {}) if revision == REVISIONS.get(repository) else {}
+    if named is None:
+        first_use.keep(repository, folder.name, folder, [folder / name for name in _FILES])
+    digests = DIGESTS.get(repository, {}) if named == REVISIONS.get(repository) else {}
     for name, digest in digests.items():
         if sha256_of(folder / name) != digest:
             raise SpecbenchError(f"{folder / name} is not the published file", _hint(repository), MISSING_PREREQUISITE)

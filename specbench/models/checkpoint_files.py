@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.models import first_use
 from specbench.system.downloads import sha256_of
 from specbench.system.files import files_named, read_error, read_regular
 from specbench.system.json_values import parse_json
@@ -29,8 +30,8 @@ REVISIONS: Mapping[str, str] = {
     "zai-org/ImageReward": "5736be03b2652728fb87788c9797b0570450ab72",
 }
 """Pinned commits of hub repositories: a branch may change under a benchmark, a commit names the digest of every file in
-it. They are those that several public projects use and state. Other repositories are downloaded only at a revision that
-the user names with `--revision` or SPECBENCH_REVISIONS."""
+it. They are those that several public projects use and state. Other repositories are used at the revision that the user
+names with `--revision` or SPECBENCH_REVISIONS, else at the commit of their first use, see `first_use`."""
 DIGESTS: Mapping[str, Mapping[str, str]] = {
     "depth-anything/Depth-Anything-V2-Small-hf": {
         "config.json": "c56698d3643dde1f83ea2212759e6b31a22b8f827246a36dd007ee8a22b3ff75",
@@ -191,33 +192,38 @@ def find_checkpoint(
 def fetch_checkpoint(
     source: Source, weights: str | None = None, revision: str | None = None, main: bool = True
 ) -> CheckpointFiles:
-    """Like `find_checkpoint`, downloading from the hub what is not on this disk."""
+    """Like `find_checkpoint`, downloading from the hub what is not on this disk.
+
+    The commit of a first use and the digests of its files are kept, and later uses are compared with them.
+
+    Raises:
+        SpecbenchError: also a file that differs from its first use.
+    """
     try:
-        return find_checkpoint(source, weights, revision, main)
+        found = find_checkpoint(source, weights, revision, main)
     except SpecbenchError:
         folder = local_folder(weights)
         if folder and (main or _companion_folder(source, folder)):
             raise
-    repo, revision = _asked(source, weights, revision, main)
-    if (revision or revision_of(repo)) is None and not is_offline():
-        raise _unpinned(source, repo, main)
-    return _in_folder(source, _snapshot(repo, source, revision, download=True), repo)
+        repo, asked = _asked(source, weights, revision, main)
+        found = _in_folder(source, _snapshot(repo, source, asked, download=True), repo)
+    _trust(found, *_asked(source, weights, revision, main))
+    return found
 
 
 def require_checkpoint(
     source: Source, weights: str | None = None, revision: str | None = None, main: bool = True
 ) -> None:
-    """Check that the source's files are on this disk, or that the revision to download is known.
+    """Check that the source's files are on this disk, or may be downloaded.
 
     Raises:
-        SpecbenchError: exit code 5, naming the repository of which no commit is pinned and how to name one.
+        SpecbenchError: exit code 5 where only named revisions may be, and none of this repository is.
     """
     try:
         find_checkpoint(source, weights, revision, main)
     except SpecbenchError:
         repo, revision = _asked(source, weights, revision, main)
-        if (revision or revision_of(repo)) is None:
-            raise _unpinned(source, repo, main) from None
+        _refuse_unnamed(source, repo, revision, main)
 
 
 def find_snapshot(
@@ -226,13 +232,11 @@ def find_snapshot(
     """Folder of a hub repository in the cache, with the files of `patterns` at least; None where it is absent.
 
     Raises:
-        SpecbenchError: exit code 5 where a download fails, or no revision is known.
+        SpecbenchError: exit code 5 where a download fails.
     """
     found = _snapshot(weights, source, revision, patterns=patterns)
     if found or not download:
         return found
-    if (revision or revision_of(weights)) is None and not is_offline():
-        raise _unpinned(source, weights, main=True)
     return _snapshot(weights, source, revision, True, patterns)
 
 
@@ -261,7 +265,7 @@ def is_offline() -> bool:
 
 
 def revision_of(repo: str) -> str | None:
-    """Revision of a repository that SPECBENCH_REVISIONS names, else the pinned one, else None.
+    """Revision of a repository that SPECBENCH_REVISIONS names, else the pinned one, else that of its first use here.
 
     Raises:
         SpecbenchError: the variable is not a list of owner/name@revision.
@@ -272,7 +276,7 @@ def revision_of(repo: str) -> str | None:
         if not revision or name.count("/") != 1:
             raise SpecbenchError(f"{_VARIABLE}: '{entry}' is not owner/name@revision", "separate several by commas")
         chosen[name] = revision
-    return chosen.get(repo) or REVISIONS.get(repo)
+    return chosen.get(repo) or REVISIONS.get(repo) or first_use.kept_commit(repo)
 
 
 def how_to_pin(repo: str) -> str:
@@ -359,6 +363,9 @@ def _snapshot(
     files = list(patterns) or source.patterns(other=repo != source.repo or revision is not None)
     revision = revision or revision_of(repo)
     try:
+        if download and revision is None and not constants.HF_HUB_OFFLINE:
+            _refuse_unnamed(source, repo, revision, main=True)
+            revision = first_use.newest_commit(repo, files, source.licence if repo == source.repo else "see its card")
         return Path(snapshot_download(repo, revision=revision, allow_patterns=files, local_files_only=not download))
     except errors.GatedRepoError:
         problem = f"'{repo}' is gated: accept its terms on huggingface.co/{repo}, then 'hf auth login'"
@@ -380,10 +387,29 @@ def _called(repo: str, revision: str | None) -> str:
     return f"revision '{revision}' of '{repo}'" if revision else f"'{repo}'"
 
 
+def _trust(found: CheckpointFiles, repo: str, revision: str | None) -> None:
+    """Keep the commit of files from the hub at their first use, and compare later uses with it."""
+    if revision or (commit := found.commits.get(repo)) is None:
+        return
+    kept = first_use.kept_commit(repo)
+    if kept is None and revision_of(repo):  # named by the user, or pinned here
+        return
+    root = next(place for place in found.paths[0].absolute().parents if place.name == commit)
+    first_use.keep(repo, commit, root, found.paths)
+    if kept == commit and not is_offline():
+        first_use.say_moved(repo, kept)
+
+
+def _refuse_unnamed(source: Source, repo: str, revision: str | None, main: bool) -> None:
+    """Refuse a download at a commit that nobody has named, where only named ones are allowed."""
+    if first_use.is_pinned_only() and (revision or revision_of(repo)) is None:
+        raise _unpinned(source, repo, main)
+
+
 def _unpinned(source: Source, repo: str, main: bool) -> SpecbenchError:
     flag = "pass --revision COMMIT, or " if main else ""
     return SpecbenchError(
-        f"{source.what} is missing: '{repo}' is not in the hub cache, and without a revision it is not downloaded",
+        f"{source.what} is missing: no commit of '{repo}' is known here, and --pinned-only allows no other",
         f"{flag}{how_to_pin(repo)}, or {source.how_to_get(repo)}",
         MISSING_PREREQUISITE,
     )

@@ -1,0 +1,150 @@
+"""Trust on first use: the commit at which a hub repository was first downloaded, and the digests of its files.
+
+A repository of which this project knows no commit is taken at the newest commit of `main` when it is first needed. From
+then on this machine uses that commit: `first-use.toml` in the cache folder keeps it, with the SHA-256 of every file
+that was used, for people to read. A file that differs later is refused; where `main` has moved on, one line says so.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from fnmatch import fnmatch
+from pathlib import Path
+
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.system import console
+from specbench.system.downloads import cache_folder, sha256_of
+from specbench.system.files import write_atomically
+
+PINNED_ONLY = "SPECBENCH_PINNED_ONLY"
+"""Environment variable that forbids downloads at a commit that neither this project nor the user has named."""
+_HEADER = """\
+# Commits of Hugging Face repositories at their first use on this machine, and SHA-256 of the files, kept by specbench.
+# Remove a repository's tables to take its newest commit at the next use.
+"""
+_ASKED_S = 3.0
+"""How long to wait for the hub to say where `main` is now."""
+
+
+def is_pinned_only() -> bool:
+    return os.environ.get(PINNED_ONLY, "").lower() not in ("", "0", "false", "no", "off")
+
+
+def kept_file() -> Path:
+    return cache_folder() / "first-use.toml"
+
+
+def kept_commit(repo: str) -> str | None:
+    """Commit of a repository at its first use here; None before it."""
+    return _kept().get(repo, {}).get("commit")
+
+
+def newest_commit(repo: str, patterns: Sequence[str], licence: str) -> str:
+    """Ask the hub for the newest commit of `main`, and say what will be downloaded at it.
+
+    Raises:
+        SpecbenchError: exit code 5 where the files do not fit on the disk.
+        OSError: the hub does not answer; its refusals are huggingface_hub's own errors.
+    """
+    from huggingface_hub import HfApi, constants  # slow to import: not for `list models`
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    try:
+        info = HfApi().model_info(repo, files_metadata=True)
+    except (HfHubHTTPError, OfflineModeIsEnabled):
+        raise
+    except Exception as error:  # classes of the client's transport, which differ between its versions
+        raise OSError(str(error)) from error
+    files = [one for one in info.siblings or () if any(fnmatch(one.rfilename, pattern) for pattern in patterns)]
+    size = sum(one.size or 0 for one in files)
+    cache = Path(constants.HF_HUB_CACHE).absolute()
+    existing = next(place for place in (cache, *cache.parents) if place.exists())
+    if size > (free := shutil.disk_usage(existing).free):
+        raise SpecbenchError(
+            f"{repo}: {size / 1e9:.1f} GB do not fit into {cache}, {free / 1e9:.1f} GB are free",
+            "free space, or set HF_HOME to a folder on another disk",
+            MISSING_PREREQUISITE,
+        )
+    console.say(f"downloading {repo}, commit {info.sha[:12]}: {size / 1e9:.2f} GB; licence: {licence}")
+    return str(info.sha)
+
+
+def keep(repo: str, commit: str, root: Path, paths: Iterable[Path]) -> None:
+    """Keep the commit of a first use, or compare later uses with it.
+
+    Args:
+        root: folder of the commit's files.
+        paths: the files that are used.
+
+    Raises:
+        SpecbenchError: exit code 5 for a file that differs from its first use.
+    """
+    digests = {path.relative_to(root).as_posix(): sha256_of(path) for path in paths}
+    with _alone():
+        held = _kept()
+        entry = held.setdefault(
+            repo, {"commit": commit, "first_used": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+        )
+        if entry["commit"] != commit:
+            return
+        known = entry.setdefault("files", {})
+        for name, digest in digests.items():
+            if known.setdefault(name, digest) != digest:
+                raise SpecbenchError(
+                    f"{root / name} differs from its first use here",
+                    f"delete it to download it again, or its line in {kept_file()}",
+                    MISSING_PREREQUISITE,
+                )
+        write_atomically(kept_file(), _toml(held).encode())
+
+
+def say_moved(repo: str, commit: str) -> None:
+    """Say so where `main` of a repository is no longer at the commit of its first use; nothing where nobody answers."""
+    from huggingface_hub import HfApi  # slow to import: not for `list models`
+
+    try:
+        newest = HfApi().model_info(repo, timeout=_ASKED_S).sha
+    except Exception:  # no network, a hub that is down, a repository that is gone: nothing to say
+        return
+    if newest != commit:
+        at, now = commit[:12], newest[:12]
+        console.say(f"{repo}: used at {at}, its first use here; main is at {now} now (--revision main)")
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Keep other processes from writing the file meanwhile."""
+    kept_file().parent.mkdir(parents=True, exist_ok=True)
+    with kept_file().with_suffix(".lock").open("w") as lock:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _kept() -> dict[str, dict]:
+    try:
+        return tomllib.loads(kept_file().read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise SpecbenchError(
+            f"{kept_file()} cannot be read: {error}", "mend or delete it", MISSING_PREREQUISITE
+        ) from None
+
+
+def _toml(held: dict[str, dict]) -> str:
+    tables = []
+    for repo, entry in sorted(held.items()):
+        values = "".join(f"{name} = {json.dumps(entry[name])}\n" for name in ("commit", "first_used"))
+        files = "".join(
+            f"{json.dumps(name)} = {json.dumps(digest)}\n" for name, digest in sorted(entry["files"].items())
+        )
+        tables.append(f"\n[{json.dumps(repo)}]\n{values}[{json.dumps(repo)}.files]\n{files}")
+    return _HEADER + "".join(tables)

@@ -1,0 +1,132 @@
+"""Trust on first use, by the real client against a hub on the loopback: a repository of which no commit is pinned is
+downloaded at the newest one, which this machine keeps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+from checkpoints import write
+from loopback_hub import Hub, loopback_hub
+
+REPO, OLD, NEW = "owner/name", "a" * 40, "b" * 40
+FETCH = """
+from specbench.errors import SpecbenchError
+from specbench.models.checkpoint_files import Source, fetch_checkpoint
+source = Source("the model", "owner/name", ("config.json", "*.safetensors"), "MIT")
+try:
+    print(fetch_checkpoint(source).commits["owner/name"])
+except SpecbenchError as error:
+    print(error.exit_code, error.what)
+"""
+
+
+@pytest.fixture
+def hub(tmp_path):
+    with loopback_hub() as served:
+        served.put(REPO, OLD, folder(tmp_path / "old", b"old weights"))
+        yield served
+
+
+def folder(path: Path, weights: bytes) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    (path / "model.safetensors").write_bytes(weights)
+    (path / "other.md").write_text("not asked for")
+    return path
+
+
+def fetch(hub: Hub, home: Path, command=("-c", FETCH), **variables: str) -> subprocess.CompletedProcess:
+    env = {**os.environ, **hub.env(home), **variables}
+    return subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=300)
+
+
+def kept(home: Path) -> dict:
+    return tomllib.loads((home / "specbench" / "first-use.toml").read_text())
+
+
+def test_the_first_use_takes_the_newest_commit_and_later_ones_keep_it(hub, tmp_path):
+    first = fetch(hub, tmp_path)
+    assert first.stdout == f"{OLD}\n"
+    assert f"downloading {REPO}, commit {OLD[:12]}: 0.00 GB; licence: MIT" in first.stderr
+    assert kept(tmp_path)[REPO]["commit"] == OLD
+    assert sorted(kept(tmp_path)[REPO]["files"]) == ["config.json", "model.safetensors"]
+    hub.put(REPO, NEW, folder(tmp_path / "new", b"new weights"))
+    again = fetch(hub, tmp_path)
+    assert again.stdout == f"{OLD}\n" and "downloading" not in again.stderr
+    assert f"main is at {NEW[:12]} now" in again.stderr
+    away = fetch(hub, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    assert away.stdout == f"{OLD}\n", "a hub that does not answer stops nobody who has the files"
+
+
+def test_a_file_that_differs_from_its_first_use_is_refused(hub, tmp_path):
+    fetch(hub, tmp_path)
+    [weights] = (tmp_path / "hf").rglob("snapshots/*/model.safetensors")
+    content = weights.resolve()
+    content.write_bytes(b"changed weights")
+    refused = fetch(hub, tmp_path)
+    assert refused.stdout.startswith("5 ") and "differs from its first use here" in refused.stdout
+
+
+def test_where_only_pinned_commits_are_allowed_the_hub_is_not_asked(hub, tmp_path):
+    refused = fetch(hub, tmp_path, SPECBENCH_PINNED_ONLY="1")
+    assert refused.stdout.startswith("5 ") and "--pinned-only" in refused.stdout
+    assert not [line for line in hub.asked if REPO in line] and not (tmp_path / "specbench" / "first-use.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "said"),
+    [
+        (401, {"X-Error-Code": "GatedRepo"}, "is gated: accept its terms"),
+        (403, {"X-Error-Code": "GatedRepo"}, "is gated: accept its terms"),
+        (404, {"X-Error-Code": "RepoNotFound"}, "is not on the hub, or is private"),
+        (503, {}, "cannot be fetched"),
+    ],
+)
+def test_a_refusal_of_the_hub_is_one_line_and_keeps_nothing(hub, tmp_path, status, headers, said):
+    hub.refusals["/api/models/owner"] = (status, headers)
+    refused = fetch(hub, tmp_path)
+    assert refused.stdout.startswith("5 ") and said in refused.stdout and refused.stdout.count("\n") == 1
+    assert "Traceback" not in refused.stderr and not (tmp_path / "specbench" / "first-use.toml").exists()
+
+
+def test_a_download_that_was_killed_is_completed_by_the_same_command(hub, tmp_path):
+    content = bytes(range(256)) * 4000
+    (tmp_path / "old" / "model.safetensors").write_bytes(content)
+    hub.cut_after = 100_000  # the client tries again and again
+    env = {**os.environ, **hub.env(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", FETCH], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as run:
+        for _ in range(600):
+            if any((tmp_path / "hf").rglob("*.incomplete")):
+                break
+            time.sleep(0.1)
+        run.kill()
+    assert not (tmp_path / "specbench" / "first-use.toml").exists()
+    hub.cut_after = None
+    assert fetch(hub, tmp_path).stdout == f"{OLD}\n"
+    [weights] = (tmp_path / "hf").rglob("snapshots/*/model.safetensors")
+    assert weights.read_bytes() == content
+
+
+def test_the_command_line_decodes_with_an_unpinned_model_from_an_empty_cache(hub, tmp_path):
+    (tmp_path / "janus").mkdir()
+    write("janus", tmp_path / "janus")
+    hub.put("deepseek-community/Janus-Pro-1B", OLD, tmp_path / "janus")
+    run = ("run", "--model", "janus", "--scale", "tiny", "--decoder", "ar", "--limit", "1", "--threads", "1", "--json")
+    command = ("-m", "specbench", *run, "--prompts", "shapes", "--out", str(tmp_path / "out"))
+    done = fetch(hub, tmp_path, command, OMP_NUM_THREADS="1")
+    assert done.returncode == 0, done.stderr
+    [row] = json.loads(done.stdout)
+    facts = json.loads((Path(row["folder"]) / "run.json").read_text())
+    assert facts["commits"] == {"deepseek-community/Janus-Pro-1B": OLD}
+    hub.put("deepseek-community/Janus-Pro-1B", NEW, tmp_path / "janus")
+    again = fetch(hub, tmp_path, command, OMP_NUM_THREADS="1")
+    assert "1 of 1 images already done" in again.stderr and "now (--revision main)" in again.stderr

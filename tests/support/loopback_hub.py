@@ -1,0 +1,135 @@
+"""A Hugging Face hub on the loopback, for the real client: repositories are folders, commits are named by the test."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+
+@dataclass
+class Hub:
+    """What the hub serves.
+
+    Attributes:
+        commits: per repository its commits with their folders; the last one is `main`.
+        refusals: HTTP status and headers to answer with, by the beginning of a path.
+        asked: paths that were asked for.
+        cut_after: bytes of a file's body after which the connection is cut.
+    """
+
+    commits: dict[str, dict[str, Path]] = field(default_factory=dict)
+    refusals: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+    cut_after: int | None = None
+    address: str = ""
+
+    def put(self, repo: str, commit: str, folder: Path) -> None:
+        self.commits.setdefault(repo, {})[commit] = folder
+
+    def env(self, home: Path) -> dict[str, str]:
+        """Variables of a user whose hub this is and whose home folder is empty."""
+        return {
+            "HF_ENDPOINT": self.address,
+            "HF_HOME": str(home / "hf"),
+            "SPECBENCH_CACHE": str(home / "specbench"),
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+
+class _Answers(BaseHTTPRequestHandler):
+    hub: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_) -> None: ...
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, body: bool) -> None:
+        path = self.path.partition("?")[0]
+        self.hub.asked.append(f"{self.command} {path}")
+        for start, (status, headers) in self.hub.refusals.items():
+            if path.startswith(start):
+                return self._send(status, json.dumps({"error": "refused"}).encode(), body, headers)
+        parts = path.strip("/").split("/")
+        if parts[:2] == ["api", "models"]:
+            return self._api("/".join(parts[2:4]), parts[4:], body)
+        if "resolve" in parts:
+            return self._file("/".join(parts[:2]), parts[3], "/".join(parts[4:]), body)
+        self._send(404, b"{}", body)
+
+    def _commit(self, repo: str, revision: str) -> str | None:
+        commits = self.hub.commits.get(repo, {})
+        return next(reversed(commits), None) if revision == "main" else revision if revision in commits else None
+
+    def _api(self, repo: str, rest: list[str], body: bool) -> None:
+        revision = rest[1] if rest[:1] in (["revision"], ["tree"]) else "main"
+        commit = self._commit(repo, revision)
+        if commit is None:
+            code = "RevisionNotFound" if repo in self.hub.commits else "RepoNotFound"
+            return self._send(404, b"{}", body, {"X-Error-Code": code})
+        folder = self.hub.commits[repo][commit]
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        names = [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files]
+        if rest[:1] == ["tree"]:
+            found: object = [{"type": "file", "path": name, "size": size, "oid": "0" * 40} for name, size in names]
+        else:
+            siblings = [{"rfilename": name, "size": size, "blobId": "0" * 40} for name, size in names]
+            found = {"id": repo, "modelId": repo, "sha": commit, "private": False, "siblings": siblings}
+        self._send(200, json.dumps(found).encode(), body, {"Content-Type": "application/json"})
+
+    def _file(self, repo: str, revision: str, name: str, body: bool) -> None:
+        commit = self._commit(repo, revision)
+        path = self.hub.commits.get(repo, {}).get(commit or "", Path("/nowhere")) / name
+        if not path.is_file():
+            return self._send(404, b"", body, {"X-Error-Code": "EntryNotFound"})
+        data, status = path.read_bytes(), 200
+        headers = {
+            "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
+            "X-Repo-Commit": str(commit),
+            "Accept-Ranges": "bytes",
+        }
+        if asked := self.headers.get("Range"):
+            start = int(asked.removeprefix("bytes=").partition("-")[0])
+            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+            data, status = data[start:], 206
+        self._send(status, data, body, headers)
+
+    def _send(self, status: int, data: bytes, body: bool, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        cut = self.hub.cut_after
+        if body and cut is not None and len(data) > cut:
+            self.wfile.write(data[:cut])
+            self.wfile.flush()
+            self.connection.close()
+        elif body:
+            self.wfile.write(data)
+
+
+@contextmanager
+def loopback_hub() -> Iterator[Hub]:
+    """Serve a hub until the block ends."""
+    hub = Hub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Answers", (_Answers,), {"hub": hub}))
+    hub.address = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
