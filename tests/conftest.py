@@ -6,6 +6,7 @@ import importlib
 import os
 import pkgutil
 import signal
+import uuid
 from dataclasses import dataclass
 
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -39,9 +40,11 @@ def _ctrl_c_is_heard():
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch):
+def _no_settings_from_outside(monkeypatch, tmp_path_factory):
+    """No settings of whoever runs the tests, and a cache folder of each test's own: what one keeps, no other finds."""
     for variable in [name for name in os.environ if name.startswith("SPECBENCH_")]:
         monkeypatch.delenv(variable)
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}"))
 
 
 @pytest.fixture

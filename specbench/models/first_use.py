@@ -87,22 +87,28 @@ def keep(repo: str, commit: str, root: Path, paths: Iterable[Path]) -> None:
         SpecbenchError: exit code 5 for a file that differs from its first use.
     """
     digests = {path.relative_to(root).as_posix(): sha256_of(path) for path in paths}
-    with _alone():
-        held = _kept()
-        entry = held.setdefault(
-            repo, {"commit": commit, "first_used": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-        )
-        if entry["commit"] != commit:
-            return
-        known = entry.setdefault("files", {})
-        for name, digest in digests.items():
-            if known.setdefault(name, digest) != digest:
-                raise SpecbenchError(
-                    f"{root / name} differs from its first use here",
-                    f"delete it to download it again, or its line in {kept_file()}",
-                    MISSING_PREREQUISITE,
-                )
-        write_atomically(kept_file(), _toml(held).encode())
+    known = _kept().get(repo, {"commit": commit, "files": {}})
+    if known["commit"] != commit:
+        return
+    for name, digest in digests.items():
+        if known["files"].get(name, digest) != digest:
+            raise SpecbenchError(
+                f"{root / name} differs from its first use here",
+                f"delete it to download it again, or its line in {kept_file()}",
+                MISSING_PREREQUISITE,
+            )
+    if digests.keys() <= known["files"].keys():
+        return
+    try:
+        with _alone():
+            held = _kept()
+            today = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            entry = held.setdefault(repo, {"commit": commit, "first_used": today, "files": {}})
+            if entry["commit"] == commit:
+                entry["files"] |= digests
+                write_atomically(kept_file(), _toml(held).encode())
+    except (OSError, SpecbenchError) as error:  # a cache that cannot be written stops nobody
+        console.warn(f"the first use of {repo} cannot be kept: {error}")
 
 
 def say_moved(repo: str, commit: str) -> None:
@@ -131,7 +137,7 @@ def _alone() -> Iterator[None]:
 def _kept() -> dict[str, dict]:
     try:
         return tomllib.loads(kept_file().read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
         raise SpecbenchError(

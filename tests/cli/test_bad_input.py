@@ -177,3 +177,11 @@ def test_any_command_line_is_planned_or_refused(arguments, tmp_path, monkeypatch
     assert code in (0, 2, 5), err.getvalue()
     assert code == 0 or err.getvalue().count("\n") == 1, err.getvalue()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_bad_value_of_the_environment_is_named_with_its_variable_unless_the_option_was_typed(cli, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_JSON", "maybe")
+    refused = cli("list", "prompts")
+    assert refused.code == 2 and "(environment SPECBENCH_JSON=maybe)" in refused.err
+    monkeypatch.setenv("SPECBENCH_LIMIT", "8")
+    assert "environment" not in cli("demo", "--limit", "0").err

@@ -80,6 +80,12 @@ def test_where_only_pinned_commits_are_allowed_the_hub_is_not_asked(hub, tmp_pat
     assert not [line for line in hub.asked if REPO in line] and not (tmp_path / "specbench" / "first-use.toml").exists()
 
 
+def test_a_cache_that_cannot_be_written_stops_nobody(hub, tmp_path):
+    (tmp_path / "file").touch()
+    done = fetch(hub, tmp_path, SPECBENCH_CACHE=str(tmp_path / "file" / "cache"))
+    assert done.stdout == f"{OLD}\n" and "cannot be kept" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("status", "headers", "said"),
     [
