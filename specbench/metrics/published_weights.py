@@ -144,7 +144,8 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
         folder = Path(snapshot_download(repository, revision=named, allow_patterns=_FILES, local_files_only=True))
     except LocalEntryNotFoundError:
         if local:
-            what = f"{repository} is not on this disk"
+            refused = named is None and first_use.is_pinned_only()
+            what = f"{repository} is not on this disk" + ", and --pinned-only allows no unnamed commit" * refused
             raise SpecbenchError(what, _hint(repository), MISSING_PREREQUISITE) from None
         try:
             revision = named or first_use.newest_commit(repository, _FILES, "see its card")

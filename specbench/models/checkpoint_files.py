@@ -1,4 +1,4 @@
-"""Where a checkpoint's files come from: a folder on this disk, or a hub repository at a pinned commit. No torch here.
+"""Where a checkpoint's files come from: a folder on this disk, or a hub repository at a known commit. No torch here.
 
 `HF_HOME` and `HF_HUB_OFFLINE` mean what they mean everywhere else, because huggingface_hub does the fetching.
 """

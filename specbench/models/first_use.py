@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shutil
 import time
 import tomllib
@@ -20,7 +19,7 @@ from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.system import console
-from specbench.system.downloads import cache_folder, sha256_of
+from specbench.system.downloads import cache_folder, is_on, sha256_of
 from specbench.system.files import write_atomically
 
 PINNED_ONLY = "SPECBENCH_PINNED_ONLY"
@@ -34,7 +33,7 @@ _ASKED_S = 3.0
 
 
 def is_pinned_only() -> bool:
-    return os.environ.get(PINNED_ONLY, "").lower() not in ("", "0", "false", "no", "off")
+    return is_on(PINNED_ONLY)
 
 
 def kept_file() -> Path:

@@ -251,8 +251,12 @@ def cache_folder() -> Path:
 
 def offline(env: Mapping[str, str] | None = None) -> bool:
     """Whether one of `OFFLINE_VARIABLES` disables the network."""
-    env = os.environ if env is None else env
-    return any(env.get(name, "").lower() not in ("", "0", "false", "no", "off") for name in OFFLINE_VARIABLES)
+    return any(is_on(name, env) for name in OFFLINE_VARIABLES)
+
+
+def is_on(variable: str, env: Mapping[str, str] | None = None) -> bool:
+    """Whether an environment variable switches something on."""
+    return (os.environ if env is None else env).get(variable, "").lower() not in ("", "0", "false", "no", "off")
 
 
 def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:

@@ -114,6 +114,8 @@ def test_a_download_that_was_killed_is_completed_by_the_same_command(hub, tmp_pa
             if any((tmp_path / "hf").rglob("*.incomplete")):
                 break
             time.sleep(0.1)
+        else:
+            pytest.fail("no download began")
         run.kill()
     assert not (tmp_path / "specbench" / "first-use.toml").exists()
     hub.cut_after = None

@@ -129,6 +129,7 @@ def test_where_only_pinned_commits_are_allowed_nothing_else_is_downloaded(hub, m
         with pytest.raises(SpecbenchError) as caught:
             attempt()
         assert caught.value.exit_code == 5 and "SPECBENCH_REVISIONS=" in caught.value.try_this
+        assert "--pinned-only allows no" in caught.value.what
     assert hub == []
     INFO["emu3"].configured(ModelChoice(revision="1" * 40)).require_weights()
     monkeypatch.setenv("SPECBENCH_REVISIONS", "owner/name@abc, me/tuned@main")
