@@ -63,7 +63,7 @@ def bench(
     table = load_table(name)
     if dry_run:
         return _print_estimate(table, flags, bool(values["json"]))
-    from specbench.cli.progress import ProgressReporter, ScoreProgress, TransferLines
+    from specbench.cli.progress import ProgressReporter, ScoreProgress
     from specbench.metrics.base import Settings
     from specbench.papers.reproduce import bench_table
 
@@ -72,7 +72,7 @@ def bench(
         table,
         flags,
         str(values["out"]),
-        Settings(str(values["device"]), progress=None if quiet else TransferLines("weights")),
+        Settings(str(values["device"])),
         reporter=None if quiet else ProgressReporter(),
         score_reporter=None if quiet else ScoreProgress(),
         warn=console.warn,

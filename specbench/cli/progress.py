@@ -1,10 +1,9 @@
-"""Progress of runs, downloads and scoring, on stderr: a bar on a terminal, a plain line every few seconds elsewhere."""
+"""Progress of runs and scoring, on stderr: a bar on a terminal, a plain line every few seconds elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from specbench.system import console
@@ -12,8 +11,6 @@ from specbench.system import console
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bar
-
-    from specbench.system.downloads import Progress
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -37,7 +34,7 @@ class ProgressReporter:
         self._started = self._last_line = time.monotonic()
         if done:
             self.note(f"{done} of {total} {self.what} already done")
-        if total > done and _has_bars(self._console):
+        if total > done and console.has_bars(self._console):
             self._bar = _bar(self._console)
             self._task = self._bar.add_task(self.what, total=total, completed=done)
             self._bar.start()
@@ -71,10 +68,6 @@ class ProgressReporter:
         return f"{self._done}/{self._total} {self.what}{failed}, {rate:.1f} a second, {left:.0f} s left"
 
 
-def _has_bars(screen: Console) -> bool:
-    return console.progress_shown() and screen.is_terminal and not screen.is_dumb_terminal
-
-
 def _bar(screen: Console) -> Bar:
     from rich import progress  # only for progress bars
 
@@ -87,33 +80,6 @@ def _bar(screen: Console) -> Bar:
         progress.TextColumn("left"),
     )
     return progress.Progress(*columns, console=screen, transient=True)
-
-
-@contextmanager
-def transfer(what: str) -> Iterator[Progress]:
-    """Show the progress of a download: a bar on a terminal, a line every few seconds elsewhere."""
-    terminal = console.stderr()
-    if not _has_bars(terminal):
-        yield TransferLines(what)
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=terminal, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-class TransferLines:
-    """Download progress as a line every few seconds."""
-
-    def __init__(self, what: str):
-        self._what, self._last_line = what, time.monotonic()
-
-    def __call__(self, done: int, total: int | None) -> None:
-        if console.progress_shown() and time.monotonic() - self._last_line > console.LINE_EVERY_S:
-            self._last_line = time.monotonic()
-            console.say(f"{self._what}: {done / 1e6:.1f}{f' of {total / 1e6:.1f}' if total else ''} MB")
 
 
 class ScoreProgress:

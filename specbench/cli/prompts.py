@@ -11,7 +11,6 @@ from specbench.cli import completion
 from specbench.cli.commands import CommandLine, help_of
 from specbench.cli.options import Json, Offline, flags, option, switch
 from specbench.cli.output import print_json, print_table
-from specbench.cli.progress import transfer
 from specbench.runs.settings import DRAWN, merge
 from specbench.system import console
 
@@ -60,7 +59,7 @@ def fetch(
     elif source is None:
         size = f"{found.download_size / 1e6:.0f} MB, " if found.download_size else ""
         console.say(f"{found.name}: {found.prompts} prompts ({size}{found.licence}; {found.page})")
-    with transfer("images" if images else found.name) as progress:
+    with console.transfer("images" if images else found.name) as progress:
         folder = fetch_prompts(name, images, source, offline, progress)
     console.say(f"{'images' if images else 'prompts'} of {found.name} are complete")
     print(folder)

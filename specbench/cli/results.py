@@ -31,7 +31,7 @@ from specbench.cli.options import (
     switch,
 )
 from specbench.cli.output import print_json, print_table
-from specbench.cli.progress import ScoreProgress, TransferLines
+from specbench.cli.progress import ScoreProgress
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.system import console
 
@@ -113,8 +113,7 @@ def score(
     from specbench.metrics.scoring import joint_problem
     from specbench.system.torch_device import best_device
 
-    progress = None if quiet else TransferLines("weights")
-    settings = Settings(device or best_device(), batch, reference, offline, progress)
+    settings = Settings(device or best_device(), batch, reference, offline)
     settings.check()
     options = {"protocol": protocol, "settings": settings, "reporter": None if quiet else ScoreProgress()}
     problems: list[SpecbenchError] = []

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.stats import Difference, Estimate, mean_difference, mean_interval
-from specbench.system.downloads import Progress
+from specbench.system.downloads import Download
 from specbench.system.torch_device import require_device
 
 # Imports inside functions: torch and downloads, not for `list metrics`.
@@ -36,14 +36,12 @@ class Settings:
         batch: images a network sees at once; each metric's own choice if None.
         reference: folder of the images to compare distributions with; the prompt set's own if None.
         offline: never download what is missing.
-        progress: told how downloads go.
     """
 
     device: str = "cpu"
     batch: int | None = None
     reference: Path | None = None
     offline: bool = False
-    progress: Progress | None = None
 
     def check(self) -> None:
         """Raise a SpecbenchError if the device does not exist here or there is no such reference folder."""
@@ -100,6 +98,7 @@ class Metric:
         batch: images given to `features` at a time.
         columns: name and arrow type of what `features` keeps of an image.
         checkpoints: names in `specbench.metrics.published_weights` of the files it needs.
+        repositories: hub repositories whose networks it needs, by their names in its identity.
         packages: distributions it needs besides specbench's own, with the command that installs each.
     """
 
@@ -108,6 +107,7 @@ class Metric:
     batch: int = 16
     columns: Mapping[str, pa.DataType]
     checkpoints: Sequence[str] = ()
+    repositories: Mapping[str, str] = MappingProxyType({})
     packages: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, settings: Settings | None = None):
@@ -128,7 +128,8 @@ class Metric:
         from specbench.metrics import published_weights as checkpoints
 
         files = [(checkpoints.problem(name), checkpoints.CHECKPOINTS[name].hint()) for name in self.checkpoints]
-        return self.missing_packages() + [(problem, hint) for problem, hint in files if problem]
+        folders = [checkpoints.hub_problem(repository) for repository in self.repositories.values()]
+        return self.missing_packages() + [one for one in (*files, *folders) if one and one[0]]
 
     def missing_packages(self) -> list[tuple[str, str]]:
         """List missing packages: the part of `missing` that cannot be downloaded."""
@@ -148,8 +149,21 @@ class Metric:
 
         for problem in self.missing_packages():
             raise SpecbenchError(*problem, MISSING_PREREQUISITE)
+        for repository in self.repositories.values():
+            checkpoints.hub_folder(repository, self.settings.offline)
         for name in self.checkpoints:
-            checkpoints.require_weights_file(name, self.settings.offline, self.settings.progress)
+            checkpoints.require_weights_file(name, self.settings.offline)
+
+    def downloads(self) -> list[Download]:
+        """List what it needs, this disk lacks, and can be downloaded.
+
+        Raises:
+            SpecbenchError: something cannot be had.
+        """
+        from specbench.metrics import published_weights
+
+        folders = map(published_weights.missing_folder, self.repositories.values())
+        return [one for one in (*folders, *map(published_weights.missing_file, self.checkpoints)) if one]
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         """Tell whether images of a prompt can be scored."""

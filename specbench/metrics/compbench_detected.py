@@ -39,7 +39,7 @@ from specbench.metrics.depth_anything import Depth, depth_input
 from specbench.metrics.geneval_rules import Found
 from specbench.metrics.openclip import OPENCLIP_PACKAGES
 from specbench.metrics.owlv2 import DUPLICATE, OWLV2_REPOSITORY, QUERY, THRESHOLD, Owl, owlv2_input
-from specbench.metrics.published_weights import folder_identity, hub_folder, hub_problem
+from specbench.metrics.published_weights import folder_identity, hub_folder
 
 Seen = Mapping[str, Sequence[Found]]
 
@@ -48,7 +48,6 @@ class Detected(CategoryMetric):
     """Base class of metrics on OWLv2 detections; subclasses define queries and rules.
 
     Attributes:
-        repositories: names in the identity, and the hub repositories whose weights are needed.
         objects: where the objects that are looked for come from.
         resizes: code that prepares an image for the networks.
     """
@@ -75,15 +74,6 @@ class Detected(CategoryMetric):
             **{package: version(package) for package in ("transformers", "torch", "pillow")},
             "open_clip": version("open_clip_torch"),
         }
-
-    def missing(self) -> list[tuple[str, str]]:
-        problems = (hub_problem(repository) for repository in self.repositories.values())
-        return super().missing() + [problem for problem in problems if problem]
-
-    def prepare(self) -> None:
-        super().prepare()
-        for repository in self.repositories.values():
-            hub_folder(repository, self.settings.offline)
 
     @cached_property
     def detector(self) -> Owl:
@@ -192,6 +182,7 @@ class ThreeInOne(CategoryMetric):
             "blip": BlipVqa(settings), "clip": CompBenchClip(settings), "spatial": SpatialOfComplex(settings)
         }  # fmt: skip
         self.checkpoints = tuple(file for part in self.parts.values() for file in part.checkpoints)
+        self.repositories = {"detector": OWLV2_REPOSITORY}
 
     @cached_property
     def grammar(self) -> Grammar:
@@ -199,10 +190,6 @@ class ThreeInOne(CategoryMetric):
 
     def identity(self) -> Mapping[str, str]:
         return {f"{name}.{key}": value for name, part in self.parts.items() for key, value in part.identity().items()}
-
-    def missing(self) -> list[tuple[str, str]]:
-        problem = hub_problem(OWLV2_REPOSITORY)
-        return super().missing() + ([problem] if problem else [])
 
     def prepare(self) -> None:
         for part in self.parts.values():

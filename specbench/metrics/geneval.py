@@ -29,7 +29,7 @@ from specbench.metrics.openclip import (
     short_side_centre,
     text_embeddings,
 )
-from specbench.metrics.published_weights import folder_identity, hub_folder, hub_problem
+from specbench.metrics.published_weights import folder_identity, hub_folder
 from specbench.stats import Difference, mean_of_estimates, proportion_interval
 
 GENEVAL_REPOSITORY = "facebook/mask2former-swin-small-coco-instance"
@@ -79,6 +79,7 @@ class GenEval(JudgedMetric):
     summary = "share of images in which the asked-for objects are found by transformers' Mask2Former, mean over tags"
     batch = 4
     checkpoints = ("clip-l14",)
+    repositories: ClassVar = {"detector": GENEVAL_REPOSITORY}
     packages = OPENCLIP_PACKAGES
 
     def identity(self) -> Mapping[str, str]:
@@ -88,14 +89,6 @@ class GenEval(JudgedMetric):
             "resize": described("short side 800, long side at most 1333, Pillow bilinear, padded", mask2former_input),
             **clip_versions(),
         }
-
-    def missing(self) -> list[tuple[str, str]]:
-        problem = hub_problem(GENEVAL_REPOSITORY)
-        return super().missing() + ([problem] if problem else [])
-
-    def prepare(self) -> None:
-        hub_folder(GENEVAL_REPOSITORY, self.settings.offline)  # first: it may be refused, and CLIP is 0.9 GB
-        super().prepare()
 
     @cached_property
     def detector(self) -> Callable[[Sequence[np.ndarray]], list[list[Instance]]]:

@@ -6,13 +6,26 @@ A file is checked against its digest every time before anything in it is loaded.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models import first_use
-from specbench.models.checkpoint_files import DIGESTS, REVISIONS, how_to_pin, revision_of
-from specbench.system.downloads import Progress, Remote, cache_folder, digest_of, fetch, matches, offline, sha256_of
+from specbench.models.checkpoint_files import Source, fetch_checkpoint, find_checkpoint, missing_checkpoint
+from specbench.models.hub_downloads import DIGESTS, REVISIONS, revision_of
+from specbench.system.downloads import (
+    Download,
+    Progress,
+    Remote,
+    cache_folder,
+    digest_of,
+    fetch,
+    fetch_all,
+    matches,
+    on_hub_endpoint,
+    sha256_of,
+    size_of,
+)
 
 _FILES = ("config.json", "model.safetensors")
 """Of a model folder: no pickles."""
@@ -34,12 +47,14 @@ class Checkpoint:
     def digest(self) -> str:
         return self.remote.digest
 
+    @property
+    def here(self) -> bool:
+        """Whether the published file is on this disk."""
+        return self.path.is_file() and matches(self.path, self.remote)
+
     def hint(self) -> str:
-        """Tell where to get the file and where to put it."""
-        digest = (
-            self.remote.digest or "no digest is published, so get it yourself; its own goes into the score's identity"
-        )
-        return f"download {self.remote.url} to {self.path} ({digest}; {self.licence})"
+        """Tell how to get the file."""
+        return f"specbench fetch {self.file}"
 
 
 def _openai(file: str, sha256: str) -> Checkpoint:
@@ -101,19 +116,49 @@ CHECKPOINTS: dict[str, Checkpoint] = {
 }  # fmt: skip
 
 
-def require_weights_file(name: str, offline: bool = False, progress: Progress | None = None) -> Path:
-    """Check the digest of a checkpoint's file, downloaded first if it is absent and has a published digest.
+def missing_file(name: str) -> Download | None:
+    """The download of a checkpoint's file; None where it is on this disk.
 
     Raises:
-        SpecbenchError: exit code 5 with what to do where it is not there and may not be downloaded.
+        SpecbenchError: exit code 5 for one without a published digest under --pinned-only.
     """
     wanted = CHECKPOINTS[name]
-    try:
-        return fetch(wanted.remote, wanted.path, progress, offline or not wanted.remote.digest)
-    except SpecbenchError as error:
-        if error.exit_code != MISSING_PREREQUISITE:
-            raise
-        raise SpecbenchError(f"{wanted.file} is not on this disk", wanted.hint(), MISSING_PREREQUISITE) from None
+    if wanted.here:
+        return None
+    if not wanted.digest and first_use.is_pinned_only():
+        raise SpecbenchError(
+            f"{wanted.file} has no published digest, and --pinned-only allows no such file",
+            f"put it into {wanted.path.parent}",
+            MISSING_PREREQUISITE,
+        )
+    remote = replace(on_hub_endpoint(wanted.remote), by_hand=f"or put it into {wanted.path.parent}")
+
+    def get(progress: Progress) -> None:
+        fetch(remote, wanted.path, progress)
+        _trust(wanted)
+
+    return Download(wanted.file, (wanted.file,), size_of(remote), wanted.licence, wanted.path.parent, get)
+
+
+def require_weights_file(name: str, offline: bool = False) -> Path:
+    """Check the digest of a checkpoint's file, downloaded first if it is absent.
+
+    Raises:
+        SpecbenchError: exit code 5 where it is not there and may not be downloaded, or differs from its first use.
+    """
+    wanted = CHECKPOINTS[name]
+    if offline and not wanted.here:
+        raise SpecbenchError(f"{wanted.file} is not on this disk", wanted.hint(), MISSING_PREREQUISITE)
+    if lacking := missing_file(name):
+        fetch_all([lacking])
+    _trust(wanted)
+    return wanted.path
+
+
+def _trust(wanted: Checkpoint) -> None:
+    """Keep the digest of a file for which none is published at its first use, and compare later uses with it."""
+    if not wanted.digest:
+        first_use.keep(wanted.remote.url, "", wanted.path.parent, [wanted.path])
 
 
 def file_digest(name: str) -> str:
@@ -126,7 +171,12 @@ def problem(name: str) -> str | None:
     wanted = CHECKPOINTS[name]
     if not wanted.path.is_file():
         return f"{wanted.file} is not on this disk"
-    return None if matches(wanted.path, wanted.remote) else f"{wanted.path} is not the published file"
+    return None if wanted.here else f"{wanted.path} is not the published file"
+
+
+def missing_folder(repository: str) -> Download | None:
+    """The download of a repository's configuration and weights; None where they are on this disk."""
+    return missing_checkpoint(_source(repository))
 
 
 def hub_folder(repository: str, forbidden: bool = False) -> Path:
@@ -135,32 +185,13 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
     Raises:
         SpecbenchError: not there and offline, the download failed, or a file differs from its first use.
     """
-    from huggingface_hub import snapshot_download  # slow to import: not for `list metrics`
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    named = revision_of(repository)
-    local = forbidden or offline() or (named is None and first_use.is_pinned_only())
-    try:
-        folder = Path(snapshot_download(repository, revision=named, allow_patterns=_FILES, local_files_only=True))
-    except LocalEntryNotFoundError:
-        if local:
-            refused = named is None and first_use.is_pinned_only()
-            what = f"{repository} is not on this disk" + ", and --pinned-only allows no unnamed commit" * refused
-            raise SpecbenchError(what, _hint(repository), MISSING_PREREQUISITE) from None
-        try:
-            revision = named or first_use.newest_commit(repository, _FILES, "see its card")
-            folder = Path(snapshot_download(repository, revision=revision, allow_patterns=_FILES))
-        except (HfHubHTTPError, OSError) as error:
-            what = f"{repository}: {type(error).__name__}: {error}"
-            raise SpecbenchError(what, _hint(repository), FAILURE) from error
-    if any(not (folder / name).is_file() for name in _FILES):
-        raise SpecbenchError(f"{repository} is not complete on this disk", _hint(repository), MISSING_PREREQUISITE)
-    if named is None:
-        first_use.keep(repository, folder.name, folder, [folder / name for name in _FILES])
-    digests = DIGESTS.get(repository, {}) if named == REVISIONS.get(repository) else {}
+    folder = (find_checkpoint if forbidden else fetch_checkpoint)(_source(repository)).paths[0].parent
+    digests = DIGESTS.get(repository, {}) if revision_of(repository) == REVISIONS.get(repository) else {}
     for name, digest in digests.items():
         if sha256_of(folder / name) != digest:
-            raise SpecbenchError(f"{folder / name} is not the published file", _hint(repository), MISSING_PREREQUISITE)
+            raise SpecbenchError(
+                f"{folder / name} is not the published file", "delete it to download it again", MISSING_PREREQUISITE
+            )
     return folder
 
 
@@ -179,7 +210,5 @@ def folder_identity(folder: Path) -> str:
     return f"sha256:{digests} at {folder.name}"
 
 
-def _hint(repository: str) -> str:
-    revision = revision_of(repository)
-    get = f"hf download {repository} {' '.join(_FILES)}"
-    return f"{get} --revision {revision}" if revision else f"{how_to_pin(repository)}, or type '{get}'"
+def _source(repository: str) -> Source:
+    return Source("the metric's network", repository, _FILES, "see its card")

@@ -18,7 +18,7 @@ from specbench.metrics.base import Metric, Sample, Settings, paired_features
 from specbench.metrics.read_ahead import read_ahead
 from specbench.prompts import public
 from specbench.stats import Difference, Estimate, mean_difference, mean_interval
-from specbench.system.downloads import cache_folder, digest_of
+from specbench.system.downloads import Download, cache_folder, digest_of
 from specbench.system.files import write_atomically
 from specbench.system.images import pictures_in, read_picture
 
@@ -41,7 +41,7 @@ class ReferenceImages:
         if self.folder.is_dir():
             return []
         what = f"reference folder {self.own} does not exist" if self.own else "COCO's images are not on this disk"
-        return [(what, "specbench prompts fetch coco --images, or name a folder with --reference")]
+        return [(what, "specbench fetch coco --images, or name a folder with --reference")]
 
     def require(self) -> None:
         """Raise a SpecbenchError with exit code 5 unless the images are there."""
@@ -93,6 +93,10 @@ class ReferenceMetric(Metric):
     def prepare(self) -> None:
         self.reference.require()
         super().prepare()
+
+    def downloads(self) -> list[Download]:
+        own = self.reference.own is not None or self.reference.folder.is_dir()
+        return super().downloads() + ([] if own else public.missing("coco", images=True))
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return self.reference.fits(meta)

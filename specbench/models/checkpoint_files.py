@@ -6,46 +6,20 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models import first_use
-from specbench.system.downloads import sha256_of
+from specbench.models.hub_downloads import cached_snapshot, repository_download, require_permission, revision_of
+from specbench.system.downloads import Download, fetch_all, offline, sha256_of
 from specbench.system.files import files_named, read_error, read_regular
 from specbench.system.json_values import parse_json
 
-REVISIONS: Mapping[str, str] = {
-    "Alpha-VLLM/Lumina-mGPT-7B-768": "9624463a82ea5ce814af9b561dcd08a31082c3af",
-    "deepseek-ai/Janus-Pro-1B": "960ab33191f61342a4c60ae74d8dc356a39fafcb",
-    "deepseek-ai/Janus-Pro-7B": "5c3eb3fb2a3b61094328465ba61fcd4272090d67",
-    "depth-anything/Depth-Anything-V2-Small-hf": "5426e4f0f36572d16453bbda7a8389317b1bef99",
-    "google/flan-t5-xl": "7d6315df2c2fb742f0f5b556879d730926ca9001",
-    "google/owlv2-base-patch16-ensemble": "cfd3195ba4ea9592eec887ded089f4c08eff231d",
-    "leloy/Anole-7b-v0.1-hf": "96df52301e844d8a624a13953051ead4c008343b",
-    "xswu/HPSv2": "697403c78157020a1ae59d23f111aa58ced35b0a",
-    "zai-org/ImageReward": "5736be03b2652728fb87788c9797b0570450ab72",
-}
-"""Pinned commits of hub repositories: a branch may change under a benchmark, a commit names the digest of every file in
-it. They are those that several public projects use and state. Other repositories are used at the revision that the user
-names with `--revision` or SPECBENCH_REVISIONS, else at the commit of their first use, see `first_use`."""
-DIGESTS: Mapping[str, Mapping[str, str]] = {
-    "depth-anything/Depth-Anything-V2-Small-hf": {
-        "config.json": "c56698d3643dde1f83ea2212759e6b31a22b8f827246a36dd007ee8a22b3ff75",
-        "model.safetensors": "3152477ce0d8d6978d76b995120de97cb5b928701fd0f817769f59e249a16b70",
-    },
-    "google/owlv2-base-patch16-ensemble": {
-        "model.safetensors": "e1e130b9e404cf91a75ad45644c1da9d7fa5284085eecc864266a6923efb99e7"
-    },
-}
-"""SHA-256 of files at those revisions, by repository and name, where one is published."""
 INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 2**28
-_VARIABLE = "SPECBENCH_REVISIONS"
-"""Environment variable with revisions chosen by the user: "owner/name@revision", separated by commas."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
 """Suffixes of files that hold tensors."""
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([^/]+)")
@@ -83,20 +57,18 @@ class Source:
         return self.repo.rpartition("/")[2]
 
     def how_to_get(self, repo: str | None = None, revision: str | None = None) -> str:
-        """What to type to have its files, or those of another repository, and under which licence."""
-        repo = repo or self.repo
-        revision = revision or revision_of(repo)
-        at = f" --revision {revision}" if revision else ""
-        only = "".join(f' --include "{pattern}"' for pattern in self.patterns())
-        licence = self.licence if repo == self.repo else "as its card says"
-        beside = f", or put {self.beside[0]} into the --weights folder" if self.beside else ""
-        note = f" ({self.note})" if self.note else ""
-        return f"type 'hf download {repo}{at}{only}'{beside}; licence: {licence}{note}"
+        """What to type to have its files, or those of another repository."""
+        if repo in (None, self.repo) and not revision:
+            return f"specbench fetch {self.repo}"
+        return f"hf download {repo or self.repo}" + (f" --revision {revision}" if revision else "")
 
-    def patterns(self, other: bool = False) -> list[str]:
-        """Glob patterns of its files on the hub; those of every alternative for an `other` repository or revision."""
-        alternatives = (pattern.split("|") for pattern in self.files)
-        return [pattern for group in alternatives for pattern in (group if other else group[:1])] + [*self.optional]
+    def licence_of(self, repo: str) -> str:
+        return self.licence if repo == self.repo else "as its card says"
+
+    @property
+    def patterns(self) -> list[str]:
+        """Glob patterns of its files on the hub."""
+        return [*(pattern for group in self.files for pattern in group.split("|")), *self.optional]
 
     def damaged(self, path: Path, error: Exception) -> SpecbenchError:
         """One of its files is not what it should be."""
@@ -183,9 +155,9 @@ def find_checkpoint(
         if own := _companion_folder(source, folder):
             return _in_folder(source, own)
     repo, revision = _asked(source, weights, revision, main)
-    snapshot = _snapshot(repo, source, revision)
+    snapshot = cached_snapshot(repo, revision, source.patterns)
     if snapshot is None:
-        raise _missing(source, f"{_called(repo, revision)} is not in the hub cache", repo, revision)
+        raise _missing(source, f"{repo}{f' at {revision}' if revision else ''} is not on this disk", repo, revision)
     return _in_folder(source, snapshot, repo)
 
 
@@ -199,16 +171,30 @@ def fetch_checkpoint(
     Raises:
         SpecbenchError: also a file that differs from its first use.
     """
+    if lacking := missing_checkpoint(source, weights, revision, main):
+        fetch_all([lacking])
+    found = find_checkpoint(source, weights, revision, main)
+    _trust(found, *_asked(source, weights, revision, main))
+    return found
+
+
+def missing_checkpoint(
+    source: Source, weights: str | None = None, revision: str | None = None, main: bool = True
+) -> Download | None:
+    """What `fetch_checkpoint` downloads; None where all is on this disk.
+
+    Raises:
+        SpecbenchError: it cannot be had.
+    """
     try:
-        found = find_checkpoint(source, weights, revision, main)
+        find_checkpoint(source, weights, revision, main)
     except SpecbenchError:
         folder = local_folder(weights)
         if folder and (main or _companion_folder(source, folder)):
             raise
-        repo, asked = _asked(source, weights, revision, main)
-        found = _in_folder(source, _snapshot(repo, source, asked, download=True), repo)
-    _trust(found, *_asked(source, weights, revision, main))
-    return found
+        repo, revision = _asked(source, weights, revision, main)
+        return repository_download(repo, revision, source.files, source.licence_of(repo), source.optional)
+    return None
 
 
 def require_checkpoint(
@@ -222,22 +208,22 @@ def require_checkpoint(
     try:
         find_checkpoint(source, weights, revision, main)
     except SpecbenchError:
-        repo, revision = _asked(source, weights, revision, main)
-        _refuse_unnamed(source, repo, revision, main)
+        require_permission(*_asked(source, weights, revision, main))
 
 
 def find_snapshot(
     source: Source, weights: str, revision: str | None, patterns: Sequence[str], download: bool
 ) -> Path | None:
-    """Folder of a hub repository in the cache, with the files of `patterns` at least; None where it is absent.
+    """Folder of a hub repository in the cache, with the files of `patterns` that it has; None where it is absent.
 
     Raises:
         SpecbenchError: exit code 5 where a download fails.
     """
-    found = _snapshot(weights, source, revision, patterns=patterns)
+    found = cached_snapshot(weights, revision, patterns)
     if found or not download:
         return found
-    return _snapshot(weights, source, revision, True, patterns)
+    fetch_all([repository_download(weights, revision, (), source.licence_of(weights), patterns)])
+    return cached_snapshot(weights, revision, patterns)
 
 
 def local_folder(weights: str | None) -> Path | None:
@@ -255,35 +241,6 @@ def local_folder(weights: str | None) -> Path | None:
 def is_folder(weights: str) -> bool:
     """Whether `--weights` names a folder, as opposed to a hub repository."""
     return local_folder(weights) is not None
-
-
-def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE forbids downloads from the hub."""
-    from huggingface_hub import constants  # slow to import: not for `--help`
-
-    return constants.HF_HUB_OFFLINE
-
-
-def revision_of(repo: str) -> str | None:
-    """Revision of a repository that SPECBENCH_REVISIONS names, else the pinned one, else that of its first use here.
-
-    Raises:
-        SpecbenchError: the variable is not a list of owner/name@revision.
-    """
-    chosen = {}
-    for entry in filter(None, os.environ.get(_VARIABLE, "").split(",")):
-        name, _, revision = entry.strip().partition("@")
-        if not revision or name.count("/") != 1:
-            raise SpecbenchError(f"{_VARIABLE}: '{entry}' is not owner/name@revision", "separate several by commas")
-        chosen[name] = revision
-    return chosen.get(repo) or REVISIONS.get(repo) or first_use.kept_commit(repo)
-
-
-def how_to_pin(repo: str) -> str:
-    """How to name a revision of a repository for which none is pinned."""
-    return (
-        f"set {_VARIABLE}={repo}@COMMIT with a commit of huggingface.co/{repo}/commits (or {repo}@main for the newest)"
-    )
 
 
 def read_json(source: Source, path: Path) -> dict[str, object]:
@@ -349,44 +306,6 @@ def _check_shards(source: Source, folder: Path, paths: Sequence[Path], repo: str
             raise _missing(source, f"{folder} has {path.name}, but no {shard[1]}{shard[4]}.index.json", repo)
 
 
-def _snapshot(
-    repo: str, source: Source, revision: str | None, download: bool = False, patterns: Sequence[str] = ()
-) -> Path | None:
-    """Folder of the repository in the hub cache, None if it is not there and must not be fetched."""
-    from huggingface_hub import constants  # slow to import: not for `list models`
-
-    # The rest of huggingface_hub is slow to import, which `list models` would do for nothing.
-    if not download and not Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}").is_dir():
-        return None
-    from huggingface_hub import errors, snapshot_download  # slow to import: not for `list models`
-
-    files = list(patterns) or source.patterns(other=repo != source.repo or revision is not None)
-    revision = revision or revision_of(repo)
-    try:
-        if download and revision is None and not constants.HF_HUB_OFFLINE:
-            _refuse_unnamed(source, repo, revision, main=True)
-            revision = first_use.newest_commit(repo, files, source.licence if repo == source.repo else "see its card")
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=files, local_files_only=not download))
-    except errors.GatedRepoError:
-        problem = f"'{repo}' is gated: accept its terms on huggingface.co/{repo}, then 'hf auth login'"
-    except errors.RevisionNotFoundError:
-        problem = f"'{repo}' has no revision '{revision}'"
-    except errors.RepositoryNotFoundError:
-        problem = f"'{repo}' is not on the hub, or is private"
-    except errors.HFValidationError:
-        raise SpecbenchError(f"--weights {repo}: neither a folder nor a hub id") from None
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, errors.HfHubHTTPError, OSError) as error:
-        if not download:
-            return None
-        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"no answer: {type(error).__name__}"
-        problem = f"{_called(repo, revision)} is not in the hub cache, and cannot be fetched ({reason})"
-    raise _missing(source, problem, repo, revision)
-
-
-def _called(repo: str, revision: str | None) -> str:
-    return f"revision '{revision}' of '{repo}'" if revision else f"'{repo}'"
-
-
 def _trust(found: CheckpointFiles, repo: str, revision: str | None) -> None:
     """Keep the commit of files from the hub at their first use, and compare later uses with it."""
     if revision or (commit := found.commits.get(repo)) is None:
@@ -396,29 +315,12 @@ def _trust(found: CheckpointFiles, repo: str, revision: str | None) -> None:
         return
     root = next(place for place in found.paths[0].absolute().parents if place.name == commit)
     first_use.keep(repo, commit, root, found.paths)
-    if kept == commit and not is_offline():
+    if kept == commit and not offline():
         first_use.say_moved(repo, kept)
 
 
-def _refuse_unnamed(source: Source, repo: str, revision: str | None, main: bool) -> None:
-    """Refuse a download at a commit that nobody has named, where only named ones are allowed."""
-    if first_use.is_pinned_only() and (revision or revision_of(repo)) is None:
-        raise _unpinned(source, repo, main)
-
-
-def _unpinned(source: Source, repo: str, main: bool) -> SpecbenchError:
-    flag = "pass --revision COMMIT, or " if main else ""
-    return SpecbenchError(
-        f"{source.what} is missing: no commit of '{repo}' is known here, and --pinned-only allows no other",
-        f"{flag}{how_to_pin(repo)}, or {source.how_to_get(repo)}",
-        MISSING_PREREQUISITE,
-    )
-
-
 def _missing(source: Source, problem: str, repo: str | None = None, revision: str | None = None) -> SpecbenchError:
-    return SpecbenchError(
-        f"{source.what} is missing: {problem}", source.how_to_get(repo, revision), MISSING_PREREQUISITE
-    )
+    return SpecbenchError(f"{source.what}: {problem}", source.how_to_get(repo, revision), MISSING_PREREQUISITE)
 
 
 def _is_pointer(path: Path) -> bool:

@@ -16,8 +16,10 @@ from specbench.models.checkpoint_files import (
     find_checkpoint,
     find_snapshot,
     local_folder,
+    missing_checkpoint,
     require_checkpoint,
 )
+from specbench.system.downloads import Download
 from specbench.system.files import read_regular
 from specbench.system.json_values import parse_json
 
@@ -152,6 +154,16 @@ def locate(
     get = fetch_checkpoint if download else find_checkpoint
     main, *companions = _choose(model, family, layouts, weights, revision, download).sources
     return (get(main, weights, revision), *(get(source, weights, main=False) for source in companions))
+
+
+def missing_files(
+    model: str, family: str, layouts: Sequence[Layout], weights: str | None, revision: str | None
+) -> list[Download]:
+    """What `locate` would download; arguments and errors as there."""
+    main, *companions = _choose(model, family, layouts, weights, revision, download=True).sources
+    found = [missing_checkpoint(main, weights, revision)]
+    found += [missing_checkpoint(source, weights, main=False) for source in companions]
+    return [one for one in found if one]
 
 
 def require_known(

@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch_checkpoint, find_checkpoint
+from specbench.models.checkpoint_files import (
+    CheckpointFiles,
+    Source,
+    fetch_checkpoint,
+    find_checkpoint,
+    missing_checkpoint,
+)
+from specbench.models.hub_downloads import require_permission
+from specbench.system.downloads import Download
 
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
 
@@ -25,8 +33,7 @@ def find_head(given: str, model: str, own: Path | None, download: bool = False) 
         raise no_own_head(model)
     if not given or not _is_hub_id(given):
         return head_in(Path(given).expanduser() if given else own)
-    source = Source("the draft head", given, (CONFIG, "*model.[sb]*"), "see its page on the hub")
-    return head_in((fetch_checkpoint if download else find_checkpoint)(source).named(CONFIG).parent)
+    return head_in((fetch_checkpoint if download else find_checkpoint)(_source(given)).named(CONFIG).parent)
 
 
 def no_own_head(model: str) -> SpecbenchError:
@@ -40,13 +47,21 @@ def no_own_head(model: str) -> SpecbenchError:
 
 def require_head(given: str, model: str, own: Path | None) -> None:
     """Raise the error of `find_head` unless the head can be downloaded."""
-    from huggingface_hub import constants  # slow to import: not for heads in a folder
-
     try:
         find_head(given, model, own)
     except SpecbenchError:
-        if constants.HF_HUB_OFFLINE or not _is_hub_id(given):
+        if not _is_hub_id(given):
             raise
+        require_permission(given, None)
+
+
+def missing_head(given: str) -> Download | None:
+    """What `find_head` downloads; None for a folder, and for what is on this disk."""
+    return missing_checkpoint(_source(given)) if _is_hub_id(given) else None
+
+
+def _source(repo: str) -> Source:
+    return Source("the draft head", repo, (CONFIG, "*model.[sb]*"), "see its page on the hub")
 
 
 def _is_hub_id(given: str) -> bool:

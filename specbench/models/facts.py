@@ -12,6 +12,7 @@ from specbench.specs.run_spec import Sampling
 
 if TYPE_CHECKING:
     from specbench.prompts import Prompt
+    from specbench.system.downloads import Download
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number by dtype."""
@@ -159,6 +160,15 @@ class ModelFacts(Protocol):
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Bytes of weights, image decoder and text encoder in memory."""
         ...
+
+    @property
+    def file_digests(self) -> dict[str, str]:
+        """SHA-256 of every file, by folder and name; none for bundled models."""
+        return {}
+
+    def downloads(self) -> list[Download]:
+        """What of its files this disk lacks and the hub has; a SpecbenchError if something cannot be had."""
+        return []
 
     def require_weights(self) -> None:
         """Raise a SpecbenchError with exit code 5 that names a missing file which may not be downloaded."""

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shutil
 import time
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from fnmatch import fnmatch
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
@@ -43,36 +41,6 @@ def kept_file() -> Path:
 def kept_commit(repo: str) -> str | None:
     """Commit of a repository at its first use here; None before it."""
     return _kept().get(repo, {}).get("commit")
-
-
-def newest_commit(repo: str, patterns: Sequence[str], licence: str) -> str:
-    """Ask the hub for the newest commit of `main`, and say what will be downloaded at it.
-
-    Raises:
-        SpecbenchError: exit code 5 where the files do not fit on the disk.
-        OSError: the hub does not answer; its refusals are huggingface_hub's own errors.
-    """
-    from huggingface_hub import HfApi, constants  # slow to import: not for `list models`
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    try:
-        info = HfApi().model_info(repo, files_metadata=True)
-    except (HfHubHTTPError, OfflineModeIsEnabled):
-        raise
-    except Exception as error:  # classes of the client's transport, which differ between its versions
-        raise OSError(str(error)) from error
-    files = [one for one in info.siblings or () if any(fnmatch(one.rfilename, pattern) for pattern in patterns)]
-    size = sum(one.size or 0 for one in files)
-    cache = Path(constants.HF_HUB_CACHE).absolute()
-    existing = next(place for place in (cache, *cache.parents) if place.exists())
-    if size > (free := shutil.disk_usage(existing).free):
-        raise SpecbenchError(
-            f"{repo}: {size / 1e9:.1f} GB do not fit into {cache}, {free / 1e9:.1f} GB are free",
-            "free space, or set HF_HOME to a folder on another disk",
-            MISSING_PREREQUISITE,
-        )
-    console.say(f"downloading {repo}, commit {info.sha[:12]}: {size / 1e9:.2f} GB; licence: {licence}")
-    return str(info.sha)
 
 
 def keep(repo: str, commit: str, root: Path, paths: Iterable[Path]) -> None:

@@ -10,12 +10,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, is_offline, local_folder
-from specbench.models.checkpoint_layouts import Layout, find_marks, locate, recognise, require_known
+from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder
+from specbench.models.checkpoint_layouts import Layout, find_marks, locate, missing_files, recognise, require_known
 from specbench.models.facts import AS_PUBLISHED, BYTES, TINY_GRID, ModelChoice, ModelFacts
 from specbench.models.network_sizes import NetworkSize, stored_size
 from specbench.models.transformer.size import Size
 from specbench.specs.run_spec import Sampling
+from specbench.system.downloads import Download, offline, sha256_of
 
 if TYPE_CHECKING:
     from specbench.prompts import Prompt
@@ -166,9 +167,15 @@ class HubModel(ModelFacts):
         try:
             self.find()
         except SpecbenchError:
-            if is_offline() or self._is_folder:
+            if offline() or self._is_folder:
                 raise
             require_known(self.name, self.family, self._layouts, self.choice.weights, self.choice.revision)
+
+    def downloads(self) -> list[Download]:
+        if self.choice.random:
+            return []
+        choice = self.choice
+        return missing_files(self.name, self.family, self._layouts, choice.weights, choice.revision)
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
         """Accepts any text."""
@@ -214,6 +221,10 @@ class HubModel(ModelFacts):
     def commits(self) -> dict[str, str]:
         """Commits of the hub repositories that its files on this disk come from, by repository."""
         return {repo: commit for found in self.find() for repo, commit in found.commits.items()}
+
+    @property
+    def file_digests(self) -> dict[str, str]:
+        return {f"{path.parent.name}/{path.name}": sha256_of(path) for path in self.files()}
 
     @property
     def _is_official(self) -> bool:

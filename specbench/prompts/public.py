@@ -6,7 +6,6 @@ Of an archive only the wanted files are downloaded, where the server sends parts
 
 from __future__ import annotations
 
-import functools
 import io
 import os
 import re
@@ -16,6 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote
@@ -25,6 +25,7 @@ from specbench.prompts.prompt_set import Prompt
 from specbench.prompts.public_files import READERS
 from specbench.system.downloads import (
     BLOCK_BYTES,
+    Download,
     NoRanges,
     Progress,
     Remote,
@@ -88,7 +89,7 @@ class PublicSet:
         return None if None in sizes else sum(sizes)
 
 
-@functools.cache
+@cache
 def public_sets() -> dict[str, PublicSet]:
     """Read the shipped manifest: sets by name."""
     return read_manifest(data_folder("prompts") / "manifest.toml")
@@ -135,7 +136,7 @@ def read(name: str) -> list[Prompt]:
     if found.missing:
         raise SpecbenchError(
             f"the prompts of '{found.name}' are not on this disk",
-            f"specbench prompts fetch {found.name}",
+            f"specbench fetch {found.name}",
             MISSING_PREREQUISITE,
         )
     prompts = read_set(found)
@@ -152,12 +153,30 @@ def read_set(found: PublicSet) -> list[Prompt]:
         if not matches(found.folder / file, remote):
             raise SpecbenchError(
                 f"{found.folder / file} differs from the published file",
-                f"delete it and run: specbench prompts fetch {found.name}",
+                f"delete it and run: specbench fetch {found.name}",
             )
     prompts = READERS[found.name](found.folder)
     if len(prompts) != found.prompts:
         raise SpecbenchError(f"prompts '{found.name}': {len(prompts)} prompts instead of {found.prompts}")
     return prompts
+
+
+def missing(name: str, images: bool = False) -> list[Download]:
+    """The download of a public set, or of its reference images; empty where it is on this disk, or `name` is no such
+    set.
+    """
+    if name not in published_names():
+        return []
+    found, _ = find(name)
+    if images:
+        if found.images is None or _count(found.folder / "images") == found.images.count:
+            return []
+        what, files, get = f"{found.images.count} images of {found.name}", ("images",), partial(fetch_images, found)
+        size, licence = found.images.archive.size, found.images.licence
+    else:
+        what, files, get = f"prompts of {found.name}", tuple(found.missing), partial(fetch_set, found)
+        size, licence = found.download_size, found.licence
+    return [Download(what, files, size, licence, found.folder, get)] if files else []
 
 
 def fetch_set(found: PublicSet, progress: Progress | None = None, forbidden: bool = False) -> Path:

@@ -107,6 +107,7 @@ class RunInfo:
         source: weights, revision, layout and sha256 of a checkpoint that is not the official one; None for the official
             one.
         commits: commit of every hub repository that the model's files were read from; None where there is none.
+        file_digests: SHA-256 of every file of the model, by folder and name; None for bundled models.
         processors: logits processors of the checkpoint's `generation_config.json` that are part of the target
             distribution, for example {"repetition_penalty": 1.1}; None without any.
         schema: version of the files in the folder.
@@ -122,6 +123,7 @@ class RunInfo:
     memory: Mapping[str, object] | None = None
     source: Mapping[str, object] | None = None
     commits: Mapping[str, str] | None = None
+    file_digests: Mapping[str, str] | None = None
     processors: Mapping[str, object] | None = None
     schema: int = SCHEMA_VERSION
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
@@ -288,7 +290,7 @@ def _number(value: object) -> object:
 
 def _check_optional(content: Mapping[str, object]) -> None:
     """Raise a TypeError, LookupError or ValueError for a malformed optional key."""
-    for name in ("origins", "memory", "floor", "source", "commits", "processors"):
+    for name in ("origins", "memory", "floor", "source", "commits", "file_digests", "processors"):
         if not isinstance(content.get(name), dict | None):
             raise TypeError(name)
     if not isinstance(content.get("window_curve"), list | None):

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -45,6 +47,47 @@ def stdout() -> Console:
 
 def is_terminal() -> bool:
     return sys.stdout.isatty()
+
+
+def has_bars(screen: Console) -> bool:
+    """Whether progress is a bar on `screen`, as opposed to lines."""
+    return progress_shown() and screen.is_terminal and not screen.is_dumb_terminal
+
+
+@contextmanager
+def transfer(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Show the progress of downloads: a bar on a terminal, a line every few seconds elsewhere.
+
+    Yields:
+        a function of bytes received and bytes in all, None if unknown.
+    """
+    terminal = stderr()
+    if not has_bars(terminal):
+        yield _transfer_lines(what)
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=terminal, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total or None)
+
+
+def _transfer_lines(what: str) -> Callable[[int, int | None], None]:
+    """Download progress as a line every few seconds."""
+    last, first_bytes = [time.monotonic()], []
+
+    def tell(done: int, total: int | None) -> None:
+        first_bytes[:] = first_bytes or [done]
+        now = time.monotonic()
+        if progress_shown() and now - last[-1] > LINE_EVERY_S:
+            last.append(now)
+            rate = (done - first_bytes[0]) / (now - last[0]) / 1e6
+            of = f" of {total / 1e6:.1f}" if total else ""
+            left = f", {(total - done) / 6e7 / rate:.0f} min left" if total and rate else ""
+            say(f"{what}: {done / 1e6:.1f}{of} MB, {rate:.1f} MB/s{left}")
+
+    return tell
 
 
 def say(text: str, screen: Console | None = None) -> None:

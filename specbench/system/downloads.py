@@ -14,13 +14,14 @@ import io
 import json
 import os
 import shutil
+import ssl
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
@@ -37,6 +38,7 @@ DOWNLOAD_ATTEMPTS = 4
 PAUSE_S = 1.0
 BLOCK_BYTES = 1 << 18
 """Bytes of a remote file to ask for at once, at least."""
+HUB = "https://huggingface.co"
 OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE")
 _CHUNK = 1 << 20
 _MAX_BYTES = 32 * 2**30
@@ -56,14 +58,91 @@ class Remote:
         url: where it is published.
         digest: "sha256:..." or "md5:...", as recorded by the publisher or this project; empty if unknown.
         size: bytes, where known.
+        by_hand: what a user can do who cannot download it.
     """
 
     url: str
     digest: str
     size: int | None = None
+    by_hand: str = "or pass a local copy with --from"
+
+    @property
+    def place(self) -> str:
+        """Its name and its server, for messages."""
+        parts = urllib.parse.urlsplit(self.url)
+        return f"{parts.path.rpartition('/')[2]} of {parts.netloc}"
 
 
-def fetch(remote: Remote, target: Path, progress: Progress | None = None, forbidden: bool = False) -> Path:
+@dataclass(frozen=True)
+class Download:
+    """Published files that are not on this disk yet, of one repository, prompt set or address.
+
+    Attributes:
+        name: for people.
+        files: names of the files.
+        size: bytes to receive; None where the publisher states none.
+        licence: under which they may be used.
+        folder: where they are stored.
+        get: receives them.
+        commit: of a repository.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    size: int | None
+    licence: str
+    folder: Path
+    get: Callable[[Progress], object] = field(compare=False)
+    commit: str = ""
+
+
+def fetch_all(downloads: Iterable[Download]) -> list[Download]:
+    """Download what is missing under one progress bar, after a line for each part; equal ones are one.
+
+    Raises:
+        SpecbenchError: exit code 5 where the parts do not fit on the disk, before anything is received; or that of the
+            part that cannot be had.
+    """
+    from rich.filesize import decimal
+
+    from specbench.system import console
+
+    wanted = list(dict.fromkeys(downloads))
+    _require_space(wanted)
+    for one in wanted:
+        at = f", commit {one.commit[:12]}" if one.commit else ""
+        size = decimal(one.size) if one.size is not None else "size unknown"
+        console.say(f"downloading {one.name}{at}: {size}; licence: {one.licence}")
+    total = sum(one.size or 0 for one in wanted)
+    received = 0
+    with console.transfer(f"{len(wanted)} downloads" if len(wanted) > 1 else "download") as progress:
+        for one in wanted:
+            one.get(lambda done, size, before=received: progress(before + done, max(total, before + (size or 0))))
+            received += one.size or 0
+    return wanted
+
+
+def _require_space(downloads: Iterable[Download]) -> None:
+    """Refuse downloads that do not fit on their disk."""
+    needed: dict[int, int] = {}
+    for one in downloads:
+        existing = next(place for place in (one.folder, *one.folder.absolute().parents) if place.exists())
+        disk = existing.stat().st_dev
+        needed[disk] = needed.get(disk, 0) + (one.size or 0)
+        if needed[disk] > (free := shutil.disk_usage(existing).free):
+            raise SpecbenchError(
+                f"{one.name}: {needed[disk] / 1e9:.1f} GB do not fit into {existing}, {free / 1e9:.1f} GB are free",
+                "free space, or set HF_HOME and SPECBENCH_CACHE to folders on another disk",
+                MISSING_PREREQUISITE,
+            )
+
+
+def fetch(
+    remote: Remote,
+    target: Path,
+    progress: Progress | None = None,
+    forbidden: bool = False,
+) -> Path:
     """Download to `target` unless the correct file exists, resuming a partial download.
 
     Args:
@@ -76,24 +155,38 @@ def fetch(remote: Remote, target: Path, progress: Progress | None = None, forbid
         return target
     if forbidden or offline():
         raise SpecbenchError(
-            f"{target.name} is not on this disk and downloads are disabled",
-            f"download {remote.url} elsewhere and pass it with --from, or go online",
+            f"{target.name} is not on this disk, and downloads are disabled",
+            f"go online, {remote.by_hand}",
             MISSING_PREREQUISITE,
         )
-    from specbench.system.files import take_lock
-
     part = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(target.with_name(f".{target.name}.lock"), f"{target} is being downloaded by another process")
+        lock = _lock_when_free(target.with_name(f".{target.name}.lock"), target.name)
         try:
-            _complete(remote, part, progress)
-            os.replace(part, target)
+            if not (target.is_file() and matches(target, remote)):  # another process may have brought it meanwhile
+                _complete(remote, part, progress)
+                os.replace(part, target)
         finally:
             os.close(lock)
     except OSError as error:
         raise _disk_error(target, error) from error
     return target
+
+
+def _lock_when_free(path: Path, name: str) -> int:
+    """Lock a file, after the process that holds it is done."""
+    from specbench.system.console import say
+    from specbench.system.files import take_lock
+
+    while True:
+        try:
+            return take_lock(path, "")
+        except SpecbenchError:
+            if name:
+                say(f"{name} is being downloaded by another process; waiting for it")
+            name = ""
+            time.sleep(PAUSE_S / 2)
 
 
 def adopt(remote: Remote, source: Path, target: Path) -> Path:
@@ -104,7 +197,7 @@ def adopt(remote: Remote, source: Path, target: Path) -> Path:
     """
     try:
         if not matches(source, remote):
-            raise SpecbenchError(f"{source} is not the file published at {remote.url}: {_difference(source, remote)}")
+            raise SpecbenchError(f"{source} is not {remote.place}: {_difference(source, remote)}")
     except FileNotFoundError:
         raise SpecbenchError(f"{source} does not exist") from None
     except OSError as error:
@@ -166,9 +259,9 @@ class RemoteFile(io.RawIOBase):
                     return content
                 reason = "cut off before a byte"
             except _TRANSIENT as error:
-                reason = _transient_reason(self._remote.url, error)
+                reason = _transient_reason(self._remote, error)
             time.sleep(PAUSE_S * attempt)
-        raise SpecbenchError(f"{self._remote.url}: {reason}", "run the same command again", FAILURE)
+        raise SpecbenchError(f"{self._remote.place}: {reason}", "run the same command again", FAILURE)
 
     def _range(self, start: int, stop: int) -> bytes:
         """The bytes of one request, of which there may be fewer than wanted."""
@@ -197,6 +290,21 @@ def matches(path: Path, remote: Remote) -> bool:
     if remote.size is not None and path.stat().st_size != remote.size:
         return False
     return not remote.digest or digest_of(path, remote.digest.partition(":")[0]) == remote.digest
+
+
+def size_of(remote: Remote) -> int | None:
+    """Bytes of a published file, asked of its server where they are not known here; None where nobody says."""
+    if remote.size is not None or offline():
+        return remote.size
+    with suppress(*_TRANSIENT, ValueError), _open_url(remote.url, {}, "HEAD") as response:
+        return int(response.headers["Content-Length"])
+    return None
+
+
+def on_hub_endpoint(remote: Remote) -> Remote:
+    """The same file of the mirror that HF_ENDPOINT names, if it is one of the Hugging Face hub."""
+    mirror = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
+    return replace(remote, url=remote.url.replace(HUB, mirror, 1)) if remote.url.startswith(f"{HUB}/") else remote
 
 
 def digest_of(path: Path, kind: str = "sha256") -> str:
@@ -271,7 +379,7 @@ def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
         _complete(remote, part, progress)
         return
     raise SpecbenchError(
-        f"{remote.url} is not the expected file: {problem}",
+        f"{remote.place} is not the expected file: {problem}",
         "the published file changed, or a proxy altered it; nothing was stored",
         FAILURE,
     )
@@ -285,16 +393,16 @@ def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
             _stream(remote, part, progress)
             return
         except _TRANSIENT as error:
-            reason = _transient_reason(remote.url, error)
+            reason = _transient_reason(remote, error)
         except _TooLarge:
             part.unlink()
-            raise SpecbenchError(f"{remote.url} is larger than the expected {remote.size or _MAX_BYTES:,} bytes",
+            raise SpecbenchError(f"{remote.place} is larger than the expected {remote.size or _MAX_BYTES:,} bytes",
                                  "the published file changed, or a proxy altered it; nothing was stored",
                                  FAILURE) from None  # fmt: skip
         gained = part.exists() and part.stat().st_size > before
         idle = 0 if gained else idle + 1
         if idle == DOWNLOAD_ATTEMPTS:
-            raise SpecbenchError(f"{remote.url}: {reason}", "run the same command again to resume", FAILURE)
+            raise SpecbenchError(f"{remote.place}: {reason}", f"run the same command again, {remote.by_hand}", FAILURE)
         time.sleep(PAUSE_S * max(1, idle))
 
 
@@ -327,10 +435,10 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
             raise ConnectionError(f"cut off after {done:,} bytes")
 
 
-def _open_url(url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+def _open_url(url: str, headers: Mapping[str, str], method: str = "GET") -> http.client.HTTPResponse:
     """Send one request, over TLS unless the server is on this machine; an error of urllib where it is refused."""
     _require_tls(url)
-    request = urllib.request.Request(url, headers={"User-Agent": f"specbench/{__version__}", **headers})
+    request = urllib.request.Request(url, method=method, headers={"User-Agent": f"specbench/{__version__}", **headers})
     return _OPENER.open(request, timeout=TIMEOUT_S)
 
 
@@ -338,7 +446,7 @@ def _require_tls(url: str) -> None:
     """Reject addresses without TLS, except servers on this machine."""
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _HERE):
-        raise SpecbenchError(f"{url}: not an https address", "pass a local copy with --from")
+        raise SpecbenchError(f"{url:.100}: not an https address", "pass a local copy with --from")
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
@@ -354,18 +462,25 @@ class _TooLarge(Exception):
     """The response exceeds the expected size."""
 
 
-def _transient_reason(url: str, error: Exception) -> str:
+def _transient_reason(remote: Remote, error: Exception) -> str:
     """Why a try failed, in words.
 
     Raises:
         SpecbenchError: the next try would fail in the same way.
     """
-    if not isinstance(error, urllib.error.HTTPError):
-        return str(getattr(error, "reason", "") or error) or type(error).__name__
-    reason = f"the server answers {error.code} {error.reason}"
-    if error.code < 500 and error.code not in (408, 429):
-        raise SpecbenchError(f"{url}: {reason}", "pass a local copy with --from", FAILURE) from None
-    return reason
+    if isinstance(error, urllib.error.HTTPError):
+        reason, wait = f"the server answers {error.code} {error.reason}", error.headers.get("Retry-After")
+        if error.code < 500 and error.code not in (408, 429):
+            raise SpecbenchError(f"{remote.place}: {reason}", remote.by_hand.removeprefix("or "), FAILURE) from None
+        return f"{reason}; it asks to wait {wait} s" if wait else reason
+    cause = getattr(error, "reason", "") or error
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        raise SpecbenchError(
+            f"{remote.place}: the server's certificate cannot be verified",
+            "set SSL_CERT_FILE to your CA bundle; 'python -m certifi' prints one",
+            FAILURE,
+        ) from None
+    return str(getattr(cause, "strerror", "") or cause) or type(error).__name__
 
 
 def _difference(path: Path, remote: Remote) -> str:

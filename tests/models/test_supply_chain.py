@@ -18,11 +18,12 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import published_weights
 from specbench.metrics.published_weights import CHECKPOINTS, require_weights_file
 from specbench.models.catalog import load_model
-from specbench.models.checkpoint_files import DIGESTS, REVISIONS, CheckpointFiles, Source, fetch_checkpoint
+from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch_checkpoint
 from specbench.models.checkpoint_layouts import find_marks
 from specbench.models.facts import ModelChoice
 from specbench.models.families import simplear
 from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_downloads import DIGESTS, REVISIONS
 from specbench.system import downloads
 
 INFO = {info.name: info for info in MODELS}
