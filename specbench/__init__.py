@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specbench.checks.run_audit import audit_runs
     from specbench.errors import SpecbenchError
     from specbench.models.shapes.caption_images import render_shapes
+    from specbench.papers.downloads import fetch
     from specbench.papers.forecasts import forecast, printed_latencies
     from specbench.papers.listing import available
     from specbench.prompts import fetch_prompts
@@ -56,6 +57,7 @@ __all__ = [
     "export",
     "import_results",
     "show_prompts",
+    "fetch",
     "fetch_prompts",
     "render_shapes",
     "train_head",
@@ -71,6 +73,7 @@ _ELSEWHERE = {
     "check_head": "specbench.training.head",
     "cross_check": "specbench.checks.cross_check",
     "demo": "specbench.reporting.demo",
+    "fetch": "specbench.papers.downloads",
     "fetch_prompts": "specbench.prompts",
     "forecast": "specbench.papers.forecasts",
     "merge_runs": "specbench.store.merge_shards",

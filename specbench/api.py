@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from specbench.metrics.scoring import Images, ScoreReporter
     from specbench.papers.join import PaperTable
     from specbench.papers.reproduce import Warn
-    from specbench.runs.plan import Plan
     from specbench.runs.run_progress import Reporter, RunSummary
 
 # Imports inside functions: a program waits only for what it calls.
@@ -83,7 +82,8 @@ def run(
     """
     from specbench.runs.runner import run_plans  # brings torch
 
-    return run_plans(_plans(sweep, settings), reporter)
+    values = merge(run_settings(), _flags(settings), env={})
+    return run_plans(sweep_plans(values, _flags(sweep or {}), download=True), reporter)
 
 
 def dry_run(sweep: Mapping[str, Sequence[object]] | None = None, **settings: object) -> Rows:
@@ -559,10 +559,6 @@ def show_prompts(
 
     drawing = Drawing(tuple(ids), tuple(categories), offset, per_category, sample, limit)
     return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts))]
-
-
-def _plans(sweep: Mapping[str, Sequence[object]] | None, settings: Mapping[str, object]) -> list[Plan]:
-    return sweep_plans(merge(run_settings(), _flags(settings), env={}), _flags(sweep or {}))
 
 
 def _flags(settings: Mapping[str, T]) -> dict[str, T]:

@@ -30,6 +30,7 @@ from specbench.cli.options import (
 from specbench.cli.output import print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.system import console
+from specbench.system.torch_device import AUTO, chosen_device
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -145,7 +146,7 @@ def audit(
     recompute: _Recompute = False,
     weights: _RunWeights = None,
     revision: _RunRevision = None,
-    device: Annotated[str, device_option("With --recompute: torch device.")] = "cpu",
+    device: Annotated[str, device_option("With --recompute: torch device.")] = AUTO,
     out: Out = "results",
     quiet: Quiet = False,
     json: Json = False,
@@ -174,7 +175,7 @@ def _check_audit(decoders: Sequence[str], runs: bool, compiled: bool, recomputed
         raise SpecbenchError("--compile and --run exclude each other")
     if recomputed and not runs:
         raise SpecbenchError("--recompute, --weights and --revision require --run")
-    if device != "cpu" and not runs:
+    if device != AUTO and not runs:
         raise SpecbenchError(f"--device {device} requires --run", "models to enumerate run on the CPU")
 
 
@@ -229,7 +230,7 @@ def audit_runs(
     """
     from specbench.checks import run_audit
 
-    rows = run_audit.audit_runs(runs, out, recompute, weights, revision, device)
+    rows = run_audit.audit_runs(runs, out, recompute, weights, revision, chosen_device(device))
     if as_json:
         print_json(rows)
     else:

@@ -138,6 +138,7 @@ runs = _from(_run_names)
 runs_or_tables = _from(lambda ctx: [*_run_names(ctx), *_table_names(ctx)])
 prompt_ids = _from_list(_prompt_ids)
 categories = _from_list(_categories)
+fetchable = _from(_named("specbench.papers.downloads:fetchable"))
 
 
 def of(*names: str) -> Complete:

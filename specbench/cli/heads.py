@@ -11,6 +11,7 @@ from specbench.cli.commands import help_of
 from specbench.cli.options import Json, Quiet, device_option, model_option, option, threads_option
 from specbench.cli.output import print_json, print_table
 from specbench.cli.progress import ProgressReporter
+from specbench.system.torch_device import AUTO, chosen_device
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -36,7 +37,7 @@ _CHECK_HELP = help_of(
 )
 
 _Model = Annotated[str, model_option("Target model.", show_default="shapes")]
-_Device = Annotated[str, device_option("Torch device.", show_default="cpu")]
+_Device = Annotated[str, device_option("Torch device.")]
 _Threads = Annotated[int, threads_option("CPU threads; 0 uses all.")]
 _Data = Annotated[
     Path | None, option("--data", "FOLDER", "Folder of a run whose images replace the model's training data.")
@@ -62,7 +63,7 @@ def train_head(
     batch: Annotated[int, option("--batch", "N", "Images per training step.")] = 16,
     lr: Annotated[float, option("--lr", "X", "Peak learning rate.")] = 2e-3,
     seed: Annotated[int, option("--seed", "N", "Random seed.")] = 0,
-    device: _Device = "cpu",
+    device: _Device = AUTO,
     threads: _Threads = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -80,7 +81,7 @@ def train_head(
                 batch,
                 lr,
                 seed,
-                device=device,
+                device=chosen_device(device),
                 threads=threads,
                 tell=progress and progress.tell,
                 kind=kind,
@@ -121,11 +122,11 @@ def check_head(
     images: Annotated[int, option("--images", "N", "Images to evaluate.", min=1)] = 32,
     depths: Annotated[int, option("--depths", "N", "Number of draft depths.", min=1)] = 5,
     seed: _SelectionSeed = 10**6,
-    device: _Device = "cpu",
+    device: _Device = AUTO,
     threads: _Threads = 0,
     json: Json = False,
 ) -> None:
     from specbench.training import head as heads
 
-    rows = heads.check_head(model, head, data, images, depths, seed, device, threads, kind)
+    rows = heads.check_head(model, head, data, images, depths, seed, chosen_device(device), threads, kind)
     print_json(rows) if json else print_table(rows, ("depth", "tv", "tv_low", "tv_high", "acceptance"))

@@ -113,7 +113,7 @@ def score(
     from specbench.metrics.scoring import joint_problem
     from specbench.system.torch_device import best_device
 
-    settings = Settings(device or best_device(), batch, reference, offline)
+    settings = Settings(device or best_device(float64=False), batch, reference, offline)
     settings.check()
     options = {"protocol": protocol, "settings": settings, "reporter": None if quiet else ScoreProgress()}
     problems: list[SpecbenchError] = []

@@ -73,7 +73,9 @@ def run(
         raise SpecbenchError("--show-config and --sweep exclude each other")
     if dry_run and not show_config:
         return _show_dry_run(values, parse_sweep(sweep or ()), as_json)
-    plans = sweep_plans(values, parse_sweep(sweep or ()))
+    if values["quiet"].value:
+        console.show_progress(False)
+    plans = sweep_plans(values, parse_sweep(sweep or ()), download=not show_config)
     if show_config:
         return _show_config(plans[0], values, as_json)
     from specbench.runs.run_progress import SilentReporter

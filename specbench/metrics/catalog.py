@@ -6,11 +6,15 @@ The code of metrics is imported on use; no torch here.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.system.plugins import is_reference, load_object, load_user_object, plugins
+
+if TYPE_CHECKING:
+    from specbench.metrics.base import Settings
+    from specbench.system.downloads import Download
 
 
 class MetricEntry(NamedTuple):
@@ -167,6 +171,15 @@ def metric(name: str) -> Callable[..., Any]:
             raise SpecbenchError(f"metric '{name}' is no specbench metric", "subclass specbench.metrics.base.Metric")
         return found
     raise unknown_name("metric", name, metric_names())
+
+
+def downloads(names: Iterable[str], settings: Settings | None = None) -> list[Download]:
+    """List what metrics need, this disk lacks, and can be downloaded.
+
+    Raises:
+        SpecbenchError: something cannot be had.
+    """
+    return [found for name in names for found in metric(name)(settings).downloads()]
 
 
 def bundled_metrics() -> list[str]:

@@ -264,6 +264,11 @@ class HubModel(ModelFacts):
         return self._located(download=True)
 
     @property
+    def sources(self) -> list[Source]:
+        """The files of all its layouts."""
+        return [source for layout in self._layouts for source in layout.sources]
+
+    @property
     def family(self) -> str:
         """Name of the loading module in `specbench.models.families`."""
         return self.target.partition(":")[0].rpartition(".")[2]

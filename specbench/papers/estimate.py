@@ -9,6 +9,7 @@ from specbench.errors import SpecbenchError
 from specbench.papers.reproduce import PlannedCell, without_replaced_choices
 from specbench.papers.table import CellSettings, Row, Table
 from specbench.runs.dry_run import ON_DISK, ROW, Outlook, outlooks
+from specbench.system.console import duration
 
 
 def estimate(table: Table, planned: Sequence[PlannedCell]) -> list[dict[str, object]]:
@@ -33,10 +34,10 @@ def total(rows: Sequence[Mapping]) -> str:
     once = {row["run_id"] or number: row for number, row in enumerate(rows) if row["problem"] is None}.values()
     images = sum(row["images"] - row["done"] for row in once)
     known = [row["seconds"] for row in once if row["seconds"] is not None]
-    time = f"about {_duration(sum(known))}" if len(known) == len(once) else "time unknown before a first image"
+    time = f"about {duration(sum(known))}" if len(known) == len(once) else "time unknown before a first image"
     if known and len(known) < len(once):
         unknown = len(once) - len(known)
-        time = f"about {_duration(sum(known))}, and {unknown} run{'s' if unknown > 1 else ''} of unknown time"
+        time = f"about {duration(sum(known))}, and {unknown} run{'s' if unknown > 1 else ''} of unknown time"
     disk = math.ceil(sum(row["megabytes"] for row in once))
     return f"{images} images to make, {time}, at most {disk:,} MB" + (f"; {rest}" if blocked else "")
 
@@ -71,9 +72,3 @@ def _outlook(one: PlannedCell, digests: dict[str, str]) -> Outlook:
         problem = error
     known = {name: getattr(one.settings, name) for name in ("model", "decoder", "prompts")}
     return Outlook(dict.fromkeys(ROW) | known | {"obstacles": [str(problem)]}, (problem,))
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:,.0f} h"

@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,12 +24,14 @@ from specbench.models.catalog import find_model
 from specbench.papers.join import PaperTable, join
 from specbench.papers.table import SCORE, CellSettings, Column, Row, Table, chosen_setting, takes
 from specbench.prompts import load_prompts
+from specbench.prompts.public import missing
 from specbench.reporting.plot_data import lower_is_better
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.store.run_store import RunStore
+from specbench.system.downloads import Download, fetch_all, offline
 
 if TYPE_CHECKING:
     from specbench.metrics.base import Settings
@@ -61,9 +65,11 @@ def bench_table(
         SpecbenchError: bad settings, or nothing could be run. An error after which the table can still be shown, such
             as failed images, is its `problem` instead.
     """
-    planned = plan_table(table, flags, env)
-    done = run_table(planned, reporter, warn)
     model = flags.get("model")
+    _fetch_prompts(resolve_cells(table, flags, env), warn)
+    planned = plan_table(table, flags, env)
+    planned = _fetch(planned, () if model is not None or scoring.offline else table.metrics())
+    done = run_table(planned, reporter, warn)
     score_table(table, done, scoring, model is not None, score_reporter, warn)
     table = _as_run_here(table, planned, model, done.folders.values())
     elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
@@ -204,6 +210,35 @@ def plan_table(table: Table, flags: Mapping[str, object], env: Mapping[str, str]
             planned.append(replace(cell, problem=problem))
     _raise_if_all_refused(planned)
     return planned
+
+
+def _fetch_prompts(cells: Iterable[PlannedCell], warn: Warn) -> None:
+    """Download the prompts of cells; those that cannot be had are missing when their cells are planned."""
+    for name in dict.fromkeys(str(cell.values["prompts"].value) for cell in cells if cell.values):
+        try:
+            fetch_all(() if offline() else missing(name))
+        except SpecbenchError as problem:
+            warn(str(problem))
+
+
+def _fetch(planned: Sequence[PlannedCell], metrics: Iterable[str]) -> list[PlannedCell]:
+    """Download all that cells and metrics need, before the first image; a cell whose model cannot be had gets the
+    problem. A metric that cannot be had says so when it is to score.
+    """
+    ask = cache(lambda model: model.downloads())
+    wanted: list[Download] = []
+    settled = []
+    for cell in planned:
+        try:
+            wanted += [*ask(cell.plan.model), *cell.plan.missing_heads()] if cell.plan else []
+        except SpecbenchError as problem:
+            cell = replace(cell, plan=None, problem=problem)
+        settled.append(cell)
+    for name in metrics:
+        with suppress(SpecbenchError):
+            wanted += metric_catalog.downloads([name])
+    fetch_all(wanted)
+    return settled
 
 
 def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda text: None) -> TableRun:

@@ -1,6 +1,14 @@
 """Prompt sets: shipped, public, from plug-ins, or from a file. Imports no torch."""
 
-from specbench.prompts.loading import downloadable, fetch_prompts, load_prompts, prompt_set_names, public_names
+from specbench.prompts.loading import (
+    default_prompts,
+    downloadable,
+    fetch_prompts,
+    fetched_prompts,
+    load_prompts,
+    prompt_set_names,
+    public_names,
+)
 from specbench.prompts.prompt_set import (
     Prompt,
     PromptSet,
@@ -18,8 +26,10 @@ __all__ = [
     "Request",
     "build_prompt_set",
     "content_sha256",
+    "default_prompts",
     "downloadable",
     "fetch_prompts",
+    "fetched_prompts",
     "load_prompts",
     "prompt_set_names",
     "public_names",

@@ -10,7 +10,7 @@ from specbench.prompts import public
 from specbench.prompts.prompt_set import PromptSet, build_prompt_set
 from specbench.prompts.readers import read_file
 from specbench.system import plugins
-from specbench.system.downloads import Progress
+from specbench.system.downloads import Progress, fetch_all, offline
 from specbench.system.files import data_folder
 
 
@@ -66,6 +66,18 @@ def fetch_prompts(
     folder = public.fetch_set(found, progress, offline) if source is None else public.adopt_set(found, source)
     public.read_set(found)
     return folder
+
+
+def default_prompts(model: str) -> str:
+    """The prompt set of a model's name if there is one, else PartiPrompts."""
+    return model if model in prompt_set_names() else "parti"
+
+
+def fetched_prompts(name_or_path: str | Path) -> PromptSet:
+    """`load_prompts`, after downloading a public set that is not on this disk."""
+    if not offline():
+        fetch_all(public.missing(str(name_or_path)))
+    return load_prompts(name_or_path)
 
 
 def load_prompts(name_or_path: str | Path) -> PromptSet:

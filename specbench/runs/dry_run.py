@@ -139,7 +139,7 @@ def _outlook(
     run_id = None if planned.auto_window else _run_id(plan, planned, digest)
     wanted = {request.key for request in plan.requests} if plan else set()
     done = len(wanted & RunStore(plan.out / run_id).completed(plan.trace)) if run_id else 0
-    pace = _seconds_per_image(Path(value["out"]), run_id, model.name, planned.spec.name, device)
+    pace = seconds_per_image(Path(value["out"]), model.name, planned.spec.name, device, run_id)
     batch = plan.batch if plan else value["batch"]
     need = footprint(model, planned.spec, sampling, dtype, device)
     height, width = model.resolution
@@ -194,7 +194,7 @@ def _run_id(plan: Plan | None, planned: PlannedDecoder, digest: str | None) -> s
         return None
 
 
-def _seconds_per_image(out: Path, run_id: str | None, model: str, decoder: str, device: str) -> float | None:
+def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: str | None = None) -> float | None:
     """Mean seconds per image from stored rows: of a run, or else of all runs of its model, decoder and device; None
     without any."""
     if run_id and (own := _pace([out / run_id])) is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
 from specbench.models.checkpoint_files import CheckpointFiles
-from specbench.models.draft_head_files import find_head, require_head
+from specbench.models.draft_head_files import find_head, missing_head, require_head
 from specbench.models.facts import ModelChoice, ModelFacts
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
 from specbench.prompts.prompt_set import Drawing
@@ -26,6 +26,7 @@ from specbench.runs.settings import Value
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos
+from specbench.system.downloads import Download
 from specbench.system.environment import available_cores
 from specbench.system.torch_device import check_device_name
 
@@ -151,6 +152,19 @@ class Plan:
             head_sha256=head.sha256() if head else None,
             mode=self.mode if self.mode == "throughput" and self.batch == 1 else None,
         )
+
+    def downloads(self) -> list[Download]:
+        """What the model and the draft heads need and this disk lacks.
+
+        Raises:
+            SpecbenchError: something cannot be had.
+        """
+        return self.model.downloads() + self.missing_heads()
+
+    def missing_heads(self) -> list[Download]:
+        """Those of `downloads` that are draft heads."""
+        heads = (dict(one.spec.options).get("head") for one in self.decoders)
+        return [found for head in heads if head and (found := missing_head(str(head)))]
 
     def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
         """Files of the decoder's draft head; None without one."""

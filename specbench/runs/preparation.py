@@ -106,7 +106,8 @@ def specs_to_run(
             spec = plan.spec(decoder, weights_sha256)
             specs.append(spec)
             found = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory, "source": source}
-            found |= {"commits": plan.model.commits, "file_digests": plan.model.file_digests, "processors": processors, "drawn": plan.drawn}
+            found |= {"commits": plan.model.commits, "file_digests": plan.model.file_digests}
+            found |= {"processors": processors, "drawn": plan.drawn}
             facts[spec.run_id] = {name: value for name, value in found.items() if value} | _roofline(plan)
     return specs, facts
 

@@ -13,14 +13,18 @@ from contextlib import ExitStack, contextmanager
 from itertools import takewhile
 from pathlib import Path
 
+import torch
+
 from specbench.prompts import Request
+from specbench.runs.dry_run import seconds_per_image
 from specbench.runs.executors.local import Chunk, Executor
 from specbench.runs.plan import Plan, together
 from specbench.runs.preparation import open_executor, specs_to_run
 from specbench.runs.run_progress import Reporter, RunSummary, SilentReporter, timing_warnings
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_store import RunStore
-from specbench.system import environment
+from specbench.system import console, environment
+from specbench.system.downloads import fetch_all
 
 _MOST_NAMED = 3
 """Disturbances of a measurement that are told one by one."""
@@ -34,7 +38,11 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
     """
     reporter = reporter or SilentReporter()
     summary = RunSummary([], total=0, resumed=0)
-    for group in together([plans] if isinstance(plans, Plan) else plans):
+    groups = together([plans] if isinstance(plans, Plan) else plans)
+    for group in groups:
+        reporter.note(announcement(group))
+    fetch_all(found for group in groups for plan in group for found in plan.downloads())
+    for group in groups:
         first = group[0]
         for note in dict.fromkeys(note for plan in group for note in plan.notes):
             reporter.note(note)
@@ -153,6 +161,23 @@ def _disturbances(store: RunStore) -> list[str]:
     rows = rows[(rows["status"] == "ok") & rows["machine"].notna()]
     pace, machines = (rows["ar_ms"] / rows["nfe"]).to_list(), [json.loads(text) for text in rows["machine"]]
     return timing_warnings(pace, machines)
+
+
+def announcement(plans: Sequence[Plan]) -> str:
+    """Say in one line what plans that share their work will do."""
+    first = plans[0]
+    decoders = list(dict.fromkeys(one.spec.name for plan in plans for one in plan.decoders))
+    images = sum(len(plan.requests) * len(plan.decoders) for plan in plans)
+    places = [(plan, one) for plan in plans for one in plan.decoders]
+    paces = [seconds_per_image(plan.out, plan.model.name, one.spec.name, plan.device) for plan, one in places]
+    known = None not in paces and sum(pace * len(plan.requests) for (plan, _), pace in zip(places, paces, strict=True))
+    gpu = f" ({torch.cuda.get_device_name(first.device)})" if first.device.startswith("cuda") else ""
+    how = ", ".join((first.dtype, f"{first.device}{gpu}", *(["compiled"] if first.compiled else [])))
+    names = ", ".join(decoders[:_MOST_NAMED]) + (f" and {len(decoders) - 3} more" if len(decoders) > 3 else "")
+    return (
+        f"{first.model.name} ({how}): {len(first.chosen):,} prompts of {first.prompts.name}, {images:,} images with "
+        f"{names}" + (f"; about {console.duration(known)} in all by earlier runs" if known else "")
+    )
 
 
 @contextmanager

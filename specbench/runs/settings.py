@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
 from specbench.specs.options import Option
 from specbench.specs.presets import PRESETS, options_of
+from specbench.system.torch_device import AUTO, chosen_device
 
 _PREFIX = "SPECBENCH_"
 MAX_SEED = 2**63 - 1
@@ -138,7 +139,7 @@ _WORK = (
         "NAME[:OPTION=VALUE,...]",
         many=True,
     ),
-    _what("prompts", "shapes", "name of a prompt set, or a file with prompts", "SET|FILE"),
+    _what("prompts", "", "prompt set or file; by default the model's own set, else parti", "SET|FILE", "the model"),
     *DRAWN,
     _what("samples", 1, "images per prompt", "N", minimum=1, maximum=10**6),
     _what("seed", 0, "random seed", "N", minimum=0, maximum=MAX_SEED),
@@ -203,7 +204,7 @@ _MODEL = (
     _model(
         "dtype", "float32", f"number format of the weights: {', '.join(_DTYPES)}", "TYPE", "the model", choices=_DTYPES
     ),
-    _model("device", "cpu", "torch device, for example cpu, cuda or cuda:1", "DEVICE"),
+    _model("device", AUTO, "torch device: cpu, cuda, cuda:1, or auto: CUDA where torch finds a GPU", "DEVICE"),
     _model("threads", 0, "CPU threads; 0 uses all that are available to this process", "N", minimum=0, maximum=1024),
     _model(
         "compile",
@@ -345,7 +346,20 @@ def merge(
     for flag in flags:
         if flag not in names:
             raise unknown_name("setting", flag, names)
-    return {setting.name: _pick(setting, flags, env, config, config_name) for setting in settings}
+    values = {setting.name: _pick(setting, flags, env, config, config_name) for setting in settings}
+    return {name: _settled(name, held, values) for name, held in values.items()}
+
+
+def _settled(name: str, held: Value, values: Mapping[str, Value]) -> Value:
+    """A value whose default depends on this machine or on the model."""
+    if name == "device":
+        return replace(held, value=chosen_device(held.value))
+    if name == "prompts" and held.value is None and "model" in values:
+        from specbench.prompts import default_prompts  # not for `--help`
+
+        model = values["model"].value
+        return Value(default_prompts(model), f"default of {model}")
+    return held
 
 
 def check_environment(env: Mapping[str, str] | None = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.prompts import load_prompts
+from specbench.prompts import fetched_prompts, load_prompts
 from specbench.runs.plan import RUN_ORIGINS, Plan, make_plan
 from specbench.runs.settings import Setting, Value, decoder_settings, run_settings, split_list
 
@@ -29,15 +29,20 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
     return axes
 
 
-def sweep_plans(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]]) -> list[Plan]:
+def sweep_plans(
+    values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], download: bool = False
+) -> list[Plan]:
     """Make one plan per combination of the axes' values; one plan without axes.
+
+    Args:
+        download: whether prompts that are not on this disk may be downloaded.
 
     Raises:
         SpecbenchError: an axis that is not a setting, does not identify a run or has no effect, a value out of range,
             or any error of `make_plan`.
     """
     known, combinations = _combined(axes)
-    load = cache(load_prompts)
+    load = cache(fetched_prompts if download else load_prompts)
     plans = [make_plan(_with(values, one), load=load) for one in combinations]
     for name, choices in known.items():
         _check_effect(name, choices, combinations, plans)

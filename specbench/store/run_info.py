@@ -147,6 +147,7 @@ class RunInfo:
             memory=content.get("memory"),
             source=content.get("source"),
             commits=content.get("commits"),
+            file_digests=content.get("file_digests"),
             processors=content.get("processors"),
             schema=content["schema"],
             stored=content,
@@ -201,6 +202,7 @@ _ORDER = (
     "memory",
     "source",
     "commits",
+    "file_digests",
     "processors",
 )
 

@@ -90,6 +90,14 @@ def _transfer_lines(what: str) -> Callable[[int, int | None], None]:
     return tell
 
 
+def duration(seconds: float) -> str:
+    """Format a duration in the unit that people use for it."""
+    for size, unit, most in ((1, "s", 100), (60, "min", 6000), (3600, "h", 2 * 86400)):
+        if seconds < most:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86400:,.0f} days"
+
+
 def say(text: str, screen: Console | None = None) -> None:
     """Print one line for the user; on `screen` where a progress bar is shown there."""
     _print_line(screen or stderr(), one_line(text))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
+from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 
 # Imports inside functions: torch, not for plans on a CPU, which do without.
 
+AUTO = "auto"
 _NAME = re.compile(r"(?P<kind>cpu|mps|cuda)(:(?P<index>\d{1,3}))?")
 
 
@@ -15,7 +18,7 @@ def check_device_name(device: str) -> None:
     """Raise a SpecbenchError for a name that no machine has."""
     named = _NAME.fullmatch(device)
     if not named or (named["index"] and named["kind"] != "cuda"):
-        raise SpecbenchError(f"--device {device:.40}: not a device", "valid: cpu, cuda, cuda:0, cuda:1, ..., mps")
+        raise SpecbenchError(f"--device {device:.40}: not a device", "valid: auto, cpu, cuda, cuda:0, cuda:1, ..., mps")
 
 
 def require_device(device: str) -> None:
@@ -37,10 +40,22 @@ def require_device(device: str) -> None:
         )  # fmt: skip
 
 
-def best_device() -> str:
-    """Name the fastest kind of torch device available: "cuda", "mps" or "cpu"."""
+def best_device(float64: bool = True) -> str:
+    """Name the fastest kind of torch device available: "cuda", "mps" or "cpu".
+
+    Args:
+        float64: whether the work needs it, as decoding does; Apple's GPUs ("mps") do not have it.
+    """
+    drivers = (Path(name) for name in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd"))
+    if sys.platform == "linux" and "torch" not in sys.modules and not any(path.exists() for path in drivers):
+        return "cpu"  # known without the seconds that torch takes to import
     import torch
 
     if torch.cuda.is_available():
         return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    return "mps" if not float64 and torch.backends.mps.is_available() else "cpu"
+
+
+def chosen_device(name: str) -> str:
+    """The device of a `--device` option: "auto" is the best one for decoding."""
+    return best_device() if name == AUTO else name

@@ -1,0 +1,107 @@
+"""What a name stands for that must be downloaded once: a model, a paper's table, a prompt set, a metric, a repository
+(`specbench fetch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specbench import prompts
+from specbench.errors import unknown_name
+from specbench.metrics import catalog as metric_catalog
+from specbench.metrics.base import Settings
+from specbench.metrics.published_weights import CHECKPOINTS, missing_file
+from specbench.models.catalog import find_model, models
+from specbench.models.checkpoint_files import Source, missing_checkpoint
+from specbench.models.draft_head_files import missing_head
+from specbench.models.hub_model import HubModel
+from specbench.papers.reproduce import resolve_cells
+from specbench.papers.table import Table
+from specbench.papers.table_files import load_table, table_names
+from specbench.prompts.public import missing, public_sets
+from specbench.runs.decoder_args import plan_decoders
+from specbench.runs.plan import plan_model
+from specbench.system.downloads import Download, fetch_all
+
+
+def fetch(
+    names: Sequence[str] = (), metrics: Sequence[str] = (), protocol: str | None = None, images: bool = False
+) -> list[dict[str, object]]:
+    """Download what names stand for (`specbench fetch`): sizes and free disk first, resumed after a cut.
+
+    Args:
+        names: models, tables, prompt sets, metrics, hub repositories or weight files that specbench reads.
+        metrics: names of metrics.
+        protocol: "sjd" or "cool-sd": the metrics of that protocol.
+        images: with prompt sets, their reference images too.
+
+    Returns:
+        One dict per download: `name, files, bytes, commit, folder`; none where all was on this disk.
+
+    Raises:
+        SpecbenchError: an unknown name, a disk that is too small, or something that cannot be had.
+    """
+    wanted = [found for name in names for found in downloads_of(name, images)]
+    wanted += metric_catalog.downloads(metric_catalog.with_protocol(metrics, protocol), Settings())
+    return [
+        {"name": one.name, "files": len(one.files), "bytes": one.size, "commit": one.commit, "folder": str(one.folder)}
+        for one in fetch_all(wanted)
+    ]
+
+
+def downloads_of(name: str, images: bool = False) -> list[Download]:
+    """What this disk lacks of all that a name stands for; arguments and errors as of `fetch`."""
+    if name in models():
+        return find_model(name).downloads() + missing(name, images)
+    if name in prompts.prompt_set_names():
+        return missing(name) + (missing(name, images=True) if images else [])
+    if name in table_names():
+        return table_downloads(load_table(name))
+    if name in metric_catalog.metric_names():
+        return metric_catalog.downloads([name], Settings())
+    files = {checkpoint.file: key for key, checkpoint in CHECKPOINTS.items()}
+    if name in files:
+        return [found for found in [missing_file(files[name])] if found]
+    if name in (sources := _sources()):
+        return [found for source in sources[name] if (found := missing_checkpoint(source))]
+    if name in (networks := _networks()):
+        return metric_catalog.downloads(networks[name][:1], Settings())
+    raise unknown_name("thing to fetch", name, fetchable())
+
+
+def fetchable() -> list[str]:
+    """List the names of models, tables, public prompt sets and metrics."""
+    return [*models(), *table_names(), *public_sets(), *metric_catalog.metric_names()]
+
+
+def table_downloads(table: Table) -> list[Download]:
+    """What a table needs: models, draft heads, prompts, and the metrics of its columns with their reference images."""
+    cells = [cell.values for cell in resolve_cells(table, {}, env={}) if cell.values]
+    sets = dict.fromkeys(str(values["prompts"].value) for values in cells)
+    found = [one for name in sets for one in missing(name)]
+    for model in dict.fromkeys(plan_model(values) for values in cells):
+        found += model.downloads()
+    decoders = [one for values in cells for one in plan_decoders(values["decoder"].value, values)]
+    heads = dict.fromkeys(str(dict(one.spec.options).get("head") or "") for one in decoders)
+    found += [one for head in heads if head and (one := missing_head(head))]
+    return found + metric_catalog.downloads(table.metrics(), Settings())
+
+
+def _sources() -> dict[str, list[Source]]:
+    """The files that models read, by hub repository."""
+    found: dict[str, list[Source]] = {}
+    for model in models().values():
+        if isinstance(model, HubModel):
+            for source in model.sources:
+                if source not in found.setdefault(source.repo, []):
+                    found[source.repo].append(source)
+    return found
+
+
+def _networks() -> dict[str, list[str]]:
+    """The metrics that read each hub repository."""
+    found: dict[str, list[str]] = {}
+    for name in metric_catalog.METRICS:
+        for repository in metric_catalog.metric(name)(Settings()).repositories.values():
+            found.setdefault(repository, []).append(name)
+    return found
