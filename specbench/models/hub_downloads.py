@@ -119,9 +119,9 @@ def repository_download(
 
         patterns = [glob.escape(name) for name in files]
         with _explained(repo, named), _watched(storage, size, progress):
-            folder = Path(snapshot_download(repo, revision=named or info.sha, allow_patterns=patterns))
+            folder = Path(snapshot_download(repo, revision=named or "main", allow_patterns=patterns))
         if named is None:
-            first_use.keep(repo, info.sha, folder, [folder / name for name in files])
+            first_use.keep(repo, folder.name, folder, [folder / name for name in files])
 
     return Download(repo, tuple(files), size, licence, cache, get, info.sha)
 
@@ -190,7 +190,7 @@ def _explained(repo: str, revision: str | None) -> Iterator[None]:
 
 def _innermost(error: BaseException) -> str:
     """First line of the error that all the others are about."""
-    while inner := error.__cause__ or error.__context__:
+    while (inner := error.__cause__ or error.__context__) and not isinstance(inner, SpecbenchError):
         error = inner
     return (str(error).splitlines() or [""])[0][:_MOST_SAID] or type(error).__name__
 

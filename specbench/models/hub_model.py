@@ -224,7 +224,11 @@ class HubModel(ModelFacts):
 
     @property
     def file_digests(self) -> dict[str, str]:
-        return {f"{path.parent.name}/{path.name}": sha256_of(path) for path in self.files()}
+        return {
+            f"{next(iter(found.commits), path.parent.name)}/{path.name}": sha256_of(path)
+            for found in self.find()
+            for path in found.paths
+        }
 
     @property
     def _is_official(self) -> bool:

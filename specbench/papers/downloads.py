@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specbench import prompts
-from specbench.errors import unknown_name
+from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings
 from specbench.metrics.published_weights import CHECKPOINTS, missing_file
@@ -66,7 +66,8 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
         return [found for source in sources[name] if (found := missing_checkpoint(source))]
     if name in (networks := _networks()):
         return metric_catalog.downloads(networks[name][:1], Settings())
-    raise unknown_name("thing to fetch", name, fetchable())
+    unknown = unknown_name("thing to fetch", name, fetchable())
+    raise SpecbenchError(unknown.what, unknown.try_this.partition("valid:")[0] + "see: specbench list --help")
 
 
 def fetchable() -> list[str]:

@@ -174,9 +174,9 @@ def announcement(plans: Sequence[Plan]) -> str:
     gpu = f" ({torch.cuda.get_device_name(first.device)})" if first.device.startswith("cuda") else ""
     how = ", ".join((first.dtype, f"{first.device}{gpu}", *(["compiled"] if first.compiled else [])))
     names = ", ".join(decoders[:_MOST_NAMED]) + (f" and {len(decoders) - 3} more" if len(decoders) > 3 else "")
-    return (
-        f"{first.model.name} ({how}): {len(first.chosen):,} prompts of {first.prompts.name}, {images:,} images with "
-        f"{names}" + (f"; about {console.duration(known)} in all by earlier runs" if known else "")
+    prompts, pictures = console.counted(len(first.chosen), "prompt"), console.counted(images, "image")
+    return f"{first.model.name} ({how}): {prompts} of {first.prompts.name}, {pictures} with {names}" + (
+        f"; about {console.duration(known)} in all by earlier runs" if known else ""
     )
 
 

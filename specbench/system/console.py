@@ -90,6 +90,11 @@ def _transfer_lines(what: str) -> Callable[[int, int | None], None]:
     return tell
 
 
+def counted(number: int, noun: str) -> str:
+    """Format a number of things."""
+    return f"{number:,} {noun}{'s' if number != 1 else ''}"
+
+
 def duration(seconds: float) -> str:
     """Format a duration in the unit that people use for it."""
     for size, unit, most in ((1, "s", 100), (60, "min", 6000), (3600, "h", 2 * 86400)):

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
-from checkpoints.parts import VQ_SIZES, Tiny, byte_tokenizer, in_two_shards, randomise, stored, vq_network
+from checkpoints.parts import VQ_SIZES, Tiny, byte_tokenizer, in_two_shards, randomise, stored, vocabulary, vq_network
 
-CODES = 24
+CODES = vocabulary(official=8192)
 END_IMAGE, BEGIN_IMAGE = 4 + CODES, 5 + CODES
 RESERVED = {f"<reserved{number:05d}>": 6 + CODES + index for index, number in enumerate(range(8706, 8840))}
 SPECIALS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3, "<eoss>": END_IMAGE, "<racm3:break>": BEGIN_IMAGE, **RESERVED}

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import Emu3Config, Emu3ForConditionalGeneration
 
-from checkpoints.parts import Tiny, byte_tokenizer, randomise
+from checkpoints.parts import Tiny, byte_tokenizer, randomise, vocabulary
 
-CODES = 24
+CODES = vocabulary(official=32_768)
 NAMES = ("<|endoftext|>", "<|extra_200|>", "<|extra_201|>", "<|extra_203|>", "<|extra_204|>", "<|image token|>")
 SPECIALS = {name: 256 + index for index, name in enumerate((*NAMES, "<|image start|>", "<|image end|>"))}
 FIRST = 256 + len(SPECIALS)

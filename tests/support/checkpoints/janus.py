@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, JanusConfig, JanusForConditionalGeneration
 
-from checkpoints.parts import VQ_SIZES, Tiny, byte_tokenizer, in_bfloat16, randomise
+from checkpoints.parts import VQ_SIZES, Tiny, byte_tokenizer, in_bfloat16, randomise, vocabulary
 
-CODES = 24
+CODES = vocabulary(official=16_384)
 START, END, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
 NAMES = (START, END, PAD, "<|User|>", "<|Assistant|>", "<begin_of_image>", "<end_of_image>", "<image_placeholder>")
 SPECIALS = {name: 256 + index for index, name in enumerate(NAMES)}

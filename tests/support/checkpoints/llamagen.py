@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import T5Config, T5ForConditionalGeneration
 
-from checkpoints.parts import Tiny, in_pickled_shards, randomise, stored, vq_network
+from checkpoints.parts import Tiny, in_pickled_shards, randomise, stored, vocabulary, vq_network
 
-CODES, WIDTH, INNER, LAYERS, HEAD, TEXT, CAPTION, GRID = 24, 128, 48, 2, 64, 32, 120, 4
+CODES = vocabulary(official=16_384)
+WIDTH, INNER, LAYERS, HEAD, TEXT, CAPTION, GRID = 128, 48, 2, 64, 32, 120, 4
 
 
 def write_pickled_text(folder: Path, file: str) -> Tiny:
