@@ -200,7 +200,7 @@ def _files(images: Images, kept: pd.DataFrame) -> list[str]:
 def _request(package: str, metric: Metric, kept: pd.DataFrame, folder: Path) -> dict[str, object]:
     request: dict[str, object] = {
         "package": package,
-        "weights": str(checkpoints.require_weights_file(metric.checkpoints[0], offline=True)),
+        "weights": str(checkpoints.require_weights_file(metric.checkpoints[0], forbidden=True)),
     }
     if isinstance(metric, ReferenceMetric):
         reference = [str(path.resolve()) for path in pictures_in(metric.reference.folder)]
@@ -213,7 +213,7 @@ def _request(package: str, metric: Metric, kept: pd.DataFrame, folder: Path) -> 
         return request | {"vocabulary": str(vocabulary), "architecture": "ViT-H-14"}
     config = folder / "med_config.json"
     config.write_text(json.dumps(TEXT_CONFIG))
-    vocabulary = checkpoints.require_weights_file("bert-vocabulary", offline=True)
+    vocabulary = checkpoints.require_weights_file("bert-vocabulary", forbidden=True)
     return request | {"vocabulary": str(vocabulary), "text_config": str(config)}
 
 

@@ -22,6 +22,7 @@ from specbench.system.downloads import (
     fetch,
     fetch_all,
     matches,
+    offline,
     on_hub_endpoint,
     sha256_of,
     size_of,
@@ -120,11 +121,13 @@ def missing_file(name: str) -> Download | None:
     """The download of a checkpoint's file; None where it is on this disk.
 
     Raises:
-        SpecbenchError: exit code 5 for one without a published digest under --pinned-only.
+        SpecbenchError: exit code 5 offline, and under --pinned-only for one without a published digest.
     """
     wanted = CHECKPOINTS[name]
     if wanted.here:
         return None
+    if offline():
+        raise SpecbenchError(f"{wanted.file} is not on this disk", wanted.hint(), MISSING_PREREQUISITE)
     if not wanted.digest and first_use.is_pinned_only():
         raise SpecbenchError(
             f"{wanted.file} has no published digest, and --pinned-only allows no such file",
@@ -140,14 +143,14 @@ def missing_file(name: str) -> Download | None:
     return Download(wanted.file, (wanted.file,), size_of(remote), wanted.licence, wanted.path.parent, get)
 
 
-def require_weights_file(name: str, offline: bool = False) -> Path:
+def require_weights_file(name: str, forbidden: bool = False) -> Path:
     """Check the digest of a checkpoint's file, downloaded first if it is absent.
 
     Raises:
         SpecbenchError: exit code 5 where it is not there and may not be downloaded, or differs from its first use.
     """
     wanted = CHECKPOINTS[name]
-    if offline and not wanted.here:
+    if forbidden and not wanted.here:
         raise SpecbenchError(f"{wanted.file} is not on this disk", wanted.hint(), MISSING_PREREQUISITE)
     if lacking := missing_file(name):
         fetch_all([lacking])
@@ -163,7 +166,7 @@ def _trust(wanted: Checkpoint) -> None:
 
 def file_digest(name: str) -> str:
     """Digest a checkpoint's file on this disk, for one whose publisher names no digest."""
-    return digest_of(require_weights_file(name, offline=True))
+    return digest_of(require_weights_file(name, forbidden=True))
 
 
 def problem(name: str) -> str | None:

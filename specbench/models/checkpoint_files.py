@@ -157,7 +157,9 @@ def find_checkpoint(
     repo, revision = _asked(source, weights, revision, main)
     snapshot = cached_snapshot(repo, revision, source.patterns)
     if snapshot is None:
-        raise _missing(source, f"{repo}{f' at {revision}' if revision else ''} is not on this disk", repo, revision)
+        beside = f", nor {source.beside[0]} in {folder}" if folder and source.beside else ""
+        called = f"{repo} at {revision}" if revision else repo
+        raise _missing(source, f"{called} is not on this disk{beside}", repo, revision)
     return _in_folder(source, snapshot, repo)
 
 

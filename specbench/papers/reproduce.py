@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from specbench import prompts
@@ -31,7 +31,7 @@ from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, 
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.store.run_store import RunStore
-from specbench.system.downloads import Download, fetch_all, offline
+from specbench.system.downloads import Download, fetch_all, fetch_what_can_be_had, offline
 
 if TYPE_CHECKING:
     from specbench.metrics.base import Settings
@@ -68,9 +68,9 @@ def bench_table(
     model = flags.get("model")
     _fetch_prompts(resolve_cells(table, flags, env), warn)
     planned = plan_table(table, flags, env)
-    planned = _fetch(planned, () if model is not None or scoring.offline else table.metrics())
+    planned, problems = _fetch(planned, () if model is not None or scoring.offline else table.metrics())
     done = run_table(planned, reporter, warn)
-    score_table(table, done, scoring, model is not None, score_reporter, warn)
+    score_table(table, done, scoring, model is not None, score_reporter, warn, problems)
     table = _as_run_here(table, planned, model, done.folders.values())
     elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
     found = {cell: folder for cell, folder in elsewhere.items() if isinstance(folder, Path)}
@@ -221,24 +221,23 @@ def _fetch_prompts(cells: Iterable[PlannedCell], warn: Warn) -> None:
             warn(str(problem))
 
 
-def _fetch(planned: Sequence[PlannedCell], metrics: Iterable[str]) -> list[PlannedCell]:
-    """Download all that cells and metrics need, before the first image; a cell whose model cannot be had gets the
-    problem. A metric that cannot be had says so when it is to score.
+def _fetch(planned: Sequence[PlannedCell], metrics: Iterable[str]) -> tuple[list[PlannedCell], dict]:
+    """Download all that cells and metrics need, before the first image. A cell whose model or head cannot be had gets
+    the problem; also returns the problems of metrics.
     """
-    ask = cache(lambda model: model.downloads())
-    wanted: list[Download] = []
-    settled = []
-    for cell in planned:
-        try:
-            wanted += [*ask(cell.plan.model), *cell.plan.missing_heads()] if cell.plan else []
-        except SpecbenchError as problem:
-            cell = replace(cell, plan=None, problem=problem)
-        settled.append(cell)
-    for name in metrics:
-        with suppress(SpecbenchError):
-            wanted += metric_catalog.downloads([name])
-    fetch_all(wanted)
-    return settled
+    plans = {cell.settings: cell.plan for cell in planned if cell.plan is not None}
+    needs: dict[object, Callable[[], Sequence[Download]]] = {
+        name: partial(metric_catalog.downloads, [name]) for name in (metrics if plans else ())
+    }
+    needs |= {plan.model: plan.model.downloads for plan in plans.values()}
+    needs |= {cell: plan.missing_heads for cell, plan in plans.items()}
+    problems = fetch_what_can_be_had(needs)
+
+    def settled(cell: PlannedCell) -> PlannedCell:
+        problem = problems.get(cell.settings) or (cell.plan and problems.get(cell.plan.model))
+        return replace(cell, plan=None, problem=problem) if problem else cell
+
+    return [settled(cell) for cell in planned], problems
 
 
 def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda text: None) -> TableRun:
@@ -289,17 +288,24 @@ def _run_together(plans: list[Plan], by_plan: Mapping[int, CellSettings], done: 
 
 
 def score_table(
-    table: Table, done: TableRun, settings, trial: bool = False, reporter=None, warn: Warn = lambda text: None
+    table: Table,
+    done: TableRun,
+    settings,
+    trial: bool = False,
+    reporter=None,
+    warn: Warn = lambda text: None,
+    problems: Mapping[str, SpecbenchError] = MappingProxyType({}),
 ) -> None:
     """Score the runs with the metrics of the table's columns that are available and apply to their prompts.
 
     Args:
         trial: the paper's model was substituted: nothing is downloaded, and the bundled metrics are added.
+        problems: why metrics cannot be had, by name.
     """
     from specbench.metrics import scoring  # brings pandas and the metrics
 
     for name in dict.fromkeys([*table.metrics(), *(metric_catalog.bundled_metrics() if trial else ())]):
-        problem = _unready(name, settings, trial or settings.offline)
+        problem = problems.get(name) or _unready(name, settings, trial or settings.offline)
         for folder in () if problem else dict.fromkeys(done.folders.values()):
             try:
                 scoring.score([folder], (), settings, reporter, where_they_fit=[name])

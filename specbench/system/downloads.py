@@ -19,10 +19,12 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.system.version import __version__
@@ -30,6 +32,7 @@ from specbench.system.version import __version__
 # Imports inside functions: specbench.system.files brings rich, only where something is written.
 
 
+K = TypeVar("K")
 Progress = Callable[[int, int | None], None]
 """Progress callback with (bytes received, total bytes or None)."""
 TIMEOUT_S = 30.0
@@ -39,7 +42,7 @@ PAUSE_S = 1.0
 BLOCK_BYTES = 1 << 18
 """Bytes of a remote file to ask for at once, at least."""
 HUB = "https://huggingface.co"
-OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE")
+OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _CHUNK = 1 << 20
 _MAX_BYTES = 32 * 2**30
 """Size limit of files whose size is not known beforehand."""
@@ -96,8 +99,11 @@ class Download:
     commit: str = ""
 
 
-def fetch_all(downloads: Iterable[Download]) -> list[Download]:
+def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchError] | None = None) -> list[Download]:
     """Download what is missing under one progress bar, after a line for each part; equal ones are one.
+
+    Args:
+        failed: receives why parts cannot be had, instead of the first such error being raised.
 
     Raises:
         SpecbenchError: exit code 5 where the parts do not fit on the disk, before anything is received; or that of the
@@ -109,7 +115,7 @@ def fetch_all(downloads: Iterable[Download]) -> list[Download]:
 
     wanted = list(dict.fromkeys(downloads))
     _require_space(wanted)
-    for one in wanted:
+    for one in wanted if console.progress_shown() else ():
         at = f", commit {one.commit[:12]}" if one.commit else ""
         size = decimal(one.size) if one.size is not None else "size unknown"
         console.say(f"downloading {one.name}{at}: {size}; licence: {one.licence}")
@@ -117,9 +123,28 @@ def fetch_all(downloads: Iterable[Download]) -> list[Download]:
     received = 0
     with console.transfer(f"{len(wanted)} downloads" if len(wanted) > 1 else "download") as progress:
         for one in wanted:
-            one.get(lambda done, size, before=received: progress(before + done, max(total, before + (size or 0))))
+            try:
+                one.get(lambda done, size, before=received: progress(before + done, max(total, before + (size or 0))))
+            except SpecbenchError as error:
+                if failed is None:
+                    raise
+                failed[one] = error
             received += one.size or 0
     return wanted
+
+
+def fetch_what_can_be_had(needs: Mapping[K, Callable[[], Sequence[Download]]]) -> dict[K, SpecbenchError]:
+    """Download what several things need, all of it together; return why some of them cannot have it."""
+    problems: dict[K, SpecbenchError] = {}
+    wanted: dict[K, Sequence[Download]] = {}
+    for one, ask in needs.items():
+        try:
+            wanted[one] = ask()
+        except SpecbenchError as error:
+            problems[one] = error
+    failed: dict[Download, SpecbenchError] = {}
+    fetch_all(chain(*wanted.values()), failed)
+    return problems | {one: failed[part] for one, parts in wanted.items() for part in parts if part in failed}
 
 
 def _require_space(downloads: Iterable[Download]) -> None:
@@ -132,7 +157,7 @@ def _require_space(downloads: Iterable[Download]) -> None:
         if needed[disk] > (free := shutil.disk_usage(existing).free):
             raise SpecbenchError(
                 f"{one.name}: {needed[disk] / 1e9:.1f} GB do not fit into {existing}, {free / 1e9:.1f} GB are free",
-                "free space, or set HF_HOME and SPECBENCH_CACHE to folders on another disk",
+                "free space, or name another disk: HF_HOME, SPECBENCH_CACHE",
                 MISSING_PREREQUISITE,
             )
 

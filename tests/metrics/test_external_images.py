@@ -217,14 +217,18 @@ def test_every_metric_can_be_made_and_says_what_it_needs():
 def test_a_protocol_scores_what_fits_and_names_what_lacks(drawn, prompts, cli, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     outcome = cli("score", "--images", drawn, "--prompts", prompts, "--protocol", "sjd", "--offline", "--out", tmp_path)
-    assert outcome.code == 5 and "ViT-B-16.pt is not on this disk" in outcome.err and "sha256" in outcome.err
+    assert (
+        outcome.code == 5
+        and "ViT-B-16.pt is not on this disk" in outcome.err
+        and "specbench fetch ViT-B-16.pt" in outcome.err
+    )
 
 
 def test_doctor_says_what_a_metric_lacks_and_where_to_get_it(cli, monkeypatch, tmp_path):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     outcome = cli("doctor", "--metric", "imagereward", "--json")
     rows = [row for row in json.loads(outcome.out) if row["name"] == "metric imagereward"]
-    assert outcome.code == 5 and len(rows) == 2 and all("https://" in row["fix"] for row in rows)
+    assert outcome.code == 5 and len(rows) == 2 and all(row["fix"].startswith("specbench fetch ") for row in rows)
     (tmp_path / "weights").mkdir()
     formats.stand_in(monkeypatch, "bert-vocabulary", formats.save_vocabulary(tmp_path / "vocab.txt"))
     rows = [

@@ -23,7 +23,7 @@ source = Source("the model", "owner/name", ("config.json", "*.safetensors"), "MI
 try:
     print(fetch_checkpoint(source).commits["owner/name"])
 except SpecbenchError as error:
-    print(error.exit_code, error.what)
+    print(error.exit_code, error)
 """
 
 
@@ -54,7 +54,7 @@ def kept(home: Path) -> dict:
 def test_the_first_use_takes_the_newest_commit_and_later_ones_keep_it(hub, tmp_path):
     first = fetch(hub, tmp_path)
     assert first.stdout == f"{OLD}\n"
-    assert f"downloading {REPO}, commit {OLD[:12]}: 0.00 GB; licence: MIT" in first.stderr
+    assert f"downloading {REPO}, commit {OLD[:12]}: 13 bytes; licence: MIT" in first.stderr
     assert kept(tmp_path)[REPO]["commit"] == OLD
     assert sorted(kept(tmp_path)[REPO]["files"]) == ["config.json", "model.safetensors"]
     hub.put(REPO, NEW, folder(tmp_path / "new", b"new weights"))
@@ -87,19 +87,57 @@ def test_a_cache_that_cannot_be_written_stops_nobody(hub, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "said"),
+    ("status", "headers", "said", "command"),
     [
-        (401, {"X-Error-Code": "GatedRepo"}, "is gated: accept its terms"),
-        (403, {"X-Error-Code": "GatedRepo"}, "is gated: accept its terms"),
-        (404, {"X-Error-Code": "RepoNotFound"}, "is not on the hub, or is private"),
-        (503, {}, "cannot be fetched"),
+        (401, {"X-Error-Code": "GatedRepo"}, "is gated: accept its terms", "hf auth login"),
+        (403, {"X-Error-Code": "GatedRepo"}, "is gated: accept its terms", "hf auth login"),
+        (401, {}, "refuses access (401)", "hf auth login"),
+        (403, {}, "refuses access (403)", "hf auth login"),
+        (404, {"X-Error-Code": "RepoNotFound"}, "is not on", "hf auth login"),
+        (404, {"X-Error-Code": "RevisionNotFound"}, "has no revision", "omit --revision"),
+        (429, {"Retry-After": "120"}, "too many requests", "run the same command again"),
+        (429, {"Retry-After": "120"}, "it asks to wait 120 s", "run the same command again"),
+        (503, {}, "answers 503", "run the same command again"),
     ],
 )
-def test_a_refusal_of_the_hub_is_one_line_and_keeps_nothing(hub, tmp_path, status, headers, said):
+def test_a_refusal_of_the_hub_is_one_short_line_and_keeps_nothing(hub, tmp_path, status, headers, said, command):
     hub.refusals["/api/models/owner"] = (status, headers)
-    refused = fetch(hub, tmp_path)
-    assert refused.stdout.startswith("5 ") and said in refused.stdout and refused.stdout.count("\n") == 1
-    assert "Traceback" not in refused.stderr and not (tmp_path / "specbench" / "first-use.toml").exists()
+    _refused(fetch(hub, tmp_path), said, command)
+    assert not (tmp_path / "specbench" / "first-use.toml").exists()
+
+
+def _refused(done: subprocess.CompletedProcess, said: str, command: str) -> None:
+    [line] = done.stdout.splitlines()
+    assert line[0] in "15" and said in line and command in line and len(line) <= 200, line
+    assert "Traceback" not in done.stderr
+
+
+def test_what_cannot_be_reached_is_one_short_line(hub, tmp_path):
+    _refused(fetch(hub, tmp_path, HF_ENDPOINT="http://127.0.0.1:9"), "Connection refused", "the same command again")
+    _refused(fetch(hub, tmp_path, HF_ENDPOINT="http://nowhere.invalid"), "no answer from", "the same command again")
+    proxied = fetch(hub, tmp_path, HTTP_PROXY="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9", NO_PROXY="")
+    _refused(proxied, "Connection refused", "the same command again")
+    _refused(fetch(hub, tmp_path, HF_HUB_OFFLINE="1"), "downloads are disabled", "specbench fetch owner/name")
+
+
+def test_files_that_do_not_fit_on_the_disk_are_refused_before_the_first_byte(hub, tmp_path):
+    full = "import shutil, types\nshutil.disk_usage = lambda _: types.SimpleNamespace(free=5)\n"
+    small = full + FETCH
+    _refused(fetch(hub, tmp_path, ("-c", small)), "do not fit", "free space")
+    assert not any("/resolve/" in line for line in hub.asked)
+
+
+def test_two_processes_share_a_download(hub, tmp_path):
+    content = bytes(range(256)) * 40_000
+    (tmp_path / "old" / "model.safetensors").write_bytes(content)
+    env = {**os.environ, **hub.env(tmp_path)}
+    started = [
+        subprocess.Popen([sys.executable, "-c", FETCH], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    assert [one.communicate(timeout=300)[0].decode() for one in started] == [f"{OLD}\n"] * 2
+    asked = [line for line in hub.asked if line.startswith("GET") and line.endswith("model.safetensors")]
+    assert len(asked) == 1, "the second waits for the first"
 
 
 def test_a_download_that_was_killed_is_completed_by_the_same_command(hub, tmp_path):

@@ -134,10 +134,11 @@ def test_a_report_only_prints(two, cli):
 
 def test_nothing_that_can_run_is_5_and_names_each_reason_once(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SPECBENCH_OFFLINE", "1")
     outcome = cli("bench", "gsd-1", "--out", tmp_path / "results")
     assert outcome.code == 5 and outcome.out == "" and not (tmp_path / "results").exists()
     assert len(outcome.err.splitlines()) == 2, "COCO is missing, PartiPrompts is missing"
-    assert "specbench prompts fetch parti" in outcome.err and "specbench prompts fetch coco" in outcome.err
+    assert "specbench fetch parti" in outcome.err and "specbench fetch coco" in outcome.err
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_ids_do_not_depend_on_the_order_of_the_file(tmp_path):
 
 def test_a_set_that_was_not_fetched_names_the_command(cli):
     outcome = cli("prompts", "show", "parti")
-    assert outcome.code == MISSING_PREREQUISITE and "specbench prompts fetch parti" in outcome.err
+    assert outcome.code == MISSING_PREREQUISITE and "specbench fetch parti" in outcome.err
 
 
 def test_a_file_changed_after_it_arrived_is_refused(small, tmp_path):

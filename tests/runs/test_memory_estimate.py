@@ -186,7 +186,21 @@ def test_a_batch_that_cannot_fit_is_refused_before_anything_runs(cli, tmp_path, 
     outcome = cli("run", "--batch", "64", "--limit", "2", "--out", tmp_path / "out")
     assert outcome.code == 2 and outcome.err.count("\n") == 1 and not (tmp_path / "out").exists()
     assert "--batch 64: " in outcome.err and "fits" in outcome.err
-    assert cli("run", "--model", "lumina", "--random-weights", "--batch", "auto", "--out", tmp_path / "o").code == 2
+    assert (
+        cli(
+            "run",
+            "--model",
+            "lumina",
+            "--random-weights",
+            "--prompts",
+            "shapes",
+            "--batch",
+            "auto",
+            "--out",
+            tmp_path / "o",
+        ).code
+        == 2
+    )
 
 
 def test_auto_takes_what_fits_and_takes_it_again(cli, tmp_path, monkeypatch):
@@ -202,7 +216,7 @@ def test_auto_takes_what_fits_and_takes_it_again(cli, tmp_path, monkeypatch):
 
 
 def test_auto_is_refused_where_nobody_has_counted(cli, tmp_path):
-    tiny_one = ("--model", "llamagen", "--random-weights", "--scale", "tiny")
+    tiny_one = ("--model", "llamagen", "--random-weights", "--scale", "tiny", "--prompts", "shapes")
     outcome = cli("run", *tiny_one, "--batch", "auto", "--out", tmp_path / "out")
     assert outcome.code == 2 and "--batch auto" in outcome.err
 

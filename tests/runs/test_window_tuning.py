@@ -80,7 +80,19 @@ def test_the_curve_explains_the_latency(monkeypatch):
 def test_the_curve_is_told_kept_and_shown(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(memory_estimate, "WINDOWS", (2, 4))
     monkeypatch.setattr(preparation, "others_at_work", lambda machine: "other processes used 1.5 cores")
-    small = ("--model", "llamagen", "--random-weights", "--scale", "tiny", "--limit", "1", "--out", tmp_path)
+    small = (
+        "--model",
+        "llamagen",
+        "--random-weights",
+        "--scale",
+        "tiny",
+        "--prompts",
+        "shapes",
+        "--limit",
+        "1",
+        "--out",
+        tmp_path,
+    )
     outcome = cli("run", "--decoder", "sjd", "--window", "auto", *small)
     assert outcome.code == 0 and "sjd: other processes used 1.5 cores meanwhile" in outcome.err
     (run,) = tmp_path.iterdir()
