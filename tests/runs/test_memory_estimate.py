@@ -186,21 +186,8 @@ def test_a_batch_that_cannot_fit_is_refused_before_anything_runs(cli, tmp_path, 
     outcome = cli("run", "--batch", "64", "--limit", "2", "--out", tmp_path / "out")
     assert outcome.code == 2 and outcome.err.count("\n") == 1 and not (tmp_path / "out").exists()
     assert "--batch 64: " in outcome.err and "fits" in outcome.err
-    assert (
-        cli(
-            "run",
-            "--model",
-            "lumina",
-            "--random-weights",
-            "--prompts",
-            "shapes",
-            "--batch",
-            "auto",
-            "--out",
-            tmp_path / "o",
-        ).code
-        == 2
-    )
+    lumina = ("--model", "lumina", "--random-weights", "--prompts", "shapes")
+    assert cli("run", *lumina, "--batch", "auto", "--out", tmp_path / "o").code == 2
 
 
 def test_auto_takes_what_fits_and_takes_it_again(cli, tmp_path, monkeypatch):

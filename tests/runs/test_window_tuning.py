@@ -111,6 +111,7 @@ def test_windows_and_batch_are_planned_for_what_fits(monkeypatch, tmp_path):
     between = (needs[64].total(1) + needs[96].total(1)) / 2 / memory_estimate.MARGIN
     monkeypatch.setattr(memory_estimate, "free_memory", lambda device: int(between))
     settings = {"decoder": ["sjd", "ar"], "model": "janus", "random-weights": True, "window": "auto", "batch": "auto"}
+    settings |= {"prompts": "shapes"}
     plan = make_plan(merge(run_settings(), settings | {"limit": 1, "out": str(tmp_path)}, env={}))
     assert plan.decoders[0].windows == (2, 4, 8, 16, 32, 64) and plan.decoders[1].windows == ()
     assert dict(plan.decoders[0].widest.options)["window"] == 64 and plan.memory["largest"] == 1
