@@ -18,6 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from specbench.metrics.torchvision_stub import torchvision_if_it_loads
+from specbench.models.script_archive import read_script_tensors
 
 Tokenize = Callable[[Sequence[str]], Tensor]
 """Texts to ids [n, context length]."""
@@ -38,8 +39,10 @@ def import_open_clip() -> ModuleType:
 def load_openai(path: Path, device: str) -> torch.nn.Module:
     """Load a CLIP in float32 from a file published by OpenAI, whose digest the caller has checked; its sizes are
     read off the weights."""
-    model = import_open_clip().openai.load_openai_model(str(path), precision="fp32", device="cpu")
-    return model.eval().requires_grad_(False).to(device)
+    # The mask is no parameter, and open_clip makes its own.
+    weights = {name: held for name, held in read_script_tensors(path).items() if not name.endswith("attn_mask")}
+    model = import_open_clip().model.build_model_from_openai_state_dict(weights, cast_dtype=None)
+    return model.float().eval().requires_grad_(False).to(device)
 
 
 def empty_folder_model(folder: Path) -> torch.nn.Module:

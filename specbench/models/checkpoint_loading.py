@@ -15,19 +15,22 @@ from torch import Tensor, nn
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, read_json
+from specbench.models.script_archive import read_script_tensors
 
 
 def read_tensors(found: CheckpointFiles) -> dict[str, Tensor]:
     """All tensors of the source's weight files, mapped into memory rather than copied where the format allows it.
 
-    Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module" or "state_dict".
+    Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module" or "state_dict". Of
+    a TorchScript archive only the tensors are read.
 
     Raises:
         SpecbenchError: a damaged file, or a name stored twice.
     """
     tensors: dict[str, Tensor] = {}
-    for path in found.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt"):
-        held = (_read_safetensors if path.suffix == ".safetensors" else _read_pickle)(found.source, path)
+    readers = {".safetensors": _read_safetensors, ".jit": _read_script}
+    for path in found.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit"):
+        held = readers.get(path.suffix, _read_pickle)(found.source, path)
         if twice := tensors.keys() & held.keys():
             raise SpecbenchError(f"{path}: '{min(twice)}' is also in another file of {found.source.what}")
         tensors |= held
@@ -55,6 +58,13 @@ def _read_pickle(source: Source, path: Path) -> dict[str, Tensor]:
     if not isinstance(held, dict):
         raise source.damaged(path, TypeError("no state dict inside"))
     return {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
+
+
+def _read_script(source: Source, path: Path) -> dict[str, Tensor]:
+    try:
+        return read_script_tensors(path)
+    except Exception as error:
+        raise source.damaged(path, error) from error
 
 
 def read_model_config(found: CheckpointFiles, kind: type):

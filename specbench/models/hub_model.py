@@ -43,8 +43,7 @@ class HubModel(ModelFacts):
         defaults: the official sampling.
         network: sizes of the language model.
         other_bytes: image decoder and text encoder in memory.
-        pixel_numbers: float32 numbers per pixel alive at once while an image is decoded, one after the other; 0 where
-            the decoder cannot be looked into.
+        pixel_numbers: float32 numbers per pixel alive at once while an image is decoded, one after the other.
         choice: checkpoint, size and prompts that were chosen.
         size_known: False for another checkpoint none of whose files here tells its size, which `network` then is not.
     """

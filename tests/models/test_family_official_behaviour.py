@@ -22,7 +22,7 @@ from specbench.errors import SpecbenchError
 from specbench.models import checkpoint_loading
 from specbench.models.catalog import load_model, recorded_model
 from specbench.models.facts import ModelChoice
-from specbench.models.families import base, vq_decoder
+from specbench.models.families import base, cosmos, vq_decoder
 from specbench.models.families.model_specs import MODELS
 from specbench.prompts import Request as ImageRequest
 from specbench.specs.presets import resolve
@@ -269,7 +269,7 @@ def test_codebooks_are_what_the_decoders_see(tiny_of):
 
 
 def test_the_fsq_codebook_is_the_grid_of_its_levels():
-    codebook = vq_decoder.fsq_codebook()
+    codebook = cosmos.fsq_codebook()
     assert codebook.shape == (64_000, 6) and len(codebook.unique(dim=0)) == 64_000
     assert codebook.min() == -1 and sorted(codebook[:, 3].unique().tolist()) == [-1, -0.5, 0, 0.5, 1]
     assert sorted(codebook[:, 0].unique().tolist()) == [-1, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75]
@@ -288,7 +288,7 @@ def test_facts_agree_with_the_architecture(name, monkeypatch):
         return network
 
     module = import_module(INFO[name].target.partition(":")[0])
-    for owner in (module, vq_decoder, import_module("specbench.models.families.chameleon")):
+    for owner in (module, vq_decoder, cosmos, import_module("specbench.models.families.chameleon")):
         if hasattr(owner, "randomise"):
             monkeypatch.setattr(owner, "randomise", without_memory)
     info = INFO[name].configured(ModelChoice(random=True))

@@ -1,6 +1,6 @@
-"""What is downloaded is what was meant: pinned revisions, digests of contents, no program that nobody trusts.
+"""What is downloaded is what was meant: pinned revisions, digests of contents, no program that is run.
 
-It concerns several modules: checkpoint_files, families.simplear, downloads, and the weights of models and metrics.
+It concerns several modules: checkpoint_files, script_archive, downloads, and the weights of models and metrics.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import re
 
 import pytest
 import torch
+from authors_formats import save_openai_clip
 from checkpoints import write
 
 from specbench.errors import SpecbenchError
-from specbench.metrics import published_weights
+from specbench.metrics import openclip, published_weights
 from specbench.metrics.published_weights import CHECKPOINTS, require_weights_file
 from specbench.models.catalog import load_model
 from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch_checkpoint
 from specbench.models.checkpoint_layouts import find_marks
 from specbench.models.facts import ModelChoice
-from specbench.models.families import simplear
 from specbench.models.families.model_specs import MODELS
 from specbench.models.hub_downloads import DIGESTS, REVISIONS
 from specbench.system import downloads
@@ -54,19 +54,12 @@ def test_a_large_file_is_read_once_and_again_once_it_changed(tmp_path, monkeypat
     assert len(reads) == 2
 
 
-def test_a_program_that_nobody_trusts_is_not_loaded(tmp_path, monkeypatch):
+def test_no_program_is_loaded(tmp_path, monkeypatch):
     write("simplear", tmp_path)
-    info = INFO["simplear"].configured(ModelChoice(weights=str(tmp_path), tiny=True))
-    load_model(info, "cpu", "float32")
-    monkeypatch.setattr(simplear, "TRUSTED", set())
-    honest = torch.jit.load
+    clip = save_openai_clip(tmp_path / "clip.pt")
     monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("the program was loaded"))
-    with pytest.raises(SpecbenchError, match=r"is a program \(TorchScript\) with the unknown SHA-256") as caught:
-        load_model(info, "cpu", "float32")
-    assert caught.value.exit_code == 5
-    monkeypatch.setattr(torch.jit, "load", honest)
-    monkeypatch.setenv("SPECBENCH_TRUST", hashlib.sha256((tmp_path / "decoder.jit").read_bytes()).hexdigest())
-    load_model(info, "cpu", "float32")
+    load_model(INFO["simplear"].configured(ModelChoice(weights=str(tmp_path), tiny=True)), "cpu", "float32")
+    assert openclip.load_openai(clip, "cpu").visual.image_size == (64, 64)
 
 
 def test_where_only_pinned_commits_are_allowed_nothing_else_is_downloaded(monkeypatch, tmp_path):

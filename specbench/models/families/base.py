@@ -7,7 +7,7 @@ transformers' classes are the networks. Written by hand, because it has nothing 
   once, and the way from Meta's image decoder into `JanusVQVAE` (its own `ChameleonVQVAE` only encodes);
 - LlamaGen: the way from the published tensors into `LlamaModel` and `JanusVQVAE`, the rotary table over a grid, and the
   cleaning of captions;
-- SimpleAR: the table of its finite scalar codebook; its image decoder is a TorchScript file;
+- SimpleAR: its image decoder, which is published as a TorchScript program;
 - all: prompts, since the processors build none for images or differ from the official scripts; tokenizers are read by
   the tokenizers library from `tokenizer.json` itself, which no tokenizer class then reinterprets; and loading, so that
   every tensor is accounted for.

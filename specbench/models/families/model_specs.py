@@ -124,8 +124,8 @@ def _simplear(name: str, billions: str, size: sizes.NetworkSize) -> HubModel:
         v_image=64000,
         defaults=Sampling(guidance=6.0),
         network=size,
-        other_bytes=135_000_000,
-        pixel_numbers=0,
+        other_bytes=222_841_792,
+        pixel_numbers=116,
     )
 
 

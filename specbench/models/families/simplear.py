@@ -6,18 +6,9 @@ sampled. A repetition penalty in `generation_config.json`, which the official sc
 
 from __future__ import annotations
 
-import hashlib
-import io
-import os
-import warnings
-from pathlib import Path
-
-import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import (
     build_network,
     fill,
@@ -26,16 +17,14 @@ from specbench.models.checkpoint_loading import (
     read_tensors,
     read_tokenizer,
 )
-from specbench.models.families import vq_decoder
+from specbench.models.families import cosmos
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.generation_config import read_repetition_penalty
+from specbench.models.families.vq_decoder import ImageDecoder
 from specbench.models.transformer.attention import use_grouped_attention
 from specbench.models.transformer.model import Prefix, TransformerSession
 from specbench.models.transformer.repetition_penalty import PenalisedSession
 
-TRUSTED: set[str] = set()
-"""SHA-256 digests that need no consent. None of a publisher's is known to this project."""
-_TRUST_VARIABLE = "SPECBENCH_TRUST"
 BEGIN, BEGIN_IMAGE = "<|t2i|>", "<|soi|>"
 _NEGATIVE = (
     "An image of aerial view, overexposed, low quality, deformation, a poor composition, bad hands, bad teeth, "
@@ -77,9 +66,8 @@ def load(request: LoadRequest) -> SimpleAR:
     if not request.found:
         config = Qwen2Config(**request.sized_network(_QWEN, _TINY))
         network = randomise(build_network(Qwen2ForCausalLM, config), request.device, request.dtype)
-        return _model(
-            request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, _WORDS, vq_decoder.FsqColours(request.device)
-        )
+        decoder = cosmos.random_cosmos(cosmos.TINY if request.info.choice.tiny else cosmos.PUBLISHED, request.device)
+        return _model(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, _WORDS, decoder)
     files, decoder_files = request.found
     penalty = read_repetition_penalty(files)
     config = read_model_config(files, Qwen2Config)
@@ -88,38 +76,13 @@ def load(request: LoadRequest) -> SimpleAR:
     network = build_network(Qwen2ForCausalLM, config, found=files)
     fill(network, read_tensors(files), files, request.device, request.dtype)
     tokenizer = read_tokenizer(files)
-    script = _load_script(decoder_files, decoder_files.named("decoder.jit"), request.device)
-    decoder = vq_decoder.CosmosDecoder(script, request.device)
+    decoder = cosmos.load_cosmos(decoder_files, request.device)
     model = _model(request, tokenizer, network, tokenizer.get_vocab_size(with_added_tokens=True), decoder)
     model.repetition_penalty = penalty
     return model
 
 
-def _model(
-    request: LoadRequest, tokenizer, network: nn.Module, words: int, decoder: vq_decoder.ImageDecoder
-) -> SimpleAR:
+def _model(request: LoadRequest, tokenizer, network: nn.Module, words: int, decoder: ImageDecoder) -> SimpleAR:
     """Image tokens follow the tokenizer's own words, as many as the head has rows left."""
     head = network.lm_head.weight[words:]
     return SimpleAR(request, tokenizer, network.model, head, range(words, words + len(head)), decoder)
-
-
-def _load_script(files: CheckpointFiles, path: Path, device: str) -> torch.jit.ScriptModule:
-    """A TorchScript module, ready to be called. Such a file is a program: loaded only where its digest is trusted.
-
-    Raises:
-        SpecbenchError: exit code 5 for a digest that nobody trusts, and for a damaged file.
-    """
-    try:
-        data = path.read_bytes()
-        digest = hashlib.sha256(data).hexdigest()
-        if digest not in TRUSTED | set(os.environ.get(_TRUST_VARIABLE, "").split(",")):
-            raise SpecbenchError(
-                f"{path} is a program (TorchScript) with the unknown SHA-256 {digest}",
-                f"to run it, compare the digest with the publisher's and set {_TRUST_VARIABLE} to it",
-                MISSING_PREREQUISITE,
-            )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return torch.jit.load(io.BytesIO(data), map_location="cpu" if device == "meta" else device).eval()
-    except (OSError, RuntimeError, ValueError, MemoryError) as error:
-        raise files.source.damaged(path, error) from error

@@ -7,7 +7,7 @@ one grey level, because some truncate instead.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -159,37 +159,3 @@ class Emu3Decoder:
 
     def decode(self, codes: Tensor) -> Tensor:
         return self._network.decode(codes)
-
-
-FSQ_LEVELS = (8, 8, 8, 5, 5, 5)
-
-
-def fsq_codebook() -> Tensor:
-    """[64000, 6] codes of Cosmos' finite scalar quantisation, each dimension centred and scaled to about [-1, 1]."""
-    levels = torch.tensor(FSQ_LEVELS)
-    basis = torch.cat([torch.ones(1, dtype=torch.long), levels[:-1].cumprod(0)])
-    digits = torch.arange(int(levels.prod()))[:, None] // basis % levels
-    return (digits - levels // 2) / (levels // 2)
-
-
-class CosmosDecoder:
-    """NVIDIA's Cosmos discrete tokenizer as its TorchScript file, called with [1, 1, h, w] int32 codes."""
-
-    def __init__(self, decode: Callable[[Tensor], Tensor], device: str):
-        self._decode = decode
-        self.codebook = fsq_codebook().to(device)
-
-    def decode(self, codes: Tensor) -> Tensor:
-        image = self._decode(codes[:, None].int())
-        return image.squeeze(2) if image.dim() == 5 else image
-
-
-class FsqColours:
-    """Stands in where no decoder can be had: the first three dimensions of a code as its patch's colour."""
-
-    def __init__(self, device: str):
-        self.codebook = fsq_codebook().to(device)
-
-    def decode(self, codes: Tensor) -> Tensor:
-        colours = self.codebook[codes][..., :3].permute(0, 3, 1, 2)
-        return functional.interpolate(colours, scale_factor=16)

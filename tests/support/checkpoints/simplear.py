@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from pathlib import Path
 
 import torch
+from cosmos_program import program
 from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from checkpoints.parts import Tiny, byte_tokenizer, in_two_shards, randomise, stored
-from specbench.models.families import simplear
 
 WORDS, CODES = 270, 64_000
 SPECIALS = {"<|endoftext|>": 256, "<|t2i|>": 257, "<|soi|>": 258, "<|eoi|>": 259, "<|vtokens|>": 260}
@@ -22,23 +21,22 @@ NEGATIVE = (
 )
 
 
-class Cosmos(nn.Module):
-    """The signature of `decoder.jit`: codes [B, 1, h, w] to [B, 3, 1, 16 h, 16 w]."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("weight", torch.tensor([0.1, 0.2, 0.3]))
-
-    def forward(self, codes: Tensor) -> Tensor:
-        image = torch.sin(codes.float())[:, :, None] * self.weight[:, None, None, None]
-        return image.repeat_interleave(16, -1).repeat_interleave(16, -2)
-
-
 def write_sharded(folder: Path) -> Tiny:
     """The larger size, in two shards."""
     tiny = write(folder)
     in_two_shards(folder, stored(folder))
     return tiny
+
+
+def write_decoder(path: Path) -> nn.Module:
+    """A decoder with random weights, and its program in the archive format that NVIDIA publishes."""
+    cosmos = randomise(program(), seed=3)
+    for parameter in cosmos.decoder.conv_out[1].parameters():
+        parameter.data *= 0.05  # colours within [-1, 1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.save(torch.jit.trace(cosmos, torch.zeros(1, 1, 4, 4, dtype=torch.int32)), path)
+    return cosmos
 
 
 def write(folder: Path) -> Tiny:
@@ -56,12 +54,7 @@ def write(folder: Path) -> Tiny:
     network.save_pretrained(folder)
     tokenizer = byte_tokenizer(SPECIALS, 0, FILLERS)
     tokenizer.save(str(folder / "tokenizer.json"))
-    cosmos = Cosmos()
-    script = folder / "decoder.jit"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.jit.save(torch.jit.trace(cosmos, torch.zeros(1, 1, 4, 4, dtype=torch.int32)), script)
-    simplear.TRUSTED.add(hashlib.sha256(script.read_bytes()).hexdigest())
+    cosmos = write_decoder(folder / "decoder.jit")
 
     @torch.no_grad()
     def logits(text: str, stream: list[int], conditional: bool) -> Tensor:

@@ -1,0 +1,210 @@
+"""The image decoder of SimpleAR: a network of images with the tensors of NVIDIA's TorchScript program."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import zipfile
+
+import pytest
+import torch
+from checkpoints.simplear import write_decoder
+
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.models.checkpoint_files import CheckpointFiles
+from specbench.models.families.cosmos import PUBLISHED, fsq_codebook, last_frame, load_cosmos, random_cosmos
+from specbench.models.families.model_specs import MODELS
+from specbench.models.script_archive import read_script_tensors
+
+INFO = next(info for info in MODELS if info.name == "simplear")
+
+
+def files(path) -> CheckpointFiles:
+    return CheckpointFiles(INFO.companions[0], (path,))
+
+
+@pytest.fixture
+def archive(tmp_path):
+    write_decoder(tmp_path / "decoder.jit")
+    return tmp_path / "decoder.jit"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.no_grad()
+def test_the_network_computes_what_the_published_program_computes(archive, dtype):
+    program = torch.jit.load(archive)
+    if dtype == torch.bfloat16:
+        for parameter in program.parameters():
+            parameter.data = parameter.data.bfloat16()
+        torch.jit.save(program, archive)
+        for parameter in program.parameters():
+            parameter.data = parameter.data.float()
+    codes = torch.randint(0, 64_000, (2, 3, 5), generator=torch.Generator().manual_seed(0))
+    expected = program(codes[:, None].int()).squeeze(2)
+    decoder = load_cosmos(files(archive), "cpu")
+    assert expected.shape == (2, 3, 48, 80) and expected.std() > 0.1
+    torch.testing.assert_close(decoder.decode(codes), expected, atol=1e-5, rtol=0)
+    codes[0, 0, 0] += 1
+    assert not torch.equal(decoder.decode(codes), expected)
+
+
+def test_the_tensors_of_an_archive_are_those_that_torch_reads(archive):
+    expected, read = torch.jit.load(archive).state_dict(), read_script_tensors(archive)
+    assert read.keys() == expected.keys()
+    assert all(
+        torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in expected.items()
+    )
+
+
+def test_nothing_of_an_archive_is_executed(archive, monkeypatch):
+    monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("the program was loaded"))
+    monkeypatch.setattr(pickle, "Unpickler", lambda *_, **__: pytest.fail("objects are built"))
+    load_cosmos(files(archive), "cpu")
+
+
+def test_random_weights_have_the_published_size_and_its_memory_is_counted():
+    decoder = random_cosmos(PUBLISHED, "meta")
+    parameters = sum(parameter.numel() for parameter in decoder._network.parameters())
+    assert INFO.other_bytes == 4 * (parameters + fsq_codebook().numel())
+    assert decoder.decode(torch.zeros(1, 8, 8, dtype=torch.long, device="meta")).shape == (1, 3, 128, 128)
+
+
+def rewritten(archive, change) -> None:
+    """Replace the archive's records, a dictionary of name and bytes, by those that `change` returns."""
+    with zipfile.ZipFile(archive) as old:
+        records = {name: old.read(name) for name in old.namelist()}
+    with zipfile.ZipFile(archive, "w") as new:
+        for name, data in change(records).items():
+            new.writestr(name, data)
+
+
+def with_pickle(make):
+    """Change the archive's objects from their bytes."""
+
+    def change(records):
+        name = next(name for name in records if name.endswith("/data.pkl"))
+        return records | {name: make(records[name])}
+
+    return change
+
+
+class Shell:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+def tensor(key="0", offset=0, size=(1,), stride=(1,), kind=b"torch\nFloatStorage\n") -> bytes:
+    """Objects with one tensor that is described so."""
+    parts = [pickle.dumps(part, 2)[2:-1] for part in (key, "cpu", 1, offset, size, stride)]
+    text = pickle.dumps("storage", 2)[2:-1]
+    place = b"(" + text + b"c" + kind + parts[0] + parts[1] + parts[2] + b"tQ"
+    name = pickle.dumps("weight", 2)[2:-1]
+    rebuilt = b"ctorch._utils\n_rebuild_tensor_v2\n(" + place + parts[3] + parts[4] + parts[5] + b"tR"
+    return b"\x80\x02}" + name + rebuilt + b"s."
+
+
+HOSTILE = {
+    "a call": lambda _: pickle.dumps(Shell(), 2),
+    "an object of another class": lambda _: pickle.dumps({"weight": io.BytesIO(b"x")}, 2),
+    "a newer pickle": lambda data: pickle.dumps({"weight": 1}, 5),
+    "a huge memo": lambda data: b"\x80\x02}r" + struct.pack("<I", 2**32 - 1) + b".",
+    "a huge text": lambda data: b"\x80\x02X" + struct.pack("<I", 2**32 - 1) + b"x.",
+    "a cut pickle": lambda data: data[: len(data) // 2],
+    "no objects": lambda data: b"",
+    "not a pickle": lambda data: b"weights",
+    "an empty stack": lambda data: b"\x80\x02sss.",
+    "a missing memo": lambda data: b"\x80\x02h\x07.",
+    "a text instead of modules": lambda data: b"\x80\x02X\x01\x00\x00\x00x.",
+    "a module within itself": lambda data: b"\x80\x02}q\x00X\x01\x00\x00\x00xh\x00s.",
+    "a tensor outside its record": lambda _: tensor(offset=10**9),
+    "a negative offset": lambda _: tensor(offset=-1),
+    "an expanded tensor": lambda _: tensor(size=(10**12,), stride=(0,)),
+    "a negative size": lambda _: tensor(size=(-1,)),
+    "a size that overflows": lambda _: tensor(size=(2**62, 2**62), stride=(2**62, 1)),
+    "sizes that are no numbers": lambda _: tensor(size=("a",)),
+    "a record that is not there": lambda _: tensor(key="99999"),
+    "a record elsewhere": lambda _: tensor(key="../version"),
+    "an unknown number format": lambda _: tensor(kind=b"torch\nQInt8Storage\n"),
+}
+
+
+@pytest.mark.parametrize("attack", HOSTILE)
+def test_a_hostile_archive_is_one_line(attack, archive, capsys):
+    rewritten(archive, with_pickle(HOSTILE[attack]))
+    with pytest.raises(SpecbenchError) as caught:
+        load_cosmos(files(archive), "cpu")
+    assert str(archive) in caught.value.what and "\n" not in caught.value.what
+    assert not capsys.readouterr().out
+
+
+def nested(depth: int, width: int = 1) -> bytes:
+    """Modules within modules, each under `width` names of the module before."""
+    data = b"\x80\x02}q\x00"
+    for level in range(depth):
+        data += b"}r" + struct.pack("<I", level + 1)
+        for name in range(width):
+            data += b"X\x01\x00\x00\x00" + b"ab"[name : name + 1] + b"j" + struct.pack("<I", level) + b"s"
+    return data + b"."
+
+
+@pytest.mark.parametrize("data", [nested(20_000), nested(40, width=2)], ids=["deep", "shared"])
+def test_nested_modules_end(data, archive):
+    rewritten(archive, with_pickle(lambda _: data))
+    with pytest.raises(SpecbenchError):
+        load_cosmos(files(archive), "cpu")
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "no objects", "compressed", "flipped"])
+def test_a_damaged_archive_is_one_line(damage, archive):
+    data = bytearray(archive.read_bytes())
+    if damage == "no objects":
+        rewritten(archive, lambda records: {"decoder/version": b"3"})
+    elif damage == "compressed":
+        with zipfile.ZipFile(archive) as old:
+            records = {name: old.read(name) for name in old.namelist()}
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as new:
+            for name, content in records.items():
+                new.writestr(name, content)
+    else:
+        data[len(data) // 2] ^= 0xFF
+        archive.write_bytes({"cut": data[: len(data) // 2], "empty": b"", "text": b"moved", "flipped": data}[damage])
+    with pytest.raises(SpecbenchError) as caught:
+        load_cosmos(files(archive), "cpu")
+    assert caught.value.exit_code == MISSING_PREREQUISITE and "is damaged: " in caught.value.what
+
+
+def test_records_that_overlap_are_refused(archive):
+    """A directory of the archive whose entries name one place many times would read it as often."""
+    data = archive.read_bytes()
+    with zipfile.ZipFile(archive) as old:
+        start = old.start_dir
+        entries = old.infolist()
+    entry = data[start : data.index(b"PK\x01\x02", start + 4)]
+    end = data.rindex(b"PK\x05\x06")
+    largest = max(entries, key=lambda info: info.file_size)
+    copies = int(len(data) / largest.file_size) + 2
+    body = data[start : data.index(b"PK\x06\x06", start) if b"PK\x06\x06" in data[start:] else end]
+    at = next(place for place in _entries(body) if largest.filename.encode() in body[place[0] : place[1]])
+    entry = body[at[0] : at[1]]
+    name = largest.filename.encode()
+    more = b"".join(entry.replace(name, name[:-1] + bytes([65 + copy])) for copy in range(copies))
+    directory = body + more
+    tail = struct.pack(
+        "<4s4H2IH", b"PK\x05\x06", 0, 0, len(entries) + copies, len(entries) + copies, len(directory), start, 0
+    )
+    archive.write_bytes(data[:start] + directory + tail)
+    with pytest.raises(SpecbenchError, match="overlap"):
+        load_cosmos(files(archive), "cpu")
+
+
+def _entries(body: bytes):
+    starts = [place for place in range(len(body)) if body.startswith(b"PK\x01\x02", place)]
+    return list(zip(starts, [*starts[1:], len(body)], strict=True))
+
+
+def test_the_frame_of_a_wavelet_pair_is_the_later_one():
+    """The two constant frames 1 and 3 differ in the band of time alone."""
+    bands = torch.zeros(1, 8, 2, 2)
+    bands[:, 0], bands[:, 4] = 2.0, -1.0
+    assert torch.equal(last_frame(bands), torch.full((1, 1, 4, 4), 3.0))
