@@ -67,6 +67,15 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else " " for character in text)
 
 
+def duration(seconds: float) -> str:
+    """Format a time in the unit that people would use: "8 s", "12 min", "3.5 hours", "10 days"."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            count = seconds / length
+            return f"{count:.1f} {unit}" if count < 10 and unit != "min" else f"{count:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
 def one_line(text: str, limit: int = 2000) -> str:
     """Join `text` to one line without control characters, truncated to `limit` characters."""
     clean = " ".join(printable(text).split())
