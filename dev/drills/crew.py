@@ -20,8 +20,8 @@ class ForkCrew:
         self._ends: dict[int, Connection] = {}
         self._pids = {worker: self._start(worker) for worker in range(size)}
 
-    def prepare(self, worker: int, specs: Sequence[RunSpec], text: str) -> Connection:
-        return self._send(worker, (specs, text))
+    def prepare(self, worker: int, specs: Sequence[RunSpec], texts: Sequence[str]) -> Connection:
+        return self._send(worker, (specs, texts))
 
     def submit(self, worker: int, chunk: Chunk) -> Connection:
         return self._send(worker, chunk)

@@ -70,7 +70,8 @@ def count_forwards(
     """Target forwards of each image, decoded as one batch."""
     loop = begin(model, requests, decoder, sampling, seed, Spans(model.device), trace=False, rare=True)
     loop.recorder = counter = ForwardCounter(len(requests), model.layout.length)
-    loop.run()
+    for _ in loop.run():
+        pass
     return counter.forwards.tolist()
 
 

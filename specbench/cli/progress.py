@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from specbench.system import console
@@ -27,7 +28,8 @@ class ProgressReporter:
         self.what, self._quick_s = what, quick_s
         self._console = console.stderr()
         self._bar: Bar | None = None
-        self._failed = 0
+        self._failed, self._total = 0, 0
+        self._part, self._last_line = _Part(), time.monotonic()
 
     def start(self, total: int, done: int) -> None:
         self._total, self._done, self._resumed = total, done, done
@@ -36,18 +38,34 @@ class ProgressReporter:
             self.note(f"{done} of {total} {self.what} already done")
         if total > done and console.has_bars(self._console):
             self._bar = _bar(self._console)
-            self._task = self._bar.add_task(self.what, total=total, completed=done)
+            self._task = self._bar.add_task(self.what, total=total, completed=done, ahead="")
             self._bar.start()
 
     def row(self, run_id: str, row: Mapping[str, object]) -> None:
         self._done += 1
         self._failed += row.get("status") == "failed"
+        self._part = _Part()
         if self._bar is not None:
             failed = f" ({self._failed} failed)" if self._failed else ""
-            self._bar.update(self._task, completed=self._done, description=run_id.rpartition("-")[0] + failed)
-        elif console.progress_shown() and time.monotonic() - self._last_line > console.LINE_EVERY_S:
-            self._last_line = time.monotonic()
-            self.note(self._plain())
+            name = run_id.rpartition("-")[0] + failed
+            self._bar.update(self._task, completed=self._done, description=name, ahead=self._ahead())
+        else:
+            self._line(self._plain)
+
+    def part(self, what: str, done: int, total: int, images: int = 0) -> None:
+        if what != self._part.what or total != self._part.total or done < self._part.done:
+            self._part = _Part(what, total, done, time.monotonic())
+        self._part.done, self._part.images = done, images
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self._images_done(), ahead=f"{self._ahead()}; {self._part}")
+        else:
+            self._line(lambda: f"{self._plain()}; {self._part}" if self._total else str(self._part))
+
+    def stopping(self, within_s: float | None) -> None:
+        limit = f"what takes longer than {within_s:.0f} s is dropped" if within_s else "Ctrl-C again stops at once"
+        work = "the warm-up" if not self._total else f"{self._part.images or 1} image(s) in work"
+        ends = f"{work}: {self._part}" if self._part.what else work
+        self.note(f"ending after {ends} ({limit}; finished images are kept)")
 
     def note(self, text: str) -> None:
         console.say(text, self._console)
@@ -58,14 +76,52 @@ class ProgressReporter:
             self._bar = None
         seconds = time.monotonic() - self._started
         if self._done > self._resumed and seconds >= self._quick_s:
-            self.note(f"{self._done - self._resumed} {self.what} in {seconds:.0f} s")
+            self.note(f"{self._done - self._resumed} {self.what} in {console.duration(seconds)}")
+        self._total, self._part = 0, _Part()
+
+    def _line(self, text: Callable[[], str]) -> None:
+        """A plain line, if the last one is old enough."""
+        if console.progress_shown() and time.monotonic() - self._last_line > console.LINE_EVERY_S:
+            self._last_line = time.monotonic()
+            self.note(text())
+
+    def _images_done(self) -> float:
+        """Images done, with the share of those in work."""
+        return self._done + self._part.images * self._part.done / max(self._part.total, 1)
 
     def _plain(self) -> str:
-        seconds = time.monotonic() - self._started
-        rate = (self._done - self._resumed) / seconds
         failed = f", {self._failed} failed" if self._failed else ""
-        left = (self._total - self._done) / rate
-        return f"{self._done}/{self._total} {self.what}{failed}, {rate:.1f} a second, {left:.0f} s left"
+        return f"{self._done}/{self._total} {self.what}{failed}, {self._ahead()}"
+
+    def _ahead(self) -> str:
+        """Pace of the images and the time that is left."""
+        return _ahead(self._images_done() - self._resumed, self._total - self._images_done(), self._started)
+
+
+@dataclass
+class _Part:
+    """What is done of the images in work, or of a warm-up, and since when it is known."""
+
+    what: str = ""
+    total: int = 0
+    first: int = 0
+    since: float = 0.0
+    done: int = 0
+    images: int = 0
+
+    def __str__(self) -> str:
+        ahead = _ahead(self.done - self.first, self.total - self.done, self.since)
+        return f"{self.done}/{self.total} {self.what}, {ahead}"
+
+
+def _ahead(done: float, left: float, since: float) -> str:
+    """Pace of what was `done` since a time, and how long what is left takes at this pace."""
+    seconds = time.monotonic() - since
+    if not done:
+        return f"{console.duration(seconds)} so far"
+    each = seconds / done
+    pace = f"{1 / each:.3g} a second" if each <= 1 else f"{console.duration(each)} each"
+    return f"{pace}, {console.duration(left * each)} left"
 
 
 def _bar(screen: Console) -> Bar:
@@ -76,8 +132,7 @@ def _bar(screen: Console) -> Bar:
         progress.BarColumn(),
         progress.MofNCompleteColumn(),
         progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-        progress.TextColumn("left"),
+        progress.TextColumn("{task.fields[ahead]}"),
     )
     return progress.Progress(*columns, console=screen, transient=True)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -49,6 +49,7 @@ def decode_each(
     seed: int,
     trace: bool = False,
     measure: bool = True,
+    watch: Callable | None = None,
 ) -> Iterator[Outcome]:
     """Decode `requests`, `rows` at a time, and yield each with its image or error as soon as it is complete.
 
@@ -57,16 +58,17 @@ def decode_each(
     Args:
         measure: False yields the stream tokens [N] instead of images, by the same steps; nothing is timed, recorded or
             rendered.
+        watch: called with the committed tokens of the images in work after each step.
     """
     waiting = iter(requests)
     if refills(build(decoder, model)):
         kind = ContinuousBatch if measure else TokenBatch
-        yield from kind(model, waiting, rows, decoder, sampling, seed, trace).run()
+        yield from kind(model, waiting, rows, decoder, sampling, seed, trace, watch).run()
         return
     while batch := list(islice(waiting, rows)):
         rare = len(batch) < rows
         if measure:
-            done = decode(model, batch, decoder, sampling, seed, trace=trace, rare=rare)
+            done = decode(model, batch, decoder, sampling, seed, trace=trace, rare=rare, watch=watch)
         else:
             done = decode_tokens(model, batch, decoder, sampling, seed, trace, rare).cpu().numpy()
         yield from zip(batch, done, strict=True)
@@ -96,7 +98,9 @@ class ContinuousBatch:
         sampling: Sampling,
         seed: int,
         trace: bool,
+        watch: Callable | None = None,
     ):
+        self._watch = watch
         self._model, self._waiting, self._rows, self._seed = model, waiting, rows, seed
         self._decoder, self._sampling, self._trace = decoder, sampling, trace
         self._spans = Spans(model.device)
@@ -114,6 +118,8 @@ class ContinuousBatch:
             start = time.perf_counter()
             self._loop.step(behind)
             committed = to_host(self._loop.committed)
+            if self._watch:
+                self._watch([committed[row] for row in self._in_work])
             self._steps_ms += (time.perf_counter() - start) * 1e3
             if done := [row for row in self._in_work if committed[row] >= length]:
                 yield from self._finish(done)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -143,8 +143,16 @@ class DecodeLoop(Protocol):
     tokens: Tensor
     recorder: Any
 
-    def run(self) -> None:
-        """Decode every row to its end."""
+    def run(self, slot: int = 0) -> Iterator[Tensor]:
+        """Decode every row to its end, and yield the committed tokens, [B] or [B, image rows], after each step.
+
+        Args:
+            slot: stream slot to begin at as if those before it were committed, as a warm-up does.
+        """
+        ...
+
+    def warm_up_slots(self) -> list[int]:
+        """Stream slots, the first one included, from which a few steps meet every form of a step that an image has."""
         ...
 
 

@@ -10,7 +10,8 @@ Continuous batching (`specbench.decoding.continuous_batching`) runs the steps of
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import numpy as np
 import torch
@@ -28,12 +29,17 @@ from specbench.decoding.timing import Spans
 from specbench.decoding.verification.chain_verification import verify_chain
 from specbench.decoding.verification.tree_verification import verify_tree
 from specbench.errors import SpecbenchError
-from specbench.models.interface import Call, CompilableModel, ImageModel, Session
+from specbench.models.interface import Call, CompilableModel, ImageModel, PartedSession, Session
 from specbench.models.transformer.compilation import call_eager
 from specbench.models.transformer.host_sync import to_host
 from specbench.prompts import Request
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import Sampling
+
+WARM_UP_STEPS = 32
+"""Maximum steps of a warm-up; a step of a GPU's new shape is run, captured and replayed in the first three."""
+_LAST_SLOTS = 8
+"""Slots at the end of an image that a warm-up decodes, with windows narrower than the others."""
 
 
 @torch.inference_mode()
@@ -46,6 +52,7 @@ def decode(
     render: bool = True,
     trace: bool = False,
     rare: bool = False,
+    watch: Callable[[Tensor], None] | None = None,
 ) -> list[Generation | SpecbenchError]:
     """Decode `requests` as one batch.
 
@@ -54,6 +61,7 @@ def decode(
         render: whether to decode the tokens into pixels.
         trace: whether to record `Generation.draft_tv` and `draft_top1`; their time is in no span.
         rare: whether batches of this size are too few to compile the decoder for.
+        watch: called with the committed tokens after each step, see `DecodeLoop.run`.
 
     Returns:
         Per request its `Generation`, or the `SpecbenchError` that made this image fail (for example NaN logits); one
@@ -62,7 +70,9 @@ def decode(
     spans = Spans(model.device)
     loop = begin(model, requests, decoder, sampling, seed, spans, trace, rare)
     start = time.perf_counter()
-    loop.run()
+    for committed in loop.run():
+        if watch:
+            watch(committed)
     total_ms = (time.perf_counter() - start) * 1e3
     tokens = loop.tokens[:, : model.layout.length]
     pixels = None
@@ -96,8 +106,36 @@ def decode_tokens(
     loop = begin(model, requests, decoder, sampling, seed, Spans(model.device), trace, rare)
     if not trace:
         loop.recorder = NoRecorder()
-    loop.run()
+    for _ in loop.run():
+        pass
     return loop.tokens[:, : model.layout.length]
+
+
+@torch.inference_mode()
+def warm_up_steps(
+    model: ImageModel,
+    requests: Sequence[Request],
+    decoder: DecoderSpec,
+    sampling: Sampling,
+    seed: int,
+    render: bool = True,
+) -> Iterator[int]:
+    """Run the steps that compile, allocate or load what an image needs, at most `WARM_UP_STEPS`; yields their number
+    after each. `render`: whether to decode tokens into pixels at the end."""
+    batch = model, requests, decoder, sampling, seed, Spans(model.device), False, False
+    loop, done = begin(*batch), 0
+    slots = loop.warm_up_slots()
+    for slot in slots:
+        if slot:
+            del loop  # leaves its cache to the next one, as images do: graphs are captured for its addresses
+            loop = begin(*batch)
+        for _ in islice(loop.run(slot), WARM_UP_STEPS // len(slots)):
+            done += 1
+            yield done
+    tokens, every = loop.tokens[:, : model.layout.length], torch.arange(len(requests), device=model.device)
+    loop.recorder.rows(every, tokens, np.array(model.layout.forced) >= 0, [{}] * len(requests))
+    if render:
+        model.render(model.layout.image_tokens(tokens)).cpu()
 
 
 def begin(
@@ -176,12 +214,19 @@ class Loop:
         self._was_full = False
         self._drafter.begin(Batch(session, target, noise, self.tokens, call))
 
-    def run(self) -> None:
-        """Decode every row to its end."""
-        bounds = CommittedBounds(self._length, self._drafter.window)
+    def run(self, slot: int = 0) -> Iterator[Tensor]:
+        """Decode every row to its end from stream slot `slot`; see `DecodeLoop`."""
+        self.committed = self.committed + slot
+        bounds = CommittedBounds(self._length, self._drafter.window, slot)
         while not bounds.done:
             self.step(bounds.behind)
             bounds.step(self.committed)
+            yield self.committed
+
+    def warm_up_slots(self) -> list[int]:
+        """The first slot, those where more of the cache is read, and the last few, with their narrow windows."""
+        parts = self.session.part_starts() if isinstance(self.session, PartedSession) else []
+        return sorted({0, *parts, max(0, self._length - _LAST_SLOTS)})
 
     def step(self, behind: int) -> None:
         """Queue one step without waiting for the device; every row has committed at least `behind` tokens."""
@@ -251,9 +296,9 @@ class CommittedBounds:
         behind: lower bound on the tokens that the slowest row has committed.
     """
 
-    def __init__(self, length: int, most: int):
-        self.behind = 0
-        self._ahead = 0
+    def __init__(self, length: int, most: int, known: int = 0):
+        """`known`: tokens of every row; a bound as far behind as it may be."""
+        self.behind, self._ahead = max(0, known - most), known
         self._length, self._most = length, most
 
     @property

@@ -10,7 +10,7 @@ is not kept in the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +23,7 @@ from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
 from specbench.errors import SpecbenchError
 from specbench.models.interface import ScatteredSession, TokenLayout
+from specbench.models.transformer.host_sync import to_host
 
 if TYPE_CHECKING:
     from specbench.decoding.build import Method
@@ -64,8 +65,10 @@ class ImageRowLoop:
         """Image rows whose last token has been fed."""
         self.recorder = StepRecorder(rows, self._length, 1, target.forced)
 
-    def run(self) -> None:
-        """Decode all images."""
+    def run(self, slot: int = 0) -> Iterator[Tensor]:
+        """Decode all images, from about the stream slot `slot`; see `DecodeLoop`."""
+        if slot:
+            self._begin_at(slot)
         step = self.count.new_zeros(len(self.count), 1)
         while True:
             with self._spans("draft"):
@@ -82,6 +85,21 @@ class ImageRowLoop:
             with self._spans("verify"):
                 self.recorder.count_forward((self.count < self._width).any(1))
                 self._commit(self._target(logits, positions), columns, step)
+            yield self.count
+
+    def warm_up_slots(self) -> list[int]:
+        """The first slot, with one row, and the middle, with as many rows at once as there can be."""
+        return [0, self._length // 2]
+
+    def _begin_at(self, slot: int) -> None:
+        """Take up the state after about `slot` slots, had every row started as early as it may."""
+        lags, slots = self._plan.lags, self._plan.slots
+        late = lags.cumsum(0) - lags[0]
+        front = slot * (self._width + to_host(late)[-1]) // self._length
+        self.count = (front - late).clamp(0, self._width).expand_as(self.count).clone()
+        self._closed = self.count == self._width
+        known = torch.arange(self._width, device=slots.device) < self.count[..., None]
+        self._fed.scatter_(1, slots.flatten().expand(len(known), -1), known.flatten(1))
 
     def _columns(self, step: Tensor) -> Any:
         """Columns of the `step`-th [B, 1] forward, with `tokens`, `positions` and `aside` as

@@ -188,6 +188,15 @@ class FeatureSession(Session, Protocol):
         ...
 
 
+@runtime_checkable
+class PartedSession(Protocol):
+    """A session whose forwards read whole parts of its cache, each of them another shape."""
+
+    def part_starts(self) -> list[int]:
+        """Stream slots from which a forward reads one more part."""
+        ...
+
+
 class ScatteredSession(Protocol):
     """A session in which stream slots need not be filled from the left."""
 

@@ -33,6 +33,13 @@ class Reporter(Protocol):
     def row(self, run_id: str, row: Mapping[str, object]) -> None:
         """One more row of a run is on disk."""
 
+    def part(self, what: str, done: int, total: int, images: int = 0) -> None:
+        """Less than a row is done: `done` of `total` steps of a warm-up, or tokens of the `images` in work."""
+
+    def stopping(self, within_s: float | None) -> None:
+        """The run was asked to end: it finishes the images in work, those of them that take `within_s` at most. Called
+        from a signal handler."""
+
     def note(self, text: str) -> None:
         """Show a line to the user."""
 
@@ -46,6 +53,10 @@ class SilentReporter:
     def start(self, total: int, done: int) -> None: ...
 
     def row(self, run_id: str, row: Mapping[str, object]) -> None: ...
+
+    def part(self, what: str, done: int, total: int, images: int = 0) -> None: ...
+
+    def stopping(self, within_s: float | None) -> None: ...
 
     def note(self, text: str) -> None: ...
 

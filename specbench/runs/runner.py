@@ -9,7 +9,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 
@@ -28,6 +28,8 @@ from specbench.system.downloads import fetch_all
 
 _MOST_NAMED = 3
 """Disturbances of a measurement that are told one by one."""
+TERMINATION_S = 20.0
+"""Seconds from SIGTERM until images that are unfinished are dropped; schedulers kill 30 s after it."""
 
 
 def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) -> RunSummary:
@@ -80,9 +82,9 @@ def run(
     stores = {spec: RunStore(Path(out) / spec.run_id) for spec in specs}
     for spec, store in stores.items():
         store.check(spec)
-    with ExitStack() as writing, _stop_on_interrupt() as stop:
+    with ExitStack() as writing, _stop_on_signals(reporter) as stop:
         work = {spec: _lock(store, spec, requests, trace, writing) for spec, store in stores.items()}
-        facts = _warm_up(executor, [spec for spec in specs if work[spec]], requests, reporter)
+        facts = _warm_up(executor, [spec for spec in specs if work[spec]], requests, reporter, stop)
         for spec in work:
             if stores[spec].locked:
                 of_run = dict((run_facts or {}).get(spec.run_id, {}))
@@ -93,7 +95,8 @@ def run(
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
         reporter.start(total, summary.resumed)
         writing.callback(reporter.finish)
-        for done in executor.decode(_until(stop, _chunks(executor, work, trace))) if todo else ():
+        chunks = _until(stop, _chunks(executor, work, trace))
+        for done in executor.decode(chunks, reporter.part) if todo else ():
             stores[done.spec].append(done.rows, done.images, done.traces)
             for row in done.rows:
                 summary.count(row)
@@ -119,13 +122,23 @@ def _pending(store: RunStore, requests: Sequence[Request], trace: bool) -> list[
 
 
 def _warm_up(
-    executor: Executor, specs: Sequence[RunSpec], requests: Sequence[Request], reporter: Reporter
+    executor: Executor,
+    specs: Sequence[RunSpec],
+    requests: Sequence[Request],
+    reporter: Reporter,
+    stop: threading.Event,
 ) -> dict[str, object]:
-    """Prepare the executor for the runs that have work left; return facts about it for run.json."""
+    """Prepare the executor for the runs that have work left, until `stop`; return facts about it for run.json."""
     if not specs:
         return {}
     reporter.note(f"warming up {len(specs)} decoder{'s' if len(specs) > 1 else ''}")
-    facts = executor.warm_up(specs, requests[0].text)
+    texts = sorted({request.text for request in requests}, key=len)
+
+    def tell(what: str, done: int, total: int) -> bool:
+        reporter.part(what, done, total)
+        return not stop.is_set()
+
+    facts = executor.warm_up(specs, list(dict.fromkeys((texts[-1], texts[0]))), tell)
     if "compile_s" in facts:
         graphs = f", {facts['graph_bytes'] / 2**20:.0f} MiB of graphs" if "graph_bytes" in facts else ""
         reporter.note(f"compiled steps in {facts['compile_s']:.0f} s ({facts['compiled_forms']} forms{graphs})")
@@ -181,19 +194,28 @@ def announcement(plans: Sequence[Plan]) -> str:
 
 
 @contextmanager
-def _stop_on_interrupt() -> Iterator[threading.Event]:
-    """Set the event at the first Ctrl-C, so that the current row is finished; a second Ctrl-C interrupts at once."""
+def _stop_on_signals(reporter: Reporter) -> Iterator[threading.Event]:
+    """Set the event at the first Ctrl-C or SIGTERM, so that the images in work are finished; after SIGTERM within
+    `TERMINATION_S`. A second Ctrl-C interrupts at once."""
     stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
-    def on_interrupt(_number, _frame):
+    def on_signal(number, _frame):
         stop.set()
-        signal.signal(signal.SIGINT, before)
+        for own in before:
+            signal.signal(own, signal.default_int_handler)
+        if number == signal.SIGTERM:
+            signal.setitimer(signal.ITIMER_REAL, TERMINATION_S)
+        with suppress(RuntimeError):  # a signal in the middle of a write to the same stream
+            reporter.stopping(TERMINATION_S if number == signal.SIGTERM else None)
 
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)

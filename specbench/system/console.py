@@ -95,14 +95,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' if number != 1 else ''}"
 
 
-def duration(seconds: float) -> str:
-    """Format a duration in the unit that people use for it."""
-    for size, unit, most in ((1, "s", 100), (60, "min", 6000), (3600, "h", 2 * 86400)):
-        if seconds < most:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86400:,.0f} days"
-
-
 def say(text: str, screen: Console | None = None) -> None:
     """Print one line for the user; on `screen` where a progress bar is shown there."""
     _print_line(screen or stderr(), one_line(text))
@@ -121,6 +113,15 @@ def show_error(error: SpecbenchError) -> None:
 def printable(text: str) -> str:
     """Replace each control character of `text` by a space."""
     return "".join(character if character.isprintable() else " " for character in text)
+
+
+def duration(seconds: float) -> str:
+    """Format a time in the unit that people would use: "8 s", "12 min", "3.5 hours", "10 days"."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            count = seconds / length
+            return f"{count:.1f} {unit}" if count < 10 and unit != "min" else f"{count:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
 def one_line(text: str, limit: int = 2000) -> str:

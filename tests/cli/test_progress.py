@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specbench.cli import progress
 from specbench.cli.progress import ProgressReporter
 from specbench.errors import SpecbenchError
 from specbench.system import console
@@ -20,6 +21,33 @@ def test_off_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     assert first == "1 of 3 images already done"
     assert lines[0].startswith("2/3 images, ") and lines[1].startswith("3/3 images, 1 failed, ")
     assert last.startswith("2 images in ")
+
+
+def test_within_an_image_the_progress_moves_in_units_for_people(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    reporter = ProgressReporter()
+    reporter.part("steps of the warm-up of sjd (1 of 2)", 1, 32)
+    now[0] = 40
+    reporter.part("steps of the warm-up of sjd (1 of 2)", 5, 32)
+    reporter.start(total=5000, done=0)
+    now[0] += 180
+    reporter.row("emu3-sjd-00000000", {"status": "ok"})
+    for tokens in (900, 1800):
+        now[0] += 20
+        reporter.part("tokens", tokens, 8100, 1)
+    reporter.stopping(None)
+    reporter.stopping(20)
+    assert capsys.readouterr().err.splitlines() == [
+        "5/32 steps of the warm-up of sjd (1 of 2), 10 s each, 4 min left",
+        "1/5000 images, 3 min each, 10 days left",
+        "1/5000 images, 3 min each, 10 days left; 900/8100 tokens, 0.0 s so far",
+        "1/5000 images, 3 min each, 10 days left; 1800/8100 tokens, 45 a second, 2 min left",
+        "ending after 1 image(s) in work: 1800/8100 tokens, 45 a second, 2 min left (Ctrl-C again stops at once; "
+        "finished images are kept)",
+        "ending after 1 image(s) in work: 1800/8100 tokens, 45 a second, 2 min left (what takes longer than 20 s is "
+        "dropped; finished images are kept)",
+    ]
 
 
 def test_quick_work_is_not_mentioned_at_its_end(capsys):

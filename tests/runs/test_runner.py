@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from stored_rows import contents
 
 from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
 from specbench.prompts import requests_for
+from specbench.runs import runner
 from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.run_progress import SilentReporter
@@ -198,7 +200,7 @@ def test_settings_that_do_not_fit_the_model_write_nothing(tmp_path, monkeypatch)
     def refuse(*args, **kwargs):
         raise SpecbenchError("top-k 9 is more than the vocabulary")
 
-    monkeypatch.setattr(local, "decode", refuse)
+    monkeypatch.setattr(local, "warm_up_steps", refuse)
     with pytest.raises(SpecbenchError, match="top-k 9"):
         go(tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -221,6 +223,44 @@ def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(tmp_path, undisturbed):
     assert problem.exit_code == INTERRUPTED and "again to resume" in problem.try_this
     go(tmp_path)
     assert contents(tmp_path) == undisturbed
+
+
+@pytest.mark.parametrize("at", ["warm-up", "image"])
+def test_sigterm_ends_a_run_in_time_and_drops_only_what_is_unfinished(tmp_path, undisturbed, monkeypatch, at):
+    """An image that would take for ever, in a batch of which others are done."""
+    healthy, told = local.StepWatch.__call__, []
+
+    class Told(SilentReporter):
+        rows = 0
+
+        def row(self, run_id, row):
+            self.rows += 1
+
+        def part(self, what, done, total, images=0):
+            if at == "warm-up":
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        def stopping(self, within_s):
+            told.append(within_s)
+
+    def stuck(watch, committed):
+        if reporter.rows >= 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        healthy(watch, committed)
+
+    monkeypatch.setattr(local.StepWatch, "__call__", stuck)
+    monkeypatch.setattr(runner, "TERMINATION_S", 0.3)
+    reporter, start, before = Told(), time.monotonic(), signal.getsignal(signal.SIGTERM)
+    if at == "image":
+        with pytest.raises(KeyboardInterrupt):
+            go(tmp_path, reporter=reporter, batch=2)
+    else:
+        assert go(tmp_path, reporter=reporter, batch=2).problem().exit_code == INTERRUPTED
+    assert time.monotonic() - start < 30 and told == [0.3]
+    assert signal.getsignal(signal.SIGTERM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    monkeypatch.undo()
+    assert go(tmp_path, batch=2).resumed == reporter.rows >= (3 if at == "image" else 0)
 
 
 def test_run_json_says_what_was_run_by_what(tmp_path):

@@ -62,7 +62,8 @@ def step(loop) -> None:
         loop.step(0)
     else:
         _ROWS_AT_WORK.left = 1
-        loop.run()
+        for _ in loop.run():
+            pass
 
 
 def give_host_reads(monkeypatch) -> None:

@@ -20,11 +20,12 @@ class AsyncHostCopy:
     copy is a sync.
     """
 
-    def __init__(self) -> None:
-        self._latest: tuple[list[int], int] | None = None
-        self._pending: tuple[Tensor, int, torch.cuda.Event] | None = None
+    def __init__(self, known: tuple[list[int], float] | None = None):
+        """`known`: numbers and their `when`, if the host knows them already."""
+        self._latest = known
+        self._pending: tuple[Tensor, float, torch.cuda.Event] | None = None
 
-    def latest(self, numbers: Tensor, when: int) -> tuple[list[int], int]:
+    def latest(self, numbers: Tensor, when: float) -> tuple[list[int], float]:
         """Start a copy of `numbers` [n] unless one is pending; returns the latest complete copy and its `when`."""
         if not numbers.is_cuda or self._latest is None:
             self._latest = to_host(numbers), when

@@ -15,7 +15,8 @@ from specbench.models.transformer.attention import use_grouped_attention
 from specbench.models.transformer.compilation import CompiledFunctions, call_eager, compiled_functions
 from specbench.models.transformer.compiled_forward import CompiledStep, compiled_step
 from specbench.models.transformer.forward import ForwardInputs, guide, run_step
-from specbench.models.transformer.kv_cache import CacheExtent, PositionCache, whole_parts
+from specbench.models.transformer.host_sync import to_host
+from specbench.models.transformer.kv_cache import PARTS, CacheExtent, PositionCache, whole_parts
 from specbench.models.transformer.size import whole_blocks
 
 
@@ -253,6 +254,17 @@ class TransformerSession:
     def _readable(self, end: int) -> int:
         """Number of slots to read, at least `end`. A GPU reads whole parts, for few different shapes."""
         return end if self._index.device.type == "cpu" else whole_parts(end, len(self._index))
+
+    def part_starts(self) -> list[int]:
+        """Stream slots from which the widest forward reads one more part of the cache; none where it reads any number.
+        In a batch, rows that are ahead of the slowest one may read a part earlier."""
+        if self._readable(1) == 1:
+            return []
+        last, part = max(to_host(self._last[:, 0])), len(self._index) // PARTS
+        starts = (number * part - last - self._columns + 1 for number in range(1, PARTS))
+        # A tree reads as many slots more as it has columns.
+        end = self._model.layout.length
+        return [min(start, end - 1) for start in starts if 0 < start < end + self._columns]
 
     def _step(
         self,

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Protocol
 
 import numpy as np
+from torch import Tensor
 
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
-from specbench.decoding.loop import decode
+from specbench.decoding.loop import WARM_UP_STEPS, decode, warm_up_steps
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.interface import CompilableModel, ImageModel
 from specbench.models.transformer.compilation import graph_bytes
+from specbench.models.transformer.host_sync import AsyncHostCopy
 from specbench.prompts import Request
 from specbench.specs.run_spec import RunSpec
 from specbench.store.schema import base_row, failed_row, sample_row, trace_row
@@ -22,6 +25,15 @@ from specbench.system import environment
 from specbench.system.monitor import MachineMonitor
 
 WARM_UP_ID = "(warm-up)"
+_FIRST_S, _EVERY_S = 1.0, 0.5
+"""Seconds from the start of an image to the first report of its tokens, and between two."""
+
+Tell = Callable[..., object]
+"""`specbench.runs.run_progress.Reporter.part`."""
+
+
+def _ignore(*_: object) -> bool:
+    return True
 
 
 @dataclass(frozen=True)
@@ -62,8 +74,11 @@ class Executor(Protocol):
     def portion(self, spec: RunSpec) -> int:
         """Number of images per chunk of this run."""
 
-    def warm_up(self, specs: Sequence[RunSpec], text: str) -> dict[str, object]:
-        """Prepare to decode these runs with the text of a prompt; nothing is measured or stored.
+    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _ignore) -> dict[str, object]:
+        """Prepare to decode these runs with texts of prompts, the longest first; nothing is measured or stored.
+
+        Args:
+            tell: takes in the progress; a warm-up ends where it returns False.
 
         Returns:
             Facts about where images will be decoded, for `run.json`.
@@ -72,21 +87,29 @@ class Executor(Protocol):
             SpecbenchError: a decoder's settings do not fit the model, or something it needs is missing.
         """
 
-    def decode(self, chunks: Iterator[Chunk]) -> Iterator[DecodedChunk]:
+    def decode(self, chunks: Iterator[Chunk], tell: Tell = _ignore) -> Iterator[DecodedChunk]:
         """Decode every image of every chunk, in any order, failed ones included; a chunk is taken only when a worker
-        is free."""
+        is free. `tell` takes in the tokens of the images in work, if they are known."""
 
 
-def warm_up(model: ImageModel, specs: Sequence[RunSpec], text: str) -> dict[str, object]:
-    """Decode and discard one batch with each spec. Errors of an image show again in its row; wrong settings are raised.
+def warm_up(
+    model: ImageModel, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _ignore
+) -> dict[str, object]:
+    """Run some steps of each spec. Errors of an image show again in its row; wrong settings are raised.
 
     Returns:
         `compile_s` and `compiled_forms` if anything was compiled, and `graph_bytes` of CUDA graphs on a GPU.
     """
-    for spec in specs:
+    compiles = isinstance(model, CompilableModel) and model.compiles
+    # A GPU's compiled steps have other shapes where a prompt fills more blocks of the cache.
+    works = [(spec, text) for spec in specs for text in (texts if compiles else texts[:1])]
+    for spec, text in works:
+        what = f"steps of the warm-up of {spec.decoder.name} ({specs.index(spec) + 1} of {len(specs)})"
+        request, shared = Request(text, WARM_UP_ID), spec is specs[0]
         try:
-            request = Request(text, WARM_UP_ID)
-            decode(model, [request] * spec.batch, spec.decoder, spec.sampling, spec.seed)
+            given = model, [request] * spec.batch, spec.decoder, spec.sampling, spec.seed
+            if not all(tell(what, done, WARM_UP_STEPS) for done in warm_up_steps(*given, render=shared)):
+                break
         except SpecbenchError as error:
             if error.exit_code in (BAD_INPUT, MISSING_PREREQUISITE):
                 raise
@@ -100,15 +123,33 @@ def warm_up(model: ImageModel, specs: Sequence[RunSpec], text: str) -> dict[str,
     return facts | ({"graph_bytes": graph_bytes()} if model.device.type == "cuda" else {})
 
 
-def decode_chunk(model: ImageModel, chunk: Chunk) -> DecodedChunk:
+class StepWatch:
+    """Tells how many tokens the images in work have, twice a second, without waiting for the device."""
+
+    def __init__(self, tell: Tell, length: int):
+        """`length`: tokens of an image."""
+        self._tell, self._length, self._due = tell, length, time.monotonic() + _FIRST_S
+        self._copy = AsyncHostCopy(known=([], 0.0))
+
+    def __call__(self, committed: Tensor | Sequence[int]) -> None:
+        """Take in the committed tokens by row, after a step."""
+        if (now := time.monotonic()) < self._due:
+            return
+        self._due = now + _EVERY_S
+        counts = self._copy.latest(committed.flatten(), now)[0] if isinstance(committed, Tensor) else committed
+        if counts:
+            self._tell("tokens", sum(counts), len(committed) * self._length, len(committed))
+
+
+def decode_chunk(model: ImageModel, chunk: Chunk, tell: Tell = _ignore) -> DecodedChunk:
     """Decode a chunk, failed images included."""
     started_at = environment.now()
     monitor = MachineMonitor(model.device)
-    outcomes = _decode(model, chunk.spec, chunk.requests, chunk.trace)
+    outcomes = _decode(model, chunk.spec, chunk.requests, chunk.trace, tell)
     return _rows(chunk, outcomes, started_at, monitor.read())
 
 
-def decode_refilled(model: ImageModel, chunks: Iterator[Chunk]) -> Iterator[DecodedChunk]:
+def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], tell: Tell = _ignore) -> Iterator[DecodedChunk]:
     """Decode chunks of one image each, all of one run, with continuous batching; each is yielded when complete."""
     begun: dict[tuple[str, int], tuple[Chunk, str, MachineMonitor]] = {}
 
@@ -122,7 +163,8 @@ def decode_refilled(model: ImageModel, chunks: Iterator[Chunk]) -> Iterator[Deco
         spec, waiting = first.spec, chain([first], chunks)
         settings = spec.batch, spec.decoder, spec.sampling, spec.seed, first.trace
         try:
-            for request, outcome in decode_each(model, requests(waiting), *settings):
+            watch = StepWatch(tell, model.layout.length)
+            for request, outcome in decode_each(model, requests(waiting), *settings, watch=watch):
                 chunk, started_at, monitor = begun.pop(request.key)
                 yield _rows(chunk, [outcome], started_at, monitor.read())
         except Exception:  # one image broke the batch, or each of them fails: decode them one by one
@@ -149,19 +191,19 @@ def _rows(
 
 
 def _decode(
-    model: ImageModel, spec: RunSpec, requests: Sequence[Request], trace: bool
+    model: ImageModel, spec: RunSpec, requests: Sequence[Request], trace: bool, tell: Tell
 ) -> list[Generation | SpecbenchError]:
     """Return each image or its error. If a whole batch fails, its images are decoded one by one."""
     try:
-        rare = len(requests) < spec.batch
-        return decode(model, requests, spec.decoder, spec.sampling, spec.seed, trace=trace, rare=rare)
+        rare, watch = len(requests) < spec.batch, StepWatch(tell, model.layout.length)
+        return decode(model, requests, spec.decoder, spec.sampling, spec.seed, trace=trace, rare=rare, watch=watch)
     except SpecbenchError as error:
         failure = error
     except Exception as error:  # any failure of an image becomes its row
         failure = SpecbenchError(f"{type(error).__name__}: {error}")
     if len(requests) == 1:
         return [failure]
-    return [outcome for request in requests for outcome in _decode(model, spec, [request], trace)]
+    return [outcome for request in requests for outcome in _decode(model, spec, [request], trace, tell)]
 
 
 class LocalExecutor:
@@ -173,12 +215,12 @@ class LocalExecutor:
     def portion(self, spec: RunSpec) -> int:
         return 1
 
-    def warm_up(self, specs: Sequence[RunSpec], text: str) -> dict[str, object]:
-        return warm_up(self.model, specs, text)
+    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _ignore) -> dict[str, object]:
+        return warm_up(self.model, specs, texts, tell)
 
-    def decode(self, chunks: Iterator[Chunk]) -> Iterator[DecodedChunk]:
+    def decode(self, chunks: Iterator[Chunk], tell: Tell = _ignore) -> Iterator[DecodedChunk]:
         for spec, run in groupby(chunks, key=lambda chunk: chunk.spec):
             if spec.batch > 1:
-                yield from decode_refilled(self.model, run)
+                yield from decode_refilled(self.model, run, tell)
             else:
-                yield from (decode_chunk(self.model, chunk) for chunk in run)
+                yield from (decode_chunk(self.model, chunk, tell) for chunk in run)

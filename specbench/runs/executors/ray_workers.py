@@ -20,7 +20,7 @@ from typing import Protocol
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.interface import ImageModel
 from specbench.prompts import Request
-from specbench.runs.executors.local import Chunk, DecodedChunk, decode_chunk, warm_up
+from specbench.runs.executors.local import Chunk, DecodedChunk, Tell, decode_chunk, warm_up
 from specbench.runs.executors.ray_watch import watch
 from specbench.specs.run_spec import RunSpec
 from specbench.store.schema import base_row, failed_row
@@ -58,9 +58,9 @@ class WorkerPool:
     def portion(self, spec: RunSpec) -> int:
         return spec.batch
 
-    def warm_up(self, specs: Sequence[RunSpec], text: str) -> dict[str, object]:
+    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell | None = None) -> dict[str, object]:
         """Wait for the first worker; the others join when ready."""
-        self._preparation = specs, text
+        self._preparation = specs, texts
         self._crew = self._start()
         self._restarts = Counter(dict.fromkeys(range(self._crew.size), self._allowed))
         for worker in range(self._crew.size):
@@ -70,7 +70,7 @@ class WorkerPool:
             facts, _ = self._next()
         return facts | {"workers": self._crew.size}
 
-    def decode(self, chunks: Iterator[Chunk]) -> Iterator[DecodedChunk]:
+    def decode(self, chunks: Iterator[Chunk], tell: Tell | None = None) -> Iterator[DecodedChunk]:
         while True:
             while self._free and (chunk := self._take(chunks)):
                 worker = self._free.pop()
@@ -147,7 +147,7 @@ class WorkerBackend(Protocol):
 
     size: int
 
-    def prepare(self, worker: int, specs: Sequence[RunSpec], text: str) -> Ticket:
+    def prepare(self, worker: int, specs: Sequence[RunSpec], texts: Sequence[str]) -> Ticket:
         """Start loading and warm-up on a worker; `result` returns its facts."""
 
     def submit(self, worker: int, chunk: Chunk) -> Ticket:
@@ -199,8 +199,8 @@ class RayWorkers:
             self.close()
             raise
 
-    def prepare(self, worker: int, specs: Sequence[RunSpec], text: str):
-        return self._actors[worker].prepare.remote(specs, text)
+    def prepare(self, worker: int, specs: Sequence[RunSpec], texts: Sequence[str]):
+        return self._actors[worker].prepare.remote(specs, texts)
 
     def submit(self, worker: int, chunk: Chunk):
         return self._actors[worker].decode.remote(chunk)
@@ -279,12 +279,12 @@ class Worker:
         self._load, self._model = load, None
         sys.path += [folder for folder in path if folder not in sys.path]
 
-    def prepare(self, specs: Sequence[RunSpec], text: str) -> dict[str, object] | SpecbenchError:
+    def prepare(self, specs: Sequence[RunSpec], texts: Sequence[str]) -> dict[str, object] | SpecbenchError:
         """Load the model and warm up; return facts about the machine, or an error text."""
         try:
             if self._model is None:
                 self._model = pickle.loads(self._load)()
-            facts = warm_up(self._model, specs, text)
+            facts = warm_up(self._model, specs, texts)
         except SpecbenchError as error:
             return error
         except Exception as error:  # any error while loading ends the run with one line
