@@ -113,16 +113,19 @@ def score(
     settings: Settings | None = None,
     reporter: ScoreReporter | None = None,
     problems: list[SpecbenchError] | None = None,
+    bundled_only: bool = False,
 ) -> Rows:
     """Score the images of runs; scores that exist are not computed again.
 
     Args:
         runs: run ids, unique beginnings of them, or folders; all runs in `out` if empty.
-        metrics: names; with neither metrics nor protocol, the bundled metrics that apply to the prompts.
+        metrics: names; with neither metrics nor protocol, those of `specbench.metrics.catalog.default_metrics` that
+            apply to the prompts.
         protocol: "sjd" or "cool-sd" adds that protocol's metrics where they apply to the prompts.
         settings: device, batch, reference images, offline.
         reporter: receives progress; silent if None.
         problems: receives why a run could not be scored, instead of this being raised when the others are.
+        bundled_only: with neither metrics nor protocol, only the metrics that need no download.
 
     Returns:
         One dict per score: `run_id, metric, value, low, high, n, fingerprint, identity, images, too_few` (whether the
@@ -141,7 +144,7 @@ def score(
             shown.append(run_images(folder))
         except SpecbenchError as error:
             found.append(error)
-    return _scores(shown, metrics, protocol, settings, reporter, found, problems)
+    return _scores(shown, metrics, protocol, settings, reporter, found, problems, bundled_only)
 
 
 def score_folder(
@@ -152,13 +155,14 @@ def score_folder(
     protocol: str | None = None,
     settings: Settings | None = None,
     reporter: ScoreReporter | None = None,
+    bundled_only: bool = False,
 ) -> Rows:
     """Score images made elsewhere, named `<prompt id>.png` or `<prompt id>-<sample>.png`.
 
     Args:
         images: their folder.
         prompts: the set or file of their prompts.
-        metrics, out, protocol, settings, reporter: as for `score`.
+        metrics, out, protocol, settings, reporter, bundled_only: as for `score`.
 
     Returns:
         As `score` does.
@@ -169,7 +173,7 @@ def score_folder(
     from specbench.metrics.external_images import external_images  # brings pandas and pillow
 
     found = external_images(Path(images), prompt_sets.load_prompts(prompts), Path(out))
-    return _scores([found], metrics, protocol, settings, reporter, [], None)
+    return _scores([found], metrics, protocol, settings, reporter, [], None, bundled_only)
 
 
 def _scores(
@@ -180,6 +184,7 @@ def _scores(
     reporter: ScoreReporter | None,
     found: list[SpecbenchError],
     problems: list[SpecbenchError] | None,
+    bundled_only: bool,
 ) -> Rows:
     """Scores of images, beside those that were `found` to be unreadable; `problems` as for `score`."""
     from specbench.metrics.catalog import find_protocol
@@ -187,7 +192,8 @@ def _scores(
     from specbench.metrics.scoring import joint_problem, score_images
 
     added = find_protocol(protocol) if protocol else ()
-    outcomes = score_images(shown, found, metrics or (() if protocol else None), settings, reporter, added)
+    named = metrics or (() if protocol else None)
+    outcomes = score_images(shown, found, named, settings, reporter, added, bundled_only)
     if found and (problems is None or not outcomes):
         raise joint_problem(found, bool(outcomes))
     if problems is not None:

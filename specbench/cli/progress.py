@@ -168,6 +168,9 @@ class ScoreProgress:
             self._reporter.finish()
             self._reporter = None
 
+    def note(self, text: str) -> None:
+        console.say(text)
+
     def left_out(self, name: str, metric: str, why: str) -> None:
         if why not in self._printed:
             console.say(why)

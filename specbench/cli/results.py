@@ -56,6 +56,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 _Metrics = Annotated[list[str] | None, metric_option("Compute only this metric; may be repeated.")]
+_Bundled = Annotated[bool, switch("--bundled-only", "Compute only the metrics that need no download.")]
 _Protocol = Annotated[str | None, protocol_option("Metrics and settings of a paper: sjd or cool-sd.")]
 _Device = Annotated[str | None, device_option("Torch device of the metrics' networks.", show_default="the best here")]
 _Batch = Annotated[
@@ -84,6 +85,7 @@ def score(
     runs: Runs = None,
     metric: _Metrics = None,
     protocol: _Protocol = None,
+    bundled_only: _Bundled = False,
     device: _Device = None,
     batch: _Batch = None,
     reference: Reference = None,
@@ -97,6 +99,10 @@ def score(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
+    if bundled_only and (metric or protocol):
+        raise SpecbenchError("--bundled-only excludes --metric and --protocol")
+    if quiet:
+        console.show_progress(False)
     names = _metrics_asked_for(metric or (), protocol)
     _check_score(images, prompts, bool(runs), bool(names), against, cross_check, python)
     named = [*(runs or ()), *([against] if against else [])]
@@ -116,6 +122,7 @@ def score(
     settings = Settings(device or best_device(float64=False), batch, reference, offline)
     settings.check()
     options = {"protocol": protocol, "settings": settings, "reporter": None if quiet else ScoreProgress()}
+    options["bundled_only"] = bundled_only
     problems: list[SpecbenchError] = []
     if images is not None:
         rows = api.score_folder(images, prompts, metric or None, out, **options)
@@ -130,7 +137,9 @@ def score(
         _say_drawn(out, named if runs else ())
     _print_scores(rows, bool(against), json)
     if problems:
-        raise joint_problem(problems, others=True)
+        raise joint_problem(problems, others=bool(rows))
+    if not rows and not against:
+        raise SpecbenchError("no score: no metric can be had that scores these prompts", "see: specbench list metrics")
 
 
 def _check_score(
@@ -171,12 +180,8 @@ def _say_drawn(out: str, names: Sequence[str]) -> None:
 
 
 def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> None:
-    if not rows:
-        console.say(
-            "nothing to compare: no images in common, or a metric without paired differences"
-            if differences
-            else "no metric given, and no built-in metric supports these prompts (see: specbench list metrics)"
-        )
+    if not rows and differences:
+        console.say("nothing to compare: no images in common, or a metric without paired differences")
     for warning in dict.fromkeys(f"{row['metric']}: {row['note']}" for row in rows if row.get("note")):
         console.say(warning)
     if as_json:

@@ -139,6 +139,15 @@ PROTOCOLS: Mapping[str, tuple[str, ...]] = {
 compare with numbers of the other. `sjd`: SJD, GSD, SJD++. `cool-sd`: Cool-SD, LANTERN, LANTERN++. The first group
 prints CLIP times 100."""
 
+DEFAULTS = (
+    *PROTOCOLS["sjd"],
+    "geneval[hf-m2f]",
+    *(f"compbench[{part}]" for part in ("blip-vqa", "spatial-owlv2", "3d-spatial-owlv2", "numeracy-owlv2", "clip-b32")),
+    "compbench[3-in-1-owlv2]",
+)
+"""What is computed of models other than `shapes` where no metric is named, each of the prompts that it can score: what
+the papers of protocol `sjd` print, and of the prompts of GenEval and T2I-CompBench++ their own scores."""
+
 
 def metric_names() -> list[str]:
     return sorted({*METRICS, *plugins("metrics")})
@@ -180,6 +189,11 @@ def downloads(names: Iterable[str], settings: Settings | None = None) -> list[Do
         SpecbenchError: something cannot be had.
     """
     return [found for name in names for found in metric(name)(settings).downloads()]
+
+
+def default_metrics(model: str) -> list[str]:
+    """List the metrics of a model's images where none is named."""
+    return bundled_metrics() + (list(DEFAULTS) if model != "shapes" else [])
 
 
 def bundled_metrics() -> list[str]:

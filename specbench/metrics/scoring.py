@@ -25,6 +25,8 @@ from specbench.models.facts import RANDOM
 from specbench.store.parquet_log import ParquetLog
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import KEY, read_meta
+from specbench.system.console import counted
+from specbench.system.downloads import fetch_what_can_be_had
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,14 @@ class Images:
         rows: `prompt_id, sample, prompt, category, meta` (JSON), `path`, what `read` needs besides, and `started_at`,
             which changes whenever the picture may have.
         read: pixels of a row's image, uint8 [H, W, 3].
+        model: name of the model that made them; empty for images from elsewhere.
     """
 
     name: str
     folder: Path
     rows: pd.DataFrame
     read: Callable[..., np.ndarray]
+    model: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,9 @@ class Scored:
 class ScoreReporter:
     """Progress callbacks of scoring; no-ops by default. Implementations must be fast and must not raise."""
 
+    def note(self, text: str) -> None:
+        """Show a line to the user."""
+
     def start(self, name: str, metric: str, total: int, done: int) -> None:
         """`total` images are to be scored by `metric`; `done` of them were before."""
 
@@ -69,7 +76,7 @@ class ScoreReporter:
         """Scoring ended, by completion or by an error."""
 
     def left_out(self, name: str, metric: str, why: str) -> None:
-        """`metric`, which the user did not name, is not computed."""
+        """`metric` is not computed."""
 
 
 def score(
@@ -78,13 +85,15 @@ def score(
     settings: Settings | None = None,
     reporter: ScoreReporter | None = None,
     where_they_fit: Sequence[str] = (),
+    bundled_only: bool = False,
 ) -> list[Scored]:
     """Score the images of run folders and keep the results beside them.
 
     Args:
-        metrics: names; None means every metric that needs nothing from outside but an installed package and can
-            score any of the run's prompts.
+        metrics: names; None means those of `specbench.metrics.catalog.default_metrics`, where they can score any of
+            the run's prompts and can be had.
         where_they_fit: further metrics, which are left out of runs that they cannot score instead of refused.
+        bundled_only: with no metrics, only those that need no download.
 
     Raises:
         SpecbenchError: unknown metric, or one that lacks something. Once all other runs are scored: one that cannot
@@ -92,7 +101,7 @@ def score(
     """
     problems: list[SpecbenchError] = []
     shown = [run_images(folder) for folder in folders]
-    outcomes = score_images(shown, problems, metrics, settings, reporter, where_they_fit)
+    outcomes = score_images(shown, problems, metrics, settings, reporter, where_they_fit, bundled_only)
     if problems:
         raise joint_problem(problems, bool(outcomes))
     return outcomes
@@ -105,6 +114,7 @@ def score_images(
     settings: Settings | None = None,
     reporter: ScoreReporter | None = None,
     where_they_fit: Sequence[str] = (),
+    bundled_only: bool = False,
 ) -> list[Scored]:
     """As `score`, for images from anywhere. The networks of all metrics stay loaded until the last image is scored.
 
@@ -112,26 +122,53 @@ def score_images(
         problems: receives why images were not scored. Only what no images can be scored without is raised.
     """
     reporter = reporter or ScoreReporter()
-    named = metric_catalog.bundled_metrics() if metrics is None else metrics
-    required = _made(named, settings)
-    made = required | _made([name for name in where_they_fit if name not in named], settings)
-    absent = {name: metric.missing_packages() for name, metric in made.items()} if metrics is None else {}
+    bundled = metric_catalog.bundled_metrics()
+    defaults = [bundled if bundled_only else metric_catalog.default_metrics(images.model) for images in shown]
+    by_images = defaults if metrics is None else [metrics] * len(shown)
+    required = _made(metrics or (), settings)
+    made = required | _made([*chain(*by_images), *where_they_fit], settings)
     unfit = [_unfit_for(images, required.values()) for images in shown if metrics is not None]
     if unfit and all(unfit):  # before anything is computed
         raise unfit[0][0]
     problems += chain(*unfit)
+    fitting = []
+    for images, names in zip(shown, by_images, strict=True):
+        wanted = {*names, *where_they_fit, *required}
+        fitting.append({name: one for name, one in made.items() if name in wanted and _fits(images, one)})
+    lacking = _fetch({name: metric for own in fitting for name, metric in own.items()}, settings, reporter, len(shown))
+    if metrics is not None:
+        problems += lacking.values()
     outcomes = []
-    for images in shown:
+    for images, own in zip(shown, fitting, strict=True):
         try:
-            scored = score_together(images, [metric for name, metric in made.items() if not absent.get(name)], reporter)
+            had = [metric for name, metric in own.items() if name not in lacking]
+            outcomes += score_together(images, had, reporter)
         except SpecbenchError as error:
             if error.exit_code == MISSING_PREREQUISITE:  # which other runs lack as well
                 raise
             problems.append(error)
             continue
-        by_metric = {outcome.metric: outcome for outcome in scored}
-        outcomes += [by_metric.get(name) or _left_out(images, name, absent[name][0], reporter) for name in made]
+        outcomes += [_left_out(images, name, lacking[name], reporter) for name in own if name in lacking]
     return outcomes
+
+
+def _fits(images: Images, metric: Metric) -> bool:
+    return any(_accepted(images.rows, metric))
+
+
+def _fetch(
+    metrics: Mapping[str, Metric], settings: Settings | None, reporter: ScoreReporter, runs: int
+) -> dict[str, SpecbenchError]:
+    """Download what metrics need, all of it together; return why some cannot be had."""
+    absent = {name: missing for name, metric in metrics.items() if (missing := metric.missing_packages())}
+    if settings and settings.offline:
+        absent |= {name: missing for name, metric in metrics.items() if (missing := metric.missing())}
+    lacking = {name: SpecbenchError(*missing[0], MISSING_PREREQUISITE) for name, missing in absent.items()}
+    wanted = {name: metric for name, metric in metrics.items() if name not in lacking}
+    if wanted:
+        device = (settings or Settings()).device
+        reporter.note(f"scoring {counted(runs, 'run')} on {device}: {', '.join(wanted)}")
+    return lacking | fetch_what_can_be_had({name: metric.downloads for name, metric in wanted.items()})
 
 
 def _made(names: Iterable[str], settings: Settings | None) -> dict[str, Metric]:
@@ -139,11 +176,10 @@ def _made(names: Iterable[str], settings: Settings | None) -> dict[str, Metric]:
     return {metric.name: metric for metric in (metric_catalog.metric(name)(settings) for name in names)}
 
 
-def _left_out(images: Images, metric: str, problem: tuple[str, str], reporter: ScoreReporter) -> Scored:
-    """Report a metric whose package is not installed."""
-    why, hint = problem
-    reporter.left_out(images.name, metric, f"{why} ({hint})")
-    return Scored(images.name, metric, 0, 0, why)
+def _left_out(images: Images, metric: str, problem: SpecbenchError, reporter: ScoreReporter) -> Scored:
+    """Report a metric that cannot be had."""
+    reporter.left_out(images.name, metric, f"{metric} is left out: {problem}")
+    return Scored(images.name, metric, 0, 0, problem.what)
 
 
 def _unfit_for(images: Images, metrics: Iterable[Metric]) -> list[SpecbenchError]:
@@ -184,7 +220,8 @@ def run_images(folder: Path) -> Images:
     rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
     folder = Path(folder)
     rows = rows.assign(path=[folder / image for image in rows["image"]])
-    return Images(info.run_id, folder, rows, lambda row: read_image(folder, row.image, row.image_sha256))
+    read = lambda row: read_image(folder, row.image, row.image_sha256)  # noqa: E731
+    return Images(info.run_id, folder, rows, read, info.spec.model)
 
 
 def score_with(images: Images, metric: Metric, reporter: ScoreReporter | None = None) -> Scored:
