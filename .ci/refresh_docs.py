@@ -23,8 +23,8 @@ from specbench.cli import build_app
 from specbench.metrics.catalog import METRICS
 from specbench.models.catalog import find_model
 from specbench.models.catalog import models as all_models
-from specbench.models.checkpoint_files import REVISIONS
 from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_downloads import REVISIONS
 from specbench.papers.listing import prompt_rows
 from specbench.papers.table_files import load_table, table_names
 from specbench.prompts import load_prompts

@@ -194,8 +194,9 @@ def _scores(
     added = find_protocol(protocol) if protocol else ()
     named = metrics or (() if protocol else None)
     outcomes = score_images(shown, found, named, settings, reporter, added, bundled_only)
-    if found and (problems is None or not outcomes):
-        raise joint_problem(found, bool(outcomes))
+    scored = any(outcome.skipped is None for outcome in outcomes)
+    if found and (problems is None or not scored):
+        raise joint_problem(found, scored)
     if problems is not None:
         problems += found
     return [

@@ -19,8 +19,8 @@ from specbench.system.downloads import (
     Remote,
     cache_folder,
     digest_of,
-    fetch,
     fetch_all,
+    fetch_file,
     matches,
     offline,
     on_hub_endpoint,
@@ -137,7 +137,7 @@ def missing_file(name: str) -> Download | None:
     remote = replace(on_hub_endpoint(wanted.remote), by_hand=f"or put it into {wanted.path.parent}")
 
     def get(progress: Progress) -> None:
-        fetch(remote, wanted.path, progress)
+        fetch_file(remote, wanted.path, progress)
         _trust(wanted)
 
     return Download(wanted.file, (wanted.file,), size_of(remote), wanted.licence, wanted.path.parent, get)

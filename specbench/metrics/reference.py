@@ -96,7 +96,7 @@ class ReferenceMetric(Metric):
 
     def downloads(self) -> list[Download]:
         own = self.reference.own is not None or self.reference.folder.is_dir()
-        return super().downloads() + ([] if own else public.missing("coco", images=True))
+        return super().downloads() + ([] if own else public.missing_set("coco", images=True))
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return self.reference.fits(meta)

@@ -103,7 +103,7 @@ def score(
     shown = [run_images(folder) for folder in folders]
     outcomes = score_images(shown, problems, metrics, settings, reporter, where_they_fit, bundled_only)
     if problems:
-        raise joint_problem(problems, bool(outcomes))
+        raise joint_problem(problems, any(outcome.skipped is None for outcome in outcomes))
     return outcomes
 
 

@@ -18,7 +18,7 @@ from specbench.models.hub_model import HubModel
 from specbench.papers.reproduce import resolve_cells
 from specbench.papers.table import Table
 from specbench.papers.table_files import load_table, table_names
-from specbench.prompts.public import missing, public_sets
+from specbench.prompts.public import missing_set, public_sets
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import plan_model
 from specbench.system.downloads import Download, fetch_all
@@ -52,9 +52,9 @@ def fetch(
 def downloads_of(name: str, images: bool = False) -> list[Download]:
     """What this disk lacks of all that a name stands for; arguments and errors as of `fetch`."""
     if name in models():
-        return find_model(name).downloads() + missing(name, images)
+        return find_model(name).downloads() + missing_set(name, images)
     if name in prompts.prompt_set_names():
-        return missing(name) + (missing(name, images=True) if images else [])
+        return missing_set(name) + (missing_set(name, images=True) if images else [])
     if name in table_names():
         return table_downloads(load_table(name))
     if name in metric_catalog.metric_names():
@@ -79,7 +79,7 @@ def table_downloads(table: Table) -> list[Download]:
     """What a table needs: models, draft heads, prompts, and the metrics of its columns with their reference images."""
     cells = [cell.values for cell in resolve_cells(table, {}, env={}) if cell.values]
     sets = dict.fromkeys(str(values["prompts"].value) for values in cells)
-    found = [one for name in sets for one in missing(name)]
+    found = [one for name in sets for one in missing_set(name)]
     for model in dict.fromkeys(plan_model(values) for values in cells):
         found += model.downloads()
     decoders = [one for values in cells for one in plan_decoders(values["decoder"].value, values)]

@@ -24,7 +24,7 @@ from specbench.models.catalog import find_model
 from specbench.papers.join import PaperTable, join
 from specbench.papers.table import SCORE, CellSettings, Column, Row, Table, chosen_setting, takes
 from specbench.prompts import load_prompts
-from specbench.prompts.public import missing
+from specbench.prompts.public import missing_set
 from specbench.reporting.plot_data import lower_is_better
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
@@ -216,7 +216,7 @@ def _fetch_prompts(cells: Iterable[PlannedCell], warn: Warn) -> None:
     """Download the prompts of cells; those that cannot be had are missing when their cells are planned."""
     for name in dict.fromkeys(str(cell.values["prompts"].value) for cell in cells if cell.values):
         try:
-            fetch_all(() if offline() else missing(name))
+            fetch_all(() if offline() else missing_set(name))
         except SpecbenchError as problem:
             warn(str(problem))
 

@@ -76,7 +76,7 @@ def default_prompts(model: str) -> str:
 def fetched_prompts(name_or_path: str | Path) -> PromptSet:
     """`load_prompts`, after downloading a public set that is not on this disk."""
     if not offline():
-        fetch_all(public.missing(str(name_or_path)))
+        fetch_all(public.missing_set(str(name_or_path)))
     return load_prompts(name_or_path)
 
 

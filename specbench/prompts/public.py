@@ -33,7 +33,7 @@ from specbench.system.downloads import (
     adopt,
     cache_folder,
     digest_of,
-    fetch,
+    fetch_file,
     matches,
     offline,
 )
@@ -161,7 +161,7 @@ def read_set(found: PublicSet) -> list[Prompt]:
     return prompts
 
 
-def missing(name: str, images: bool = False) -> list[Download]:
+def missing_set(name: str, images: bool = False) -> list[Download]:
     """The download of a public set, or of its reference images; empty where it is on this disk, or `name` is no such
     set.
     """
@@ -183,11 +183,11 @@ def fetch_set(found: PublicSet, progress: Progress | None = None, forbidden: boo
     """Download the missing or damaged files of a set.
 
     Raises:
-        SpecbenchError: see `specbench.system.downloads.fetch`.
+        SpecbenchError: see `specbench.system.downloads.fetch_file`.
     """
     if found.archive is None or os.environ.get(MIRROR):
         for name, remote in found.files.items():
-            fetch(_mirrored(found, remote, name), found.folder / name, progress, forbidden)
+            fetch_file(_mirrored(found, remote, name), found.folder / name, progress, forbidden)
     elif any(not _is_right(found, name) for name in found.files):
         _fetch_from_archive(found, found.archive, progress, forbidden)
     return found.folder
@@ -195,7 +195,7 @@ def fetch_set(found: PublicSet, progress: Progress | None = None, forbidden: boo
 
 def _fetch_from_archive(found: PublicSet, archive: Remote, progress: Progress | None, forbidden: bool) -> None:
     if forbidden or offline() or not _unpack_remote(found, archive, progress):
-        local = fetch(archive, found.folder / "archive.zip", progress, forbidden)
+        local = fetch_file(archive, found.folder / "archive.zip", progress, forbidden)
         _unpack(found, local, local)
         local.unlink()
 
@@ -250,7 +250,7 @@ def fetch_images(
     """Download the reference images of a set, or import them from `source`.
 
     Raises:
-        SpecbenchError: the set has none, the download fails (see `specbench.system.downloads.fetch`), or the archive is
+        SpecbenchError: the set has none, the download fails (see `fetch_file`), or the archive is
             incomplete.
     """
     if found.images is None:
@@ -267,7 +267,7 @@ def fetch_images(
     else:
         published = found.images.archive
         remote = _mirrored(found, published, published.url.rpartition("/")[2])
-        archive = fetch(remote, found.folder / "images.zip", progress, forbidden)
+        archive = fetch_file(remote, found.folder / "images.zip", progress, forbidden)
         _unpack_images(archive, folder)
     if _count(folder) != found.images.count:
         raise SpecbenchError(f"{folder} contains {_count(folder)} images instead of {found.images.count}",

@@ -65,10 +65,11 @@ def transfer(what: str) -> Iterator[Callable[[int, int | None], None]]:
     if not has_bars(terminal):
         yield _transfer_lines(what)
         return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich import progress  # only for progress bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=terminal, transient=True) as bar:
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn())
+    columns = (*columns, progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
+    with progress.Progress(*columns, console=terminal, transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total or None)
 

@@ -162,7 +162,7 @@ def _require_space(downloads: Iterable[Download]) -> None:
             )
 
 
-def fetch(
+def fetch_file(
     remote: Remote,
     target: Path,
     progress: Progress | None = None,

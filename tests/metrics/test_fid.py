@@ -398,7 +398,7 @@ def test_variants_share_no_fingerprint(published, tmp_path):
 def test_coco_is_the_reference_of_coco_prompts_only(published):
     metric = Fid("clean")
     assert metric.accepts(None, {"image": "000000000139.jpg"}) and not metric.accepts("counting", {"include": []})
-    assert "specbench prompts fetch coco --images" in metric.missing()[0][1]
+    assert "specbench fetch coco --images" in metric.missing()[0][1]
 
 
 def test_weights_with_another_digest_are_never_opened(published, monkeypatch):
@@ -409,5 +409,5 @@ def test_weights_with_another_digest_are_never_opened(published, monkeypatch):
 
     with pytest.raises(SpecbenchError) as caught:
         Fid("clean", Settings(offline=True)).embed([torch.zeros(3, 299, 299)])
-    assert caught.value.exit_code == MISSING_PREREQUISITE and "sha256" in caught.value.try_this
+    assert caught.value.exit_code == MISSING_PREREQUISITE and "specbench fetch" in caught.value.try_this
     assert "is not the published file" in Fid("clean").missing()[0][0]

@@ -221,7 +221,7 @@ def test_the_detector_is_named_when_it_is_missing(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "/nonexistent")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     problems = dict(GenEval().missing())
-    assert any(geneval.GENEVAL_REPOSITORY in what and "hf download" in hint for what, hint in problems.items())
+    assert any(geneval.GENEVAL_REPOSITORY in what and "specbench fetch" in hint for what, hint in problems.items())
 
 
 def run_of(out: Path, prompts: list[Prompt], samples: int) -> Path:

@@ -77,11 +77,14 @@ def test_nothing_is_computed_twice_and_another_batch_is_no_other_score(checkpoin
     assert len(read_scores(folder)) == 1
 
 
-def test_without_a_name_nothing_is_downloaded(tmp_path, cli, monkeypatch):
-    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("the network was used"))
+def test_nothing_scored_is_no_success(tmp_path, cli, monkeypatch):
+    monkeypatch.setattr("specbench.system.downloads._open_url", lambda *_: pytest.fail("the network was used"))
     stored_run(tmp_path / "out", PROMPTS)
-    outcome = cli("score", "--out", tmp_path / "out", "--json")
-    assert outcome.code == 0 and json.loads(outcome.out) == [] and "no metric" in outcome.err
+    bundled = cli("score", "--bundled-only", "--out", tmp_path / "out", "--json")
+    assert bundled.code == 2 and json.loads(bundled.out) == [] and "no score" in bundled.err
+    away = cli("score", "--offline", "--out", tmp_path / "out")
+    assert away.code == 2 and "clip[b16+299] is left out: ViT-B-16.pt is not on this disk" in away.err
+    assert away.err.count("is left out") == 2 and "specbench fetch HPS_v2.1_compressed.pt" in away.err
 
 
 def test_against_a_run_the_difference_is_paired(checkpoints, tmp_path, cli):
