@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from torch import Tensor
@@ -76,11 +77,12 @@ def peak(model: ImageModel, decoder: DecoderSpec, sampling: Sampling, batch: int
     length, run = model.layout.length, Loop.run
     routes.cache_clear()
 
-    def ends(loop: Loop) -> None:
+    def ends(loop: Loop) -> Iterator[Tensor]:
         window = loop.tokens.shape[1] - length
         for behind in (*range(length - window, length), *range(STEPS)):
             loop.committed.fill_(behind)
             loop.step(behind)
+            yield loop.committed
 
     Loop.run, StepRecorder.collects = ends, False
     try:
