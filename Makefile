@@ -113,7 +113,7 @@ drills: $(VENV)/.dev ## Kill runs 200 times and more, and feed 10,000 hostile in
 
 RELEASE_PYTHONS ?= $(PYTHON)
 release-matrix: ## Try the last commit on fresh machines (an hour; PyTorch from the network); writes results/release
-	$(PYTHON) dev/release/matrix.py $(RELEASE_PYTHONS:%=--python %) --packages-of $(PYTHON)
+	$(PYTHON) dev/release/matrix.py $(RELEASE_PYTHONS:%=--python %) --packages-of $(PYTHON) --lowest-of $(PYTHON)
 
 clean: ## Remove .venv and caches, never results
 	rm -rf $(VENV) $(HPSV2_VENV) .pytest_cache .ruff_cache .hypothesis build dist

@@ -5,7 +5,8 @@
 Everything happens in a temporary folder whose path has spaces and letters that are not ASCII, from a clone of the last
 commit. Every Python gets `make demo`, `make test` of a selection (`--all-tests` for all) and a demo and report without
 network. The wheel and the source distribution are installed by each Python of `--packages-of` into empty environments,
-with the newest versions of everything. Extras are installed one at a time over the wheel's environment, so that torch
+with the newest versions of everything; for each of `--lowest-of` the tests of models run with the lowest versions that
+pyproject.toml allows. Extras are installed one at a time over the wheel's environment, so that torch
 is downloaded once. Rows of results/release/matrix.json are replaced by new ones of the same Python and step; the exit
 code is 1 if a step fails. Needs network, 8 GB of disk where pip takes a torch with CUDA, and the right to make network
 namespaces (`unshare`).
@@ -123,6 +124,25 @@ def try_offline(matrix: Matrix, what: str, specbench: Path, folder: Path) -> Non
         ("doctor", ("doctor",)),
     ):
         matrix.step(f"{what}: {name} without network", [*OFFLINE, specbench, *arguments], folder)
+
+
+def try_lowest(matrix: Matrix, python: str, folder: Path, clone: Path, jobs: str) -> None:
+    """The tests of models with the lowest version of every dependency that pyproject.toml allows."""
+    environment, lowest = folder / "lowest", folder / "lowest.txt"
+    binary = environment / "bin" / "python"
+    lowest.write_text("".join(f"{name}=={bound}\n" for name, bound in lowest_of(clone).items()))
+    matrix.step("lowest: environment", [python, "-m", "venv", environment], folder)
+    if not matrix.step("lowest: pip install", [binary, *PIP_INSTALL, "--constraint", lowest, f"{clone}[dev]"], folder):
+        return
+    fit_torchvision(matrix, "lowest", environment, folder)
+    matrix.step("lowest: versions", [environment / "bin" / "specbench", "--version"], folder)
+    matrix.step("lowest: tests of models", [binary, "-m", "pytest", "-n", jobs, "tests/models"], clone)
+
+
+def lowest_of(clone: Path) -> dict[str, str]:
+    """The lower bound of every dependency, by name."""
+    wanted = tomllib.loads((clone / "pyproject.toml").read_text())["project"]["dependencies"]
+    return dict(requirement.split(">=") for requirement in wanted)
 
 
 def try_packages(matrix: Matrix, python: str, folder: Path, clone: Path, tests: Sequence[str]) -> None:
@@ -249,6 +269,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", action="append", default=[], help="interpreter for make demo and make test")
     parser.add_argument("--packages-of", action="append", default=[], help="interpreter for wheel, sdist and extras")
+    parser.add_argument("--lowest-of", action="append", default=[], help="interpreter for the lowest dependencies")
     parser.add_argument("--all-tests", action="store_true", help="run the whole suite instead of a selection")
     parser.add_argument("--jobs", default="auto", help="processes of the tests")
     parser.add_argument("--out", type=Path, default=RESULT, help="file of the result")
@@ -257,6 +278,7 @@ def main() -> int:
     rows = [
         *try_pythons(given.python, given.out, lambda *places: try_checkout(*places, tests)),
         *try_pythons(given.packages_of, given.out, lambda *places: try_packages(*places, tests)),
+        *try_pythons(given.lowest_of, given.out, lambda *places: try_lowest(*places, given.jobs)),
     ]
     failed = [row for row in rows if not row["passed"]]
     for row in failed:

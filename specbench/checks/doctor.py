@@ -78,13 +78,27 @@ def _packages() -> list[dict[str, str]]:
     rows = []
     for requirement in metadata.requires("specbench") or ():
         name = re.split(r"[\s<>=!~;\[(]", requirement, maxsplit=1)[0]
-        if "extra ==" in requirement or name == "torch":
+        if "extra ==" in requirement:
             continue
         try:
-            rows.append(_row(name, OK, metadata.version(name)))
+            here = metadata.version(name)
+            if _older(here, requirement):
+                fix = f"pip install --upgrade '{requirement}'"
+                rows.append(_row(name, MISSING, f"{here} is older than specbench works with ({requirement})", fix))
+            elif name != "torch":  # its own row says more
+                rows.append(_row(name, OK, here))
         except metadata.PackageNotFoundError:
-            rows.append(_row(name, MISSING, f"not installed (needed: {requirement})", f"pip install '{requirement}'"))
+            if name != "torch":
+                detail = f"not installed (needed: {requirement})"
+                rows.append(_row(name, MISSING, detail, f"pip install '{requirement}'"))
     return rows
+
+
+def _older(here: str, requirement: str) -> bool:
+    """Whether an installed version is below the lower bound of a requirement such as "torch>=2.8"."""
+    bound = re.search(r">=\s*([\d.]+)", requirement)
+    numbers = [list(map(int, re.findall(r"\d+", text)[:3])) for text in (here, bound[1] if bound else "0")]
+    return numbers[0] < numbers[1]
 
 
 def _torch() -> dict[str, str]:

@@ -30,8 +30,12 @@ def add_to(app: typer.Typer) -> None:
 
 def merge(folders: _Shards = None, out: Out = "results", quiet: Quiet = False, json: Json = False) -> None:
     from specbench.store.merge_shards import merge_runs
+    from specbench.store.run_folders import same_but_for_threads
+    from specbench.store.run_info import read_info
 
     merged = merge_runs(folders or (), out)
+    for text in same_but_for_threads({one.folder.name: read_info(one.folder).spec.identity() for one in merged}):
+        console.warn(text)
     if not quiet:
         for one in merged:
             console.say(f"{one.folder.name}: images copied: {one.copied}, in all: {one.rows}")

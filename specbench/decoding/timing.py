@@ -12,13 +12,13 @@ class Spans:
     """Sums of milliseconds by name. On CUDA, events are recorded and read once, at the end."""
 
     def __init__(self, device: torch.device):
-        self._kind = _Events if device.type == "cuda" else _Clock
+        self._device = device
         self._spans: dict[str, _Events | _Clock] = {}
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
         """Time the block; blocks of different names may be nested."""
         if name not in self._spans:
-            self._spans[name] = self._kind()
+            self._spans[name] = _Events(self._device) if self._device.type == "cuda" else _Clock()
         return self._spans[name]
 
     def totals_ms(self) -> dict[str, float]:
@@ -45,7 +45,8 @@ class _Clock(AbstractContextManager[None]):
 class _Events(AbstractContextManager[None]):
     """Time of a CUDA device."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._total_ms = 0.0
         self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
@@ -60,7 +61,7 @@ class _Events(AbstractContextManager[None]):
 
     def total_ms(self) -> float:
         if self._pairs:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self._device)
             self._total_ms += sum(first.elapsed_time(last) for first, last in self._pairs)
             self._pairs.clear()
         return self._total_ms

@@ -22,7 +22,7 @@ import pyarrow as pa
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.stats import Difference, Estimate, mean_difference, mean_interval
 from specbench.system.downloads import Download
-from specbench.system.torch_device import require_device
+from specbench.system.torch_device import use_device
 
 # Imports inside functions: torch and downloads, not for `list metrics`.
 
@@ -45,7 +45,7 @@ class Settings:
 
     def check(self) -> None:
         """Raise a SpecbenchError if the device does not exist here or there is no such reference folder."""
-        require_device(self.device)
+        use_device(self.device)
         if self.reference is not None and not self.reference.is_dir():
             raise SpecbenchError(f"reference folder {self.reference} does not exist")
 
@@ -259,12 +259,23 @@ def paired_features(
 
 def fingerprint(metric: Metric) -> str:
     """Digest a metric's identity to eight hex digits."""
-    return _digest(metric, metric.identity())
+    return _digest(metric, whole_identity(metric))
 
 
 def feature_fingerprint(metric: Metric) -> str:
     """Digest all that makes a metric's features to eight hex digits."""
-    return _digest(metric, metric.feature_identity())
+    return _digest(metric, {**metric.feature_identity(), **_precision(metric)})
+
+
+def whole_identity(metric: Metric) -> dict[str, str]:
+    """Describe a metric's identity with the arithmetic of the device that computed its features."""
+    return {**metric.identity(), **_precision(metric)}
+
+
+def _precision(metric: Metric) -> dict[str, str]:
+    """How CUDA computed float32: before this was part of the identity, convolutions did so in TF32."""
+    settings = getattr(metric, "settings", None)  # a plug-in may have none
+    return {"float32": "without TF32"} if settings and settings.device.startswith("cuda") else {}
 
 
 def _digest(metric: Metric, identity: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from specbench.system.environment import available_cores
+from specbench.system.limits import available_cores
 
 T, R = TypeVar("T"), TypeVar("R")
 BATCHES_AHEAD = 2

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import Metric, column_difference, feature_fingerprint, fingerprint
+from specbench.metrics.base import Metric, column_difference, feature_fingerprint, fingerprint, whole_identity
 from specbench.metrics.catalog import METRICS
 from specbench.stats import Difference, Estimate, difference_to_show, without_few
 from specbench.store.parquet_log import ParquetLog
@@ -188,7 +188,7 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
     """Compute and write the run's scores from the stored features of the images in `wanted`, which holds their key
     and `started_at`."""
     features = image_features(folder, metric).merge(wanted[[*KEY, "started_at"]], on=[*KEY, "started_at"])
-    digest, identity = fingerprint(metric), json.dumps(dict(metric.identity()), sort_keys=True)
+    digest, identity = fingerprint(metric), json.dumps(whole_identity(metric), sort_keys=True)
     rows = [
         {
             "metric": item.name,

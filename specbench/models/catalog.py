@@ -17,7 +17,7 @@ from specbench.models.hub_model import HubModel
 from specbench.models.transformer.size import Size, llama_size
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
-from specbench.system.torch_device import require_device
+from specbench.system.torch_device import check_decoding_device, use_device
 
 if TYPE_CHECKING:
     from specbench.models.interface import ImageModel
@@ -234,8 +234,9 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
         SpecbenchError: unknown name; exit code 5 when its weights or the device are missing.
     """
     info = find_model(model) if isinstance(model, str) else model
+    check_decoding_device(device)
     info.require_weights()
-    require_device(device)
+    use_device(device)
     if isinstance(info, HubModel):
         from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
 

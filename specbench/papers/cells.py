@@ -277,9 +277,8 @@ def _machines(row: Row, measured: Measured) -> str:
 
 
 def _processors(call: Invocation) -> list[str]:
-    """Accelerators of an invocation, or its CPU if there was none."""
-    machine = call.hardware
-    return [str(name) for name in dict.fromkeys(machine.get("gpus") or [machine.get("cpu")])]
+    """The GPU of an invocation, or its CPU where that decoded."""
+    return call.gpus or [str(call.hardware.get("cpu"))]
 
 
 def _words(text: str) -> frozenset[str]:

@@ -39,9 +39,10 @@ def disturbances(rows: Sequence[Mapping]) -> list[str]:
     if busy and any(row["latency_ms"] is not None for row in rows):
         cores = number(max(busy), 1)
         said.append(
-            f"The machine was not idle: other processes used up to {cores} cores on average during a run, so latencies "
-            "are too long and speed-ups uncertain; repeat on a quiet machine."
+            f"The machine was not idle: other processes took up to {cores} of the cores needed, on average during a "
+            "run, so latencies are too long and speed-ups uncertain; repeat on a quiet machine."
         )
+    said += [f"{_name(row)}: {'; '.join(row['gpu_disturbed'])}." for row in rows if row.get("gpu_disturbed")]
     return said
 
 

@@ -38,8 +38,8 @@ def mismatched_for_steps(info: RunInfo, baseline: RunInfo, other: str = "AR") ->
 def configuration(info: RunInfo) -> str:
     """Format the settings that change only the speed of AR, for example "float32, 2 threads"."""
     spec = info.spec
-    threads = f"{spec.threads} thread{'s' if spec.threads != 1 else ''}"
-    return ", ".join([spec.dtype, threads, *(["compiled"] if spec.compiled else [])])
+    threads = [f"{count} thread{'s' * (count != 1)}"] if (count := spec.identity().get("threads")) else []
+    return ", ".join([spec.dtype, *threads, *(["compiled"] if spec.compiled else [])])
 
 
 def _mismatched(info: RunInfo, baseline: RunInfo, free: Container[str], other: str) -> list[str]:
@@ -47,15 +47,18 @@ def _mismatched(info: RunInfo, baseline: RunInfo, free: Container[str], other: s
     return [
         f"{name} ({_short(mine[name])}, {other} {_short(theirs[name])})"
         for name in mine
-        if name not in free and mine[name] != theirs[name]
+        if name in theirs and name not in free and mine[name] != theirs[name]
     ]
 
 
 def _fields(info: RunInfo) -> dict[str, object]:
     spec = info.spec
-    fields = {name: getattr(spec, name) for name in (*_WORK, *_CONFIGURATION)} | {"mode": spec.mode or "latency"}
+    identity = spec.identity()
+    fields = {name: identity.get(name) for name in (*_WORK, *_CONFIGURATION)} | {"mode": spec.mode or "latency"}
     fields["compiled"] = "yes" if spec.compiled else "no"
     fields |= {name: getattr(spec.sampling, name) for name in _SAMPLING}
+    if fields["threads"] is None:  # on a GPU
+        del fields["threads"]
     return fields | {"hardware": " and ".join(info.machines)}
 
 

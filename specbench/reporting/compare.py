@@ -11,13 +11,13 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specbench import stats
 from specbench.errors import GATE, SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics.base import Settings, fingerprint
+from specbench.metrics.base import Settings, fingerprint, whole_identity
 from specbench.metrics.score_store import difference, read_scores, stored_difference
 from specbench.reporting.columns import MISSING, TOO_FEW, between, number, stall_note
 from specbench.reporting.comparability import mismatched_fields, mismatched_for_steps
@@ -158,10 +158,11 @@ def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) ->
     if name not in metric_catalog.metric_names():
         return _row(name, note="no paired difference is defined for this metric")
     try:
-        metric = metric_catalog.metric(name)(settings)
+        on = {"device": "cuda"} if "float32" in json.loads(score["identity"]) else {}
+        metric = metric_catalog.metric(name)(replace(settings or Settings(), **on))
         if fingerprint(metric) != score["fingerprint"]:
             return _row(
-                name, note=f"scored with a different {_fields_that_differ(score['identity'], metric.identity())}"
+                name, note=f"scored with a different {_fields_that_differ(score['identity'], whole_identity(metric))}"
             )
         found = difference(b, a, metric)
     except SpecbenchError as error:

@@ -11,7 +11,8 @@ logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`; of traced images `
 draft_top1`), the comparison with AR (`speedup, speedup_low, speedup_high, step_ratio, window_cost, overhead,
 speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
 speedup_fastest_high, fastest_ar`; bounds are None below `FEW_UNITS` prompts), `stalled` (number of images that stalled,
-with the slowest of them, ms), `disturbed` (cores that other processes used on average while the images were decoded),
+with the slowest of them, ms), `disturbed` (needed cores that other processes took on average while the images were
+decoded), `gpu_disturbed` (where there were: other processes on the GPU and clocks held back, in words),
 `scores` (a list of dicts `metric, value, low, high, n, fingerprint, too_few`: whether the bounds are None for want of
 prompts), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False where the images have
 changed since), `drawn` (of runs of a part of their prompt set: which, in words),
@@ -26,7 +27,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -44,11 +44,12 @@ from specbench.specs.run_spec import RunSpec
 from specbench.specs.tree_paths import columns_fed
 from specbench.store.run_audits import images_fingerprint, read_audit
 from specbench.store.run_folders import runs_in
-from specbench.store.run_info import RunInfo, spec_json
+from specbench.store.run_info import RunInfo, identity_json
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
 from specbench.store.token_sums import SUMS
 from specbench.system.json_values import nonfinite_as_text
+from specbench.system.monitor import gpu_disturbances, taken_cores
 
 _COLUMNS = (
     *("status", "nfe", "batch", "tested", "accepted", *SUMS.names),
@@ -150,7 +151,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "nfe": stats.nfe(rows),
         "step_compression": stats.step_compression(rows),
         **latencies(rows),
-        "disturbed": _other_cores(run.folder) if len(rows) <= _MOST_READINGS else None,
+        **_disturbances(run.folder if len(rows) <= _MOST_READINGS else None),
         "latency_e2e_ms": stats.latency_e2e_ms(rows),
         "step_ms": stats.step_ms(rows),
         "throughput": stats.throughput(rows) if spec.batch > 1 else None,
@@ -183,11 +184,13 @@ def latencies(rows: pd.DataFrame) -> dict[str, object]:
     }
 
 
-def _other_cores(folder: Path) -> float | None:
-    """Cores that other processes used on average; None where it was not measured."""
-    readings = chain.from_iterable(rows["machine"].to_pylist() for rows in RunStore(folder).batches(["machine"]))
-    found = [cores for text in readings if text and (cores := json.loads(text).get("other_cores")) is not None]
-    return sum(found) / len(found) if found else None
+def _disturbances(folder: Path | None) -> dict[str, object]:
+    """Needed cores that other processes took on average, and what disturbed the GPU; None where not measured."""
+    batches = RunStore(folder).batches(["machine"]) if folder else ()
+    readings = [json.loads(text) for rows in batches for text in rows["machine"].to_pylist() if text]
+    cores = [taken for one in readings if (taken := taken_cores(one)) is not None]
+    found = {"disturbed": sum(cores) / len(cores) if cores else None}
+    return found | ({"gpu_disturbed": said} if (said := gpu_disturbances(readings)) else {})
 
 
 def _roofline(rows: pd.DataFrame, floor: Mapping | None) -> dict[str, object]:
@@ -216,8 +219,9 @@ def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None
 
 
 def setting(spec: RunSpec) -> dict:
-    """Settings shared by the rows of one table: the run spec without model, decoder and draft head."""
-    return {name: value for name, value in spec_json(spec).items() if name not in ("decoder", "head_sha256", "model")}
+    """Settings shared by the rows of one table: what makes the run, without model, decoder and draft head."""
+    left_out = ("decoder", "head_sha256", "model")
+    return {name: value for name, value in identity_json(spec).items() if name not in left_out}
 
 
 def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None) -> str:

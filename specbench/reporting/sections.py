@@ -22,6 +22,7 @@ from specbench.reporting.columns import (
     part_columns,
     score_columns,
 )
+from specbench.store.run_folders import same_but_for_threads
 
 READING = (
     "speed-up = step compression / (window cost x overhead), "
@@ -74,9 +75,24 @@ def circumstances(rows: Sequence[Mapping], parts: bool = True) -> list[str]:
     """
     machines = dict.fromkeys(line for row in rows for line in row["environment"])
     floors = dict.fromkeys(_floor(row["floor"]) for row in rows if row["floor"])
+    parts_of_one = same_but_for_threads({row["run_id"]: _makes(row) for row in rows})
     wrong = dict.fromkeys(f"Roofline: {row['roofline_note']}." for row in rows if row.get("roofline_note"))
     few = [FEW_PROMPTS] if lacks_interval(rows, parts) else []
-    return few + [f"Measured on {line}." for line in machines] + list(floors) + list(wrong) + _load(rows)
+    return (
+        few
+        + [f"Measured on {line}." for line in machines]
+        + list(floors)
+        + list(wrong)
+        + [
+            *(f"{text}." for text in parts_of_one),
+            *_load(rows),
+        ]
+    )
+
+
+def _makes(row: Mapping) -> dict[str, object]:
+    """What makes a run, from its row."""
+    return {**row["setting"], **{name: row[name] for name in ("model", "decoder", "label", "options")}}
 
 
 def lacks_interval(rows: Sequence[Mapping], parts: bool = True) -> bool:
@@ -121,14 +137,14 @@ def _heading(runs: Sequence[Mapping]) -> str:
     parts = [f"prompts {setting['prompts']}" + (f" ({drawn})" if drawn else ""), f"seed {setting['seed']}"]
     parts += [f"guidance {sampling['guidance']:g}", f"temperature {sampling['temperature']:g}"]
     parts += [f"top-k {sampling['top_k']}" if sampling["top_k"] else "no top-k"]
-    threads = f"{setting['threads']} thread{'s' if setting['threads'] != 1 else ''}"
+    threads = setting.get("threads")
     parts += [f"top-p {sampling['top_p']:g}"] if sampling["top_p"] < 1 else []
     parts += [row["processors"]] if row.get("processors") else []
     parts += [f"entropy scale {sampling['entropy_scale']:g}"] if sampling.get("entropy_scale") else []
     parts += [
         setting["dtype"],
         setting["device"],
-        threads,
+        *([f"{threads} thread{'s' * (threads != 1)}"] if threads else []),
         *(["compiled"] if setting.get("compiled") else []),
         f"batch {setting['batch']}",
     ]

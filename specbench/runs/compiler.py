@@ -9,6 +9,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from specbench.system.torch_device import emulates_bfloat16
+
 MODES = ("auto", "on", "off")
 QUOTING_TORCH = (2, 14)
 """First version of torch that quotes the path of its libraries for the linker."""
@@ -23,6 +25,24 @@ def should_compile(mode: str, device: str) -> tuple[bool, str | None]:
         return False, None
     reason = missing(device)
     return reason is None, f"--compile {mode}: {reason}; running eagerly" if reason else None
+
+
+def settle_precision(asked: str | None, default: str, mode: str, device: str) -> tuple[str, bool, tuple[str, ...]]:
+    """Decide number format and compilation on `device`; returns them and the notes on what cannot be had.
+
+    Args:
+        asked: number format that the user wants; None for the model's `default`.
+    """
+    dtype = asked or default
+    if not emulates_bfloat16(device):
+        compiled, note = should_compile(mode, device)
+        return dtype, compiled, (note,) if note else ()
+    # torch compiles no step in emulated bfloat16, and for the oldest of these GPUs none at all.
+    dtype = asked or ("float32" if default == "bfloat16" else default)
+    compiled, note = should_compile(mode, device) if mode == "on" and dtype != "bfloat16" else (False, None)
+    how = f"decoding in {dtype}{'' if compiled else ', eagerly'}"
+    half = "; --dtype float16 needs half the memory" if dtype == "float32" and not asked else ""
+    return dtype, compiled, (*((note,) if note else ()), f"{device} has no bfloat16 of its own: {how}{half}")
 
 
 def missing(device: str) -> str | None:

@@ -13,6 +13,7 @@ from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.preparation import load_for_run
 from specbench.runs.settings import Value
+from specbench.system import console
 
 
 def generate_images(captions: Sequence[str], values: Mapping[str, Value]) -> list[Generation]:
@@ -33,10 +34,13 @@ def generate_images(captions: Sequence[str], values: Mapping[str, Value]) -> lis
     sampling = plan_sampling(info, values)
     info.check_prompts(Prompt(text_id(text), text) for text in captions)
     device = values["device"].value
-    compiled, refusal = compiler.should_compile(values["compile"].value, device)
-    if refusal:
-        raise SpecbenchError(refusal, "omit compile", MISSING_PREREQUISITE)
-    model = load_for_run(info, device, values["dtype"].value, values["threads"].value, compiled)
+    compile_mode = values["compile"].value
+    dtype, compiled, unmet = compiler.settle_precision(values["dtype"].value, info.dtype, compile_mode, device)
+    if unmet and compile_mode == "on" and not compiled:
+        raise SpecbenchError(unmet[0], "omit compile", MISSING_PREREQUISITE)
+    for note in unmet:
+        console.warn(note)
+    model = load_for_run(info, device, dtype, values["threads"].value, compiled)
     requests = [Request(text, text_id(text)) for text in captions]
     images = decode(model, requests, planned.spec, sampling, values["seed"].value, trace=values["trace"].value)
     for image in images:

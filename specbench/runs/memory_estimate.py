@@ -31,7 +31,6 @@ columns, a number of blocks of cache): one `target` each, minus what torch share
 from __future__ import annotations
 
 import math
-import os
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -43,6 +42,7 @@ from specbench.runs.decoder_args import with_window
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.specs.tree_paths import columns_fed
+from specbench.system.limits import available_memory
 
 ASSUMED_PROMPT_TOKENS = 256
 """Assumed prompt length in elements; the families use up to about 130."""
@@ -174,10 +174,7 @@ def free_memory(device: str) -> int | None:
         import torch  # takes seconds
 
         return torch.cuda.mem_get_info(device)[0] if torch.cuda.is_available() else None
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return None
+    return available_memory()
 
 
 def largest_batch(needs: Iterable[Footprint], free: int) -> int:

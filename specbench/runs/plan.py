@@ -27,8 +27,8 @@ from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos
 from specbench.system.downloads import Download
-from specbench.system.environment import available_cores
-from specbench.system.torch_device import check_device_name
+from specbench.system.limits import available_cores
+from specbench.system.torch_device import check_decoding_device
 
 RUN_ORIGINS = (
     "model",
@@ -201,9 +201,9 @@ def make_plan(
         chosen = tuple(drawing.of(prompts))
         _check_images(len(chosen), value["samples"], shard)
     _require_files(model, decoders, chosen, tried)
-    sampling, dtype, device = plan_sampling(model, values), value["dtype"] or model.dtype, value["device"]
-    check_device_name(device)
-    compiled, refusal = compiler.should_compile(value["compile"], device)
+    sampling, device = plan_sampling(model, values), value["device"]
+    check_decoding_device(device)
+    dtype, compiled, unmet = compiler.settle_precision(value["dtype"], model.dtype, value["compile"], device)
     out = Path(value["out"]) / shard_folder(*shard)
     with tried:
         check_writable(out)
@@ -226,7 +226,7 @@ def make_plan(
         out=out,
         trace=value["trace"],
         settings=values,
-        notes=tuple(note for note in (refusal, model.size_note) if note),
+        notes=(*unmet, *filter(None, [model.size_note])),
         workers=workers,
         mode=run_mode(value["mode"], value["batch"], workers, device),
         shard=shard,

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import torch
 
@@ -21,7 +22,7 @@ from specbench.runs.run_progress import Reporter
 from specbench.runs.window_tuning import tune_window
 from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_name
 from specbench.specs.run_spec import RunSpec
-from specbench.store.run_folders import find_runs_like, without_options
+from specbench.store.run_folders import find_runs_like, read_infos, same_but_for_threads, without_options
 from specbench.store.run_info import describe_point
 from specbench.system import plugins
 from specbench.system.device_peaks import find_peak
@@ -109,7 +110,19 @@ def specs_to_run(
             found |= {"commits": plan.model.commits, "file_digests": plan.model.file_digests}
             found |= {"processors": processors, "drawn": plan.drawn}
             facts[spec.run_id] = {name: value for name, value in found.items() if value} | _roofline(plan)
+    for text in _twins(plans[0].out, specs):
+        reporter.note(text)
     return specs, facts
+
+
+def _twins(out: Path, specs: Sequence[RunSpec]) -> list[str]:
+    """Stored runs from which new ones differ in their threads alone: a node with other cores meant to resume them."""
+    new = {spec.run_id: spec.identity() for spec in specs if not (out / spec.run_id).exists()}
+    try:
+        stored = {info.run_id: info.spec.identity() for info in read_infos(out).values()} if new else {}
+    except SpecbenchError:  # a damaged run that is none of this call's
+        return []
+    return [text for text in same_but_for_threads(stored | new) if stored and any(name in text for name in new)]
 
 
 def _roofline(plan: Plan) -> dict[str, object]:

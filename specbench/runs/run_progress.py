@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
-from specbench.system.monitor import BUSY_CORES
+from specbench.system.monitor import BUSY_CORES, gpu_disturbances, taken_cores
 
 SLOW = 1.25
 """Minimum ratio of an outlier to the median step."""
@@ -131,16 +131,15 @@ def timing_warnings(ms_per_step: Sequence[float], machines: Sequence[dict]) -> l
     slow = outliers(steps)
     if slow.any():
         times = steps[slow].max() / np.median(steps)
-        worst = max((float(machines[index].get("other_cores") or 0) for index in np.flatnonzero(slow)), default=0.0)
-        company = f", while other processes used up to {worst:.1f} cores" if worst > BUSY_CORES else ""
+        worst = max((taken_cores(machines[index]) or 0.0 for index in np.flatnonzero(slow)), default=0.0)
+        company = f", while other processes took up to {worst:.1f} of its cores" if worst > BUSY_CORES else ""
         said.append(
             f"{slow.sum()} of {len(steps)} images took up to {times:.1f} times the usual time per step{company}"
         )
-    others = [float(one["other_cores"]) for one in machines if one.get("other_cores") is not None]
+    others = [cores for one in machines if (cores := taken_cores(one)) is not None]
     if others and np.mean(others) > BUSY_CORES:
-        said.append(f"other processes used {np.mean(others):.1f} cores on average")
-    if sharing := max((int(one.get("gpu_others") or 0) for one in machines), default=0):
-        said.append(f"{sharing} other processes computed on the GPU")
+        said.append(f"other processes took {np.mean(others):.1f} of its cores on average")
+    said += gpu_disturbances(machines)
     clocks = [float(one["gpu_mhz"]) for one in machines if one.get("gpu_mhz")]
     if clocks and min(clocks) < STEADY_CLOCK * max(clocks):
         said.append(

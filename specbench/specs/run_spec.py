@@ -32,7 +32,8 @@ class Sampling:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Full specification of a run; two runs are the same iff their `digest` agrees.
+    """Full specification of a run; two runs are the same iff their `digest` agrees, which on a GPU leaves out which one
+    it is and the threads of its host.
 
     `prompts` is a set's name or a file; `prompts_sha256` its content. `head_sha256` is the digest of the draft head's
     files, None for decoders without one. `mode` is "throughput" if images decoded one at a time shared the machine with
@@ -68,9 +69,17 @@ class RunSpec:
             "sampling": {name: value for name, value in asdict(self.sampling).items() if value is not None}
         }
 
+    def identity(self) -> dict[str, object]:
+        """`content` without what may differ between the invocations of a run."""
+        content = self.content()
+        if self.device.startswith("cuda"):
+            content["device"] = "cuda"
+            del content["threads"]
+        return content
+
     def canonical(self) -> str:
-        """Canonical JSON of `content` with sorted keys; input of the hash."""
-        return json.dumps(self.content(), sort_keys=True, separators=(",", ":"))
+        """Canonical JSON of `identity` with sorted keys; input of the hash."""
+        return json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
 
     @property
     def digest(self) -> str:

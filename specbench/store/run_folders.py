@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,6 +73,9 @@ def find_runs_like(out: Path | str | Mapping[Path, RunInfo], **fields: object) -
         SpecbenchError: a damaged `run.json`.
     """
     infos = out if isinstance(out, Mapping) else read_infos(out)
+    if str(fields.get("device")).startswith("cuda"):  # its number and the threads of its host make no other run
+        fields = {name: value for name, value in fields.items() if name not in ("device", "threads")}
+        infos = {folder: info for folder, info in infos.items() if info.spec.device.startswith("cuda")}
     return {folder: info for folder, info in infos.items() if _agrees(info.spec, fields)}
 
 
@@ -86,6 +90,25 @@ def _agrees(found: object, wanted: object) -> bool:
 def without_options(decoder: DecoderSpec, *names: str) -> dict[str, object]:
     """The part of a decoder that leaves the named options open, for `find_runs_like`."""
     return {**vars(decoder), "options": {name: value for name, value in decoder.options if name not in names}}
+
+
+def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """Runs that are parts or repetitions of one, decoded with other numbers of CPU threads, a sentence for each.
+
+    Args:
+        runs: by run id, what makes it (`RunSpec.identity`); on a GPU there are no threads in it.
+    """
+    groups: dict[str, dict[str, object]] = {}
+    for name, content in runs.items():
+        rest = {key: value for key, value in content.items() if key != "threads"}
+        if content.get("threads") is not None:
+            groups.setdefault(json.dumps(rest, sort_keys=True, default=str), {})[name] = content["threads"]
+    return [
+        " and ".join(f"{name} ({threads})" for name, threads in sorted(group.items()))
+        + " are the same but for threads; --threads N makes them one run"
+        for group in groups.values()
+        if len(group) > 1
+    ]
 
 
 def read_infos(out: Path | str) -> dict[Path, RunInfo]:

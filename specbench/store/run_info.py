@@ -43,7 +43,8 @@ class Invocation:
         started_at, finished_at: UTC, ISO 8601; `finished_at` is None until the call ends in order.
         versions: of Python and packages, None where one is not installed.
         git: `revision` and `dirty` of the checkout.
-        hardware: `platform, cpu, cores, memory_gib, gpus`.
+        hardware: `platform, cpu, cores, memory_gib, gpus`, the last being all that torch sees.
+        device, threads: where it decoded; None in files of before, whose `RunSpec` tells.
         load: load average at the start.
         compile_s, compiled_forms, graph_bytes: seconds of compilation, compiled functions, bytes of captured CUDA
             graphs; None where nothing was compiled.
@@ -61,6 +62,8 @@ class Invocation:
     compiled_forms: int | None = None
     graph_bytes: int | None = None
     workers: int | None = None
+    device: str | None = None
+    threads: int | None = None
     finished_at: str | None = None
     drawn: str | None = None
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
@@ -71,8 +74,8 @@ class Invocation:
         if not all(isinstance(content[name], dict) for name in ("versions", "git", "hardware")):
             raise TypeError("invocation")
         list(content["hardware"].get("gpus") or ())
-        if not isinstance(content.get("drawn"), str | None):
-            raise TypeError("drawn")
+        if not isinstance(content.get("drawn"), str | None) or not isinstance(content.get("device"), str | None):
+            raise TypeError("drawn or device")
         float(content.get("load") or 0)
         known = {name: content.get(name) for name in _names(cls)}
         return cls(**known, stored=content)
@@ -84,13 +87,24 @@ class Invocation:
     @property
     def environment(self) -> str:
         """Hardware, versions and revision as the line printed under tables."""
-        return describe_machine(self.hardware, self.versions, self.git)
+        others = len(self.hardware.get("gpus") or ()) - 1
+        beside = f" (and {others} more)" if others > 0 else ""
+        return describe_machine(
+            {**self.hardware, "gpus": [f"{gpu}{beside}" for gpu in self.gpus]}, self.versions, self.git
+        )
+
+    @property
+    def gpus(self) -> list[str]:
+        """The GPU that decoded; empty where the CPU did. Workers have one each, so that each finds it first."""
+        seen = list(map(str, self.hardware.get("gpus") or ()))
+        kind, _, number = (self.device or "cuda").partition(":")
+        return (seen[int(number or 0) :] or seen)[:1] if kind == "cuda" else []
 
     @property
     def machine(self) -> str:
-        """Platform, processor, cores and accelerators as one line: equal lines mean comparable latencies."""
+        """Platform, processor, cores and the GPU that decoded as one line: equal lines mean comparable latencies."""
         platform, cpu, cores = (self.hardware.get(name) or "unknown" for name in ("platform", "cpu", "cores"))
-        return ", ".join([str(platform), str(cpu), core_count(cores), *map(str, self.hardware.get("gpus") or ())])
+        return ", ".join([str(platform), str(cpu), core_count(cores), *self.gpus])
 
 
 @dataclass
@@ -130,6 +144,8 @@ class RunInfo:
 
     def __post_init__(self) -> None:
         self.run_id = self.run_id or self.spec.run_id
+        for call in self.invocations:
+            call.device, call.threads = call.device or self.spec.device, call.threads or self.spec.threads
 
     @classmethod
     def from_json(cls, content: Mapping[str, object]) -> RunInfo:
@@ -258,6 +274,13 @@ def spec_json(spec: RunSpec) -> dict[str, object]:
     return nonfinite_as_text({**spec.content(), "decoder": decoder_json(spec.decoder)})
 
 
+def identity_json(spec: RunSpec) -> dict[str, object]:
+    """The part of `spec_json` that makes two runs the same."""
+    identity = spec.identity()
+    kept = {name: value for name, value in spec_json(spec).items() if name in identity}
+    return kept | {"device": identity["device"]}
+
+
 def decoder_json(decoder: DecoderSpec) -> dict[str, object]:
     """A decoder as in `run.json`."""
     return nonfinite_as_text({**vars(decoder), "options": dict(decoder.options)})
@@ -265,7 +288,7 @@ def decoder_json(decoder: DecoderSpec) -> dict[str, object]:
 
 def check_same_run(folder: Path, stored: RunInfo, spec: RunSpec) -> None:
     """Refuse a run folder, described by `stored`, that holds another run than `spec`."""
-    there, here = _flat(spec_json(stored.spec)), _flat(spec_json(spec))
+    there, here = _flat(identity_json(stored.spec)), _flat(identity_json(spec))
     differing = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
     if differing:
         name = differing[0]

@@ -95,7 +95,8 @@ class RunStore:
             facts: fields of `specbench.store.run_info.RunInfo` determined by this invocation, for example `origins`.
         """
         info = self.info() if (self.folder / RUN_JSON).exists() else RunInfo(spec)
-        call = Invocation.from_json({**provenance, "finished_at": None})
+        where = {"device": spec.device, "threads": spec.threads}
+        call = Invocation.from_json({**provenance, **where, "finished_at": None})
         info = replace(info, invocations=[*info.invocations, call], **(facts or {}))
         self._write_info(self._upgraded(info))
         self._made, self._began = [], True

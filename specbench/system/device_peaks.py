@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.system.downloads import cache_folder
@@ -167,7 +168,7 @@ def device_name(device: str) -> str:
 def _measure(device: str, dtype) -> tuple[dict[int, float], float]:
     import torch
 
-    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    wait = partial(torch.cuda.synchronize, device) if device.startswith("cuda") else lambda: None
     speeds = {}
     for mib in COPIES_MIB:
         source = torch.ones(mib * 2**20, dtype=torch.uint8, device=device)
@@ -186,7 +187,7 @@ def measure_products(device: str, dtype, columns: Sequence[int] = COLUMNS, side:
 
     from specbench.system.matrix_products import product  # imports torch
 
-    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    wait = partial(torch.cuda.synchronize, device) if device.startswith("cuda") else lambda: None
     count = max(1, COPIES_MIB[-1] * 2**20 // (side * side * dtype.itemsize))
     weights = [torch.ones(side, side, dtype=dtype, device=device) for _ in range(count)]
     speeds = {}

@@ -12,16 +12,12 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
+from specbench.system.limits import available_cores
 from specbench.system.version import __version__
 
 BUILD_RECORD = Path(__file__).with_name("build.json")
 """Added to wheels and source distributions by `dev/release/build_hook.py`; absent in a checkout."""
 _PACKAGES = ("torch", "transformers", "numpy", "pandas", "pyarrow", "safetensors")
-
-
-def available_cores() -> int:
-    """Number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def now() -> str:
@@ -79,13 +75,15 @@ def _recorded_state() -> dict[str, object] | None:
 
 
 def hardware() -> dict[str, object]:
-    """CPU model, cores available to this process, memory and GPUs. Equal dicts mean comparable latencies."""
+    """CPU model, cores available to this process, memory, GPUs, and where there are any, whether they use TF32."""
+    gpus = _gpus()
     return {
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cores": available_cores(),
         "memory_gib": _memory_gib(),
-        "gpus": _gpus(),
+        "gpus": gpus,
+        **({"tf32": _allows_tf32()} if gpus else {}),
     }
 
 
@@ -137,13 +135,18 @@ def _output(*command: str) -> str | None:
 
 
 def _cpu_model() -> str | None:
+    """Name of the processor. Linux on ARM tells it through lscpu alone; Python on a Mac knows "arm" for all of them."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+        known = _model_name(Path("/proc/cpuinfo").read_text())
     except OSError:
-        pass
-    return platform.processor() or None
+        known = None
+    known = known or _model_name(_output("lscpu") or "") or _output("sysctl", "-n", "machdep.cpu.brand_string")
+    return known or platform.processor() or platform.machine() or None
+
+
+def _model_name(table: str) -> str | None:
+    lines = (line.partition(":") for line in table.splitlines() if line.lower().startswith("model name"))
+    return next((name.strip() for _, _, name in lines if name.strip() != "-"), None)
 
 
 def _memory_gib() -> float | None:
@@ -151,6 +154,11 @@ def _memory_gib() -> float | None:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (ValueError, OSError, AttributeError):
         return None
+
+
+def _allows_tf32() -> bool:
+    backends = sys.modules["torch"].backends
+    return backends.cudnn.allow_tf32 or backends.cuda.matmul.allow_tf32
 
 
 def _gpus() -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 BUSY_CORES = 0.25
-"""Cores used by other processes on average above which latencies count as disturbed."""
+"""Cores taken by other processes on average above which latencies count as disturbed."""
 
 
 class MachineMonitor:
@@ -18,21 +19,23 @@ class MachineMonitor:
 
     def __init__(self, device: object = "cpu"):
         """`device`: a torch device or its name; NVIDIA GPUs are queried through NVML."""
-        self._gpu = _gpu(str(device))
+        self._gpu, self._needed = _gpu(str(device)), _threads() if str(device) == "cpu" else 1
         self._started, self._busy, self._own = time.perf_counter(), _busy_s(), time.process_time()
 
     def read(self) -> dict[str, object]:
         """Return the available measurements.
 
-        Keys: `host`; `other_cores`, cores used by other processes on average; `cpu_mhz`, mean over cores now; and of
-        an NVIDIA GPU `gpu_mhz, gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (why the driver holds its clock back, a list) and
-        `gpu_others`, other processes computing on it.
+        Keys: `host`; `other_cores`, cores used by other processes on average, of those that this process may use;
+        `taken_cores`, those of them that this process has threads for, on a GPU one; `cpu_mhz`, mean over cores now;
+        and of an NVIDIA GPU `gpu_mhz, gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (why the driver holds its clock back, a
+        list) and `gpu_others`, other processes computing on it.
         """
         seconds = max(time.perf_counter() - self._started, 1e-9)
         busy, own = _busy_s(), time.process_time() - self._own
         found: dict[str, object] = {"host": platform.node()}
         if busy is not None and self._busy is not None:
-            found["other_cores"] = round(max(0.0, busy - self._busy - own) / seconds, 2)
+            found["other_cores"] = others = round(max(0.0, busy - self._busy - own) / seconds, 2)
+            found["taken_cores"] = round(max(0.0, others - max(0, len(_cores()) - self._needed)), 2)
         found["cpu_mhz"] = _cpu_mhz()
         if self._gpu is not None:
             found |= _gpu_facts(self._gpu)
@@ -54,19 +57,44 @@ def joules(device: object) -> float | None:
 
 def others_at_work(machine: Mapping[str, object]) -> str | None:
     """Other users of the machine in one reading of `MachineMonitor`, in words; None if it was idle otherwise."""
-    if (cores := float(machine.get("other_cores") or 0)) > BUSY_CORES:
-        return f"other processes used {cores:.1f} cores"
-    if sharing := int(machine.get("gpu_others") or 0):
-        return f"{sharing} other processes computed on the GPU"
-    return None
+    if (cores := taken_cores(machine) or 0) > BUSY_CORES:
+        return f"other processes took {cores:.1f} of the cores needed"
+    return next(iter(gpu_disturbances([machine])), None)
+
+
+def taken_cores(machine: Mapping[str, object]) -> float | None:
+    """Needed cores that others used during a reading of `MachineMonitor`; older readings tell all that others used."""
+    cores = machine.get("taken_cores", machine.get("other_cores"))
+    return None if cores is None else float(cores)
+
+
+def gpu_disturbances(machines: Sequence[Mapping[str, object]]) -> list[str]:
+    """What disturbed a GPU during readings of `MachineMonitor`, one sentence each."""
+    said = []
+    if sharing := max((int(one.get("gpu_others") or 0) for one in machines), default=0):
+        said.append(f"{sharing} other process{'es' * (sharing > 1)} computed on the GPU")
+    if slowed := [one["gpu_slowed"] for one in machines if one.get("gpu_slowed")]:
+        reasons = ", ".join(sorted({str(reason) for reasons in slowed for reason in reasons}))
+        said.append(f"the driver held the GPU's clock back ({reasons}) in {len(slowed)} of {len(machines)} readings")
+    return said
+
+
+def _threads() -> int:
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else 1
+
+
+def _cores() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _busy_s() -> float | None:
-    """Core-seconds of the machine spent neither idle nor waiting for disks."""
+    """Core-seconds that the cores of this process spent neither idle nor waiting for disks."""
     try:
-        fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
-        user, nice, system, _idle, _wait, *interrupts = map(int, fields[:8])
-        return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
+        fields = [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
+        own = {f"cpu{core}" for core in _cores()}
+        counts = [list(map(int, counts[:8])) for name, *counts in fields if name in own]
+        return sum(sum(one[:3]) + sum(one[5:]) for one in counts) / os.sysconf("SC_CLK_TCK") if counts else None
     except (OSError, ValueError):
         return None
 

@@ -40,6 +40,46 @@ def require_device(device: str) -> None:
         )  # fmt: skip
 
 
+def check_decoding_device(device: str) -> None:
+    """Raise a SpecbenchError for a name that no machine has, and for mps, on which no decoder runs."""
+    check_device_name(device)
+    if device == "mps":
+        raise SpecbenchError("--device mps: decoding needs float64, which mps does not have", "use --device cpu")
+
+
+def use_device(device: str) -> None:
+    """Require a device, make a CUDA device with a number the current one, and keep float32 free of TF32.
+
+    Events, streams and allocations that name no device go to the current one. TF32 is on for convolutions unless it is
+    turned off, and for matrix products where the environment says so.
+
+    Raises:
+        SpecbenchError: as `require_device`.
+    """
+    require_device(device)
+    if not device.startswith("cuda"):
+        return
+    import torch
+
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    if ":" in device:
+        torch.cuda.set_device(device)
+
+
+def emulates_bfloat16(device: str) -> bool:
+    """Whether a CUDA device that is here computes bfloat16 by way of float32, as those before Ampere do."""
+    if not device.startswith("cuda"):
+        return False
+    import torch
+
+    index = int(device.partition(":")[2] or 0)
+    if not torch.cuda.is_available() or index >= torch.cuda.device_count():
+        return False
+    with torch.cuda.device(index):
+        return not torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def best_device(float64: bool = True) -> str:
     """Name the fastest kind of torch device available: "cuda", "mps" or "cpu".
 

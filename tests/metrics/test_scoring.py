@@ -414,3 +414,13 @@ def test_metrics_and_a_protocol_read_each_picture_once(tmp_path, monkeypatch):
     rows = api.score(metrics=["means"], out=tmp_path, protocol="sjd")
     assert len(reads) == len(set(reads)) == 3
     assert {row["metric"].partition(":")[0] for row in rows} == {"means", "shapes-detector"}
+
+
+def test_scores_of_features_computed_on_a_gpu_say_that_float32_was_not_tf32():
+    from specbench.metrics.base import Settings, feature_fingerprint, fingerprint, whole_identity
+    from specbench.metrics.catalog import metric
+
+    cpu, cuda = (metric("shapes-detector")(Settings(device)) for device in ("cpu", "cuda:1"))
+    assert whole_identity(cpu) == dict(cpu.identity())
+    assert whole_identity(cuda) == {**cpu.identity(), "float32": "without TF32"}
+    assert fingerprint(cpu) != fingerprint(cuda) and feature_fingerprint(cpu) != feature_fingerprint(cuda)

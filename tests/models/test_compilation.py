@@ -256,6 +256,14 @@ def test_graphs_are_told_from_other_memory(monkeypatch):
     assert graph_bytes() == 34
 
 
+def test_an_allocator_without_an_account_of_its_memory_tells_nothing(monkeypatch):
+    def refuse():
+        raise RuntimeError("cudaMallocAsync does not yet support snapshot")
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", refuse)
+    assert graph_bytes() is None
+
+
 def test_what_cannot_be_compiled_is_said_in_one_line(monkeypatch):
     def broken(step, **_):
         def call(buffers, fed):

@@ -159,7 +159,7 @@ def test_other_hardware_is_named_and_no_time_is_called_different(joined):
     ],
 )
 def test_hardware_is_the_paper_s_only_where_every_word_of_it_is_there(tmp_path, printed, gpus, same):
-    assert same_hardware(printed, Run(folder(tmp_path, SJD, sjd(1), gpus=gpus))) is same
+    assert same_hardware(printed, Run(folder(tmp_path, changed(SJD, device="cuda"), sjd(1), gpus=gpus))) is same
 
 
 CHANGES = {

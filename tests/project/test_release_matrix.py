@@ -61,3 +61,16 @@ def test_the_exit_code_says_that_a_step_failed(program, tmp_path, monkeypatch, c
     assert [row["passed"] for row in json.loads((tmp_path / "matrix.json").read_text())["rows"]] == [False]
     monkeypatch.setattr(program, "try_checkout", lambda matrix, *_: matrix.step("x", ["true"], tmp_path))
     assert program.main() == 0
+
+
+def test_the_lowest_versions_are_those_of_the_declared_dependencies(program, tmp_path, monkeypatch):
+    lowest = program.lowest_of(ROOT)
+    assert lowest["transformers"] == "5.0" and lowest["torch"] == "2.8" and len(lowest) > 10
+    found = []
+    monkeypatch.setattr(program.Matrix, "step", lambda self, name, command, folder: not found.append((name, command)))
+    monkeypatch.setattr(program, "fit_torchvision", lambda *_: None)
+    program.try_lowest(program.Matrix("3.99.0"), sys.executable, tmp_path, ROOT, "2")
+    steps = dict(found)
+    assert "transformers==5.0\n" in (tmp_path / "lowest.txt").read_text()
+    assert tmp_path / "lowest.txt" in steps["lowest: pip install"] and f"{ROOT}[dev]" in steps["lowest: pip install"]
+    assert steps["lowest: tests of models"][-1] == "tests/models"

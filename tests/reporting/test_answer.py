@@ -85,7 +85,9 @@ def test_a_window_that_is_not_free_says_what_a_free_one_would_bring():
 def test_the_machine_is_remarked_upon():
     found = answer([AR | {"stalled": {"images": 1, "slowest_ms": 8000.0}, "disturbed": 1.8}])
     assert "1 of 9 images stalled" in found[0] and "8.00 s" in found[0] and "0.30 s" in found[0]
-    assert "up to 1.8 cores" in found[1]
+    assert "took up to 1.8 of the cores needed" in found[1]
+    [said] = answer([AR | {"gpu_disturbed": ["the driver held the GPU's clock back (heat) in 2 of 9 readings"]}])
+    assert "clock back (heat) in 2 of 9 readings" in said
 
 
 def test_the_verdict_needs_the_corrected_p_value():

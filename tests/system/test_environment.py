@@ -20,7 +20,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @pytest.fixture
 def installed(tmp_path) -> Path:
     """The modules that tell the version, copied out of the checkout."""
-    for name in ("__init__.py", "system/__init__.py", "system/version.py", "system/environment.py"):
+    for name in ("__init__.py", "system/__init__.py", "system/version.py", "system/limits.py", "system/environment.py"):
         (tmp_path / "specbench" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(PACKAGE / name, tmp_path / "specbench" / name)
     return tmp_path
@@ -67,3 +67,25 @@ def test_a_checkout_says_its_own_commit_and_a_foreign_one_around_it_is_not_asked
     assert f"git {head[:10]}, " in said_by(installed)
     (installed / "specbench" / "system" / "version.py").write_text('__version__ = "9.9"\n')
     assert said_by(installed).startswith(f"specbench 9.9, git {head[:10]} with changes, ")
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "programs", "processor", "expected"),
+    [
+        ("model name\t: AMD EPYC 9654\n", {}, "x86_64", "AMD EPYC 9654"),
+        ("CPU part\t: 0xd4f\n", {"lscpu": "Architecture: aarch64\nModel name:  Neoverse-V2\n"}, "", "Neoverse-V2"),
+        ("CPU part\t: 0xd40\n", {"lscpu": "Model name: -\n"}, "", "aarch64"),
+        (None, {"sysctl": "Apple M4 Max"}, "arm", "Apple M4 Max"),
+    ],
+)
+def test_every_processor_has_a_name(cpuinfo, programs, processor, expected, monkeypatch):
+    def read(path, *arguments, **options):
+        if cpuinfo is None:
+            raise FileNotFoundError(path)
+        return cpuinfo
+
+    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(environment, "_output", lambda program, *_: programs.get(program))
+    monkeypatch.setattr(environment.platform, "processor", lambda: processor)
+    monkeypatch.setattr(environment.platform, "machine", lambda: "aarch64")
+    assert environment.hardware()["cpu"] == expected

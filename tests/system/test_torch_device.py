@@ -1,12 +1,18 @@
 """Device names: invalid ones and devices that are not here are refused in one short line, by every command."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
+from specbench import api
+from specbench.decoding.timing import Spans
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.base import Settings
 from specbench.models.catalog import load_model
-from specbench.system.torch_device import check_device_name, require_device
+from specbench.runs import compiler
+from specbench.system import device_peaks, environment
+from specbench.system.torch_device import check_device_name, require_device, use_device
 
 
 @pytest.mark.parametrize("name", ["nope", "CPU", "cpu:0", "mps:1", "cuda:", "cuda:-1", "", "x" * 5000])
@@ -28,3 +34,107 @@ def test_a_device_that_is_not_here_is_a_missing_prerequisite(monkeypatch):
     with pytest.raises(SpecbenchError, match=r"cuda:2: torch .* finds no such device") as refused:
         require_device("cuda:2")
     assert refused.value.exit_code == MISSING_PREREQUISITE
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    """Two fake CUDA cards: the calls of torch.cuda that name one, in order."""
+    calls: list[tuple[str, object]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name in ("set_device", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda device=None, name=name: calls.append((name, device)))
+    return calls
+
+
+def test_a_card_with_a_number_becomes_the_current_one_before_anything_is_loaded(cards, monkeypatch):
+    def load(info, device, dtype):
+        assert cards == [("set_device", "cuda:1")]
+        raise SpecbenchError("loaded")
+
+    monkeypatch.setattr("specbench.models.catalog.ModelInfo.load", load)
+    with pytest.raises(SpecbenchError, match="loaded"):
+        load_model("shapes", "cuda:1")
+    cards.clear()
+    Settings("cuda").check()
+    assert cards == []
+
+
+def test_spans_wait_for_their_own_card(cards, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    spans = Spans(torch.device("cuda:1"))
+    with spans("target"):
+        pass
+    assert spans.totals_ms() == {"target": 5.0} and cards == [("synchronize", torch.device("cuda:1"))]
+
+
+class Event:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        pass
+
+    def elapsed_time(self, other):
+        return 5.0
+
+
+def test_a_measurement_of_a_card_waits_for_it(cards, monkeypatch):
+    """Its tensors are on the CPU here, whatever device they are asked for."""
+    honest = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *size, device, **options: honest(*size, **options))
+    monkeypatch.setattr(device_peaks, "_SECONDS", 0)
+    monkeypatch.setattr(device_peaks, "COPIES_MIB", (1,))
+    monkeypatch.setattr(torch, "mm", lambda *_, **__: None)
+    monkeypatch.setattr(torch, "empty_like", lambda tensor: tensor.clone() if tensor.ndim == 1 else tensor)
+    monkeypatch.setattr(device_peaks, "MachineMonitor", lambda device: type("", (), {"read": lambda self: {}})())
+    monkeypatch.setattr(device_peaks, "measure_products", lambda *_: {})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"card of {device}")
+    peak = device_peaks.measure_peak("cuda:1", "float32", 0)
+    assert set(cards) == {("synchronize", "cuda:1")} and peak.name == "card of cuda:1"
+
+
+def test_float32_is_not_tf32_on_a_card(cards, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    torch.set_float32_matmul_precision("high")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA A100")
+    assert environment.hardware()["tf32"] is True
+    use_device("cuda:0")
+    assert environment.hardware()["tf32"] is False
+    assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_no_decoder_runs_on_mps(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    Settings("mps").check()
+    for refused in (lambda: load_model("shapes", "mps"), lambda: api.run(device="mps", limit=1)):
+        with pytest.raises(SpecbenchError, match="--device mps: decoding needs float64") as caught:
+            refused()
+        assert caught.value.exit_code == BAD_INPUT and "--device cpu" in caught.value.try_this
+
+
+@pytest.fixture
+def old_card(cards, monkeypatch):
+    """A card like a T4, without bfloat16 of its own; triton and a compiler are installed."""
+    monkeypatch.setattr(torch.cuda, "device", lambda index: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: including_emulation)
+    monkeypatch.setattr(compiler, "missing", lambda device: None)
+
+
+def test_a_card_without_bfloat16_decodes_in_float32_and_eagerly_and_one_line_says_so(old_card):
+    dtype, compiled, [said] = compiler.settle_precision(None, "bfloat16", "auto", "cuda:1")
+    assert (dtype, compiled) == ("float32", False)
+    assert said.startswith("cuda:1 has no bfloat16 of its own: decoding in float32, eagerly; --dtype float16 needs")
+    for asked, mode, expected in [
+        ("float16", "auto", ("float16", False)),
+        ("float16", "on", ("float16", True)),
+        ("bfloat16", "on", ("bfloat16", False)),
+    ]:
+        assert compiler.settle_precision(asked, "bfloat16", mode, "cuda")[:2] == expected
+
+
+def test_other_devices_keep_their_number_format(old_card, monkeypatch):
+    assert compiler.settle_precision(None, "bfloat16", "auto", "cpu") == ("bfloat16", False, ())
+    assert compiler.settle_precision(None, "bfloat16", "auto", "cuda:9") == ("bfloat16", True, ())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    assert compiler.settle_precision(None, "bfloat16", "auto", "cuda") == ("bfloat16", True, ())

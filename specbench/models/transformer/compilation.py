@@ -66,9 +66,13 @@ def _graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def graph_bytes() -> int:
-    """GPU memory of captured CUDA graphs, which torch keeps in memory pools of their own."""
-    segments = torch.cuda.memory_snapshot()
+def graph_bytes() -> int | None:
+    """GPU memory of captured CUDA graphs, which torch keeps in memory pools of their own; None where its allocator was
+    replaced by one without such an account."""
+    try:
+        segments = torch.cuda.memory_snapshot()
+    except RuntimeError:  # cudaMallocAsync
+        return None
     return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) != (0, 0))
 
 

@@ -107,6 +107,9 @@ class PositionLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self._capacity
 
+    get_max_cache_shape = get_max_length
+    """Its name in transformers before 5.13, which makes no layer without it."""
+
 
 class CacheExtent:
     """Upper bound on the cache slots that a forward uses, known on the host without a sync.

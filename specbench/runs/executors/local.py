@@ -120,7 +120,8 @@ def warm_up(
         return {}
     seconds, forms = (sum(getattr(step, name) for step in steps) for name in ("seconds", "forms"))
     facts = {"compile_s": round(seconds, 3), "compiled_forms": forms}
-    return facts | ({"graph_bytes": graph_bytes()} if model.device.type == "cuda" else {})
+    graphs = graph_bytes() if model.device.type == "cuda" else None
+    return facts if graphs is None else facts | {"graph_bytes": graphs}
 
 
 class StepWatch:

@@ -1,0 +1,72 @@
+"""Cores and memory that this process may use: affinity, cgroups (containers, jobs of a cluster), SLURM's allocation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_GROUPS, _PROCESS = Path("/sys/fs/cgroup"), Path("/proc")
+
+
+def available_cores() -> int:
+    """Number of CPU cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
+        if (asked := os.environ.get(name, "")).isdecimal() and int(asked):
+            cores = min(cores, int(asked))
+            break
+    for group in _groups("cpu"):
+        share = _words(group / "cpu.max") or _words(group / "cpu.cfs_quota_us") + _words(group / "cpu.cfs_period_us")
+        if len(share) == 2 and all(map(str.isdecimal, share)):
+            cores = min(cores, max(1, int(share[0]) // max(int(share[1]), 1)))
+    return cores
+
+
+def available_memory() -> int | None:
+    """Bytes of main memory that this process can still have, the page cache counted as free; None if unknown."""
+    free = [_table(_PROCESS / "meminfo").get("MemAvailable:", 0) * 1024 or _free_pages()]
+    for group in _groups("memory"):
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            most, held = _words(group / limit), _words(group / used)
+            if most and held and most[0].isdecimal():
+                kept = _table(group / "memory.stat")
+                cached = sum(kept.get(f"total_{name}", kept.get(name, 0)) for name in ("active_file", "inactive_file"))
+                free.append(max(0, int(most[0]) - int(held[0]) + cached))
+    return min((size for size in free if size is not None), default=None)
+
+
+def _free_pages() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """The folders of this process's cgroup, of either version, and of those around it."""
+    for line in _text(_PROCESS / "self" / "cgroup").splitlines():
+        _, _, entry = line.partition(":")
+        controllers, _, path = entry.partition(":")
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = _GROUPS / controller if controllers else _GROUPS
+        group = root / path.strip("/")
+        yield from (group, *(parent for parent in group.parents if parent.is_relative_to(root)))
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Names and numbers of a file of one pair a line."""
+    pairs = (line.split()[:2] for line in _text(path).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _words(path: Path) -> list[str]:
+    return _text(path).split()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,101 @@
+"""One run on several machines: what makes it, what decoded it, and shards that differ in their threads alone.
+
+It concerns several modules: run_spec, run_info, run_folders, runs.preparation, cli.merge, reporting.sections.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import tiny
+from synthetic import INVOCATION
+
+from specbench.papers.cells import same_hardware
+from specbench.reporting.comparability import configuration, mismatched_fields
+from specbench.reporting.report_rows import report_rows
+from specbench.reporting.sections import circumstances, sections
+from specbench.runs.preparation import _twins
+from specbench.store.merge_shards import merge_runs
+from specbench.store.run_folders import find_runs_like
+from specbench.store.run_info import Invocation, RunInfo
+from specbench.store.run_store import RunStore
+
+CARDS = ["NVIDIA A100-SXM4-40GB"] * 7 + ["NVIDIA L4"]
+SPEC = tiny.spec("ar")
+ON_CUDA = replace(SPEC, device="cuda", threads=8)
+
+
+def described(spec, gpus=(), **hardware) -> RunInfo:
+    machine = INVOCATION["hardware"] | {"gpus": list(gpus)} | hardware
+    return RunInfo(spec, invocations=[Invocation.from_json(INVOCATION | {"hardware": machine})])
+
+
+def test_on_a_gpu_neither_its_number_nor_the_threads_make_another_run():
+    ids = {replace(ON_CUDA, device=device, threads=threads).run_id for device, threads in
+           [("cuda", 8), ("cuda:0", 8), ("cuda:1", 96)]}  # fmt: skip
+    assert len(ids) == 1 and ON_CUDA.run_id != SPEC.run_id
+
+
+def test_ids_of_stored_runs_on_a_cpu_stay_valid():
+    assert replace(SPEC, threads=2).run_id != SPEC.run_id
+    assert SPEC.identity() == SPEC.content() and tiny.spec("ar").run_id == "enumerable-ar-825d070e"
+
+
+def test_a_run_continues_on_a_node_with_another_number_of_cores(tmp_path):
+    for spec in (ON_CUDA, replace(ON_CUDA, device="cuda:1", threads=96)):
+        store = RunStore(tmp_path / spec.run_id)
+        store.check(spec)
+        with store.lock(spec):
+            store.begin(spec, INVOCATION)
+    info = store.info()
+    assert [(call.device, call.threads) for call in info.invocations] == [("cuda", 8), ("cuda:1", 96)]
+    assert list(find_runs_like(tmp_path, **vars(replace(ON_CUDA, threads=1)))) == [store.folder]
+
+
+@pytest.mark.parametrize(
+    ("device", "gpus"), [("cpu", []), ("cuda", CARDS[:1]), ("cuda:7", CARDS[7:]), ("cuda:3", CARDS[:1])]
+)
+def test_what_decoded_is_named_and_compared(device, gpus):
+    info = described(replace(SPEC, device=device), CARDS)
+    [call] = info.invocations
+    assert call.gpus == gpus
+    assert call.machine == ", ".join(["Linux x86_64", "Test CPU", "2 cores", *gpus])
+    beside = ", NVIDIA A100-SXM4-40GB (and 7 more), " in call.environment
+    assert beside == (device in ("cuda", "cuda:3"))
+    assert same_hardware("NVIDIA A100", type("Run", (), {"info": info})()) == (gpus == CARDS[:1])
+
+
+def test_cards_hidden_from_one_of_two_commands_make_no_other_hardware():
+    one, other = described(ON_CUDA, CARDS), described(replace(ON_CUDA, device="cuda:0", threads=4), CARDS[:1])
+    assert mismatched_fields(one, other) == []
+    assert configuration(one) == "float32" and configuration(described(SPEC)) == "float32, 1 thread"
+    assert mismatched_fields(described(replace(SPEC, threads=2)), described(SPEC)) == ["threads (2, AR 1)"]
+
+
+def stored(out, threads: int, device: str = "cpu"):
+    spec = replace(SPEC, threads=threads, device=device)
+    store = RunStore(out / spec.run_id)
+    with store.lock(spec):
+        store.begin(spec, INVOCATION)
+    return spec
+
+
+def test_run_merge_and_report_say_which_runs_differ_in_threads_alone(tmp_path, cli):
+    one, other = (stored(tmp_path / f"shard-{n}-of-2", threads) for n, threads in ((1, 2), (2, 8)))
+    outcome = cli("merge", "--out", tmp_path)
+    names = " and ".join(sorted([f"{one.run_id} (2)", f"{other.run_id} (8)"]))
+    said = f"{names} are the same but for threads"
+    assert outcome.code == 0 and said in " ".join(outcome.err.split())
+    new = replace(SPEC, threads=4)
+    assert _twins(tmp_path, [other]) == [] and f"{new.run_id} (4)" in _twins(tmp_path, [new])[0]
+    rows = report_rows([tmp_path / one.run_id, tmp_path / other.run_id])
+    assert any(said in text for text in circumstances(rows))
+
+
+def test_on_a_gpu_shards_of_two_nodes_are_one_run(tmp_path):
+    for number, threads in ((1, 2), (2, 8)):
+        stored(tmp_path / f"shard-{number}-of-2", threads, "cuda")
+    [merged] = merge_runs([], tmp_path)
+    [section] = sections(report_rows([merged.folder]))
+    assert "cuda, batch 1" in section.heading and "thread" not in section.heading

@@ -1,0 +1,67 @@
+"""Disturbances of a measurement: cores that the run needs, the same GPU, clocks that are held back."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbench.runs.run_progress import timing_warnings
+from specbench.system import monitor
+from specbench.system.monitor import MachineMonitor, gpu_disturbances, others_at_work
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine of 8 cores, of which this process may use the first four; `machine(busy)` sets seconds of cores."""
+    state = {"stat": "", "now": 0.0}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(monitor.time, "perf_counter", lambda: state["now"])
+    monkeypatch.setattr(monitor.time, "process_time", lambda: 0.0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    honest = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda path, *a, **k: state["stat"] if str(path) == "/proc/stat" else honest(path, *a, **k)
+    )
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def at(now: float, *busy: float) -> None:
+        lines = [f"cpu{core} {int(seconds * ticks)} 0 0 999 999 0 0 0 0 0" for core, seconds in enumerate(busy)]
+        state.update(now=now, stat="\n".join(["cpu 9 9 9 9 9 9 9 9", *lines, "intr 1"]))
+
+    return at
+
+
+def reading(machine, *busy: float, device: str = "cpu") -> dict:
+    machine(0.0, *[0.0] * 8)
+    found = MachineMonitor(device)
+    machine(10.0, *busy)
+    return found.read()
+
+
+def test_other_work_counts_where_it_takes_cores_that_the_run_needs(machine):
+    beside = reading(machine, 5.0, 5.0, 5.0, 0.0)
+    assert beside["other_cores"] == 1.5 and beside["taken_cores"] == 0.0 and others_at_work(beside) is None
+    within = reading(machine, 10.0, 10.0, 10.0, 5.0)
+    assert within["taken_cores"] == 1.5 and others_at_work(within) == "other processes took 1.5 of the cores needed"
+
+
+def test_a_gpu_needs_one_core_and_foreign_cores_do_not_count(machine):
+    assert reading(machine, 10.0, 10.0, 10.0, 0.0, 10.0, 10.0, 10.0, 10.0, device="cuda")["taken_cores"] == 0.0
+    assert reading(machine, 10.0, 10.0, 10.0, 5.0, device="cuda")["taken_cores"] == 0.5
+
+
+def test_runs_tell_of_a_gpu_that_was_slowed_or_shared():
+    machines = [{"gpu_slowed": []}, {"gpu_slowed": ["heat"]}, {"gpu_slowed": ["power cap", "heat"], "gpu_others": 2}]
+    said = gpu_disturbances(machines)
+    assert said == [
+        "2 other processes computed on the GPU",
+        "the driver held the GPU's clock back (heat, power cap) in 2 of 3 readings",
+    ]
+    assert timing_warnings([1.0] * 3, machines) == said
+    assert others_at_work(machines[1]) == "the driver held the GPU's clock back (heat) in 1 of 1 readings"
+
+
+def test_readings_of_before_tell_all_that_others_used():
+    assert timing_warnings([1.0], [{"other_cores": 2.0}]) == ["other processes took 2.0 of its cores on average"]
+    assert timing_warnings([1.0], [{"other_cores": 9.0, "taken_cores": 0.0}]) == []
