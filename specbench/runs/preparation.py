@@ -14,6 +14,7 @@ from specbench.models.catalog import load_model
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.families.generation_config import GENERATION_CONFIG, logits_processors
 from specbench.models.interface import CompilableModel, ImageModel
+from specbench.models.transformer.compilation import free_memory
 from specbench.runs.decoder_args import PlannedDecoder, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor
 from specbench.runs.plan import Plan, available_threads
@@ -61,6 +62,7 @@ def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int
     Raises:
         SpecbenchError: the model cannot be compiled, or its files are missing or unusable.
     """
+    free_memory()
     torch.set_num_threads(threads or available_threads())
     loaded = load_model(model, device, dtype)
     if compiled:

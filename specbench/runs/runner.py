@@ -37,15 +37,20 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
     reporter = reporter or SilentReporter()
     summary = RunSummary([], total=0, resumed=0)
     for group in together([plans] if isinstance(plans, Plan) else plans):
-        first = group[0]
         for note in dict.fromkeys(note for plan in group for note in plan.notes):
             reporter.note(note)
-        with open_executor(first, reporter) as (executor, model):
-            specs, run_facts = specs_to_run(group, model, reporter)
-            summary.add(run(executor, specs, first.requests, first.out, reporter, run_facts, first.trace))
+        summary.add(_run_group(group, reporter))
         if summary.interrupted:
             break
     return summary
+
+
+def _run_group(group: Sequence[Plan], reporter: Reporter) -> RunSummary:
+    """Run plans on one loaded model, which nothing refers to when this returns: the next one may need its memory."""
+    first = group[0]
+    with open_executor(first, reporter) as (executor, model):
+        specs, run_facts = specs_to_run(group, model, reporter)
+        return run(executor, specs, first.requests, first.out, reporter, run_facts, first.trace)
 
 
 def run(
