@@ -14,7 +14,6 @@ from specbench.models.catalog import load_model
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.families.generation_config import GENERATION_CONFIG, logits_processors
 from specbench.models.interface import CompilableModel, ImageModel
-from specbench.models.transformer.compilation import free_memory
 from specbench.runs.decoder_args import PlannedDecoder, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor
 from specbench.runs.plan import Plan, available_threads
@@ -25,6 +24,7 @@ from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import find_runs_like, without_options
 from specbench.store.run_info import describe_point
 from specbench.system import plugins
+from specbench.system.device_failures import memory_for, release_memory
 from specbench.system.device_peaks import find_peak
 from specbench.system.monitor import MachineMonitor, others_at_work
 
@@ -62,9 +62,10 @@ def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int
     Raises:
         SpecbenchError: the model cannot be compiled, or its files are missing or unusable.
     """
-    free_memory()
+    release_memory()
     torch.set_num_threads(threads or available_threads())
-    loaded = load_model(model, device, dtype)
+    with memory_for(f"model '{model.name}' ({dtype or model.dtype})", device, "a smaller --dtype or model"):
+        loaded = load_model(model, device, dtype)
     if compiled:
         if not isinstance(loaded, CompilableModel):
             raise SpecbenchError(f"--compile: model '{model.name}' cannot be compiled", "--compile off")

@@ -93,7 +93,7 @@ def run(
         reporter.start(total, summary.resumed)
         writing.callback(reporter.finish)
         chunks = _until(stop, _chunks(executor, work, trace))
-        for done in executor.decode(chunks, reporter.part) if todo else ():
+        for done in executor.decode(chunks, reporter) if todo else ():
             stores[done.spec].append(done.rows, done.images, done.traces)
             for row in done.rows:
                 summary.count(row)

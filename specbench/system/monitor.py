@@ -61,6 +61,23 @@ def others_at_work(machine: Mapping[str, object]) -> str | None:
     return None
 
 
+def gpu_users(device: str) -> str:
+    """Other processes on a CUDA device and their memory, in words; empty if there are none, or NVML does not tell."""
+    handle = _gpu(device)
+    if handle is None:
+        return ""
+    import pynvml as nvml  # an extra
+
+    try:
+        found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return ""
+    held = [
+        f"process {one.pid} has {(one.usedGpuMemory or 0) / 2**30:.1f} GiB" for one in found if one.pid != os.getpid()
+    ]
+    return ", ".join(held)
+
+
 def _busy_s() -> float | None:
     """Core-seconds of the machine spent neither idle nor waiting for disks."""
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Sequence
 from types import FunctionType
@@ -65,13 +64,6 @@ class Compiled:
 def _graphs() -> int:
     """Number of graphs that this process has compiled."""
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-
-def free_memory() -> None:
-    """Free what nothing refers to any more, such as a model and its compiled steps, and give it back to the device."""
-    gc.collect()
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
 
 
 def graph_bytes() -> int:
