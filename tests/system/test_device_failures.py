@@ -23,6 +23,8 @@ from specbench.metrics import scoring
 from specbench.metrics.scoring import score
 from specbench.models.catalog import find_model
 from specbench.prompts import Request, requests_for
+from specbench.reporting.answer import disturbances
+from specbench.reporting.report_rows import report_rows
 from specbench.runs import preparation
 from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
@@ -118,6 +120,7 @@ def test_a_batch_that_does_not_fit_frees_its_memory_and_after_a_second_one_there
     assert sizes == [4, 4, *[1] * 4, 4, *[1] * 12]  # the warm-up, and two batches
     [folder] = tmp_path.iterdir()
     assert set(RunStore(folder).samples(["batch"])["batch"]) == {1}
+    assert "16 of 16 images were decoded in smaller batches." in disturbances(report_rows([folder]))[0]
     first, second = (text for text in notes.texts if "does not fit" in text)
     assert first == (
         "a batch of 4 does not fit into the memory of cpu: CUDA out of memory. Tried to allocate 2.00 GiB; "
