@@ -14,10 +14,9 @@ speedup_fastest_high, fastest_ar`; bounds are None below `FEW_UNITS` prompts), `
 with the slowest of them, ms), `disturbed` (cores that other processes used on average while the images were decoded),
 `scores` (a list of dicts `metric, value, low, high, n, fingerprint, too_few`: whether the bounds are None for want of
 prompts), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False where the images have
-changed since), `drawn` (of runs of a part of their prompt set: which, in words), `one_by_one` (images decoded in smaller
-batches than the run's, where there are any),
-`floor` (roofline inputs, see `specbench.runs.preparation`), `environment`
-(machine and versions, a line each) and `load` (load average at the start of each invocation).
+changed since), `drawn` (of runs of a part of their prompt set: which, in words), `one_by_one` (images decoded in
+smaller batches than the run's, where there are any), `floor` (roofline inputs, see `specbench.runs.preparation`),
+`environment` (machine and versions, a line each) and `load` (load average at the start of each invocation).
 """
 
 from __future__ import annotations
