@@ -112,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.environ["NO_COLOR"] = "1"
     if _PINNED_ONLY in arguments:
         os.environ["SPECBENCH_PINNED_ONLY"] = "1"
+    console.prepare_streams()
     console.show_progress(_NO_PROGRESS not in arguments)
     arguments = [argument for argument in arguments if argument not in _ANYWHERE]
     if arguments[:1] == ["--"]:

@@ -120,8 +120,11 @@ class ContinuousBatch:
             committed = to_host(self._loop.committed)
             if self._watch:
                 self._watch([committed[row] for row in self._in_work])
-            self._steps_ms += (time.perf_counter() - start) * 1e3
             if done := [row for row in self._in_work if committed[row] >= length]:
+                with self._spans("verify"):
+                    self._loop.recorder.flush()
+            self._steps_ms += (time.perf_counter() - start) * 1e3
+            if done:
                 yield from self._finish(done)
                 for row in self._start_next(done):
                     committed[row] = 0

@@ -10,8 +10,8 @@ SPANS = ("encode", "prefill", "target", "draft", "verify", "host", "render")
 """Names of the time spans in reporting order; `Generation.spans_ms` holds milliseconds.
 
 encode: prompt to embeddings. prefill: prompt into the cache. target: target forwards with guidance. draft: filling the
-window. verify: sampling, verification, refinement and commit. host: host time between steps. render: tokens
-to pixels.
+window. verify: sampling, verification, refinement, commit, and the recording of every step, also of those that are
+recorded together after the last one. host: host time between steps. render: tokens to pixels.
 """
 
 

@@ -73,6 +73,8 @@ def decode(
     for committed in loop.run():
         if watch:
             watch(committed)
+    with spans("verify"):
+        loop.recorder.flush()
     total_ms = (time.perf_counter() - start) * 1e3
     tokens = loop.tokens[:, : model.layout.length]
     pixels = None

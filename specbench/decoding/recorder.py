@@ -37,6 +37,9 @@ class NoRecorder:
     def restart(self, rows: Tensor) -> None:
         pass
 
+    def flush(self) -> None:
+        pass
+
 
 class StepRecorder:
     """Measurements per slot, per window offset and per image of one batch. B rows, N stream slots, window W.
@@ -88,7 +91,7 @@ class StepRecorder:
         waiting = step.waiting()
         size = waiting.bytes
         if self._bytes + size > WAITING:
-            self._flush()
+            self.flush()
         self._waiting.append(waiting)
         self._bytes += size
 
@@ -101,8 +104,8 @@ class StepRecorder:
         """Count one target forward for the rows [B] that were not complete before it."""
         self._nfe += running
 
-    def _flush(self) -> None:
-        """Record the steps collected."""
+    def flush(self) -> None:
+        """Record the steps collected. Whoever times images calls it within their verification."""
         for _, steps in groupby(self._waiting, key=lambda step: step.kind):
             self._record(*committed_slots(list(steps), len(self._own)))
         self._waiting, self._bytes = [], 0
@@ -182,7 +185,7 @@ class StepRecorder:
 
     def restart(self, rows: Tensor) -> None:
         """Reset the counts of `rows` [K], which start another image."""
-        self._flush()
+        self.flush()
         self._nfe[rows] = self._rounds[rows] = 0
         sums = (
             self._offsets,
@@ -199,7 +202,7 @@ class StepRecorder:
         self, rows: Tensor, tokens: Tensor, forced: np.ndarray, spans_ms: Sequence[Mapping[str, float]]
     ) -> list[Generation]:
         """One `Generation` for each of the complete `rows` [K], with its time spans; `tokens` [B, L] of all rows."""
-        self._flush()
+        self.flush()
         slots = self._slots[rows, :, : self._length].cpu().numpy()
         tokens_of, batch = tokens[rows, : self._length].int().cpu().numpy(), len(tokens)
         traced = None

@@ -210,7 +210,8 @@ def least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
     ranked = (_ascending(probabilities) if on_cpu else probabilities.sort(dim=-1).values).flip(-1)
     # A token stays while the mass strictly before it is below `mass`, so the first always stays.
     kept = (ranked.cumsum(-1) - ranked < mass).sum(-1, keepdim=True)
-    return ranked.gather(-1, kept - 1)
+    # None is kept of NaN, which an image reports later: an index of -1 would end all work on a GPU.
+    return ranked.gather(-1, (kept - 1).clamp(min=0))
 
 
 def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable], Callable]:

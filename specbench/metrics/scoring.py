@@ -26,6 +26,7 @@ from specbench.store.parquet_log import ParquetLog
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import KEY, read_meta
 from specbench.system.console import counted
+from specbench.system.device_failures import memory_for
 from specbench.system.downloads import fetch_what_can_be_had
 
 
@@ -250,7 +251,12 @@ def score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRep
         for task in tasks:
             reporter.start(images.name, task.metric.name, len(task.wanted), len(task.wanted) - len(task.missing))
         try:
-            _add_features(images, rows, tasks, reporter)
+            names = ", ".join(task.metric.name for task in tasks)
+            device = fitting[0].settings.device if fitting else "cpu"
+            with memory_for(
+                f"scoring by {names}", device, "fewer metrics at a time, a smaller --batch, or --device cpu"
+            ):
+                _add_features(images, rows, tasks, reporter)
         finally:
             for task in tasks:
                 reporter.finish(images.name, task.metric.name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -277,7 +278,8 @@ def _run_together(plans: list[Plan], by_plan: Mapping[int, CellSettings], done: 
             return [[plan] for plan in plans]
         if error.exit_code not in (BAD_INPUT, MISSING_PREREQUISITE):
             raise
-        done.problems |= {by_plan[id(plan)]: error for plan in plans}
+        # A copy: the error's own traceback holds the model, whose memory the next one may need.
+        done.problems |= {by_plan[id(plan)]: copy(error) for plan in plans}
         return []
     weights = plans[0].model.weights_sha256()
     for plan in plans:

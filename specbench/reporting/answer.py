@@ -33,8 +33,13 @@ def answer(rows: Sequence[Mapping]) -> list[str]:
 
 
 def disturbances(rows: Sequence[Mapping]) -> list[str]:
-    """What the machine did to the measurement: stalled images and other processes."""
+    """What the machine did to the measurement: stalled images, batches that did not fit, and other processes."""
     said = [f"{_name(row)}: {stalled}." for row in rows if (stalled := stall_note(row))]
+    said += [
+        f"{_name(row)}: {row['one_by_one']} of {row['n']} images were decoded in smaller batches."
+        for row in rows
+        if "one_by_one" in row
+    ]
     busy = [row["disturbed"] for row in rows if (row.get("disturbed") or 0) > BUSY_CORES]
     if busy and any(row["latency_ms"] is not None for row in rows):
         cores = number(max(busy), 1)

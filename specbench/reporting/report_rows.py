@@ -15,9 +15,9 @@ with the slowest of them, ms), `disturbed` (needed cores that other processes to
 decoded), `gpu_disturbed` (where there were: other processes on the GPU and clocks held back, in words),
 `scores` (a list of dicts `metric, value, low, high, n, fingerprint, too_few`: whether the bounds are None for want of
 prompts), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False where the images have
-changed since), `drawn` (of runs of a part of their prompt set: which, in words),
-`floor` (roofline inputs, see `specbench.runs.preparation`), `environment`
-(machine and versions, a line each) and `load` (load average at the start of each invocation).
+changed since), `drawn` (of runs of a part of their prompt set: which, in words), `one_by_one` (images decoded in
+smaller batches than the run's, where there are any), `floor` (roofline inputs, see `specbench.runs.preparation`),
+`environment` (machine and versions, a line each) and `load` (load average at the start of each invocation).
 """
 
 from __future__ import annotations
@@ -169,6 +169,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "scores": scores_to_show(run.folder, rows["prompt_id"]),
         **({"audit": audit} if audit else {}),
         **({"drawn": info.drawn} if info.drawn else {}),
+        **({"one_by_one": singly} if (singly := int((rows["batch"] < spec.batch).sum())) else {}),
         "load": [call.load for call in info.invocations],
         "environment": list(dict.fromkeys(call.environment for call in info.invocations)),
     }

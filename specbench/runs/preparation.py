@@ -25,6 +25,7 @@ from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import find_runs_like, read_infos, same_but_for_threads, without_options
 from specbench.store.run_info import describe_point
 from specbench.system import plugins
+from specbench.system.device_failures import memory_for, release_memory
 from specbench.system.device_peaks import find_peak
 from specbench.system.monitor import MachineMonitor, others_at_work
 
@@ -62,8 +63,10 @@ def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int
     Raises:
         SpecbenchError: the model cannot be compiled, or its files are missing or unusable.
     """
+    release_memory()
     torch.set_num_threads(threads or available_threads())
-    loaded = load_model(model, device, dtype)
+    with memory_for(f"model '{model.name}' ({dtype or model.dtype})", device, "a smaller --dtype or model"):
+        loaded = load_model(model, device, dtype)
     if compiled:
         if not isinstance(loaded, CompilableModel):
             raise SpecbenchError(f"--compile: model '{model.name}' cannot be compiled", "--compile off")

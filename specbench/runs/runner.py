@@ -45,15 +45,20 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
         reporter.note(announcement(group))
     fetch_all(found for group in groups for plan in group for found in plan.downloads())
     for group in groups:
-        first = group[0]
         for note in dict.fromkeys(note for plan in group for note in plan.notes):
             reporter.note(note)
-        with open_executor(first, reporter) as (executor, model):
-            specs, run_facts = specs_to_run(group, model, reporter)
-            summary.add(run(executor, specs, first.requests, first.out, reporter, run_facts, first.trace))
+        summary.add(_run_group(group, reporter))
         if summary.interrupted:
             break
     return summary
+
+
+def _run_group(group: Sequence[Plan], reporter: Reporter) -> RunSummary:
+    """Run plans on one loaded model, which nothing refers to when this returns: the next one may need its memory."""
+    first = group[0]
+    with open_executor(first, reporter) as (executor, model):
+        specs, run_facts = specs_to_run(group, model, reporter)
+        return run(executor, specs, first.requests, first.out, reporter, run_facts, first.trace)
 
 
 def run(
@@ -96,7 +101,7 @@ def run(
         reporter.start(total, summary.resumed)
         writing.callback(reporter.finish)
         chunks = _until(stop, _chunks(executor, work, trace))
-        for done in executor.decode(chunks, reporter.part) if todo else ():
+        for done in executor.decode(chunks, reporter) if todo else ():
             stores[done.spec].append(done.rows, done.images, done.traces)
             for row in done.rows:
                 summary.count(row)

@@ -5,6 +5,10 @@ Colour follows the terminal and the variables NO_COLOR, FORCE_COLOR and TERM=dum
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
+import os
 import sys
 import textwrap
 import time
@@ -25,6 +29,22 @@ _NO_CELL = "-"
 _GAP = 2
 _WHOLE = 28
 """Table cells up to this width are not wrapped while another panel can be opened."""
+
+
+def prepare_streams() -> None:
+    """Let stdout and stderr take every text, and be closed: what an encoding lacks is written as in JSON, \\uXXXX."""
+    codecs.register_error("specbench", _escaped)
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the rest of the process
+            warn(f"{name} is closed: what belongs there is not printed")
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "backslashreplace"):
+            stream.reconfigure(errors="specbench")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def show_progress(shown: bool) -> None:

@@ -7,7 +7,6 @@ torch.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import http.client
 import io
@@ -48,6 +47,8 @@ _MAX_BYTES = 32 * 2**30
 """Size limit of files whose size is not known beforehand."""
 _SMALL_BYTES = 2**24
 """Bytes up to which remembering a digest costs more than it saves."""
+_LARGE_BYTES = 2**30
+"""Bytes from which people wait for a digest."""
 _HERE = ("127.0.0.1", "::1", "localhost")
 _TRANSIENT = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
 """Errors of a try that the next one may not meet."""
@@ -344,6 +345,7 @@ def sha256_of(path: Path) -> str:
 
     What changes with the content is remembered, never a file's name.
     """
+    from specbench.system.console import say
     from specbench.system.files import write_atomically
 
     key = _file_state(path)
@@ -351,6 +353,8 @@ def sha256_of(path: Path) -> str:
         return digest_of(path).partition(":")[2]
     if digest := _remembered_digests().get(key):
         return digest
+    if path.stat().st_size >= _LARGE_BYTES:
+        say(f"computing the digest of {path} ({path.stat().st_size / 1e9:.1f} GB), once on this machine")
     digest = digest_of(path).partition(":")[2]
     if _file_state(path) == key:
         with suppress(SpecbenchError, OSError):  # it is computed again then
@@ -518,6 +522,8 @@ def _difference(path: Path, remote: Remote) -> str:
 
 
 def _disk_error(target: Path, error: OSError) -> SpecbenchError:
-    hint = "free some space and run the same command again to resume" if error.errno == errno.ENOSPC else ""
-    code = FAILURE if error.errno == errno.ENOSPC else BAD_INPUT
+    from specbench.system.files import FULL
+
+    hint = "free some space and run the same command again to resume" if error.errno in FULL else ""
+    code = FAILURE if error.errno in FULL else BAD_INPUT
     return SpecbenchError(f"cannot write {target}: {error.strerror or error}", hint, code)

@@ -20,6 +20,8 @@ from specbench.system.console import warn
 PACKAGE = Path(__file__).parents[1]
 _LACKING = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 """What a file system answers that does not know a call; everything else is a failure of the call."""
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""Errors of a full disk, or of a quota that is used up."""
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PROBE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe must not wait for a writer
 _warned = False
@@ -46,9 +48,10 @@ def write_atomically(path: Path, data: bytes) -> None:
             raise
         sync_folder(path.parent)
     except OSError as error:
+        helps = "free some space and " if error.errno in FULL else ""
         raise SpecbenchError(
             f"cannot write {path}: {error.strerror}",
-            "earlier results are complete; free some space and run the same command again to resume",
+            f"earlier results are complete; {helps}run the same command again to resume",
             FAILURE,
         ) from error
 
@@ -69,9 +72,8 @@ def take_lock(path: Path, busy: str) -> int:
         SpecbenchError: another process holds the lock; the message is `busy`.
     """
     while True:
-        handle = os.open(
-            path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644
-        )  # a pipe is not waited for
+        # A pipe is not waited for. The umask decides who else may lock: folders are shared by groups.
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

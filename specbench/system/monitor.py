@@ -88,6 +88,23 @@ def _cores() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
+def gpu_users(device: str) -> str:
+    """Other processes on a CUDA device and their memory, in words; empty if there are none, or NVML does not tell."""
+    handle = _gpu(device)
+    if handle is None:
+        return ""
+    import pynvml as nvml  # an extra
+
+    try:
+        found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return ""
+    held = [
+        f"process {one.pid} has {(one.usedGpuMemory or 0) / 2**30:.1f} GiB" for one in found if one.pid != os.getpid()
+    ]
+    return ", ".join(held)
+
+
 def _busy_s() -> float | None:
     """Core-seconds that the cores of this process spent neither idle nor waiting for disks."""
     try:

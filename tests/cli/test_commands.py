@@ -55,6 +55,24 @@ def test_the_same_command_again_decodes_nothing(there):
     assert len(outcome.out.splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    "command", [("report",), ("report", "--json"), ("report", "--format", "latex"), ("list", "decoders")]
+)
+def test_an_ascii_terminal_gets_every_line(folder, command):
+    whole, ascii_only = shell(folder, *command), shell(folder, *command, PYTHONIOENCODING="ascii")
+    assert ascii_only.returncode == 0 and ascii_only.stderr.isascii()
+    assert ascii_only.stdout.encode().decode("unicode-escape" if "\\" not in whole.stdout else "ascii") == whole.stdout
+
+
+@pytest.mark.parametrize("command", ["list decoders", "report", "--help", "list nothing"])
+def test_a_closed_stdout_is_one_line(folder, command):
+    program = f"{sys.executable} -m specbench {command} >&-"
+    done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, cwd=folder, timeout=600)
+    first, *rest = done.stderr.splitlines()
+    assert first == "warning: stdout is closed: what belongs there is not printed"
+    assert (done.returncode, len(rest)) == ((2, 1) if "nothing" in command else (0, 0))
+
+
 def test_quiet_prints_nothing_on_stderr(there):
     assert there(*RUN, "--quiet").err == ""
 

@@ -13,6 +13,7 @@ import tiny
 import specbench
 from specbench import stats
 from specbench.checks.enumerable_model import EnumerableModel, processed
+from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.loop import decode
 from specbench.decoding.recorder import StepRecorder
 from specbench.models.interface import TokenLayout
@@ -144,3 +145,24 @@ def test_the_command_line_traces_and_reports(cli, tmp_path):
     assert 0 < row["draft_tv"] < 1 and row["draft_top1"] > 0 and len(row["draft_tv_by_offset"]) > 1
     image = specbench.generate("a cup", "llamagen", random_weights=True, scale="tiny", trace=True)
     assert 0 < np.nanmean(image.draft_tv) < 1
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("decoder", ["ar", "sjd"])
+def test_the_time_of_recording_counts_as_verification_whenever_steps_are_recorded(monkeypatch, decoder, rows):
+    """Eager steps on a CPU are recorded together, the last ones when the image is complete."""
+    honest, slept = StepRecorder._record, []
+
+    def slow(recorder, *given):
+        time.sleep(0.02)
+        slept.append(20)
+        honest(recorder, *given)
+
+    monkeypatch.setattr(StepRecorder, "_record", slow)
+    requests = [Request("", "p", sample) for sample in range(2 * rows)]
+    model = EnumerableModel(TokenLayout.plain(2, 3, 4))
+    images = [image for _, image in decode_each(model, requests, rows, resolve(decoder), SAMPLING, 0)]
+    images += decode(model, requests, resolve(decoder), SAMPLING, 0)
+    spans = [{name: ms / image.batch for name, ms in image.spans_ms.items()} for image in images]
+    assert sum(one["verify"] for one in spans) >= sum(slept) > 0
+    assert all(one["host"] < 15 for one in spans)

@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,13 @@ from stored_rows import contents
 
 from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
 from specbench.prompts import requests_for
-from specbench.runs import runner
+from specbench.runs import preparation, runner
 from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.run_progress import SilentReporter
 from specbench.runs.runner import run
+from specbench.runs.settings import merge, run_settings
+from specbench.runs.sweep import sweep_plans
 from specbench.store import parquet_log
 from specbench.store.run_store import RunStore
 
@@ -293,6 +296,24 @@ def test_run_json_is_there_before_the_first_image(tmp_path, monkeypatch):
 
     monkeypatch.setattr(local, "decode", watching)
     assert go(tmp_path).failed == 0
+
+
+def test_the_memory_of_a_model_is_free_before_the_next_one_is_loaded(tmp_path, monkeypatch):
+    """Groups of a sweep, of which one machine may hold a single model."""
+    loaded, alive, honest = [], [], preparation.load_model
+
+    def load(*given):
+        alive.append([model() for model in loaded if model() is not None])
+        model = honest(*given)
+        model.compiled_for = lambda: model  # as compiled steps do
+        loaded.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(preparation, "load_model", load)
+    given = {"decoder": ["ar", "eagle"], "limit": 1, "out": str(tmp_path), "compile": "off", "device": "cpu"}
+    plans = sweep_plans(merge(run_settings(), given), {"dtype": ["float32", "bfloat16"], "threads": ["1", "2"]})
+    assert runner.run_plans(plans).done == 8
+    assert alive == [[], [], [], []]
 
 
 def test_decoders_take_turns(tmp_path):

@@ -10,12 +10,15 @@ import stat
 
 import pytest
 import tiny
+import torch
 from stored_rows import contents
 
+from specbench.decoding.verification.lantern import neighbour_table
 from specbench.errors import SpecbenchError
+from specbench.metrics.export_folder import export_folder
 from specbench.prompts import requests_for
 from specbench.runs.runner import run
-from specbench.system import files
+from specbench.system import downloads, files
 
 REQUESTS = requests_for(tiny.prompts(), 1)
 LOCKS, SYNCS = "at once are not kept apart", "lost in a power failure"
@@ -72,3 +75,58 @@ def test_links_that_were_planted_are_not_written_through(tmp_path):
     with pytest.raises(OSError, match="symbolic links"):
         files.take_lock(tmp_path / ".lock", "busy")
     assert precious.read_text() == "precious" and (tmp_path / "x").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("mask", [0o002, 0o077])
+def test_the_umask_decides_who_else_may_lock_a_folder_and_read_a_cached_table(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        os.close(files.take_lock(tmp_path / ".lock", "busy"))
+        neighbour_table(torch.eye(3), folder=tmp_path)
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {0o666 & ~mask}
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EBUSY, errno.ENOSPC, errno.EDQUOT])
+def test_only_a_full_disk_is_to_be_freed(tmp_path, monkeypatch, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(SpecbenchError, match=os.strerror(number)) as caught:
+        files.write_atomically(tmp_path / "x", b"x")
+    assert ("free some space" in caught.value.try_this) == (number in (errno.ENOSPC, errno.EDQUOT))
+
+
+@pytest.mark.parametrize("leftover", [False, True])
+def test_an_export_into_a_mounted_folder_fills_it(tmp_path, monkeypatch, leftover):
+    """A mount cannot be replaced by another folder; the operating system says that it is busy."""
+    volume, honest = tmp_path / "volume", os.rename
+    (volume / ".volume.tmp" / "half").mkdir(parents=True) if leftover else volume.mkdir()
+
+    def rename(source, target):
+        if os.fspath(target) == os.fspath(volume):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        honest(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(ZeroDivisionError), export_folder(volume) as folder:
+        folder.write(b"x", "images", "one.png")
+        raise ZeroDivisionError
+    assert not list(volume.iterdir())
+    with export_folder(volume) as folder:
+        folder.write(b"x", "images", "one.png")
+        assert not (volume / "images").exists()
+    assert [path.relative_to(volume).as_posix() for path in volume.rglob("*.*")] == ["images/one.png"]
+    assert list(tmp_path.iterdir()) == [volume]
+
+
+def test_a_digest_that_takes_time_is_told_once(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(downloads, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(downloads, "_SMALL_BYTES", 0)
+    (tmp_path / "model.safetensors").write_bytes(b"weights")
+    assert len({downloads.sha256_of(tmp_path / "model.safetensors") for _ in range(2)}) == 1
+    said = capsys.readouterr().err
+    assert said.count("computing the digest of") == 1 and "model.safetensors (0.0 GB), once on this machine" in said

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
+import uuid
 from pathlib import Path
 from typing import NamedTuple
 
@@ -168,8 +168,9 @@ def nearest(codebook: Tensor, count: int) -> Tensor:
 def _write(path: Path, table: np.ndarray) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as part:
-            np.save(part, table)
-        os.replace(part.name, path)
+        part = path.with_name(f".{uuid.uuid4().hex}.tmp")  # readable as the umask has it: caches are shared
+        with open(part, "xb") as file:
+            np.save(file, table)
+        os.replace(part, path)
     except OSError:
         pass

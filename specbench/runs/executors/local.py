@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Protocol
@@ -19,20 +20,25 @@ from specbench.models.interface import CompilableModel, ImageModel
 from specbench.models.transformer.compilation import graph_bytes
 from specbench.models.transformer.host_sync import AsyncHostCopy
 from specbench.prompts import Request
+from specbench.runs.run_progress import Reporter, SilentReporter
 from specbench.specs.run_spec import RunSpec
 from specbench.store.schema import base_row, failed_row, sample_row, trace_row
 from specbench.system import environment
+from specbench.system.device_failures import check_alive, is_out_of_memory, out_of_memory, release_memory
 from specbench.system.monitor import MachineMonitor
 
 WARM_UP_ID = "(warm-up)"
+MISFITS = 2
+"""Batches that do not fit into memory before a run goes on without batches."""
 _FIRST_S, _EVERY_S = 1.0, 0.5
 """Seconds from the start of an image to the first report of its tokens, and between two."""
 
-Tell = Callable[..., object]
-"""`specbench.runs.run_progress.Reporter.part`."""
+Tell = Callable[[str, int, int], bool]
+"""Takes in the progress of a warm-up, which ends where it returns False."""
+_SILENT = SilentReporter()
 
 
-def _ignore(*_: object) -> bool:
+def _go_on(*_: object) -> bool:
     return True
 
 
@@ -74,11 +80,9 @@ class Executor(Protocol):
     def portion(self, spec: RunSpec) -> int:
         """Number of images per chunk of this run."""
 
-    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _ignore) -> dict[str, object]:
+    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _go_on) -> dict[str, object]:
         """Prepare to decode these runs with texts of prompts, the longest first; nothing is measured or stored.
 
-        Args:
-            tell: takes in the progress; a warm-up ends where it returns False.
 
         Returns:
             Facts about where images will be decoded, for `run.json`.
@@ -87,13 +91,13 @@ class Executor(Protocol):
             SpecbenchError: a decoder's settings do not fit the model, or something it needs is missing.
         """
 
-    def decode(self, chunks: Iterator[Chunk], tell: Tell = _ignore) -> Iterator[DecodedChunk]:
+    def decode(self, chunks: Iterator[Chunk], reporter: Reporter = _SILENT) -> Iterator[DecodedChunk]:
         """Decode every image of every chunk, in any order, failed ones included; a chunk is taken only when a worker
-        is free. `tell` takes in the tokens of the images in work, if they are known."""
+        is free. `reporter` learns the tokens of the images in work, if they are known."""
 
 
 def warm_up(
-    model: ImageModel, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _ignore
+    model: ImageModel, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _go_on
 ) -> dict[str, object]:
     """Run some steps of each spec. Errors of an image show again in its row; wrong settings are raised.
 
@@ -113,8 +117,8 @@ def warm_up(
         except SpecbenchError as error:
             if error.exit_code in (BAD_INPUT, MISSING_PREREQUISITE):
                 raise
-        except Exception:  # recurs, and is recorded, with the first measured image
-            pass
+        except Exception as error:  # recurs, and is recorded, with the first measured image
+            check_alive(model.device, error)
     steps = model.compiled if isinstance(model, CompilableModel) else ()
     if not steps:
         return {}
@@ -127,9 +131,9 @@ def warm_up(
 class StepWatch:
     """Tells how many tokens the images in work have, twice a second, without waiting for the device."""
 
-    def __init__(self, tell: Tell, length: int):
+    def __init__(self, reporter: Reporter, length: int):
         """`length`: tokens of an image."""
-        self._tell, self._length, self._due = tell, length, time.monotonic() + _FIRST_S
+        self._reporter, self._length, self._due = reporter, length, time.monotonic() + _FIRST_S
         self._copy = AsyncHostCopy(known=([], 0.0))
 
     def __call__(self, committed: Tensor | Sequence[int]) -> None:
@@ -139,18 +143,18 @@ class StepWatch:
         self._due = now + _EVERY_S
         counts = self._copy.latest(committed.flatten(), now)[0] if isinstance(committed, Tensor) else committed
         if counts:
-            self._tell("tokens", sum(counts), len(committed) * self._length, len(committed))
+            self._reporter.part("tokens", sum(counts), len(committed) * self._length, len(committed))
 
 
-def decode_chunk(model: ImageModel, chunk: Chunk, tell: Tell = _ignore) -> DecodedChunk:
+def decode_chunk(model: ImageModel, chunk: Chunk, reporter: Reporter = _SILENT) -> DecodedChunk:
     """Decode a chunk, failed images included."""
     started_at = environment.now()
     monitor = MachineMonitor(model.device)
-    outcomes = _decode(model, chunk.spec, chunk.requests, chunk.trace, tell)
+    outcomes = _decode(model, chunk.spec, chunk.requests, chunk.trace, reporter)
     return _rows(chunk, outcomes, started_at, monitor.read())
 
 
-def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], tell: Tell = _ignore) -> Iterator[DecodedChunk]:
+def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], reporter: Reporter = _SILENT) -> Iterator[DecodedChunk]:
     """Decode chunks of one image each, all of one run, with continuous batching; each is yielded when complete."""
     begun: dict[tuple[str, int], tuple[Chunk, str, MachineMonitor]] = {}
 
@@ -160,18 +164,30 @@ def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], tell: Tell = _ig
             begun[request.key] = chunk, environment.now(), MachineMonitor(model.device)
             yield request
 
+    misfits = 0
     for first in chunks:
         spec, waiting = first.spec, chain([first], chunks)
         settings = spec.batch, spec.decoder, spec.sampling, spec.seed, first.trace
         try:
-            watch = StepWatch(tell, model.layout.length)
+            watch = StepWatch(reporter, model.layout.length)
             for request, outcome in decode_each(model, requests(waiting), *settings, watch=watch):
                 chunk, started_at, monitor = begun.pop(request.key)
                 yield _rows(chunk, [outcome], started_at, monitor.read())
-        except Exception:  # one image broke the batch, or each of them fails: decode them one by one
-            broken = [chunk for chunk, _, _ in begun.values()]
-            begun.clear()
-            yield from (decode_chunk(model, chunk) for chunk in broken)
+        except Exception as error:  # one image broke the batch, or each of them fails: decode them one by one
+            check_alive(model.device, error)
+            if is_out_of_memory(error):
+                misfits += 1
+                after = "its images" if misfits < MISFITS else "all images from here on"
+                told = out_of_memory(f"a batch of {spec.batch}", model.device, error, "a smaller --batch")
+                reporter.note(f"{told}; {after} are decoded one by one")
+        # After the error, whose traceback holds the batch's tensors.
+        broken = [chunk for chunk, _, _ in begun.values()]
+        begun.clear()
+        if broken:
+            release_memory()
+        yield from (decode_chunk(model, chunk, reporter) for chunk in broken)
+        if misfits == MISFITS:
+            yield from (decode_chunk(model, chunk, reporter) for chunk in chunks)
 
 
 def _rows(
@@ -192,19 +208,23 @@ def _rows(
 
 
 def _decode(
-    model: ImageModel, spec: RunSpec, requests: Sequence[Request], trace: bool, tell: Tell
+    model: ImageModel, spec: RunSpec, requests: Sequence[Request], trace: bool, reporter: Reporter
 ) -> list[Generation | SpecbenchError]:
     """Return each image or its error. If a whole batch fails, its images are decoded one by one."""
     try:
-        rare, watch = len(requests) < spec.batch, StepWatch(tell, model.layout.length)
+        rare, watch = len(requests) < spec.batch, StepWatch(reporter, model.layout.length)
         return decode(model, requests, spec.decoder, spec.sampling, spec.seed, trace=trace, rare=rare, watch=watch)
     except SpecbenchError as error:
-        failure = error
+        failure = copy(error)
     except Exception as error:  # any failure of an image becomes its row
+        check_alive(model.device, error)
         failure = SpecbenchError(f"{type(error).__name__}: {error}")
+    # After the error, whose traceback holds the tensors of the batch.
+    if is_out_of_memory(failure):
+        release_memory()
     if len(requests) == 1:
         return [failure]
-    return [outcome for request in requests for outcome in _decode(model, spec, [request], trace, tell)]
+    return [outcome for request in requests for outcome in _decode(model, spec, [request], trace, reporter)]
 
 
 class LocalExecutor:
@@ -216,12 +236,12 @@ class LocalExecutor:
     def portion(self, spec: RunSpec) -> int:
         return 1
 
-    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _ignore) -> dict[str, object]:
+    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _go_on) -> dict[str, object]:
         return warm_up(self.model, specs, texts, tell)
 
-    def decode(self, chunks: Iterator[Chunk], tell: Tell = _ignore) -> Iterator[DecodedChunk]:
+    def decode(self, chunks: Iterator[Chunk], reporter: Reporter = _SILENT) -> Iterator[DecodedChunk]:
         for spec, run in groupby(chunks, key=lambda chunk: chunk.spec):
             if spec.batch > 1:
-                yield from decode_refilled(self.model, run, tell)
+                yield from decode_refilled(self.model, run, reporter)
             else:
-                yield from (decode_chunk(self.model, chunk, tell) for chunk in run)
+                yield from (decode_chunk(self.model, chunk, reporter) for chunk in run)

@@ -22,6 +22,7 @@ from specbench.models.interface import ImageModel
 from specbench.prompts import Request
 from specbench.runs.executors.local import Chunk, DecodedChunk, Tell, decode_chunk, warm_up
 from specbench.runs.executors.ray_watch import watch
+from specbench.runs.run_progress import Reporter
 from specbench.specs.run_spec import RunSpec
 from specbench.store.schema import base_row, failed_row
 from specbench.system import environment
@@ -70,7 +71,7 @@ class WorkerPool:
             facts, _ = self._next()
         return facts | {"workers": self._crew.size}
 
-    def decode(self, chunks: Iterator[Chunk], tell: Tell | None = None) -> Iterator[DecodedChunk]:
+    def decode(self, chunks: Iterator[Chunk], reporter: Reporter | None = None) -> Iterator[DecodedChunk]:
         while True:
             while self._free and (chunk := self._take(chunks)):
                 worker = self._free.pop()

@@ -1,0 +1,72 @@
+"""Failures of a device, one line each: too little memory, and errors after which it computes nothing more."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from specbench.errors import FAILURE, SpecbenchError
+from specbench.system.console import one_line
+from specbench.system.monitor import gpu_users
+
+# Imports inside functions: torch, which commands load when they need it.
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+
+
+def release_memory() -> None:
+    """Free what nothing refers to any more, such as a model and its compiled steps, and give it back to the device."""
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on a GPU or in main memory."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in _NO_MEMORY)
+
+
+def out_of_memory(what: str, device: object, error: BaseException, advice: str) -> SpecbenchError:
+    """The error that says what did not fit on a device, who else uses it, and what helps."""
+    others = f"; {users}" if (users := gpu_users(str(device))) else ""
+    reason = one_line(str(error), 200).partition(". GPU ")[0] or type(error).__name__
+    return SpecbenchError(f"{what} does not fit into the memory of {device}: {reason}{others}", advice, FAILURE)
+
+
+@contextmanager
+def memory_for(what: str, device: object, advice: str) -> Iterator[None]:
+    """Report a failed allocation of the block as a SpecbenchError."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        problem = out_of_memory(what, device, error, advice)
+    else:
+        return
+    raise problem  # not from the error, whose traceback holds what was allocated
+
+
+def check_alive(device: object, error: Exception) -> None:
+    """Raise a SpecbenchError if `error` left the device unusable, as a failed assertion of a kernel does, an illegal
+    access, or a GPU that fell off its bus: every later call of the process fails."""
+    try:
+        _probe(device)
+    except Exception as answer:
+        if is_out_of_memory(answer):
+            return
+        raise SpecbenchError(
+            f"{device} computes nothing more after: {one_line(str(error).partition(chr(10))[0])}",
+            "finished images are kept; run the same command again to resume; if it recurs, see 'dmesg | grep Xid'",
+            FAILURE,
+        ) from None
+
+
+def _probe(device: object) -> None:
+    """A first piece of work for a device."""
+    import torch
+
+    torch.zeros(1, device=device).cpu()

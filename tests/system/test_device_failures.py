@@ -1,0 +1,168 @@
+"""A device without enough memory, and one that computes nothing more: one line each, and nothing that is done is lost.
+
+It concerns several modules: device_failures, and what decodes, loads models and scores.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import sys
+import weakref
+
+import pytest
+import tiny
+import torch
+from stored_rows import contents
+
+import specbench
+from specbench.decoding.loop import decode
+from specbench.errors import FAILURE, SpecbenchError
+from specbench.metrics import scoring
+from specbench.metrics.scoring import score
+from specbench.models.catalog import find_model
+from specbench.prompts import Request, requests_for
+from specbench.reporting.answer import disturbances
+from specbench.reporting.report_rows import report_rows
+from specbench.runs import preparation
+from specbench.runs.executors import local
+from specbench.runs.executors.local import LocalExecutor
+from specbench.runs.run_progress import SilentReporter
+from specbench.runs.runner import run
+from specbench.specs.presets import PRESETS, resolve
+from specbench.store.run_store import RunStore
+from specbench.system import device_failures, monitor
+
+NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB"
+REQUESTS = requests_for(tiny.prompts(), 4)
+
+
+class Notes(SilentReporter):
+    def __init__(self):
+        self.texts = []
+
+    def note(self, text):
+        self.texts.append(text)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_nan_logits_are_one_line_with_top_p(name):
+    model = tiny.tiny_model()
+    model.conditional[:] = float("nan")
+    sampling = dataclasses.replace(tiny.SAMPLING, top_p=0.9)
+    images = decode(model, [Request(text, text) for text in tiny.TEXTS[:2]], resolve(name), sampling, 0)
+    assert all("the model gave NaN logits at token" in image.what for image in images)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_device_that_computes_nothing_more_ends_the_run_and_a_rerun_makes_the_rest(tmp_path, monkeypatch, batch):
+    honest, calls = local.StepWatch.__call__, []
+
+    def assert_on_device(watch, committed):
+        calls.append(committed)
+        if len(calls) > 8:
+            raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
+        honest(watch, committed)
+
+    def zeros(*_, **__):
+        if len(calls) > 8:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return torch.ones(1)
+
+    monkeypatch.setattr(local.StepWatch, "__call__", assert_on_device)
+    monkeypatch.setattr(device_failures, "_probe", zeros)
+    specs = [tiny.spec("sjd", batch=batch)]
+    with pytest.raises(
+        SpecbenchError, match=r"^cpu computes nothing more after: CUDA error: device-side assert trigg"
+    ) as lost:
+        run(tiny.executor(), specs, REQUESTS, tmp_path / "out")
+    assert lost.value.exit_code == FAILURE and "again to resume" in lost.value.try_this and len(calls) == 9
+    monkeypatch.undo()
+    [folder] = (tmp_path / "out").iterdir()
+    statuses = RunStore(folder).samples(["status"])["status"].to_list()
+    assert 0 < len(statuses) < len(REQUESTS) and set(statuses) == {"ok"}
+    run(tiny.executor(), specs, REQUESTS, tmp_path / "out")
+    run(tiny.executor(), specs, REQUESTS, tmp_path / "undisturbed")
+    assert contents(tmp_path / "out") == contents(tmp_path / "undisturbed")
+
+
+class Large:
+    """Takes the place of the tensors of a batch."""
+
+
+@pytest.mark.parametrize("decoder", ["sjd", "zipar"])
+def test_a_batch_that_does_not_fit_frees_its_memory_and_after_a_second_one_there_are_none(
+    tmp_path, monkeypatch, decoder
+):
+    model, sizes, held = tiny.tiny_model(), [], []
+    honest = model.encode
+
+    def encode(texts):
+        gc.disable()
+        sizes.append(len(texts))
+        assert not [one for one in held if one() is not None], "memory of a batch that did not fit is still held"
+        if len(texts) > 1:
+            large = Large()
+            held.append(weakref.ref(large))
+            raise torch.OutOfMemoryError(NO_MEMORY)
+        return honest(texts)
+
+    monkeypatch.setattr(model, "encode", encode)
+    monkeypatch.setattr(device_failures, "gpu_users", lambda device: "process 4711 has 12.0 GiB")
+    notes = Notes()
+    spec = dataclasses.replace(tiny.spec("ar", batch=4), decoder=resolve(decoder))
+    try:
+        summary = run(LocalExecutor(model), [spec], REQUESTS, tmp_path, notes)
+    finally:
+        gc.enable()
+    assert (summary.done, summary.failed) == (16, 0)
+    assert sizes == [4, 4, *[1] * 4, 4, *[1] * 12]  # the warm-up, and two batches
+    [folder] = tmp_path.iterdir()
+    assert set(RunStore(folder).samples(["batch"])["batch"]) == {1}
+    assert "16 of 16 images were decoded in smaller batches." in disturbances(report_rows([folder]))[0]
+    first, second = (text for text in notes.texts if "does not fit" in text)
+    assert first == (
+        "a batch of 4 does not fit into the memory of cpu: CUDA out of memory. Tried to allocate 2.00 GiB; "
+        "process 4711 has 12.0 GiB (a smaller --batch); its images are decoded one by one"
+    )
+    assert second.endswith("all images from here on are decoded one by one")
+
+
+def test_a_model_that_does_not_fit_is_one_line(monkeypatch):
+    def refuse(*_):
+        raise torch.OutOfMemoryError(NO_MEMORY)
+
+    monkeypatch.setattr(preparation, "load_model", refuse)
+    with pytest.raises(
+        SpecbenchError, match=r"^model 'shapes' \(float32\) does not fit into the memory of cpu: CUDA ou"
+    ) as no:
+        preparation.load_for_run(find_model("shapes"), "cpu", "float32", 1, False)
+    assert "--dtype" in no.value.try_this and no.value.exit_code == FAILURE
+
+
+def test_metrics_that_do_not_fit_are_one_line(tmp_path, monkeypatch):
+    specbench.run(model="shapes", decoder="ar", limit=1, out=str(tmp_path))
+
+    def refuse(*_):
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(scoring, "_add_features", refuse)
+    with pytest.raises(
+        SpecbenchError, match=r"^scoring by shapes-clip does not fit into the memory of cpu: "
+    ) as caught:
+        score(list(tmp_path.iterdir()), ["shapes-clip"])
+    assert "fewer metrics" in caught.value.try_this
+
+
+def test_other_processes_on_a_gpu_are_named_with_their_memory(monkeypatch):
+    class Library:
+        NVMLError = ValueError
+
+        @staticmethod
+        def nvmlDeviceGetComputeRunningProcesses(handle):
+            return [type("P", (), {"pid": pid, "usedGpuMemory": used}) for pid, used in ((1, 2**31), (os.getpid(), 1))]
+
+    monkeypatch.setitem(sys.modules, "pynvml", Library)
+    monkeypatch.setattr(monitor, "_gpu", lambda device: "handle")
+    assert monitor.gpu_users("cuda") == "process 1 has 2.0 GiB"
