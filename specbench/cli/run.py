@@ -8,7 +8,7 @@ from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
@@ -20,6 +20,10 @@ from specbench.cli.progress import ProgressReporter
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import Value, check_environment, merge, read_config, run_settings
 from specbench.system import console
+
+if TYPE_CHECKING:
+    from specbench.runs.plan import Plan
+    from specbench.runs.run_progress import Reporter
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -81,12 +85,25 @@ def run(
     from specbench.runs.run_progress import SilentReporter
     from specbench.runs.runner import run_plans
 
-    summary = run_plans(plans, SilentReporter() if values["quiet"].value else ProgressReporter())
+    reporter = SilentReporter() if values["quiet"].value else ProgressReporter()
+    _say_without_baseline(plans, reporter)
+    summary = run_plans(plans, reporter)
     _print_summary(summary, as_json)
     if not as_json and not values["quiet"].value and console.is_terminal():
         _show_table(summary.folders)
     if problem := summary.problem():
         raise problem
+
+
+def _say_without_baseline(plans: Sequence[Plan], reporter: Reporter) -> None:
+    """Say that reports will have no speed-up, where no AR is decoded here or stored."""
+    from specbench.store.run_folders import find_runs_like
+
+    decoders = list(dict.fromkeys(one.spec.name for plan in plans for one in plan.decoders))
+    stored = (find_runs_like(plan.out, model=plan.model.name, decoder={"name": "ar"}) for plan in plans)
+    if "ar" not in decoders and not any(stored):
+        added = ",".join(("ar", *decoders))
+        reporter.note(f"no AR among the decoders: reports will have no speed-up; add it: --decoder {added}")
 
 
 def _merged(given: Mapping[str, object], config: str | None) -> dict[str, Value]:

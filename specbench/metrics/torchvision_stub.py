@@ -52,6 +52,9 @@ def torchvision_if_it_loads() -> Iterator[bool]:
     if torchvision_loads():
         yield True
         return
+    from transformers.utils import is_torchvision_available  # seconds, and open_clip imports it too
+
+    is_torchvision_available()  # remembered by transformers, which must not find the stand-ins
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     try:

@@ -11,6 +11,7 @@ from specbench.reporting.compare import CHANGE, SIGNIFICANT, corrected, quality_
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import window_of
 from specbench.specs.tree_paths import columns_fed
+from specbench.store.run_info import read_info
 from specbench.system.monitor import BUSY_CORES
 
 _COSTLY_WINDOW = 1.1
@@ -181,7 +182,10 @@ def _untimed(rows: Sequence[Mapping], timed: Sequence[Mapping]) -> list[str]:
     if timed or not missing:
         return []
     reasons = dict.fromkeys(re.sub(r"\s+", " ", str(row["speedup_note"])) for row in missing)
-    return [f"No speed-up can be given: {'; '.join(reasons)}."]
+    said = [f"No speed-up can be given: {'; '.join(reasons)}."]
+    if all(row["baseline"] is None for row in missing):
+        said.append(f"To add AR: {read_info(Path(missing[0]['folder'])).command('ar')}")
+    return said
 
 
 def _interval(row: Mapping) -> str:

@@ -22,7 +22,7 @@ from specbench.prompts.prompt_set import Drawing
 from specbench.runs import compiler
 from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders
 from specbench.runs.memory_estimate import fitting_windows, settle_batch
-from specbench.runs.settings import Value
+from specbench.runs.settings import DRAWN, Value
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos
@@ -120,6 +120,12 @@ class Plan:
         """Key shared by plans whose decoders can alternate on one loaded model."""
         images = (self.chosen, self.samples, self.shard, self.trace, self.out)
         return self.model, self.device, self.dtype, self.threads, self.compiled, self.workers, images
+
+    @property
+    def asked(self) -> dict[str, object]:
+        """Values that the user gave, but for the decoder's."""
+        names = (*RUN_ORIGINS, "samples", "out", *(setting.name for setting in DRAWN))
+        return {name: self.settings[name].value for name in names if self.settings[name].given}
 
     @property
     def requests(self) -> list[Request]:

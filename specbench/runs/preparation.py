@@ -111,7 +111,7 @@ def specs_to_run(
             specs.append(spec)
             found = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory, "source": source}
             found |= {"commits": plan.model.commits, "file_digests": plan.model.file_digests}
-            found |= {"processors": processors, "drawn": plan.drawn}
+            found |= {"processors": processors, "drawn": plan.drawn, "asked": plan.asked}
             facts[spec.run_id] = {name: value for name, value in found.items() if value} | _roofline(plan)
     for text in _twins(plans[0].out, specs):
         reporter.note(text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -124,6 +125,7 @@ class RunInfo:
         file_digests: SHA-256 of every file of the model, by folder and name; None for bundled models.
         processors: logits processors of the checkpoint's `generation_config.json` that are part of the target
             distribution, for example {"repetition_penalty": 1.1}; None without any.
+        asked: values that the user gave, by name of a setting of `specbench run`, but for the decoder's.
         schema: version of the files in the folder.
         stored: the object as read from the file, with keys of other versions.
     """
@@ -139,6 +141,7 @@ class RunInfo:
     commits: Mapping[str, str] | None = None
     file_digests: Mapping[str, str] | None = None
     processors: Mapping[str, object] | None = None
+    asked: Mapping[str, object] | None = None
     schema: int = SCHEMA_VERSION
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
 
@@ -165,9 +168,19 @@ class RunInfo:
             commits=content.get("commits"),
             file_digests=content.get("file_digests"),
             processors=content.get("processors"),
+            asked=content.get("asked"),
             schema=content["schema"],
             stored=content,
         )
+
+    def command(self, decoder: str) -> str:
+        """What to type to decode the same images with another decoder."""
+        asked = {"model": self.spec.model.partition("+")[0], **(self.asked or {"prompts": self.spec.prompts})}
+        words = ["specbench", "run", "--decoder", decoder]
+        for name, value in asked.items():
+            values = [",".join(value)] if isinstance(value, list) else [] if value is True else [plain(value)]
+            words += [f"--{name}", *map(shlex.quote, values)] if value is not False else []
+        return " ".join(words)
 
     def to_json(self) -> dict[str, object]:
         """The JSON object: keys that were read stay in place, new ones follow."""
@@ -220,6 +233,7 @@ _ORDER = (
     "commits",
     "file_digests",
     "processors",
+    "asked",
 )
 
 
@@ -315,7 +329,7 @@ def _number(value: object) -> object:
 
 def _check_optional(content: Mapping[str, object]) -> None:
     """Raise a TypeError, LookupError or ValueError for a malformed optional key."""
-    for name in ("origins", "memory", "floor", "source", "commits", "file_digests", "processors"):
+    for name in ("origins", "memory", "floor", "source", "commits", "file_digests", "processors", "asked"):
         if not isinstance(content.get(name), dict | None):
             raise TypeError(name)
     if not isinstance(content.get("window_curve"), list | None):

@@ -20,12 +20,14 @@ class Hub:
         commits: per repository its commits with their folders; the last one is `main`.
         refusals: HTTP status and headers to answer with, by the beginning of a path.
         asked: paths that were asked for.
+        files: other published files, by path.
         cut_after: bytes of a file's body after which the connection is cut.
     """
 
     commits: dict[str, dict[str, Path]] = field(default_factory=dict)
     refusals: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    files: dict[str, Path] = field(default_factory=dict)
     cut_after: int | None = None
     address: str = ""
 
@@ -62,6 +64,8 @@ class _Answers(BaseHTTPRequestHandler):
         for start, (status, headers) in self.hub.refusals.items():
             if path.startswith(start):
                 return self._send(status, json.dumps({"error": "refused"}).encode(), body, headers)
+        if path in self.hub.files:
+            return self._content(self.hub.files[path], {}, body)
         parts = path.strip("/").split("/")
         if parts[:2] == ["api", "models"]:
             return self._api("/".join(parts[2:4]), parts[4:], body)
@@ -94,12 +98,11 @@ class _Answers(BaseHTTPRequestHandler):
         path = self.hub.commits.get(repo, {}).get(commit or "", Path("/nowhere")) / name
         if not path.is_file():
             return self._send(404, b"", body, {"X-Error-Code": "EntryNotFound"})
+        etag = f'"{hashlib.sha256(path.read_bytes()).hexdigest()}"'
+        self._content(path, {"ETag": etag, "X-Repo-Commit": str(commit), "Accept-Ranges": "bytes"}, body)
+
+    def _content(self, path: Path, headers: dict[str, str], body: bool) -> None:
         data, status = path.read_bytes(), 200
-        headers = {
-            "ETag": f'"{hashlib.sha256(data).hexdigest()}"',
-            "X-Repo-Commit": str(commit),
-            "Accept-Ranges": "bytes",
-        }
         if asked := self.headers.get("Range"):
             start = int(asked.removeprefix("bytes=").partition("-")[0])
             headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"

@@ -7,7 +7,8 @@ constants of the writers.
 
 from __future__ import annotations
 
-import hashlib
+import functools
+import json
 import os
 import shutil
 import subprocess
@@ -56,10 +57,58 @@ def _write(folder: Path, model: str) -> None:
     shutil.rmtree(made)
 
 
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def serve_files(hub: Hub, folder: Path) -> None:
+    """Put the networks of protocol `sjd` and the prompts of PartiPrompts on a hub, in their publishers' formats."""
+    import authors_formats as formats
+    import calibrated
+    import published
+
+    folder.mkdir()
+    calibrated.save_inception(folder / "inception.pth")
+    formats.save_openai_clip(folder / "ViT-B-16.pt")
+    formats.save_hpsv2(folder)
+    published.write("parti", folder)
+    hub.files |= {f"/files/{path.name}": path for path in folder.iterdir()}
+
+
+def command(hub: Hub, *arguments: str) -> list[str]:
+    """The command line on a machine for which the files of a hub are the published ones."""
+    files = {name: hub.files[f"/files/{file}"] for name, file in _NETWORKS.items() if f"/files/{file}" in hub.files}
+    facts = {name: str(path) for name, path in files.items()}
+    return [sys.executable, __file__, "--as-user", hub.address, json.dumps(facts), *arguments]
+
+
+_NETWORKS = {"inception": "inception.pth", "clip-b16": "ViT-B-16.pt", "hpsv2-v2.1": "HPS.pt"}
+
+
+def _as_user(address: str, facts: dict[str, str], arguments: list[str]) -> None:
+    import published
+
+    from specbench.cli import main
+    from specbench.metrics import hpsv2, published_weights
+    from specbench.metrics.openclip import import_open_clip
+    from specbench.prompts import public
+    from specbench.system.downloads import Remote, digest_of
+
+    for name, path in facts.items():
+        file = Path(path)
+        remote = Remote(f"{address}/files/{file.name}", digest_of(file))
+        published_weights.CHECKPOINTS[name] = published_weights.Checkpoint(file.name, remote, "test")
+    load = functools.partial(hpsv2.load_hpsv2, architecture="tiny-hps")
+
+    def load_small(*given):
+        import_open_clip().add_model_config(Path(facts["hpsv2-v2.1"]).with_name("tiny-hps.json"))
+        return load(*given)
+
+    hpsv2.load_hpsv2 = load_small
+    small = {**public.public_sets(), "parti": published.public_set("parti", f"{address}/files")}
+    public.public_sets = lambda: small
+    main(arguments)
 
 
 if __name__ == "__main__":
-    for name in sys.argv[2:]:
-        _write(Path(sys.argv[1]), name)
+    if sys.argv[1] == "--as-user":
+        _as_user(sys.argv[2], json.loads(sys.argv[3]), sys.argv[4:])
+    else:
+        for name in sys.argv[2:]:
+            _write(Path(sys.argv[1]), name)

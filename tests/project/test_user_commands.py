@@ -1,0 +1,88 @@
+"""The user's commands as typed, by the real client from an empty machine.
+
+A hub on the loopback has small checkpoints under the official names, with the official vocabularies and grids, and the
+networks of the metrics in their publishers' formats.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import official_hub
+import pandas as pd
+import pytest
+from loopback_hub import Hub, loopback_hub
+
+from specbench.models.families.model_specs import MODELS
+
+QUICK = ("llamagen", "lumina-512")
+SLOW = tuple(model.name for model in MODELS if model.name not in QUICK)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory) -> Iterator[Hub]:
+    with loopback_hub() as served:
+        folder = tmp_path_factory.mktemp("hub")
+        official_hub.serve(served, folder / "repositories", QUICK)
+        official_hub.serve_files(served, folder / "files")
+        yield served
+
+
+def typed(hub: Hub, home: Path, line: str, **variables: str) -> subprocess.CompletedProcess:
+    """Type a command in an empty folder of a user with an empty home folder."""
+    (home / "work").mkdir(parents=True, exist_ok=True)
+    env = {**os.environ, **hub.env(home), "HOME": str(home), "OMP_NUM_THREADS": "1", **variables}
+    env.pop("SPECBENCH_PROMPTS_MIRROR", None)
+    command = official_hub.command(hub, *line.split()[1:])
+    return subprocess.run(command, env=env, cwd=home / "work", capture_output=True, text=True, timeout=1200)
+
+
+def test_run_score_and_report_as_typed(hub, tmp_path):
+    ran = typed(hub, tmp_path, "specbench run --model llamagen --decoder gsd --G 50 --limit 2")
+    assert ran.returncode == 0, ran.stderr
+    said = ran.stderr.splitlines()
+    assert "downloading prompts of parti" in said[0]
+    assert said[1] == "no AR among the decoders: reports will have no speed-up; add it: --decoder ar,gsd"
+    assert said[2].startswith("llamagen (bfloat16, cpu): 2 prompts of parti, 2 images with gsd")
+    assert [line.split(",")[0] for line in said[3:5]] == [
+        "downloading peizesun/llamagen_t2i", "downloading google/flan-t5-xl"
+    ]  # fmt: skip
+    scored = typed(hub, tmp_path, "specbench score")
+    assert scored.returncode == 0, scored.stderr
+    assert "scoring 1 run on cpu: clip[b16+299], hpsv2[v2.1]" in scored.stderr
+    assert "downloading ViT-B-16.pt" in scored.stderr and "downloading HPS.pt" in scored.stderr
+    report = typed(hub, tmp_path, "specbench report")
+    assert report.returncode == 0, report.stderr
+    [folder] = (tmp_path / "work" / "results").iterdir()
+    samples = pd.concat(map(pd.read_parquet, (folder / "samples").glob("*.parquet")))
+    assert len(samples) == 2 and samples[["nfe", "ar_ms"]].gt(0).all(axis=None)
+    assert all(len(logprobs) == 256 for logprobs in samples["logp"]), "log-probabilities of every token"
+    scores = pd.concat(map(pd.read_parquet, (folder / "scores").glob("*.parquet")))
+    assert {"clip[b16+299]", "hpsv2[v2.1]"} <= set(scores["metric"])
+    row = next(line for line in report.stdout.splitlines() if line.startswith("| gsd"))
+    assert "clip[b16+299]" in report.stdout and row.count("|") > 5
+    [command] = [line for line in report.stdout.splitlines() if "specbench run" in line]
+    added = typed(hub, tmp_path, command[command.index("specbench run") :].strip("`. "))
+    assert added.returncode == 0 and "downloading" not in added.stderr, added.stderr
+    assert "No speed-up can be given" not in typed(hub, tmp_path, "specbench report").stdout
+
+
+def test_after_a_score_the_same_process_loads_a_model():
+    """open_clip is imported with stand-ins for torchvision, which transformers must not take for the package."""
+    order = "from specbench.metrics.openclip import import_open_clip as c; c(); import transformers as t"
+    done = subprocess.run([sys.executable, "-c", f"{order}; t.JanusForConditionalGeneration"], capture_output=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("model", [QUICK[1], *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+def test_the_first_command_of_every_model(model, hub, tmp_path):
+    """From an empty cache to a picture in one command."""
+    if model in SLOW:
+        official_hub.serve(hub, tmp_path / "repositories", [model])
+    ran = typed(hub, tmp_path, f"specbench run --model {model} --decoder gsd --G 50 --limit 1")
+    assert ran.returncode == 0, ran.stderr
+    assert len(list((tmp_path / "work" / "results").rglob("*.png"))) == 1
