@@ -30,6 +30,7 @@ from specbench.papers.table_files import load_table, table_names
 from specbench.prompts import load_prompts
 from specbench.prompts import prompt_set_names as prompt_sets
 from specbench.prompts.loading import public_names
+from specbench.runs.settings import FOREIGN_VARIABLES, OTHER_VARIABLES
 from specbench.specs.components import CHOICES, Component
 from specbench.specs.options import Option, plain
 from specbench.specs.presets import PRESETS, resolve
@@ -86,6 +87,12 @@ def command_help(page: Path, argument: str) -> str:
         said = "\n\n".join(" ".join(text.split()) for text in _plain_help(command).split("\n\n"))
         parts.append(f"## specbench {name}\n\n{said}\n\n" + _table(["argument or option", "meaning", "default"], rows))
     return "\n\n".join(parts)
+
+
+def variables(page: Path, argument: str) -> str:
+    """Every environment variable besides those of settings."""
+    named = {**OTHER_VARIABLES, **FOREIGN_VARIABLES}
+    return _table(["variable", "meaning"], ([f"`{name}`", meaning] for name, meaning in named.items()))
 
 
 def decoders(page: Path, argument: str) -> str:
@@ -358,6 +365,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "metrics": metrics,
     "models": models,
     "options": options,
+    "variables": variables,
     "paper-plan": paper_plan,
     "planted-bugs": planted_bugs,
     "printed-latencies": printed_latencies,

@@ -30,7 +30,7 @@ from specbench.cli.options import (
 from specbench.cli.output import print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.system import console
-from specbench.system.torch_device import AUTO, chosen_device
+from specbench.system.torch_device import AUTO, best_device, chosen_device
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -109,6 +109,10 @@ def doctor(
     missing = dict.fromkeys(row["name"] for row in rows if row["status"] == MISSING)
     if missing:
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)
+    if not json:
+        best = f"--model {model or 'janus'} --decoder ar,sjd,gsd --limit 4"
+        gpu = best_device() != "cpu"
+        console.say(f"ready; type next: specbench {f'run {best}' if model or gpu else 'demo'}")
 
 
 def _print_readiness(rows: Sequence[Mapping]) -> None:

@@ -21,28 +21,32 @@ def print_json(rows: Iterable[dict]) -> None:
     print(json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False, default=str))
 
 
-def print_table(rows: Sequence[dict], columns: Sequence[str], kept: Sequence[str] = ()) -> None:
+def print_table(
+    rows: Sequence[dict], columns: Sequence[str], kept: Sequence[str] = (), elsewhere: int | None = None
+) -> None:
     """Print rows as a table on stdout: fitted to the width of a terminal, without empty columns; as markdown
     elsewhere.
 
     Args:
         kept: columns that stand in the table even where all rows agree, besides the first.
+        elsewhere: width to fit the table to where there is no terminal, instead of markdown.
     """
-    if console.is_terminal():
-        return _print_fitted(rows, columns, kept)
+    if console.is_terminal() or elsewhere:
+        width = console.stdout().width if console.is_terminal() else elsewhere
+        return _print_fitted(rows, columns, kept, width)
     markdown = Console(width=1000)
     with markdown.capture() as text:
         markdown.print(_markdown(rows, columns))
     print(text.get().strip())
 
 
-def _print_fitted(rows: Sequence[dict], columns: Sequence[str], kept: Sequence[str]) -> None:
+def _print_fitted(rows: Sequence[dict], columns: Sequence[str], kept: Sequence[str], width: int) -> None:
     cells = [[_cell(row.get(column)) for column in columns] for row in rows]
     numeric = [place for place, column in enumerate(columns) if all(_numeric(row.get(column)) for row in rows)]
-    screen = console.stdout()
+    screen = Console(highlight=False, width=width)
     headings = [column.replace("_", " ") for column in columns]
     stay = [0, *(columns.index(name) for name in kept)]
-    screen.print(fitted_distinct(headings, cells, screen.width, stay, right=numeric))
+    screen.print(fitted_distinct(headings, cells, width, stay, right=numeric))
 
 
 def _numeric(value: object) -> bool:

@@ -55,6 +55,8 @@ _COLUMNS = (
     "run_id",
 )
 """Columns of a dry run."""
+_PIPED_WIDTH = 160
+"""Characters of a dry run's lines where there is no terminal."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -187,7 +189,7 @@ def print_dry_run(rows: Sequence[Mapping], first: Sequence[str] = (), notes: Seq
         }
         for row in rows
     ]
-    print_table(shown, (*first, *_COLUMNS, *notes))
+    print_table(shown, (*first, *_COLUMNS, *notes), elsewhere=_PIPED_WIDTH)
     for found in marks.values():
         _print_lines([f"{mark}. {text}" for text, mark in found.items()])
     missing = dict.fromkeys((row["model"], row["weights"]) for row in rows if row["weights"] not in (None, ON_DISK))

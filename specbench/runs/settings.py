@@ -23,11 +23,29 @@ from specbench.system.torch_device import AUTO, chosen_device
 
 _PREFIX = "SPECBENCH_"
 MAX_SEED = 2**63 - 1
-# Read at start-up by other modules, so also allowed in the environment.
-OTHER_VARIABLES = (
-    *("SPECBENCH_DEBUG", "SPECBENCH_CONFIG", "SPECBENCH_CACHE", "SPECBENCH_OFFLINE"),
-    *("SPECBENCH_PROMPTS_MIRROR", "SPECBENCH_REVISIONS", "SPECBENCH_PINNED_ONLY"),
-)
+OTHER_VARIABLES = {
+    "SPECBENCH_CONFIG": "a settings file, as `--config`",
+    "SPECBENCH_CACHE": "folder of downloads and of this machine's measurements",
+    "SPECBENCH_OFFLINE": "1: download nothing",
+    "SPECBENCH_PROMPTS_MIRROR": "address of a copy of the [public prompt sets](prompts.md)",
+    "SPECBENCH_REVISIONS": "[revisions of hub repositories](models.md#pinned-commits), `owner/name@COMMIT`, separated "
+    "by commas",
+    "SPECBENCH_PINNED_ONLY": "1: download no hub repository at a commit that neither specbench nor you have named, as "
+    "`--pinned-only`",
+    "SPECBENCH_DEBUG": "1: show tracebacks, as `--debug`",
+}
+"""Environment variables that are read besides those of settings, and what they mean, for docs/commands.md."""
+FOREIGN_VARIABLES = {
+    "HF_HOME, HF_HUB_CACHE": "folder of the Hugging Face hub's downloads",
+    "HF_ENDPOINT": "address of a mirror of the hub",
+    "HF_TOKEN": "access to gated repositories, as `hf auth login` gives it",
+    "HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE": "1: download nothing",
+    "HTTPS_PROXY, NO_PROXY": "proxy of downloads",
+    "SSL_CERT_FILE": "certificates that servers are checked with",
+    "OMP_NUM_THREADS": "most CPU threads",
+    "CUDA_VISIBLE_DEVICES": "GPUs that are used",
+}
+"""Variables of others that downloads and devices follow."""
 
 
 @dataclass(frozen=True)

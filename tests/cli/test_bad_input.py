@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specbench.runs.settings import run_settings
+from specbench.cli.commands import COMMANDS
+from specbench.runs.settings import OTHER_VARIABLES, check_environment, merge, run_settings
 
 FILES = {
     "empty.txt": b"",
@@ -185,3 +186,39 @@ def test_a_bad_value_of_the_environment_is_named_with_its_variable_unless_the_op
     assert refused.code == 2 and "(environment SPECBENCH_JSON=maybe)" in refused.err
     monkeypatch.setenv("SPECBENCH_LIMIT", "8")
     assert "environment" not in cli("demo", "--limit", "0").err
+
+
+_TYPED = {
+    "run": ("--show-config",),
+    "list": ("models",),
+    "prompts": ("show", "shapes", "--limit", "1"),
+    "shapes": ("render", "a red circle", "--out", "picture.png"),
+    "fetch": ("shapes",),
+    "demo": ("--limit", "none"),
+    "train-head": ("--model", "nobody", "--out", "head"),
+    "check-head": ("--model", "nobody"),
+    "doctor": ("--scale", "none"),
+    "forecast": ("--decoder", "nobody"),
+    "compare": ("a", "b"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_accepts_every_variable_of_the_documentation(command, cli, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.toml").touch()
+    values = {"SPECBENCH_CONFIG": "empty.toml", "SPECBENCH_REVISIONS": "owner/name@main", "SPECBENCH_DEBUG": "0"}
+    for name in OTHER_VARIABLES:
+        monkeypatch.setenv(name, values.get(name, str(tmp_path / "cache") if name.endswith("CACHE") else "1"))
+    for setting in run_settings():
+        monkeypatch.delenv(setting.env, raising=False)
+    outcome = cli(command, *_TYPED.get(command, ("nothing",)))
+    assert "variable" not in outcome.err and "a bug" not in outcome.err, outcome.err
+
+
+@pytest.mark.parametrize("setting", run_settings(), ids=lambda setting: setting.name)
+def test_every_setting_is_read_from_the_environment(setting):
+    named = {"tree": "chain"}.get(setting.name) or (setting.choices or ("x",))[0]
+    value = {bool: "true", int: "1", float: "1.0"}.get(setting.type, named)
+    check_environment({setting.env: value})
+    assert merge(run_settings(), {}, {setting.env: value})[setting.name].given
