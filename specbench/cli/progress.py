@@ -60,9 +60,9 @@ class ProgressReporter:
             self._part = _Part(what, total, done, time.monotonic())
         self._part.done, self._part.images = done, images
         if self._bar is not None:
-            self._bar.update(
-                self._task, completed=self._images_done(), ahead=f"{self._ahead()}; {self._part}".lstrip(",; ")
-            )
+            left = self._ahead().rpartition(", ")[2]  # the line of a terminal is short
+            ahead = f"{left}; {self._part}" if left else str(self._part)
+            self._bar.update(self._task, completed=self._images_done(), ahead=ahead)
         else:
             self._line(lambda: f"{self._plain()}; {self._part}" if self._total else str(self._part))
 
@@ -137,12 +137,11 @@ def _bar(screen: Console) -> Bar:
 
     columns = (
         progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
+        progress.BarColumn(bar_width=None),
         progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
         progress.TextColumn("{task.fields[ahead]}"),
     )
-    return progress.Progress(*columns, console=screen, transient=True)
+    return progress.Progress(*columns, console=screen, transient=True, expand=True)
 
 
 @contextmanager
