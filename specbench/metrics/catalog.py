@@ -139,14 +139,14 @@ PROTOCOLS: Mapping[str, tuple[str, ...]] = {
 compare with numbers of the other. `sjd`: SJD, GSD, SJD++. `cool-sd`: Cool-SD, LANTERN, LANTERN++. The first group
 prints CLIP times 100."""
 
-DEFAULTS = (
-    *PROTOCOLS["sjd"],
-    "geneval[hf-m2f]",
-    *(f"compbench[{part}]" for part in ("blip-vqa", "spatial-owlv2", "3d-spatial-owlv2", "numeracy-owlv2", "clip-b32")),
-    "compbench[3-in-1-owlv2]",
-)
-"""What is computed of models other than `shapes` where no metric is named, each of the prompts that it can score: what
-the papers of protocol `sjd` print, and of the prompts of GenEval and T2I-CompBench++ their own scores."""
+DEFAULTS: Mapping[str, tuple[str, ...]] = {
+    "": PROTOCOLS["sjd"][1:],
+    "coco": PROTOCOLS["sjd"][:1],
+    "geneval": ("geneval[hf-m2f]",),
+    "t2i-compbench": tuple(name for name in METRICS if name.startswith("compbench[")),
+}
+"""What is computed of models other than `shapes` where no metric is named, by prompt set: what the papers of protocol
+`sjd` print of all sets (""), FID of the one with reference images, and a benchmark's own scores of its prompts."""
 
 
 def metric_names() -> list[str]:
@@ -191,9 +191,12 @@ def downloads(names: Iterable[str], settings: Settings | None = None) -> list[Do
     return [found for name in names for found in metric(name)(settings).downloads()]
 
 
-def default_metrics(model: str) -> list[str]:
-    """List the metrics of a model's images where none is named."""
-    return bundled_metrics() + (list(DEFAULTS) if model != "shapes" else [])
+def default_metrics(model: str, prompts: str | None = None) -> list[str]:
+    """List the metrics of a model's images where none is named, those for a prompt set or all."""
+    if model == "shapes":
+        return bundled_metrics()
+    sets = DEFAULTS if prompts is None else ("", prompts.partition("/")[0])
+    return bundled_metrics() + [name for one in sets for name in DEFAULTS.get(one, ())]
 
 
 def bundled_metrics() -> list[str]:

@@ -6,6 +6,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from specbench.metrics.catalog import bundled_metrics, default_metrics
+from specbench.models.facts import RANDOM
+from specbench.models.families.model_specs import MODELS
 from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number, stall_note
 from specbench.reporting.compare import CHANGE, SIGNIFICANT, corrected, quality_rows
 from specbench.reporting.plot_data import lower_is_better
@@ -29,8 +32,20 @@ def answer(rows: Sequence[Mapping]) -> list[str]:
         *(sentence for row in chosen[:1] if (sentence := _free_window(row))),
         *_quality(chosen, rows),
         *_untimed(rows, timed),
+        *_unscored(rows),
         *disturbances(rows),
     ]
+
+
+def _unscored(rows: Sequence[Mapping]) -> list[str]:
+    """The default metrics of a real model's images that no run was scored by, and the command that scores them."""
+    model = str(rows[0].get("model"))
+    if RANDOM in model or model.partition("+")[0] not in {known.name for known in MODELS}:
+        return []
+    prompts = str(rows[0]["setting"]["prompts"])
+    scored = {score["metric"] for row in rows for score in row["scores"]}
+    wanted = [name for name in default_metrics(model, prompts) if name not in (*bundled_metrics(), *scored)]
+    return [f"Not scored by {', '.join(wanted)}; to score them: specbench score."] if wanted else []
 
 
 def disturbances(rows: Sequence[Mapping]) -> list[str]:
