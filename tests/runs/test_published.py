@@ -1,5 +1,6 @@
-"""Options default to what a decoder's paper, or its authors' code, states for the model: `specs/published.toml`.
+"""Options default to what a decoder's paper, or its authors' code, states for the model.
 
+It concerns several modules: `specs/published.py` and its table, `runs/decoder_args.py`, `papers/listing.py`.
 The papers' tables state most of the same values for themselves; what `bench` and `run` decode must agree.
 """
 
