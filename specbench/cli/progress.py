@@ -48,7 +48,7 @@ class ProgressReporter:
         if self._bar is not None:
             failed = f" ({self._failed} failed)" if self._failed else ""
             name = run_id.rpartition("-")[0] + failed
-            self._bar.update(self._task, completed=self._done, description=name, ahead=self._ahead())
+            self._bar.update(self._task, completed=self._done, description=name, ahead=self._ahead().removeprefix(", "))
         else:
             self._line(self._plain)
 
@@ -57,14 +57,16 @@ class ProgressReporter:
             self._part = _Part(what, total, done, time.monotonic())
         self._part.done, self._part.images = done, images
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._images_done(), ahead=f"{self._ahead()}; {self._part}")
+            left = self._ahead().rpartition(", ")[2]  # the line of a terminal is short
+            ahead = f"{left}; {self._part}" if left else str(self._part)
+            self._bar.update(self._task, completed=self._images_done(), ahead=ahead)
         else:
             self._line(lambda: f"{self._plain()}; {self._part}" if self._total else str(self._part))
 
     def stopping(self, within_s: float | None) -> None:
         limit = f"what takes longer than {within_s:.0f} s is dropped" if within_s else "Ctrl-C again stops at once"
-        work = "the warm-up" if not self._total else f"{self._part.images or 1} image(s) in work"
-        ends = f"{work}: {self._part}" if self._part.what else work
+        work = f"{self._part.images or 1} image(s) in work" if self._total else "this step of the warm-up"
+        ends = f"{work}: {self._part}" if self._part.images else work
         self.note(f"ending after {ends} ({limit}; finished images are kept)")
 
     def note(self, text: str) -> None:
@@ -91,7 +93,7 @@ class ProgressReporter:
 
     def _plain(self) -> str:
         failed = f", {self._failed} failed" if self._failed else ""
-        return f"{self._done}/{self._total} {self.what}{failed}, {self._ahead()}"
+        return f"{self._done}/{self._total} {self.what}{failed}{self._ahead()}"
 
     def _ahead(self) -> str:
         """Pace of the images and the time that is left."""
@@ -111,17 +113,16 @@ class _Part:
 
     def __str__(self) -> str:
         ahead = _ahead(self.done - self.first, self.total - self.done, self.since)
-        return f"{self.done}/{self.total} {self.what}, {ahead}"
+        return f"{self.done}/{self.total} {self.what}{ahead}"
 
 
 def _ahead(done: float, left: float, since: float) -> str:
-    """Pace of what was `done` since a time, and how long what is left takes at this pace."""
-    seconds = time.monotonic() - since
+    """Pace of what was `done` since a time, and how long what is left takes at this pace; nothing if none is done."""
     if not done:
-        return f"{console.duration(seconds)} so far"
-    each = seconds / done
+        return ""
+    each = (time.monotonic() - since) / done
     pace = f"{1 / each:.3g} a second" if each <= 1 else f"{console.duration(each)} each"
-    return f"{pace}, {console.duration(left * each)} left"
+    return f", {pace}, {console.duration(left * each)} left"
 
 
 def _bar(screen: Console) -> Bar:
@@ -129,12 +130,11 @@ def _bar(screen: Console) -> Bar:
 
     columns = (
         progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
+        progress.BarColumn(bar_width=None),
         progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
         progress.TextColumn("{task.fields[ahead]}"),
     )
-    return progress.Progress(*columns, console=screen, transient=True)
+    return progress.Progress(*columns, console=screen, transient=True, expand=True)
 
 
 class ScoreProgress:

@@ -1,8 +1,5 @@
 """Warm-up: a few steps meet every shape of the steps of an image, so that none is compiled or captured while an image
-is timed; it says how far it is.
-
-It concerns several modules: the loop, row_loop, the runner and the reporter.
-"""
+is timed; it says how far it is. It concerns several modules: loop, row_loop, and the compiled steps of a model."""
 
 from __future__ import annotations
 

@@ -176,3 +176,27 @@ def test_the_command_line_decodes_with_an_unpinned_model_from_an_empty_cache(hub
     hub.put("deepseek-community/Janus-Pro-1B", NEW, tmp_path / "janus")
     again = fetch(hub, tmp_path, command, OMP_NUM_THREADS="1")
     assert "1 of 1 images already done" in again.stderr and "now (--revision main)" in again.stderr
+
+
+KILLED = """
+import os, specbench.models.first_use as first_use, specbench.models.hub_downloads as hub, specbench.system.downloads
+import huggingface_hub
+{module}.{function} = lambda *_, **__: os._exit(9)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "function"),
+    [
+        ("huggingface_hub.HfApi", "model_info"),
+        ("huggingface_hub", "snapshot_download"),
+        ("first_use", "keep"),
+        ("first_use", "sha256_of"),
+        ("first_use", "write_atomically"),
+    ],
+)
+def test_a_kill_in_any_phase_is_made_good_by_the_same_command(hub, tmp_path, module, function):
+    killed = fetch(hub, tmp_path, ("-c", KILLED.format(module=module, function=function) + FETCH))
+    assert killed.returncode == 9
+    assert fetch(hub, tmp_path).stdout == f"{OLD}\n"
+    assert kept(tmp_path)[REPO]["commit"] == OLD and len(kept(tmp_path)[REPO]["files"]) == 2

@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import ssl
+import urllib.error
 
 import pytest
 import torch
@@ -111,3 +113,35 @@ def test_pins_are_commits_and_digests():
     assert on_hub and all(re.search(r"/resolve/[0-9a-f]{40}/", url) for url in on_hub)
     assert all(re.fullmatch(r"[0-9a-f]{40}", revision) for revision in REVISIONS.values())
     assert DIGESTS.keys() <= REVISIONS.keys() and "main" not in json.dumps(REVISIONS)
+
+
+def test_a_certificate_that_cannot_be_verified_is_said_at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+
+    def refuse(*_, **__):
+        inner = ssl.SSLCertVerificationError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+        raise ConnectionError("connection failed") from inner
+
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
+    with pytest.raises(SpecbenchError, match=r"certificate of huggingface\.co cannot be verified") as caught:
+        fetch_checkpoint(SOURCE)
+    assert "SSL_CERT_FILE" in caught.value.try_this
+
+    error = urllib.error.URLError(ssl.SSLCertVerificationError("certificate verify failed"))
+    asked = []
+    monkeypatch.setattr(downloads, "_open_url", lambda *_: asked.append(1) or _raise(error))
+    with pytest.raises(SpecbenchError, match="certificate cannot be verified"):
+        downloads.fetch_file(downloads.Remote("https://example.org/file", ""), tmp_path / "file")
+    assert len(asked) == 1, "no further try"
+
+
+def _raise(error):
+    raise error
+
+
+def test_files_of_metrics_on_the_hub_follow_its_mirror(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/")
+    places = {name: downloads.on_hub_endpoint(one.remote).url for name, one in CHECKPOINTS.items()}
+    for name in ("hpsv2-v2.1", "imagereward", "bert-vocabulary"):
+        assert places[name].startswith("https://mirror.example/") and "huggingface.co" not in places[name]
+    assert places["clip-b16"] == CHECKPOINTS["clip-b16"].remote.url

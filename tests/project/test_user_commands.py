@@ -6,6 +6,7 @@ networks of the metrics in their publishers' formats.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def typed(hub: Hub, home: Path, line: str, **variables: str) -> subprocess.Compl
     env = {**os.environ, **hub.env(home), "HOME": str(home), "OMP_NUM_THREADS": "1", **variables}
     env.pop("SPECBENCH_PROMPTS_MIRROR", None)
     command = official_hub.command(hub, *line.split()[1:])
-    return subprocess.run(command, env=env, cwd=home / "work", capture_output=True, text=True, timeout=1200)
+    return subprocess.run(command, env=env, cwd=home / "work", capture_output=True, text=True, timeout=3600)
 
 
 def test_run_score_and_report_as_typed(hub, tmp_path):
@@ -76,6 +77,32 @@ def test_after_a_score_the_same_process_loads_a_model():
     order = "from specbench.metrics.openclip import import_open_clip as c; c(); import transformers as t"
     done = subprocess.run([sys.executable, "-c", f"{order}; t.JanusForConditionalGeneration"], capture_output=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_protocols_and_beforehand_downloads_as_typed(hub, tmp_path):
+    fetched = typed(hub, tmp_path, "specbench fetch llamagen parti --protocol cool-sd")
+    assert fetched.returncode == 0 and fetched.stderr.count("downloading ") == 9, fetched.stderr
+    assert "complete on this disk" in typed(hub, tmp_path, "specbench fetch llamagen", SPECBENCH_OFFLINE="1").stderr
+    ran = typed(hub, tmp_path, "specbench run --model llamagen --decoder ar --limit 2 --scale tiny", HF_HUB_OFFLINE="1")
+    assert ran.returncode == 0, ran.stderr
+    scored = typed(hub, tmp_path, "specbench score --protocol cool-sd --json", HF_HUB_OFFLINE="1")
+    assert scored.returncode == 0, scored.stderr
+    found = {row["metric"] for row in json.loads(scored.stdout)}
+    assert found >= {"clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"}
+    assert "fid[clean+center256]" not in found, "PartiPrompts have no reference images"
+
+
+@pytest.mark.slow
+def test_a_table_from_an_empty_cache_in_one_command(hub, tmp_path):
+    official_hub.serve(hub, tmp_path / "repositories", ["lumina"])
+    bench = typed(hub, tmp_path, "specbench bench gsd-1 --limit 1 --samples 1")
+    assert bench.returncode == 0, bench.stderr
+    said = bench.stderr.splitlines()
+    loaded = next(number for number, line in enumerate(said) if line.startswith("loading"))
+    assert not any(line.startswith("downloading") for line in said[loaded:]), "all of it before the first image"
+    assert sum(line.startswith("downloading") for line in said) == 7, bench.stderr
+    rows = [line for line in bench.stdout.splitlines() if line.startswith("| C GSD") or "GSD" in line.split("|")[1:2]]
+    assert rows or "GSD" in bench.stdout
 
 
 @pytest.mark.parametrize("model", [QUICK[1], *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])

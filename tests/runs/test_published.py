@@ -117,6 +117,12 @@ def test_whatever_the_user_gives_wins_over_the_paper():
     assert planned(env)[0]["window"] == 7
 
 
+@pytest.mark.parametrize("decoder", ["sjd++:window=32,init=uniform,fresh-q=uniform", "sjd:fresh-q=uniform"])
+def test_the_flags_that_the_changelog_names_are_the_runs_of_before(decoder):
+    (now,) = plan_decoders(decoder.split(","), merge(SETTINGS, {"model": "lumina"}, env={}))
+    assert now.spec == resolve(decoder.partition(":")[0])
+
+
 def test_a_published_value_is_not_another_components_option_of_the_same_name():
     assert run("lantern", "lumina")[0]["k"] == 1000
     assert run("lantern", "lumina", verifier="amplify", residual="standard")[0]["k"] == 2

@@ -13,7 +13,9 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from loopback_hub import Hub
@@ -58,16 +60,25 @@ def _write(folder: Path, model: str) -> None:
 
 
 def serve_files(hub: Hub, folder: Path) -> None:
-    """Put the networks of protocol `sjd` and the prompts of PartiPrompts on a hub, in their publishers' formats."""
+    """Put the networks of both protocols, PartiPrompts and COCO on a hub, in their publishers' formats."""
     import authors_formats as formats
     import calibrated
     import published
+    from PIL import Image
 
     folder.mkdir()
     calibrated.save_inception(folder / "inception.pth")
-    formats.save_openai_clip(folder / "ViT-B-16.pt")
+    for name in ("ViT-B-16.pt", "ViT-B-32.pt"):
+        formats.save_openai_clip(folder / name)
     formats.save_hpsv2(folder)
-    published.write("parti", folder)
+    formats.save_imagereward(folder / "ImageReward.pt")
+    formats.save_vocabulary(folder / "vocab.txt")
+    for name in ("parti", "coco"):
+        published.write(name, folder)
+    with zipfile.ZipFile(folder / "coco.zip", "w") as archive:
+        for number, pixels in enumerate(calibrated.images(_REFERENCES, 80, 80)):
+            with archive.open(f"val2017/{number:012d}.png", "w") as file:
+                Image.fromarray(pixels).save(file, "png")
     hub.files |= {f"/files/{path.name}": path for path in folder.iterdir()}
 
 
@@ -78,7 +89,15 @@ def command(hub: Hub, *arguments: str) -> list[str]:
     return [sys.executable, __file__, "--as-user", hub.address, json.dumps(facts), *arguments]
 
 
-_NETWORKS = {"inception": "inception.pth", "clip-b16": "ViT-B-16.pt", "hpsv2-v2.1": "HPS.pt"}
+_NETWORKS = {
+    "inception": "inception.pth",
+    "clip-b16": "ViT-B-16.pt",
+    "clip-b32": "ViT-B-32.pt",
+    "hpsv2-v2.1": "HPS.pt",
+    "imagereward": "ImageReward.pt",
+    "bert-vocabulary": "vocab.txt",
+}
+_REFERENCES = 3
 
 
 def _as_user(address: str, facts: dict[str, str], arguments: list[str]) -> None:
@@ -101,7 +120,13 @@ def _as_user(address: str, facts: dict[str, str], arguments: list[str]) -> None:
         return load(*given)
 
     hpsv2.load_hpsv2 = load_small
-    small = {**public.public_sets(), "parti": published.public_set("parti", f"{address}/files")}
+    small = {
+        **public.public_sets(),
+        **{name: published.public_set(name, f"{address}/files") for name in ("parti", "coco")},
+    }
+    zipped = Path(facts["inception"]).with_name("coco.zip")
+    archive = Remote(f"{address}/files/coco.zip", digest_of(zipped), zipped.stat().st_size)
+    small["coco"] = replace(small["coco"], images=public.PublishedImages(archive, _REFERENCES, "test"))
     public.public_sets = lambda: small
     main(arguments)
 

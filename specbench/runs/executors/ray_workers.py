@@ -297,7 +297,10 @@ class Worker:
         }
 
     def decode(self, chunk: Chunk) -> DecodedChunk:
-        return decode_chunk(self._model, chunk)
+        try:
+            return decode_chunk(self._model, chunk)
+        except SpecbenchError:  # the device computes nothing more: only a new process can use it
+            os._exit(FAILURE)
 
     def pid(self) -> int:
         return os.getpid()
