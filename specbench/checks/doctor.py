@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import re
 import shutil
@@ -16,11 +17,14 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import check_model, find_model, models
 from specbench.models.facts import AS_PUBLISHED, ModelChoice, ModelFacts
+from specbench.runs import compiler
 from specbench.runs.memory_estimate import footprint, free_memory, single_image_bytes
 from specbench.runs.plan import available_threads, check_writable
 from specbench.specs.presets import resolve
 from specbench.system import plugins
 from specbench.system.files import PACKAGE
+from specbench.system.limits import available_cores, available_memory
+from specbench.system.torch_device import has_gpu_driver, no_gpu_reason
 
 if TYPE_CHECKING:
     from specbench.system.device_peaks import Peak
@@ -56,6 +60,8 @@ def check_machine(
         *_packages(),
         _torch(),
         *_torchvision(),
+        *_acceleration(),
+        _limits(),
         *(_model(info, required=bool(named)) for info in named or models().values()),
         *(row for info in named for row in _memory(info)),
         *_peaks(measure),
@@ -123,6 +129,37 @@ def _torchvision() -> list[dict[str, str]]:
         fix = "install the torchvision build of this torch version from the same index, or uninstall it"
         return [_row("torchvision", MISSING, f"{version} does not fit this torch: {error}", fix)]
     return [_row("torchvision", OK, version)]
+
+
+def _acceleration() -> list[dict[str, str]]:
+    """Check what a GPU needs besides torch: a driver that torch can use, a compiler, NVML, float32 that is no TF32."""
+    try:
+        import torch
+    except (ImportError, OSError):
+        return []
+    rows, gpu = [], torch.cuda.is_available()
+    if not gpu:
+        fix = "install the torch build and the driver of this GPU: https://pytorch.org" if has_gpu_driver() else ""
+        rows.append(_row("GPU", WARNING if fix else OK, f"torch sees none: {no_gpu_reason()}", fix))
+    lacking = compiler.missing("cuda" if gpu else "cpu")
+    fix = "install it, or decode slower with --compile off" if lacking and gpu else ""
+    rows.append(_row("compilation", WARNING if fix else OK, lacking or "compiler and Python headers are here", fix))
+    if importlib.util.find_spec("pynvml"):
+        rows.append(_row("nvidia-ml-py", OK, metadata.version("nvidia-ml-py")))
+    else:
+        detail = "not installed: clocks, power and other processes of an NVIDIA GPU are not recorded"
+        fix = "pip install 'specbench[gpu]'" if torch.version.cuda and gpu else ""
+        rows.append(_row("nvidia-ml-py", WARNING if fix else OK, detail, fix))
+    if (forced := os.environ.get("NVIDIA_TF32_OVERRIDE", "0")) != "0":
+        return [*rows, _row("TF32", WARNING, f"NVIDIA_TF32_OVERRIDE={forced} may force it", "unset that variable")]
+    return [*rows, _row("TF32", OK, "off while decoding: float32 is float32")]
+
+
+def _limits() -> dict[str, str]:
+    """What affinity, a container or a cluster's allocation leaves of this machine."""
+    free = available_memory()
+    memory = "" if free is None else f", {free / 2**30:.1f} GiB of memory free"
+    return _row("limits", OK, f"{available_cores()} of {os.cpu_count()} CPU cores{memory}")
 
 
 def _model(info: ModelFacts, required: bool) -> dict[str, str]:

@@ -75,9 +75,9 @@ class Source:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         if _is_pointer(path):
             reason = "it is a Git LFS pointer, not the file itself"
-        return read_error(
-            path, error, f"is damaged: {reason}", f"get it again: {self.how_to_get()}", MISSING_PREREQUISITE
-        )
+        in_cache = _SNAPSHOT.search(path.absolute().as_posix())  # else a folder of the user, with files of any origin
+        fix = f"get it again: {self.how_to_get()}" if in_cache else f"repair or replace {path.name} in {path.parent}"
+        return read_error(path, error, f"is damaged: {reason}", fix, MISSING_PREREQUISITE)
 
 
 @dataclass(frozen=True)

@@ -11,31 +11,47 @@ from pathlib import Path
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.specs.components import CHOICES
+from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, resolve
+from specbench.specs.published import published
 from specbench.system import plugins
 from specbench.system.json_values import nonfinite_as_text
 
 # Imports inside functions: a list waits only for what it shows.
 
 _Rows = list[dict[str, object]]
+OURS = "ours"
+"""Source of a value that no paper and no authors' code states for the model."""
 
 
-def available(kind: str, out: str | Path = "results", warn: Callable[[str], None] = lambda text: None) -> _Rows:
+def available(
+    kind: str,
+    out: str | Path = "results",
+    warn: Callable[[str], None] = lambda text: None,
+    name: str | None = None,
+    model: str = "shapes",
+) -> _Rows:
     """What there is to choose from (`specbench list`).
 
     Args:
         kind: "models", "decoders", "metrics", "prompts", "tables" or "runs".
         out: the results folder whose runs are listed.
         warn: called with a line for each damaged run.
+        name: a decoder, whose options on `model` are listed instead.
 
     Returns:
-        One dict per item, with its `name` first.
+        One dict per item, with its `name` first; of a decoder one per option (`name, value, source`) and per setting
+        that all decoders of a run share, with what is `published` for this one.
 
     Raises:
-        SpecbenchError: an unknown kind.
+        SpecbenchError: an unknown kind, decoder or model.
     """
     if kind not in LISTABLE:
         raise unknown_name("thing to list", kind, LISTABLE)
+    if name is not None:
+        if kind != "decoders":
+            raise SpecbenchError(f"list {kind} {name}: only decoders are listed one by one", f"specbench list {kind}")
+        return _option_rows(name, model)
     return run_rows(Path(out), warn) if kind == "runs" else _ROWS[kind]()
 
 
@@ -54,6 +70,29 @@ def decoder_rows() -> _Rows:
                 "equation": preset.equation,
             }
         )
+    return rows
+
+
+def _option_rows(name: str, model: str) -> _Rows:
+    """The options that a decoder takes on a model, then what all decoders of a run share, each with its source."""
+    from specbench.models.catalog import find_model
+    from specbench.prompts import default_prompts
+    from specbench.runs.decoder_args import plan_decoders
+    from specbench.runs.plan import SAMPLING_SETTINGS
+    from specbench.runs.settings import Value, split_list
+
+    sampling, stated = find_model(model).sampling(), published(name.partition(":")[0], model, "shared")
+    rows: _Rows = []
+    for one in plan_decoders(split_list(name), {"model": Value(model, "")}):
+        values = nonfinite_as_text(one.chosen | dict(one.spec.options))
+        rows += [
+            {"name": key, "value": value, "source": one.origins.get(key, OURS), "published": None}
+            for key, value in values.items()
+        ]
+    own = {key: getattr(sampling, field) for field, key in SAMPLING_SETTINGS.items()}
+    for key, value in {**own, "prompts": default_prompts(model)}.items():
+        found = f"{plain(stated[key].value)} ({stated[key].source})" if key in stated else None
+        rows.append({"name": key, "value": value, "source": f"default of {model}", "published": found})
     return rows
 
 

@@ -10,6 +10,7 @@ from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.settings import Value, decoder_settings, split_list
 from specbench.specs.components import CHOICES, DRAFTERS
 from specbench.specs.presets import PRESETS, DecoderSpec, Preset, decoder_name, options_of, resolve
+from specbench.specs.published import published
 from specbench.system import plugins
 
 
@@ -35,6 +36,11 @@ class PlannedDecoder:
         return self.auto_window and "window" in dict(self.spec.options)
 
     @property
+    def chosen(self) -> dict[str, str]:
+        """Components that the user or a paper chose in place of the preset's, by kind."""
+        return {kind: getattr(self.spec, kind) for kind in CHOICES if kind in self.origins}
+
+    @property
     def widest(self) -> DecoderSpec:
         """The decoder with the widest window that it may get: what memory is planned for."""
         return with_window(self.spec, max(self.windows)) if self.windows else self.spec
@@ -49,7 +55,8 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
     """Decoders named as "gsd:G=50", "window=16", "ar", with the plain options that apply to them.
 
     A plain option goes to every decoder that knows it; `ar`, which drafts nothing, ignores what is about
-    drafts as long as another decoder takes it.
+    drafts as long as another decoder takes it. What is not given is as published for the decoder on the model of
+    `values`, else as in the preset.
 
     Raises:
         SpecbenchError: unknown decoder or option, a value out of range, or a plain option no decoder takes.
@@ -61,7 +68,7 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
         raise SpecbenchError("no decoder given", f"--decoder takes: {', '.join(sorted(PRESETS))}")
     planned: dict[tuple, PlannedDecoder] = {}
     for reference, inline in requests:
-        decoder = _plan_decoder(reference, inline, plain)
+        decoder = _plan_decoder(reference, inline, plain, str(values["model"].value))
         planned.setdefault((decoder.spec, decoder.auto_window), decoder)
     used = {name for decoder in planned.values() for name, origin in decoder.origins.items() if origin != "inline"}
     for name in plain:
@@ -110,16 +117,21 @@ def labelled_decoders(names: Sequence[str]) -> list[tuple[str, Any]]:
     return found
 
 
-def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str, Value]) -> PlannedDecoder:
+def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str, Value], model: str) -> PlannedDecoder:
     name = decoder_name(reference)
     if name not in PRESETS:
         raise unknown_name("decoder", name, PRESETS)
-    preset = PRESETS[name]
+    preset, asked = PRESETS[name], plain
+    plain = {setting: Value(*found) for setting, found in published(name, model).items()} | dict(asked)
     given = {kind: plain[kind].value for kind in _open_choices(preset, inline, plain)} | dict(inline)
     auto_window = given.get("window") == "auto" and bool(given.pop("window"))
     spec = resolve(name, given)
     known = options_of(preset, {kind: getattr(spec, kind) for kind in CHOICES})
-    plain_options = {option: plain[option] for option in known if option in plain and option not in inline}
+    usual = options_of(preset)
+    meant = {  # a published value is of the preset's own option, not of another component's with the same name
+        option for option in known if option in asked or (option in usual and usual[option].help == known[option].help)
+    }
+    plain_options = {option: plain[option] for option in known if option in meant & plain.keys() - inline.keys()}
     if "window" in plain_options and plain_options["window"].value == "auto":
         auto_window = True
     options = {option: held.value for option, held in plain_options.items() if held.value != "auto"}

@@ -152,7 +152,7 @@ def _outlook(
         "run_id": run_id,
         "model": model.name,
         "decoder": planned.spec.name,
-        "options": dict(planned.spec.options) | ({"window": "auto"} if planned.auto_window else {}),
+        "options": planned.chosen | dict(planned.spec.options) | ({"window": "auto"} if planned.auto_window else {}),
         "lossless": planned.spec.lossless,
         **asdict(sampling),
         "prompts": plan.prompts.name if plan else value["prompts"],

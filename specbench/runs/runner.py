@@ -25,6 +25,7 @@ from specbench.specs.run_spec import RunSpec
 from specbench.store.run_store import RunStore
 from specbench.system import console, environment
 from specbench.system.downloads import fetch_all
+from specbench.system.torch_device import require_device
 
 _MOST_NAMED = 3
 """Disturbances of a measurement that are told one by one."""
@@ -42,6 +43,8 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
     summary = RunSummary([], total=0, resumed=0)
     groups = together([plans] if isinstance(plans, Plan) else plans)
     for group in groups:
+        if not group[0].workers.elsewhere:
+            require_device(group[0].device)
         reporter.note(announcement(group))
     fetch_all(found for group in groups for plan in group for found in plan.downloads())
     for group in groups:
@@ -189,7 +192,8 @@ def announcement(plans: Sequence[Plan]) -> str:
     places = [(plan, one) for plan in plans for one in plan.decoders]
     paces = [seconds_per_image(plan.out, plan.model.name, one.spec.name, plan.device) for plan, one in places]
     known = None not in paces and sum(pace * len(plan.requests) for (plan, _), pace in zip(places, paces, strict=True))
-    gpu = f" ({torch.cuda.get_device_name(first.device)})" if first.device.startswith("cuda") else ""
+    here = first.device.startswith("cuda") and torch.cuda.is_available()
+    gpu = f" ({torch.cuda.get_device_name(first.device)})" if here else ""
     how = ", ".join((first.dtype, f"{first.device}{gpu}", *(["compiled"] if first.compiled else [])))
     names = ", ".join(decoders[:_MOST_NAMED]) + (f" and {len(decoders) - 3} more" if len(decoders) > 3 else "")
     prompts, pictures = console.counted(len(first.chosen), "prompt"), console.counted(images, "image")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 # Imports inside functions: torch, not for plans on a CPU, which do without.
 
 AUTO = "auto"
+_DRIVERS = tuple(Path(name) for name in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd"))
 _NAME = re.compile(r"(?P<kind>cpu|mps|cuda)(:(?P<index>\d{1,3}))?")
 
 
@@ -34,10 +36,31 @@ def require_device(device: str) -> None:
     else:
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(index or 0) >= found:
+        why = f": {no_gpu_reason()}" if kind == "cuda" and not found else ""
         raise SpecbenchError(
-            f"--device {device}: torch {torch.__version__} finds no such device", "use --device cpu",
+            f"--device {device}: torch {torch.__version__} finds no such device{why}", "use --device cpu",
             MISSING_PREREQUISITE,
         )  # fmt: skip
+
+
+def has_gpu_driver() -> bool:
+    """Whether the system has the device files of a GPU driver."""
+    return any(path.exists() for path in _DRIVERS)
+
+
+def no_gpu_reason() -> str:
+    """Why torch has no CUDA device: its build, or what it says itself of driver and devices."""
+    import torch
+
+    if torch.version.cuda is None and torch.version.hip is None:
+        return "this build of torch is for CPUs only"
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:  # "... driver on your system is too old (found version 11040). ..."
+        reason = str(error).partition(". ")[0].rstrip(".")
+        return reason if hidden is None else f"{reason} (CUDA_VISIBLE_DEVICES={hidden})"
+    return "no GPU found"
 
 
 def check_decoding_device(device: str) -> None:
@@ -86,8 +109,7 @@ def best_device(float64: bool = True) -> str:
     Args:
         float64: whether the work needs it, as decoding does; Apple's GPUs ("mps") do not have it.
     """
-    drivers = (Path(name) for name in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd"))
-    if sys.platform == "linux" and "torch" not in sys.modules and not any(path.exists() for path in drivers):
+    if sys.platform == "linux" and "torch" not in sys.modules and not has_gpu_driver():
         return "cpu"  # known without the seconds that torch takes to import
     import torch
 

@@ -24,3 +24,23 @@ def test_a_package_below_its_declared_bound_is_missing(here, requirement, older,
     assert (rows.get(name, {"status": "ok"})["status"] == "missing") == older
     if older:
         assert here in rows[name]["detail"] and rows[name]["fix"] == f"pip install --upgrade '{requirement}'"
+
+
+def test_what_a_gpu_needs_has_a_row_each(monkeypatch):
+    monkeypatch.setattr(doctor, "has_gpu_driver", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    rows = {row["name"]: row for row in [*doctor._acceleration(), doctor._limits()]}
+    assert set(rows) == {"GPU", "compilation", "nvidia-ml-py", "TF32", "limits"}
+    assert {row["status"] for row in rows.values()} == {"ok"} and "CPU cores" in rows["limits"]["detail"]
+    monkeypatch.setattr(doctor, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr(doctor.compiler, "missing", lambda device: "the package triton is not installed")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "1")
+    rows = {row["name"]: row for row in doctor._acceleration()}
+    assert "torch sees none" in rows["GPU"]["detail"] and rows["GPU"]["fix"] and rows["TF32"]["status"] == "warning"
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    rows = {row["name"]: row for row in doctor._acceleration()}
+    assert "GPU" not in rows and rows["nvidia-ml-py"]["fix"] == "pip install 'specbench[gpu]'"
+    assert "triton" in rows["compilation"]["detail"] and "--compile off" in rows["compilation"]["fix"]

@@ -209,7 +209,7 @@ def test_what_a_killed_driver_leaves_of_ray_is_ended_and_nothing_else(tmp_path):
 def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    outcome = cli("run", "--workers", "2", "--limit", "1")
+    outcome = cli("run", "--decoder", "ar", "--workers", "2", "--limit", "1")
     assert outcome.code == MISSING_PREREQUISITE
     assert "pip install 'ray>=2.40'" in outcome.err and outcome.err.count("\n") == 2
     assert not list(tmp_path.iterdir())

@@ -36,6 +36,38 @@ def test_a_device_that_is_not_here_is_a_missing_prerequisite(monkeypatch):
     assert refused.value.exit_code == MISSING_PREREQUISITE
 
 
+@pytest.mark.parametrize(
+    ("build", "said", "reason"),
+    [
+        (None, "", "this build of torch is for CPUs only"),
+        (
+            "13.0",
+            "The NVIDIA driver on your system is too old (found version 11040). Please",
+            r"too old \(found version 11040\)",
+        ),
+        ("13.0", "No CUDA GPUs are available", r"No CUDA GPUs are available \(CUDA_VISIBLE_DEVICES=7\)"),
+    ],
+)
+def test_a_machine_without_a_gpu_that_torch_can_use_says_why(build, said, reason, monkeypatch):
+    def fails():
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", fails)
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    with pytest.raises(SpecbenchError, match=rf"finds no such device: .*{reason}"):
+        require_device("cuda")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_run_on_a_gpu_that_is_not_here_is_one_line_before_anything_else(cli, tmp_path):
+    refused = cli("run", "--device", "cuda", "--decoder", "ar", "--limit", "1", "--out", tmp_path)
+    assert refused.code == MISSING_PREREQUISITE and refused.out == ""
+    assert refused.err.count("\n") == 1 and "finds no such device: " in refused.err
+
+
 @pytest.fixture
 def cards(monkeypatch):
     """Two fake CUDA cards: the calls of torch.cuda that name one, in order."""
