@@ -41,6 +41,12 @@ SELECTION = (
     "tests/models/test_shapes_adapter.py",
 )
 """Tests of a step unless all are asked for: files, prompts, stored runs, numbers, help, one model and its decoders."""
+LOWEST_TESTS = (
+    "tests/models",
+    "--ignore=tests/models/test_compilation.py",  # compiled with a newer torch only, see `specbench.runs.compiler`
+    # transformers' own generation of images, which a model is compared with, was broken at 5.0 and at 5.13
+    "--deselect=tests/models/test_family_official_behaviour.py::test_janus_equals_its_native_greedy_generation",
+)
 SECONDS = 3600
 """Time limit of a command."""
 
@@ -136,7 +142,7 @@ def try_lowest(matrix: Matrix, python: str, folder: Path, clone: Path, jobs: str
         return
     fit_torchvision(matrix, "lowest", environment, folder)
     matrix.step("lowest: versions", [environment / "bin" / "specbench", "--version"], folder)
-    matrix.step("lowest: tests of models", [binary, "-m", "pytest", "-n", jobs, "tests/models"], clone)
+    matrix.step("lowest: tests of models", [binary, "-m", "pytest", "-n", jobs, *LOWEST_TESTS], clone)
 
 
 def lowest_of(clone: Path) -> dict[str, str]:

@@ -208,3 +208,19 @@ def test_the_frame_of_a_wavelet_pair_is_the_later_one():
     bands = torch.zeros(1, 8, 2, 2)
     bands[:, 0], bands[:, 4] = 2.0, -1.0
     assert torch.equal(last_frame(bands), torch.full((1, 1, 4, 4), 3.0))
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "a tensor outside its record",
+        "a negative offset",
+        "an expanded tensor",
+        "a negative size",
+        "a size that overflows",
+    ],
+)
+def test_a_tensor_lies_within_its_record(attack, archive):
+    rewritten(archive, with_pickle(HOSTILE[attack]))
+    with pytest.raises(ValueError, match="a tensor goes beyond record 0"):
+        read_script_tensors(archive)
