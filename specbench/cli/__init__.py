@@ -123,6 +123,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app = _app_of(arguments)
         code = app(arguments, standalone_mode=False, prog_name="specbench")
+        if code == INTERRUPTED:  # typer's own answer to Ctrl-C
+            raise KeyboardInterrupt
     except SpecbenchError as error:
         code = _fail(error, debug)
     except _UsageError as error:

@@ -35,7 +35,10 @@ COMMANDS = {
     "list": ("listing", "List models, decoders, metrics, prompt sets, papers' tables, or runs."),
     "export": ("official", "Export the images of a run in the layout of a benchmark's official evaluator."),
     "import": ("official", "Import the results of a benchmark's official evaluator as scores of a run."),
-    "fetch": ("fetch", "Download models, prompts and metrics beforehand; a download that was cut is resumed."),
+    "fetch": (
+        "fetch",
+        "Download models, prompts and metrics beforehand; complete files are kept after a cut.",
+    ),
     "doctor": ("checks", "Check whether this machine is ready to run, and print how to fix problems."),
     "audit": ("checks", "Measure whether a decoder is lossless."),
     "check": ("checks", "Run the conformance tests on a decoder, a model, a metric or a prompt set."),

@@ -169,7 +169,9 @@ class ScoreProgress:
             self._reporter = None
 
     def note(self, text: str) -> None:
-        console.say(text)
+        if text not in self._printed:
+            console.say(text)
+        self._printed.add(text)
 
     def left_out(self, name: str, metric: str, why: str) -> None:
         if why not in self._printed:

@@ -140,7 +140,10 @@ def missing_file(name: str) -> Download | None:
         fetch_file(remote, wanted.path, progress)
         _trust(wanted)
 
-    return Download(wanted.file, (wanted.file,), size_of(remote), wanted.licence, wanted.path.parent, get)
+    part, size = wanted.path.with_name(f"{wanted.file}.part"), size_of(remote)
+    if size is not None and part.is_file():
+        size = max(0, size - part.stat().st_size)
+    return Download(wanted.file, (wanted.file,), size, wanted.licence, wanted.path.parent, get)
 
 
 def require_weights_file(name: str, forbidden: bool = False) -> Path:

@@ -137,7 +137,7 @@ def score_images(
         wanted = {*names, *where_they_fit, *required}
         fitting.append({name: one for name, one in made.items() if name in wanted and _fits(images, one)})
     lacking = _fetch({name: metric for own in fitting for name, metric in own.items()}, settings, reporter, len(shown))
-    if metrics is not None:
+    if metrics is not None or all(name in lacking for own in fitting for name in own):
         problems += lacking.values()
     outcomes = []
     for images, own in zip(shown, fitting, strict=True):
@@ -252,7 +252,7 @@ def score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRep
             reporter.start(images.name, task.metric.name, len(task.wanted), len(task.wanted) - len(task.missing))
         try:
             names = ", ".join(task.metric.name for task in tasks)
-            device = fitting[0].settings.device if fitting else "cpu"
+            device = next((one.settings.device for one in fitting if hasattr(one, "settings")), "cpu")
             with memory_for(
                 f"scoring by {names}", device, "fewer metrics at a time, a smaller --batch, or --device cpu"
             ):

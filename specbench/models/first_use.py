@@ -60,8 +60,8 @@ def keep(repo: str, commit: str, root: Path, paths: Iterable[Path]) -> None:
     for name, digest in digests.items():
         if known["files"].get(name, digest) != digest:
             raise SpecbenchError(
-                f"{root / name} differs from its first use here",
-                f"delete it to download it again, or its line in {kept_file()}",
+                f"{repo}: {name} differs from its first use here",
+                f"to download it again: rm '{(root / name).resolve()}'",
                 MISSING_PREREQUISITE,
             )
     if digests.keys() <= known["files"].keys():
@@ -103,7 +103,10 @@ def _alone() -> Iterator[None]:
 
 def _kept() -> dict[str, dict]:
     try:
-        return tomllib.loads(kept_file().read_text(encoding="utf-8"))
+        held = tomllib.loads(kept_file().read_text(encoding="utf-8"))
+        if not all(isinstance(one, dict) and isinstance(one.get("files"), dict) for one in held.values()):
+            raise ValueError("a repository without its table of files")
+        return held
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:

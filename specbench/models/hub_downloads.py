@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import errno
 import glob
+import logging
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import filter as matching
 from pathlib import Path
 
-from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models import first_use
-from specbench.system.downloads import Download, Progress, offline
+from specbench.system.downloads import Download, Progress, hub_endpoint, offline
 
 # Imports inside functions: huggingface_hub is slow to import, which `list models` would do for nothing.
 
@@ -48,6 +50,8 @@ DIGESTS: Mapping[str, Mapping[str, str]] = {
 _VARIABLE = "SPECBENCH_REVISIONS"
 """Environment variable with revisions chosen by the user: "owner/name@revision", separated by commas."""
 _LOOK_EVERY_S = 0.5
+_ABANDONED_S = 600.0
+"""Seconds without a byte after which a part of a file is no download in progress."""
 _MOST_SAID = 90
 """Characters of a foreign message that are repeated."""
 
@@ -111,13 +115,16 @@ def repository_download(
     lacking = [name for name in files if not isinstance(try_to_load_from_cache(repo, name, revision=info.sha), str)]
     cache = Path(constants.HF_HUB_CACHE)
     storage = cache / f"models--{repo.replace('/', '--')}"
-    partial = sum(path.stat().st_size for path in storage.glob("blobs/*.incomplete"))
-    size = max(0, sum(sizes[name] for name in lacking) - partial)
+    size = sum(sizes[name] for name in lacking)
 
     def get(progress: Progress) -> None:
         from huggingface_hub import snapshot_download
 
         patterns = [glob.escape(name) for name in files]
+        for path in storage.glob("blobs/*.incomplete"):  # the client does not go on with what a killed one left
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    path.unlink()
         with _explained(repo, named), _watched(storage, size, progress):
             folder = Path(snapshot_download(repo, revision=named or "main", allow_patterns=patterns))
         if named is None:
@@ -133,6 +140,7 @@ def _named(names: Iterable[str], pattern: str) -> list[str]:
 
 def require_permission(repo: str, revision: str | None) -> None:
     """Refuse a download offline, and one at a commit that nobody has named where only named ones are allowed."""
+    hub_endpoint()
     if offline():
         raise SpecbenchError(
             f"{repo} is not on this disk, and downloads are disabled",
@@ -150,49 +158,67 @@ def require_permission(repo: str, revision: str | None) -> None:
 @contextmanager
 def _explained(repo: str, revision: str | None) -> Iterator[None]:
     """Turn the errors of huggingface_hub, and of what it uses, into one line and one command."""
-    from huggingface_hub import constants, errors
+    from huggingface_hub import constants
 
+    logger = logging.getLogger("huggingface_hub")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # each of its tries would be a line
     try:
         yield
     except SpecbenchError:
         raise
     except Exception as error:
-        place = constants.ENDPOINT.partition("://")[2]
-        again, code = "run the same command again", FAILURE
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if isinstance(error, errors.HFValidationError):
-            what, again, code = f"--weights {repo}: neither a folder nor a hub id", "", 2
-        elif isinstance(error, errors.GatedRepoError):
-            what = f"{repo} is gated: accept its terms on {place}/{repo}, then log in"
-            again, code = "hf auth login", MISSING_PREREQUISITE
-        elif isinstance(error, errors.RevisionNotFoundError):
-            what, again, code = f"{repo} has no revision '{revision}'", "omit --revision", MISSING_PREREQUISITE
-        elif isinstance(error, errors.RepositoryNotFoundError):
-            what = f"{repo} is not on {place}, or private"
-            again, code = "check the name, or: hf auth login", MISSING_PREREQUISITE
-        elif status in (401, 403):
-            what, again = f"{repo}: {place} refuses access ({status})", "hf auth login"
-        elif status == 429:
-            wait = error.response.headers.get("Retry-After")  # type: ignore[attr-defined]
-            what = f"{repo}: too many requests to {place} (429)" + (f"; it asks to wait {wait} s" if wait else "")
-            again = "run the same command again then; 'hf auth login' raises the limit"
-        elif status:
-            what = f"{repo}: {place} answers {status}"
-        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            what, again = f"{repo}: {constants.HF_HUB_CACHE} is full", "free space, and run the same command again"
-        elif "CERTIFICATE_VERIFY_FAILED" in (cause := _innermost(error)):
-            what = f"{repo}: the certificate of {place} cannot be verified"
-            again = "set SSL_CERT_FILE to your CA bundle; 'python -m certifi' prints one"
-        else:
-            what = f"{repo}: no answer from {place}: {cause}"
-        raise SpecbenchError(what, again, code) from error
+        raise SpecbenchError(*_explanation(error, repo, revision, constants.ENDPOINT.partition("://")[2])) from error
+    finally:
+        logger.setLevel(level)
 
 
-def _innermost(error: BaseException) -> str:
-    """First line of the error that all the others are about."""
-    while (inner := error.__cause__ or error.__context__) and not isinstance(inner, SpecbenchError):
-        error = inner
-    return (str(error).splitlines() or [""])[0][:_MOST_SAID] or type(error).__name__
+def _explanation(error: BaseException, repo: str, revision: str | None, place: str) -> tuple[str, str, int]:
+    """What a failure of the client means, what to do, and the exit code."""
+    from huggingface_hub import constants, errors
+
+    found = _behind(error)
+
+    def of_kind(*kinds: type) -> bool:
+        return any(isinstance(one, kinds) for one in found)
+
+    answers = [response for one in found if (response := getattr(one, "response", None)) is not None]
+    status = answers[0].status_code if answers else None
+    if of_kind(errors.HFValidationError):
+        return f"--weights {repo}: neither a folder nor a hub id", "", BAD_INPUT
+    if of_kind(errors.GatedRepoError):
+        what = f"{repo} is gated: accept its terms on {place}/{repo}, then log in"
+        return what, "hf auth login", MISSING_PREREQUISITE
+    if of_kind(errors.RevisionNotFoundError):
+        return f"{repo} has no revision '{revision}'", "name another one", MISSING_PREREQUISITE
+    if of_kind(errors.RepositoryNotFoundError) or status == 404:
+        return f"{repo} is not on {place}, or private", "check the name, or: hf auth login", MISSING_PREREQUISITE
+    if status in (401, 403):
+        return f"{repo}: {place} refuses access ({status})", "hf auth login", MISSING_PREREQUISITE
+    again = "run the same command again"
+    if status == 429:
+        wait = answers[0].headers.get("Retry-After")
+        what = f"{repo}: too many requests to {place} (429)" + (f"; it asks to wait {wait} s" if wait else "")
+        return what, f"{again} then; 'hf auth login' raises the limit", FAILURE
+    if status:
+        return f"{repo}: {place} answers {status}", again, FAILURE
+    if any(getattr(one, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for one in found):
+        return f"{repo}: {constants.HF_HUB_CACHE} is full", f"free space, and {again}", FAILURE
+    cause = (str(found[-1]).splitlines() or [""])[0][:_MOST_SAID] or type(found[-1]).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in cause:
+        what = f"{repo}: the certificate of {place} cannot be verified"
+        return what, "set SSL_CERT_FILE to your CA bundle; 'python -m certifi' prints one", FAILURE
+    return f"{repo}: no answer from {place}: {cause}", again, FAILURE
+
+
+def _behind(error: BaseException) -> list[BaseException]:
+    """An error and those that it comes from, the innermost last."""
+    found = [error]
+    while (inner := found[-1].__cause__ or found[-1].__context__) and not isinstance(inner, SpecbenchError):
+        if inner in found:
+            break
+        found.append(inner)
+    return found
 
 
 @contextmanager

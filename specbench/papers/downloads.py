@@ -27,7 +27,7 @@ from specbench.system.downloads import Download, fetch_all
 def fetch(
     names: Sequence[str] = (), metrics: Sequence[str] = (), protocol: str | None = None, images: bool = False
 ) -> list[dict[str, object]]:
-    """Download what names stand for (`specbench fetch`): sizes and free disk first, resumed after a cut.
+    """Download what names stand for (`specbench fetch`): sizes and free disk first.
 
     Args:
         names: models, tables, prompt sets, metrics, hub repositories or weight files that specbench reads.
@@ -52,7 +52,7 @@ def fetch(
 def downloads_of(name: str, images: bool = False) -> list[Download]:
     """What this disk lacks of all that a name stands for; arguments and errors as of `fetch`."""
     if name in models():
-        return find_model(name).downloads() + missing_set(name, images)
+        return find_model(name).downloads() + missing_set(prompts.default_prompts(name))
     if name in prompts.prompt_set_names():
         return missing_set(name) + (missing_set(name, images=True) if images else [])
     if name in table_names():

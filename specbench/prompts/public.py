@@ -102,7 +102,8 @@ def read_manifest(path: Path) -> dict[str, PublicSet]:
 
 def _entry(name: str, entry: dict) -> PublicSet:
     def remote(part: dict) -> Remote:
-        return Remote(part.get("url") or part["member"], part["digest"], part.get("size"))
+        by_hand = f"or: specbench prompts fetch {name} --from COPY"
+        return Remote(part.get("url") or part["member"], part["digest"], part.get("size"), by_hand)
 
     images = entry.get("images")
     return PublicSet(

@@ -188,8 +188,9 @@ def announcement(plans: Sequence[Plan]) -> str:
     """Say in one line what plans that share their work will do."""
     first = plans[0]
     decoders = list(dict.fromkeys(one.spec.name for plan in plans for one in plan.decoders))
-    images = sum(len(plan.requests) * len(plan.decoders) for plan in plans)
-    places = [(plan, one) for plan in plans for one in plan.decoders]
+    runs = {(plan.sampling, plan.seed, plan.batch, one.spec): (plan, one) for plan in plans for one in plan.decoders}
+    places = list(runs.values())
+    images = sum(len(plan.requests) for plan, _ in places)
     paces = [seconds_per_image(plan.out, plan.model.name, one.spec.name, plan.device) for plan, one in places]
     known = None not in paces and sum(pace * len(plan.requests) for (plan, _), pace in zip(places, paces, strict=True))
     here = first.device.startswith("cuda") and torch.cuda.is_available()

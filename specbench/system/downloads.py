@@ -1,8 +1,8 @@
 """Published files over the network: resumable downloads verified by digest, reads of parts, and digests of files.
 
-A download uses TLS, is written to `<target>.part`, is aborted above its expected size, and is renamed only after its
-digest was verified, so a file under its final name is complete and correct. In offline mode there is none. Imports no
-torch.
+A download of a single file uses TLS, is written to `<target>.part`, is aborted above its expected size, and is renamed
+only after its digest was verified, so a file under its final name is complete and correct. In offline mode there is
+none. Imports no torch.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Remote:
     url: str
     digest: str
     size: int | None = None
-    by_hand: str = "or pass a local copy with --from"
+    by_hand: str = "or put it there yourself"
 
     @property
     def place(self) -> str:
@@ -114,8 +114,7 @@ def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
 
     from specbench.system import console
 
-    wanted = list(dict.fromkeys(downloads))
-    _require_space(wanted)
+    wanted = _that_fit(dict.fromkeys(downloads), failed)
     for one in wanted if console.progress_shown() else ():
         at = f", commit {one.commit[:12]}" if one.commit else ""
         size = decimal(one.size) if one.size is not None else "size unknown"
@@ -148,19 +147,29 @@ def fetch_what_can_be_had(needs: Mapping[K, Callable[[], Sequence[Download]]]) -
     return problems | {one: failed[part] for one, parts in wanted.items() for part in parts if part in failed}
 
 
-def _require_space(downloads: Iterable[Download]) -> None:
-    """Refuse downloads that do not fit on their disk."""
+def _that_fit(downloads: Iterable[Download], failed: dict[Download, SpecbenchError] | None) -> list[Download]:
+    """The downloads for which their disk has room; the others are `failed`, or refused where that is None."""
+    from rich.filesize import decimal
+
     needed: dict[int, int] = {}
+    fitting = []
     for one in downloads:
         existing = next(place for place in (one.folder, *one.folder.absolute().parents) if place.exists())
         disk = existing.stat().st_dev
-        needed[disk] = needed.get(disk, 0) + (one.size or 0)
-        if needed[disk] > (free := shutil.disk_usage(existing).free):
-            raise SpecbenchError(
-                f"{one.name}: {needed[disk] / 1e9:.1f} GB do not fit into {existing}, {free / 1e9:.1f} GB are free",
-                "free space, or name another disk: HF_HOME, SPECBENCH_CACHE",
-                MISSING_PREREQUISITE,
-            )
+        size = needed.get(disk, 0) + (one.size or 0)
+        if size <= (free := shutil.disk_usage(existing).free):
+            needed[disk] = size
+            fitting.append(one)
+            continue
+        error = SpecbenchError(
+            f"{one.name}: {decimal(size)} do not fit into {existing}, {decimal(free)} are free",
+            "free space, or name another disk: HF_HOME, SPECBENCH_CACHE",
+            MISSING_PREREQUISITE,
+        )
+        if failed is None:
+            raise error
+        failed[one] = error
+    return fitting
 
 
 def fetch_file(
@@ -323,14 +332,27 @@ def size_of(remote: Remote) -> int | None:
     if remote.size is not None or offline():
         return remote.size
     with suppress(*_TRANSIENT, ValueError), _open_url(remote.url, {}, "HEAD") as response:
-        return int(response.headers["Content-Length"])
+        length = response.headers.get("Content-Length")
+        return int(length) if length else None
     return None
 
 
 def on_hub_endpoint(remote: Remote) -> Remote:
     """The same file of the mirror that HF_ENDPOINT names, if it is one of the Hugging Face hub."""
-    mirror = os.environ.get("HF_ENDPOINT", HUB).rstrip("/")
-    return replace(remote, url=remote.url.replace(HUB, mirror, 1)) if remote.url.startswith(f"{HUB}/") else remote
+    hub = remote.url.startswith(f"{HUB}/")
+    return replace(remote, url=remote.url.replace(HUB, hub_endpoint(), 1)) if hub else remote
+
+
+def hub_endpoint() -> str:
+    """Address of the Hugging Face hub, or of the mirror that HF_ENDPOINT names.
+
+    Raises:
+        SpecbenchError: the variable is no address.
+    """
+    address = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+    if not address.startswith(("https://", "http://")):
+        raise SpecbenchError(f"HF_ENDPOINT={address}: no address", f"write HF_ENDPOINT=https://{address}")
+    return address
 
 
 def digest_of(path: Path, kind: str = "sha256") -> str:
@@ -474,8 +496,9 @@ def _open_url(url: str, headers: Mapping[str, str], method: str = "GET") -> http
 def _require_tls(url: str) -> None:
     """Reject addresses without TLS, except servers on this machine."""
     parts = urllib.parse.urlsplit(url)
-    if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _HERE):
-        raise SpecbenchError(f"{url:.100}: not an https address", "pass a local copy with --from")
+    chosen = url.startswith(os.environ.get("HF_ENDPOINT") or HUB)  # digests are checked in any case
+    if parts.scheme != "https" and not (parts.scheme == "http" and (chosen or parts.hostname in _HERE)):
+        raise SpecbenchError(f"{url:.100}: not an https address", "name an https address")
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

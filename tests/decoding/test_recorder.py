@@ -139,6 +139,7 @@ def test_numbers_of_traces():
 
 def test_the_command_line_traces_and_reports(cli, tmp_path):
     asked = ("--model", "llamagen", "--random-weights", "--scale", "tiny", "--window", "4", "--limit", "2")
+    asked = (*asked, "--prompts", "shapes")
     assert cli("run", "--decoder", "sjd", "--trace", *asked, "--out", str(tmp_path), "-q").code == 0
     assert "TV(p, q): total variation" in cli("report", "--out", str(tmp_path)).out
     (row,) = specbench.report(out=tmp_path)
