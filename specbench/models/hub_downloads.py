@@ -7,11 +7,11 @@ huggingface_hub does the receiving: `HF_HOME`, `HF_ENDPOINT` and a login mean wh
 from __future__ import annotations
 
 import errno
+import fcntl
 import glob
 import logging
 import os
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import filter as matching
@@ -50,8 +50,6 @@ DIGESTS: Mapping[str, Mapping[str, str]] = {
 _VARIABLE = "SPECBENCH_REVISIONS"
 """Environment variable with revisions chosen by the user: "owner/name@revision", separated by commas."""
 _LOOK_EVERY_S = 0.5
-_ABANDONED_S = 600.0
-"""Seconds without a byte after which a part of a file is no download in progress."""
 _MOST_SAID = 90
 """Characters of a foreign message that are repeated."""
 
@@ -121,10 +119,7 @@ def repository_download(
         from huggingface_hub import snapshot_download
 
         patterns = [glob.escape(name) for name in files]
-        for path in storage.glob("blobs/*.incomplete"):  # the client does not go on with what a killed one left
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > _ABANDONED_S:
-                    path.unlink()
+        _remove_abandoned(storage)
         with _explained(repo, named), _watched(storage, size, progress):
             folder = Path(snapshot_download(repo, revision=named or "main", allow_patterns=patterns))
         if named is None:
@@ -136,6 +131,17 @@ def repository_download(
 def _named(names: Iterable[str], pattern: str) -> list[str]:
     """The names of a pattern, in its own folder alone."""
     return [name for name in matching(names, pattern) if name.count("/") == pattern.count("/")]
+
+
+def _remove_abandoned(storage: Path) -> None:
+    """Remove the parts of files that killed processes left, with which the client does not go on; those of processes
+    that still hold the client's lock stay.
+    """
+    for path in storage.glob("blobs/*.incomplete"):
+        lock = storage.parent / ".locks" / storage.name / f"{path.name.partition('.')[0]}.lock"
+        with suppress(OSError), lock.open("a") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def require_permission(repo: str, revision: str | None) -> None:
@@ -190,7 +196,7 @@ def _explanation(error: BaseException, repo: str, revision: str | None, place: s
         what = f"{repo} is gated: accept its terms on {place}/{repo}, then log in"
         return what, "hf auth login", MISSING_PREREQUISITE
     if of_kind(errors.RevisionNotFoundError):
-        return f"{repo} has no revision '{revision}'", "name another one", MISSING_PREREQUISITE
+        return f"{repo} has no revision '{revision or 'main'}'", "name another one", MISSING_PREREQUISITE
     if of_kind(errors.RepositoryNotFoundError) or status == 404:
         return f"{repo} is not on {place}, or private", "check the name, or: hf auth login", MISSING_PREREQUISITE
     if status in (401, 403):

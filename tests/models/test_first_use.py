@@ -94,7 +94,7 @@ def test_a_cache_that_cannot_be_written_stops_nobody(hub, tmp_path):
         (401, {}, "refuses access (401)", "hf auth login"),
         (403, {}, "refuses access (403)", "hf auth login"),
         (404, {"X-Error-Code": "RepoNotFound"}, "is not on", "hf auth login"),
-        (404, {"X-Error-Code": "RevisionNotFound"}, "has no revision", "omit --revision"),
+        (404, {"X-Error-Code": "RevisionNotFound"}, "has no revision 'main'", "name another one"),
         (429, {"Retry-After": "120"}, "too many requests", "run the same command again"),
         (429, {"Retry-After": "120"}, "it asks to wait 120 s", "run the same command again"),
         (503, {}, "answers 503", "run the same command again"),
@@ -160,6 +160,7 @@ def test_a_download_that_was_killed_is_completed_by_the_same_command(hub, tmp_pa
     assert fetch(hub, tmp_path).stdout == f"{OLD}\n"
     [weights] = (tmp_path / "hf").rglob("snapshots/*/model.safetensors")
     assert weights.read_bytes() == content
+    assert not any((tmp_path / "hf").rglob("*.incomplete")), "what the killed process left is gone"
 
 
 def test_the_command_line_decodes_with_an_unpinned_model_from_an_empty_cache(hub, tmp_path):
