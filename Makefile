@@ -12,7 +12,7 @@ FIT_TORCHVISION := $(BIN)/python -c "import torchvision" 2>/dev/null || \
 # environment of their own, with a torchvision that fits its torch.
 HPSV2_VENV ?= .venv-hpsv2
 
-.PHONY: help demo install test test-hpsv2 audit-menu check docs docs-site pictures page-library train-shapes train-head speed gpu drills release-matrix clean
+.PHONY: help demo install test test-hpsv2 audit-menu test-commands check docs docs-site pictures page-library train-shapes train-head speed gpu drills release-matrix clean
 
 help: ## List these targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -51,6 +51,9 @@ test-hpsv2: $(HPSV2_VENV)/.run ## Compare HPSv2 with its authors' package, insta
 audit-menu: $(VENV)/.dev ## Audit every combination of components (long; continues where it stopped)
 	$(BIN)/python dev/audit/menu.py --workers $$(nproc)
 	$(BIN)/python -m pytest $(TEST_ARGS) -m slow tests/checks
+
+test-commands: $(VENV)/.dev ## Type the first command of every model and a paper's table against a hub on this machine (long)
+	$(BIN)/python -m pytest $(TEST_ARGS) -m slow tests/project/test_user_commands.py
 
 check: $(VENV)/.dev ## Lint, formatting, import contract, types, freshness of the documentation
 	$(BIN)/ruff check .

@@ -207,9 +207,7 @@ def prompts(page: Path, argument: str) -> str:
     shipped = [name for name in prompt_sets() if name not in public_names()]
     rows = [[f"`{name}`", f"{len(load_prompts(name).prompts):,}", "in the package"] for name in shipped]
     fetched = {row["name"]: row["prompts"] for row in prompt_rows()}
-    rows += [
-        [f"`{name}`", f"{fetched[name]:,}", f"`specbench fetch {shlex.quote(name)}`"] for name in public_names()
-    ]
+    rows += [[f"`{name}`", f"{fetched[name]:,}", f"`specbench fetch {shlex.quote(name)}`"] for name in public_names()]
     return _table(["prompt set", "prompts", "where it comes from"], rows)
 
 
