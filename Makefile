@@ -52,8 +52,8 @@ audit-menu: $(VENV)/.dev ## Audit every combination of components (long; continu
 	$(BIN)/python dev/audit/menu.py --workers $$(nproc)
 	$(BIN)/python -m pytest $(TEST_ARGS) -m slow tests/checks
 
-test-commands: $(VENV)/.dev ## Type the first command of every model and a paper's table against a hub on this machine (long)
-	$(BIN)/python -m pytest $(TEST_ARGS) -m slow tests/project/test_user_commands.py
+test-commands: $(VENV)/.dev ## Type every model's first command and a paper's table against a hub on this machine, and what takes minutes on the pages
+	$(BIN)/python -m pytest $(TEST_ARGS) -m slow tests/project/test_user_commands.py tests/project/test_page_commands.py
 
 check: $(VENV)/.dev ## Lint, formatting, import contract, types, freshness of the documentation
 	$(BIN)/ruff check .
@@ -102,6 +102,7 @@ gpu: $(VENV)/.run ## Prove on a CUDA machine what a CPU cannot show, in 20 minut
 
 drills: $(VENV)/.dev ## Kill runs 200 times and more, and feed 10,000 hostile inputs; figures go to results/drills
 	$(BIN)/python dev/drills/kills.py driver --kills 90 --seconds 3600
+	$(BIN)/python dev/drills/kills.py moved --kills 100 --seconds 3600
 	$(BIN)/python dev/drills/kills.py worker --kills 90 --seconds 3600
 	$(BIN)/python dev/drills/kills.py pool-driver --kills 80 --seconds 3600
 	$(BIN)/python dev/drills/kills.py pool-resume --kills 60 --seconds 3600

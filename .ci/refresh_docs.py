@@ -11,9 +11,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 import typer
@@ -55,7 +54,7 @@ _BLOCK = re.compile(r"(<!-- begin:([a-z-]+) ?(.*?) -->\n).*?(<!-- end:\2 -->)", 
 
 def pages() -> list[Path]:
     """Every text that may hold generated blocks."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "notes").glob("*.md"))]
 
 
 def refresh(page: Path) -> str:
@@ -95,15 +94,29 @@ def variables(page: Path, argument: str) -> str:
     return _table(["variable", "meaning"], ([f"`{name}`", meaning] for name, meaning in named.items()))
 
 
+FIRST = ("ar", "sjd", "gsd", "sjd++", "scd-mc", "eagle")
+"""The decoders that a reader looks for first: the baseline, and one of each group of papers."""
+
+
 def decoders(page: Path, argument: str) -> str:
-    """Every preset with its choices, options and paper."""
+    """Every preset with its paper; `first` names those of `FIRST`, `rest` the others."""
 
     def row(name: str) -> list[str]:
-        spec = resolve(name)
-        options = ", ".join(f"{key}={plain(value)}" if value != "" else key for key, value in spec.options) or "-"
-        return [f"`{name}`", "yes" if spec.lossless else "no", PRESETS[name].summary, options, PRESETS[name].paper]
+        lossless = "yes" if resolve(name).lossless else "no"
+        return [f"`{name}`", lossless, PRESETS[name].summary, PRESETS[name].paper]
 
-    return _table(["decoder", "lossless", "what it does", "options and defaults", "source"], map(row, _built_in()))
+    names = FIRST if argument == "first" else [name for name in _built_in() if name not in FIRST]
+    return _table(["decoder", "lossless", "what it does", "source"], map(row, names))
+
+
+def defaults(page: Path, argument: str) -> str:
+    """Every preset with the options that it takes and their defaults."""
+
+    def row(name: str) -> list[str]:
+        given = [(f"`--{key}`", plain(value)) for key, value in resolve(name).options]
+        return [f"`{name}`", ", ".join(f"{flag} {value}".strip() for flag, value in given)]
+
+    return _table(["decoder", "options and defaults"], (row(name) for name in _built_in() if resolve(name).options))
 
 
 def components(page: Path, kind: str) -> str:
@@ -248,32 +261,35 @@ def printed_latencies(page: Path, argument: str) -> str:
 
 
 def paper_plan(page: Path, argument: str) -> str:
-    """Forecast hours and disk of the runs of a table on a GPU, with everything assumed."""
+    """Forecast hours and disk of the runs of a table of one model on a GPU, with everything assumed."""
     from specbench import estimate, forecast
 
     table, _, device = argument.partition(" ")
-    plans = {label: plan for plan in estimate(table) for label in plan["rows"].split(", ")}
-    models = dict.fromkeys(plan["model"].partition("+")[0] for plan in plans.values())
-    speeds = {row["source"].partition(", ")[2]: row for model in models for row in forecast(device, [table], model)}
-    images = max(plan["images"] for plan in plans.values())
-    counts = (100, 500, images)
+    plans = estimate(table)
+    speeds = forecast(device, [table], plans[0]["model"].partition("+")[0])
 
-    def ranges(rows: Iterable[Mapping[str, Any]], factor: float) -> str:
-        rows = list(rows)
-        middle, low, high = (sum(row[f"seconds{end}"] for row in rows) * factor for end in ("", "_low", "_high"))
+    def ranges(values: Iterable[Sequence[float]], factor: float) -> str:
+        middle, low, high = (sum(ends) * factor for ends in zip(*values, strict=True))
         return f"{middle:.3g} ({low:.3g}-{high:.3g})"
 
-    def line(label: str) -> list[str]:
-        plan, speed = plans[label], [speeds[label]]
-        hours = (ranges(speed, count / 3600) for count in counts)
-        return [label, ranges(speed, 1), *hours, f"{plan['megabytes'] / 1e3:.1f}", str(plan["memory_gib"])]
-
-    disk = sum(plan["megabytes"] for plan in plans.values()) / 1e3
-    total = ["all", "-", *(ranges(speeds.values(), count / 3600) for count in counts), f"{disk:.1f}", "-"]
-    header = ["row", "s per image", *(f"hours for {n:,}" for n in counts), "GB on disk, at most", "GiB of the GPU"]
-    assumed = dict.fromkeys(text for speed in speeds.values() for text in speed["assumptions"])
-    listed = "\n".join(f"- {text}" for text in assumed)
-    return f"{_table(header, [*map(line, speeds), total])}\n\nAssumed:\n\n{listed}"
+    paces = [[speed[f"seconds{end}"] for end in ("", "_low", "_high")] for speed in speeds]
+    hours = [[s * plan["images"] for s in pace] for pace, plan in zip(paces, plans, strict=True)]
+    lines = [
+        [
+            f"{plan['prompts']}: {plan['rows']}",
+            ranges([pace], 1),
+            f"{plan['images']:,}",
+            ranges([hour], 1 / 3600),
+            f"{plan['megabytes'] / 1e3:.1f}",
+        ]
+        for plan, pace, hour in zip(plans, paces, hours, strict=True)
+    ]
+    disk = sum(plan["megabytes"] for plan in plans) / 1e3
+    images = sum(plan["images"] for plan in plans)
+    lines.append(["all", "-", f"{images:,}", ranges(hours, 1 / 3600), f"{disk:.0f}"])
+    assumed = dict.fromkeys(text for speed in speeds for text in speed["assumptions"])
+    header = ["row", "s per image", "images", "hours", "GB on disk, at most"]
+    return _table(header, lines) + "\n\nAssumed:\n\n" + "\n".join(f"- {text}" for text in assumed)
 
 
 def gpu(page: Path, argument: str) -> str:
@@ -295,16 +311,23 @@ def _goals_met(claims: list[dict]) -> str:
     return f"{sum(one['verdict'] == 'met' for one in aims)} of {len(aims)}" if aims else "-"
 
 
+_HEADLINE = (
+    *("decoder", "lossless", "window", "steps", "tokens per step", "window cost", "overhead", "speed-up [95 %]"),
+    *("shapes-clip", "shapes-detector"),
+)
+
+
 def results(page: Path, argument: str) -> str:
     """The headline table of the runs committed under results/readme, and the picture made of them."""
     from specbench.api import report
-    from specbench.reporting.demo import PICTURE, headline
+    from specbench.reporting.columns import summary_columns
+    from specbench.reporting.demo import PICTURE
 
     rows = report(out=RESULTS)
-    cells = headline(rows)
+    columns = [column for column in summary_columns(rows) if column.heading in _HEADLINE]
     said = f"{rows[0]['n']} prompts show speed and are far too few to compare scores."
     picture = f"![One row per prompt, one column per decoder]({_link(page, RESULTS / PICTURE)})"
-    table = _table(list(cells[0]), (list(row.values()) for row in cells))
+    table = _table([column.heading for column in columns], ([column.cell(row) for column in columns] for row in rows))
     return f"{table}\n\n{said} Measured on {rows[0]['environment'][0]}.\n\n{picture}"
 
 
@@ -331,13 +354,18 @@ def audit_settings(page: Path, argument: str) -> str:
         drawn |= {"top-p": (sampling.top_p, 1.0)}
         also = [f"{name} {plain(value)}" for name, (value, off) in drawn.items() if value != off]
         also += (
-            ["ties"] * bool(setting.grain) + ["continuous batching"] * bool(setting.rows) + ["traced"] * setting.trace
+            ["ties"] * bool(setting.grain)
+            + ["drafts kept for several steps"] * bool(setting.shared)
+            + ["one image at a time"] * (setting.batch == 1)
+            + ["continuous batching"] * bool(setting.rows)
+            + ["traced"] * setting.trace
         )
         also += ["transformer"] * (setting.model == "transformer")
         grid = f"{layout.height} x {layout.width} of {layout.v_image}"
-        return [grid, str(grammar or "-"), str(setting.window), ", ".join(also) or "-"]
+        images = f"{20_000 * setting.share:,.0f}"
+        return [grid, str(grammar or "-"), str(setting.window), images, ", ".join(also) or "-"]
 
-    return _table(["image tokens", "forced tokens", "window", "also"], map(row, AUDIT_SETTINGS))
+    return _table(["image tokens", "forced tokens", "window", "images", "also"], map(row, AUDIT_SETTINGS))
 
 
 def planted_bugs(page: Path, argument: str) -> str:
@@ -358,6 +386,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "commands": commands,
     "components": components,
     "decoders": decoders,
+    "defaults": defaults,
     "file": file,
     "gpu": gpu,
     "metrics": metrics,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from specbench.papers.listing import available
     from specbench.prompts import fetch_prompts
     from specbench.reporting.demo import demo
+    from specbench.reporting.status import status
     from specbench.store.merge_shards import merge_runs
     from specbench.training.head import check_head, train_head
 
@@ -34,6 +35,7 @@ __all__ = [
     "generate",
     "run",
     "dry_run",
+    "status",
     "merge_runs",
     "load",
     "score",
@@ -79,6 +81,7 @@ _ELSEWHERE = {
     "merge_runs": "specbench.store.merge_shards",
     "printed_latencies": "specbench.papers.forecasts",
     "render_shapes": "specbench.models.shapes.caption_images",
+    "status": "specbench.reporting.status",
     "train_head": "specbench.training.head",
 }
 """Modules of the public names that do not stand in `specbench.api`."""

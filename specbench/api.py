@@ -447,7 +447,11 @@ def import_results(benchmark: str, run: str, results: str | Path, out: str | Pat
 
 
 def audit(
-    decoders: Sequence[str] | str = (), samples: int | None = None, seed: int = 0, compiled: bool = False
+    decoders: Sequence[str] | str = (),
+    samples: int | None = None,
+    seed: int = 0,
+    compiled: bool = False,
+    thorough: bool = False,
 ) -> Rows:
     """Measure whether decoders are lossless, on models small enough to enumerate.
 
@@ -456,6 +460,7 @@ def audit(
         samples: images per decoder; None takes the default of `specbench audit`.
         seed: of the models and the decoding noise.
         compiled: also audit compiled steps, which takes a minute or more per decoder.
+        thorough: decode ten times the images where the audit would see least.
 
     Returns:
         One dict per decoder, with its `verdict` ("lossless", "lossy", or "no deviation seen" where the decoder is
@@ -468,7 +473,7 @@ def audit(
     from specbench.checks.losslessness import AUDIT_SAMPLES, audit_named  # brings torch
 
     count = AUDIT_SAMPLES if samples is None else samples
-    return list(audit_named(_several(decoders), count, seed, compiled=compiled))
+    return list(audit_named(_several(decoders), count, seed, compiled=compiled, thorough=thorough))
 
 
 def check(

@@ -37,17 +37,25 @@ class SpecbenchError(Exception):
         return type(self), (self.what, self.try_this, self.exit_code)
 
 
-def unknown_name(kind: str, name: str, valid: Iterable[str]) -> SpecbenchError:
-    """Build the error for a name not in `valid`, with the nearest valid name as a suggestion."""
+_LISTS = {"decoder": "decoders", "model": "models", "metric": "metrics", "prompt set": "prompts", "run": "runs"}
+"""What `specbench list` lists, by kind of name."""
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str], most: int = 12) -> SpecbenchError:
+    """Build the error for a name not in `valid`, with the nearest valid name as a suggestion; else all that are valid,
+    or, of more than `most`, the command that lists them."""
     valid = sorted(valid)
     spelt = {known.lower().partition("[")[0]: known for known in reversed(valid)}
     spelt |= {known.lower(): known for known in valid}
     near = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.5)
-    hint = f"did you mean '{spelt[near[0]]}'? " if near else ""
-    return SpecbenchError(f"unknown {kind} '{name}'", f"{hint}valid: {', '.join(valid) or 'none'}")
+    hint = f"did you mean '{spelt[near[0]]}'?" if near else f"valid: {', '.join(valid) or 'none'}"
+    if len(valid) > most and kind in _LISTS:
+        named = f"specbench list {_LISTS[kind]} names all {len(valid)}"
+        hint = f"{hint} {named}" if near else named
+    return SpecbenchError(f"unknown {kind} '{name}'", hint)
 
 
-def place(error: Exception) -> str:
+def place(error: BaseException) -> str:
     """Format the location where an unexpected error was raised: " at file.py:12"."""
     frames = traceback.extract_tb(error.__traceback__)
     return f" at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""

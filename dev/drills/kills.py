@@ -1,6 +1,6 @@
 """Kill processes of a run at random moments, resume, and compare with an undisturbed run.
 
-    python dev/drills/kills.py driver --kills 100    # also: worker, pool-driver, pool-resume, ray-worker, ray-node
+    python dev/drills/kills.py driver --kills 100    # also: moved, worker, pool-driver, pool-resume, ray-worker, ...
     python dev/drills/kills.py report    # with the outcomes of writers.py
 
 Every kill is followed by a rerun to completion and a comparison of all rows and pictures. Outcomes are appended to
@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -25,9 +26,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pandas as pd
+import torch
 from crew import ForkCrew
 
 from specbench.checks.enumerable_model import EnumerableModel
+from specbench.errors import PARTIAL, SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Request
 from specbench.runs.executors.local import Executor, LocalExecutor
@@ -121,6 +124,37 @@ def driver(
 driver.seconds = 1.0
 
 
+def moved(out: Path, draw: random.Random) -> bool:
+    """Move the results, a run, or a part of one away at a random moment: the process must end with exit code 3, or be
+    done, and go on once the folder is back."""
+    child = os.fork()
+    if not child:
+        os.setpgrp()
+        try:
+            decode_all(local(), out)
+        except SpecbenchError as error:
+            os._exit(error.exit_code)
+        os._exit(0)
+    time.sleep(draw.uniform(0.0, driver.seconds))
+    place, aside = (
+        draw.choice([out, *out.glob("*"), *out.glob("*/samples"), *out.glob("*/images")]),
+        out.parent / "aside",
+    )
+    alive = not os.waitpid(child, os.WNOHANG)[0]
+    if alive and place.is_dir():
+        place.rename(aside)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code not in (0, PARTIAL) or (code == 0 and place.exists()):
+            raise RuntimeError(f"exit code {code} after {place} was moved away")
+        if place.exists():  # what was being written in that moment; no later row
+            shutil.rmtree(place)
+        aside.rename(place)
+    elif alive:
+        os.waitpid(child, 0)
+    decode_all(local(), out)
+    return alive
+
+
 def pool_driver(out: Path, draw: random.Random) -> bool:
     """Kill the driver of two workers (SIGKILL) at a random moment."""
     return driver(out, draw, pool)
@@ -190,6 +224,7 @@ def _kill_a_node(out: Path, draw: random.Random) -> bool:
 
 KINDS: dict[str, Callable[[], Iterator[Drill]]] = {
     "driver": lambda: iter([driver]),
+    "moved": lambda: iter([moved]),
     "pool-driver": lambda: iter([pool_driver]),
     "pool-resume": lambda: iter([pool_resume]),
     "worker": lambda: iter([worker]),
@@ -201,6 +236,7 @@ KINDS: dict[str, Callable[[], Iterator[Drill]]] = {
 def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
     """Kill until the log has `kills` outcomes of the kind, or the time is up."""
     ends = time.monotonic() + seconds
+    torch.set_num_threads(1)  # a child has no threads of its parent's, and would wait for them
     parquet_log._FAN_IN, parquet_log._LEVELS = 3, (3, 9)  # merges happen within a run of 24 rows
     started = time.monotonic()
     truth = truth_of_a_quiet_run()

@@ -3,6 +3,7 @@
     specbench run ... --out RUNS             2,226 images of each decoder; the command is in results/frontier/README.md
     python dev/frontier/lossy.py RUNS        score what is not scored yet, print and write the table
     python dev/frontier/lossy.py RUNS RUN RUN ... --out /tmp/trial      some of the runs
+    python dev/frontier/lossy.py results/frontier/lossy.json            the table again, from the stored values
 
 RUNS is the folder of the runs, outside the repository; their scores are kept there, so that only new images are scored.
 All runs are of the same weights, sampling and prompts; each is compared with AR on the images that both have. Target
@@ -11,7 +12,7 @@ forwards and scores of every image go to lossy.json, the table to lossy.md.
 Equivalence is declared before anything is decoded: a decoder's mean score is equivalent to AR's on the same prompts and
 seeds if two one-sided t tests over prompts reject a difference of MARGINS and more, in both scores, at the level 0.05
 (so that no correction for two scores is due), p-values corrected over decoders by Holm. Why these margins:
-docs/frontier.md. Seconds are those of `specbench forecast` for Lumina-mGPT 7B, at this many tokens per step.
+docs/notes/lossy-search.md. Seconds are those of `specbench forecast` for Lumina-mGPT 7B, at this many tokens per step.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from specbench.metrics.shapes import ShapesClip, ShapesDetector  # noqa: E402
 from specbench.models.catalog import find_model  # noqa: E402
 from specbench.reporting.report_rows import label  # noqa: E402
 from specbench.runs.memory_estimate import most_columns  # noqa: E402
-from specbench.specs.presets import DecoderSpec  # noqa: E402
+from specbench.specs.presets import DecoderSpec, resolve  # noqa: E402
 from specbench.stats.intervals import (  # noqa: E402
     Estimate,
     clustered_mean,
@@ -52,6 +53,8 @@ from specbench.store.schema import KEY  # noqa: E402
 MARGINS = {"shapes-detector": 0.03, "shapes-clip": 0.01}
 """Largest difference of the mean score to AR's that counts as none, by metric."""
 LEVEL = 0.05
+OVER_CATEGORIES = ("shapes-detector",)
+"""Metrics whose score is the mean of the categories' means, as `specbench score` prints it."""
 BASELINE = "ar"
 SHARED = ("model", "weights_sha256", "sampling", "prompts_sha256", "seed")
 """Settings in which all runs must agree."""
@@ -72,6 +75,27 @@ class Decoded(NamedTuple):
     spec: DecoderSpec
     settings: Mapping[str, str]
     images: pd.DataFrame
+
+
+def weights(prompts: pd.Series, metric: str) -> pd.Series:
+    """Weight of each image in the metric's score, 1 on average; a prompt's id begins with its category."""
+    if metric not in OVER_CATEGORIES:
+        return pd.Series(1.0, prompts.index)
+    category = prompts.map(str).str.rpartition("-")[0]
+    return len(prompts) / (category.nunique() * category.map(category.value_counts()))
+
+
+def read_stored(file: Path) -> list[Decoded]:
+    """Runs as lossy.json keeps them."""
+    stored = json.loads(file.read_text())
+    settings = {name: stored[name] for name in SHARED}
+    runs = []
+    for one in stored["decoders"]:
+        name, *options = one["decoder"].split()
+        columns = {column: stored[column] for column in KEY} | {column: one[column] for column in ("nfe", *MARGINS)}
+        spec = resolve(name, dict(option.split("=") for option in options))
+        runs.append(Decoded(one["run_id"], one["decoder"], spec, settings, pd.DataFrame(columns).dropna()))
+    return runs
 
 
 def read_run(folder: Path) -> Decoded:
@@ -133,11 +157,13 @@ def compare(runs: Sequence[Decoded]) -> list[dict[str, object]]:
             "prompts": int(pairs.prompt_id.nunique()),
             "tokens": (tokens.value, tokens.low, tokens.high),
             "seconds": {name: [one[name] for one in modelled] for name in DEVICES},
-            "scores": {metric: float(pairs[metric].mean()) for metric in MARGINS},
+            "scores": {metric: float((pairs[metric] * weights(pairs.prompt_id, metric)).mean()) for metric in MARGINS},
         }
         if run is not baseline:
             row["differences"] = {
-                metric: equivalence(pairs[metric] - pairs[f"{metric}_ar"], pairs.prompt_id, margin)
+                metric: equivalence(
+                    (pairs[metric] - pairs[f"{metric}_ar"]) * weights(pairs.prompt_id, metric), pairs.prompt_id, margin
+                )
                 for metric, margin in MARGINS.items()
             }
         rows.append(row)
@@ -207,16 +233,19 @@ def raw(runs: Sequence[Decoded], rows: Sequence[Mapping]) -> dict[str, object]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, help="folder of the runs")
+    parser.add_argument("runs", type=Path, help="folder of the runs, or a lossy.json")
     parser.add_argument("names", nargs="*", help="run ids or folders; all runs of the folder without")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
     parser.add_argument("--threads", type=int, default=1, help="of the CLIP network")
     options = parser.parse_intermixed_args()
     torch.set_num_threads(options.threads)
     try:
-        folders = find_runs(options.runs, options.names)
-        api.score([str(folder) for folder in folders], list(MARGINS), out=options.runs)
-        runs = [read_run(folder) for folder in folders]
+        if options.runs.is_file():
+            runs = read_stored(options.runs)
+        else:
+            folders = find_runs(options.runs, options.names)
+            api.score([str(folder) for folder in folders], list(MARGINS), out=options.runs)
+            runs = [read_run(folder) for folder in folders]
         rows = compare(runs)
     except SpecbenchError as error:
         print(error, file=sys.stderr)

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import deque
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def sleeping_model():
 class Stopwatch(SilentReporter):
     """Reporter that times from the first ready worker to the last row."""
 
-    def start(self, total: int, done: int) -> None:
+    def start(self, total: int, done: int, folders: Sequence[Path] = ()) -> None:
         self._started = time.perf_counter()
 
     def row(self, run_id, row) -> None:

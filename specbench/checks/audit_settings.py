@@ -31,7 +31,11 @@ class AuditSetting:
         tables: random models, one per prompt of a batch.
         model: "tables", a random table per prefix, or "transformer", a small one with a KV cache.
         sharpness: standard deviation of the tables' logits.
+        shared: standard deviation of the part of a slot's logits that all prefixes have in common; drafts drawn after
+            another prefix are then often kept, for several steps, as those of real models are.
         grain: rounds the tables' logits, for ties.
+        share: images, as a multiple of the usual number.
+        batch: images decoded together at most; 0 leaves it to the audit.
         rows: decode with continuous batching, so many images at a time; 0 decodes whole batches.
         trace: record per-token traces, as `specbench run --trace` does.
         compiled: run the steps compiled, as `specbench run --compile on` does; for the transformer.
@@ -44,7 +48,10 @@ class AuditSetting:
     tables: int = 1
     model: str = "tables"
     sharpness: float = 1.5
+    shared: float = 0.0
     grain: float = 0.0
+    share: float = 1.0
+    batch: int = 0
     rows: int = 0
     trace: bool = False
     compiled: bool = False
@@ -67,6 +74,15 @@ _TRANSFORMER = AuditSetting(
     # Odd: where all rows of two prompts end together, as those of AR do, each goes on with the other prompt.
     rows=511,
 )
+LONE_SETTING = AuditSetting(
+    "2x3 of 2 with row ends, guided, window 3, one image at a time",
+    TokenLayout.with_row_ends(2, 3, 2),
+    Sampling(guidance=2.0),
+    window=3,
+    share=0.015,
+    batch=1,
+)
+"""A batch of one has code of its own. These images are also compared with the same ones of a batch."""
 AUDIT_SETTINGS = (
     AuditSetting("1x3 of 6, window wider than the image", TokenLayout.plain(1, 3, 6), window=8),
     AuditSetting("2x4 of 2, window wider than the image", TokenLayout.plain(2, 4, 2), window=12),
@@ -99,6 +115,24 @@ AUDIT_SETTINGS = (
         trace=True,
     ),
     AuditSetting("1x5 of 4, window 3", TokenLayout.plain(1, 5, 4), window=3),
+    AuditSetting(
+        "1x4 of 8, drafts kept for several steps, window 8",
+        TokenLayout.plain(1, 4, 8),
+        window=8,
+        sharpness=0.5,
+        shared=1.0,
+        share=2.0,
+    ),
+    AuditSetting(
+        "2x2 of 4, ties at top-p 0.6, window 2",
+        TokenLayout.plain(2, 2, 4),
+        Sampling(1.0, top_p=0.6),
+        window=2,
+        sharpness=1.0,
+        grain=1.0,
+        share=0.5,
+    ),
+    LONE_SETTING,
     AuditSetting("8x1 of 3, one-token rows, window 2", TokenLayout.with_row_ends(8, 1, 3), window=2),
     _TRANSFORMER,
     replace(
@@ -141,7 +175,7 @@ def setting_model(setting: AuditSetting, seed: int) -> tuple[EnumerableModel | E
         if setting.compiled:
             transformer.compile()
         return transformer, [transformer.joint(setting.sampling, name) for name in names]
-    model = EnumerableModel(setting.layout, names, setting.sharpness, seed, setting.grain)
+    model = EnumerableModel(setting.layout, names, setting.sharpness, seed, setting.grain, setting.shared)
     return model, [joint(model, setting.sampling, name) for name in names]
 
 

@@ -1,4 +1,5 @@
-"""How far a sampler's images are from an exact joint distribution: a test, a distance with bounds, the power."""
+"""How far a sampler's images are from an exact joint distribution, and whether they are independent: tests, a distance
+with bounds, the power."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.special import chndtrinc
+from scipy.special import chndtrinc, ndtr
 from scipy.stats import chi2
 
 AUDIT_LEVEL = 1e-4
@@ -20,6 +21,10 @@ RUN_CELLS = 128
 """Values that such a run can take, at most."""
 POOLED = 5
 """Cells expected fewer times are pooled into one."""
+PAIRS = ("prompts", "samples", "seeds")
+"""What the two images of a pair differ in."""
+VIEWS = 3
+"""Views of the audit's test, each of which could reject."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,14 @@ class Counts:
     """Images observed of one table: `observed` [2, cells] in two halves of the samples, `exact` [cells].
 
     `vocab` is the number of values of one image token where cells are images in the order of `image_index` (with one
-    more cell for streams that break the grammar); 0 where they are something else.
+    more cell for streams that break the grammar); 0 where they are something else. `agreement` [3, 2]: for each of
+    PAIRS, the sum over its pairs of `agreement` and of its square; None where images were not paired.
     """
 
     observed: np.ndarray
     exact: np.ndarray
     vocab: int = 0
+    agreement: np.ndarray | None = None
 
     @property
     def total(self) -> np.ndarray:
@@ -136,15 +143,39 @@ def _pooled(due: np.ndarray) -> np.ndarray:
 
 
 def p_value(tables: Sequence[Counts]) -> float:
-    """P-value of "every table shows its exact joint distribution".
+    """P-value of "every table shows its exact joint distribution, and its images are independent".
 
-    Two views, Bonferroni-corrected: the statistics of all blocks summed, and the worst single test, over every table's
-    whole images and runs of tokens.
+    Three views, Bonferroni-corrected: the statistics of all blocks summed; the worst single test, over every table's
+    whole images and runs of tokens; and `dependence`.
     """
     single = [chi_square(view) for counts in tables for view in (counts, *counts.runs)]
     worst = min(_tail(*test) for test in single)
     together = _tail(*_summed(tables))
-    return min(1.0, 2 * min(together, len(single) * worst))
+    return min(1.0, VIEWS * min(together, len(single) * worst, *(len(PAIRS) * p for p in dependence(tables).values())))
+
+
+def agreement(one: np.ndarray, other: np.ndarray, vocab: int) -> np.ndarray:
+    """[n] in how many of their M tokens the images `one` and `other` [n, M] agree, beyond what the frequencies of their
+    tokens explain.
+
+    It is doubly centred: its mean is 0 if images are independent, whatever the distribution of each, and each mean over
+    one of them alone is 0, too.
+    """
+    found = np.zeros(len(one))
+    for own, its in zip(one.T, other.T, strict=True):
+        p, q = (np.bincount(tokens, minlength=vocab) / max(len(tokens), 1) for tokens in (own, its))
+        found += (own == its) - q[own] - p[its] + p @ q
+    return found
+
+
+def dependence(tables: Sequence[Counts]) -> dict[str, float]:
+    """P-value, for each of PAIRS, of "images that differ in it are independent"; empty where images were not paired."""
+    paired = [counts.agreement for counts in tables if counts.agreement is not None]
+    if not paired:
+        return {}
+    sums, squares = np.sum(paired, axis=0).T
+    z = np.abs(sums) / np.sqrt(np.maximum(squares, 1))
+    return dict(zip(PAIRS, (2 * ndtr(-z)).tolist(), strict=True))
 
 
 def _summed(tables: Sequence[Counts]) -> tuple[float, float]:
@@ -209,4 +240,4 @@ def detectable_tv(tables: Sequence[Counts]) -> float:
     n = sum(int(block.total.sum()) for block in blocks)
     scale = _scale(tables)
     dof = max(sum(degrees_of_freedom(block) for block in blocks), 1) / scale
-    return math.sqrt(scale * noncentrality(chi2.isf(AUDIT_LEVEL / 2, dof), dof, 1 - AUDIT_POWER) / n) / 2
+    return math.sqrt(scale * noncentrality(chi2.isf(AUDIT_LEVEL / VIEWS, dof), dof, 1 - AUDIT_POWER) / n) / 2

@@ -40,6 +40,7 @@ class EnumerableModel:
         sharpness: standard deviation of the random logits.
         seed: of the tables and of the codebook.
         grain: round the logits to multiples of it, so that many are equal (ties at top-k); 0 leaves them as drawn.
+        shared: standard deviation of the part of the logits of a slot that does not depend on the prefix.
     """
 
     name = "enumerable"
@@ -55,6 +56,7 @@ class EnumerableModel:
         sharpness: float = 1.5,
         seed: int = 0,
         grain: float = 0.0,
+        shared: float = 0.0,
     ):
         if layout.vocab**layout.length >= 2**53:
             raise ValueError(f"{layout.length} slots of {layout.vocab} tokens: too many prefixes")
@@ -68,6 +70,10 @@ class EnumerableModel:
         shape = (len(self.prompts), sum(self.slot_rows), layout.v_image)
         self.conditional = sharpness * torch.randn(shape, generator=draw)
         self.unconditional = sharpness * torch.randn(shape, generator=draw)
+        if shared:
+            for table in (self.conditional, self.unconditional):
+                common = shared * torch.randn(len(self.prompts), layout.length, layout.v_image, generator=draw)
+                table += common.repeat_interleave(torch.tensor(self.slot_rows), 1)
         if grain:
             for table in (self.conditional, self.unconditional):
                 table.div_(grain).round_().mul_(grain)
@@ -335,7 +341,7 @@ def _enumerate_images(
 
 
 def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Target distributions [.., V] in float64: temperature, then top-k with ties kept, then top-p."""
+    """Target distributions [.., V] in float64: temperature, then top-k, then top-p, both with ties kept."""
     scaled = logits if sampling.entropy_scale else logits / sampling.temperature
     if sampling.top_k:
         kth = np.sort(scaled)[..., -min(sampling.top_k, scaled.shape[-1])]
@@ -348,13 +354,11 @@ def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         p = np.exp(scaled - scaled.max(-1, keepdims=True))
         p /= p.sum(-1, keepdims=True)
     if sampling.top_p < 1:
-        order = np.argsort(-p, axis=-1, kind="stable")
-        ranked = np.take_along_axis(p, order, -1)
-        kept = np.zeros_like(p)
+        ranked = -np.sort(-p, axis=-1)
         # Accumulated in order of rank; a token stays while the mass before it is below top-p.
-        before = np.cumsum(ranked, -1) - ranked
-        np.put_along_axis(kept, order, np.where(before < sampling.top_p, ranked, 0.0), -1)
-        p = kept / kept.sum(-1, keepdims=True)
+        last = (np.cumsum(ranked, -1) - ranked < sampling.top_p).sum(-1, keepdims=True) - 1
+        p = np.where(p >= np.take_along_axis(ranked, last, -1), p, 0.0)
+        p /= p.sum(-1, keepdims=True)
     return p
 
 

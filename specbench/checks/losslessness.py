@@ -14,7 +14,17 @@ import numpy as np
 import torch
 
 from specbench.checks.audit_settings import AUDIT_SETTINGS, COMPILED_SETTINGS, AuditSetting, in_window, setting_model
-from specbench.checks.divergence import AUDIT_LEVEL, Counts, detectable_tv, p_value, total_variation
+from specbench.checks.divergence import (
+    AUDIT_LEVEL,
+    PAIRS,
+    VIEWS,
+    Counts,
+    agreement,
+    dependence,
+    detectable_tv,
+    p_value,
+    total_variation,
+)
 from specbench.checks.enumerable_model import image_index
 from specbench.decoding.build import build
 from specbench.decoding.continuous_batching import decode_each
@@ -28,9 +38,11 @@ from specbench.specs.presets import PRESETS, DecoderSpec, Preset, decoder_name, 
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 
-AUDIT_SAMPLES = 220_000
-"""Images per decoder: 20,000 of each setting."""
-_BATCH = 8192
+AUDIT_SAMPLES = 270_000
+"""Images per decoder: 20,000 of each setting, times its share."""
+_BATCH = 10_000
+THOROUGH = 10
+"""Factor on the images of the settings in which a thorough audit sees least."""
 SMALL_ENOUGH = 0.05
 """An audit calls a decoder lossless only where its `detectable_tv` is at most this, which takes some 15,000 images."""
 LOSSLESS, LOSSY, UNSEEN = "lossless", "lossy", "no deviation seen"
@@ -40,7 +52,12 @@ Auditable = str | DecoderSpec | Decode
 
 
 def audit_decoders(
-    decoders: Sequence[Auditable], samples: int = AUDIT_SAMPLES, seed: int = 0, workers: int = 1, compiled: bool = False
+    decoders: Sequence[Auditable],
+    samples: int = AUDIT_SAMPLES,
+    seed: int = 0,
+    workers: int = 1,
+    compiled: bool = False,
+    thorough: bool = False,
 ) -> list[dict[str, object]]:
     """Decode `samples` images of enumerable models with each decoder and judge whether it keeps their joint
     distribution.
@@ -49,32 +66,40 @@ def audit_decoders(
         decoders: preset names, resolved specs, or a user's decoder, also as "package.module:Name". That is a
             `Preset`, a `DecoderSpec`, or a function `(model, requests, sampling, seed)` that returns one
             `Generation` per request, or all stream tokens as an array [B, N].
-        samples: images per decoder, spread evenly over the audit's settings.
+        samples: images per decoder, divided among the audit's settings by their shares.
         seed: of the models and of the noise.
         workers: processes that share the decoders, on Linux.
         compiled: also audit compiled steps (COMPILED_SETTINGS).
+        thorough: decode THOROUGH times the images in the half of the settings that would show least.
 
     Returns:
         One dict per decoder: `decoder`, `verdict` (see `audit_verdict`), `tv, tv_low, tv_high` (mean total variation
         over the settings, as `total_variation` defines it), `samples`, `p_value`, `detectable_tv` (a distance the test
         would have found with probability AUDIT_POWER), `models`, `declared` (what the spec says of itself; None for a
-        user decoder), `worst_setting` (the one with the smallest p-value), and `refused` (settings whose model the
-        decoder does not accept).
+        user decoder), `worst_setting` (the one with the smallest p-value), `dependent` (those of PAIRS whose images are
+        not independent), `alone_differ` (images of which at least so many have other tokens alone than in a batch),
+        `weakest_setting, weakest_tv` (the setting with the largest `detectable_tv`, and that), and `refused` (settings
+        whose model the decoder does not accept).
 
     Raises:
         SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples.
     """
     if samples < 1000:
         raise SpecbenchError(f"--samples {samples}: must be at least 1000", f"default: {AUDIT_SAMPLES}")
-    return list(audit_each(decoders, samples, seed, workers, compiled))
+    return list(audit_each(decoders, samples, seed, workers, compiled, thorough))
 
 
 def audit_each(
-    decoders: Sequence[Auditable], samples: int, seed: int, workers: int, compiled: bool = False
+    decoders: Sequence[Auditable],
+    samples: int,
+    seed: int,
+    workers: int,
+    compiled: bool = False,
+    thorough: bool = False,
 ) -> Iterator[dict[str, object]]:
     """Yield the rows of `audit_decoders` in order, each as soon as it and the rows before it are complete."""
     settings = (*AUDIT_SETTINGS, *COMPILED_SETTINGS) if compiled else AUDIT_SETTINGS
-    work = [(*load_decoder(decoder), samples, seed, settings) for decoder in decoders]
+    work = [(*load_decoder(decoder), samples, seed, settings, thorough) for decoder in decoders]
     # A forked process inherits plug-ins and imports.
     if min(workers, len(work)) < 2 or sys.platform != "linux":
         yield from (audit_one(*one) for one in work)
@@ -90,7 +115,12 @@ def audit_each(
 
 
 def audit_named(
-    names: Sequence[str] = (), samples: int = AUDIT_SAMPLES, seed: int = 0, workers: int = 1, compiled: bool = False
+    names: Sequence[str] = (),
+    samples: int = AUDIT_SAMPLES,
+    seed: int = 0,
+    workers: int = 1,
+    compiled: bool = False,
+    thorough: bool = False,
 ) -> Iterator[dict[str, object]]:
     """Yield the rows of `audit_decoders` for decoders named as on the command line, under those names; all if empty.
 
@@ -102,7 +132,7 @@ def audit_named(
         raise SpecbenchError(f"--samples {samples}: must be at least 1000", f"default: {AUDIT_SAMPLES}")
     if seed < 0:
         raise SpecbenchError(f"--seed {seed}: must be at least 0")
-    rows = audit_each([decoder for _, decoder in named], samples, seed, workers, compiled)
+    rows = audit_each([decoder for _, decoder in named], samples, seed, workers, compiled, thorough)
     for (label, _), row in zip(named, rows, strict=True):
         yield row | {"decoder": label}
 
@@ -113,23 +143,36 @@ def audit_one(
     samples: int,
     seed: int,
     settings: Sequence[AuditSetting] | None = None,
+    thorough: bool = False,
 ) -> dict[str, object]:
     """Audit a decoder of `load_decoder` on AUDIT_SETTINGS or other settings; see `audit_decoders` for the row."""
     settings = settings or AUDIT_SETTINGS
     refused = _refused(decoder, settings, seed)
-    counts = {
-        setting.name: observe(setting, decoder, samples // len(settings) // setting.tables, seed)
-        for setting in settings
-        if setting.name not in refused
-    }
+    accepted = [setting for setting in settings if setting.name not in refused]
+    usual = samples / sum(setting.share for setting in settings)
+
+    def counted(setting: AuditSetting, times: int = 1, batch: int | None = None) -> list[Counts]:
+        return observe(setting, decoder, round(times * usual * setting.share / setting.tables), seed, batch)
+
+    counts = {setting.name: counted(setting) for setting in accepted}
+    seen = {setting.name: detectable_tv(counts[setting.name]) for setting in accepted if setting.batch != 1}
+    if thorough:
+        weak = sorted(seen, key=seen.__getitem__)[len(seen) // 2 :]
+        counts |= {setting.name: counted(setting, THOROUGH) for setting in accepted if setting.name in weak}
+        seen |= {name: detectable_tv(counts[name]) for name in weak}
     tables = [table for own in counts.values() for table in own]
     tv, low, high = total_variation(tables)
     p, detectable = p_value(tables), detectable_tv(tables)
+    weakest = max(seen, key=seen.__getitem__, default=None)
+    alone = 0
+    if isinstance(decoder, DecoderSpec):  # a user's function may draw other noise in another batch
+        lone = [setting for setting in accepted if setting.batch == 1]
+        alone = sum(_fewest_moved(counts[setting.name], counted(setting, batch=_BATCH)) for setting in lone)
     lossless = getattr(decoder, "lossless", None)
     declared = None if lossless is None else (LOSSLESS if lossless else LOSSY)
     return {
         "decoder": name,
-        "verdict": audit_verdict(p, detectable, declared),
+        "verdict": audit_verdict(p, detectable, declared, alone),
         "tv": tv,
         "tv_low": low,
         "tv_high": high,
@@ -139,26 +182,42 @@ def audit_one(
         "models": len(tables),
         "declared": declared,
         "worst_setting": min(counts, key=lambda setting: p_value(counts[setting])),
+        "dependent": [kind for kind, p in dependence(tables).items() if p * VIEWS * len(PAIRS) < AUDIT_LEVEL],
+        "alone_differ": alone,
+        "weakest_setting": weakest,
+        "weakest_tv": seen.get(weakest),
         "refused": refused,
     }
 
 
-def audit_verdict(p: float, detectable: float, declared: str | None) -> str:
+def audit_verdict(p: float, detectable: float, declared: str | None, alone: int = 0) -> str:
     """Verdict of an audit with p-value `p` that could see a total variation of `detectable`.
 
     "lossy" if the test rejects at AUDIT_LEVEL. Elsewhere "lossless", but only "no deviation seen" where the audit was
-    too small to say so or the decoder is declared lossy: whoever made it knows why it deviates, even where small models
-    do not show it.
+    too small to say so, where `alone` images or more had other tokens in a batch, or where the decoder is declared
+    lossy: whoever made it knows why it deviates, even where small models do not show it.
     """
     if p < AUDIT_LEVEL:
         return LOSSY
-    return UNSEEN if declared == LOSSY or detectable > SMALL_ENOUGH else LOSSLESS
+    return UNSEEN if declared == LOSSY or detectable > SMALL_ENOUGH or alone else LOSSLESS
 
 
 def verdict_line(row: Mapping) -> str:
-    """The verdict of a row of `audit_decoders`, with the deviation it would have seen where it saw none."""
-    seen = f" (would have seen a total variation of {row['detectable_tv']:.3f})"
-    return str(row["verdict"]) + seen * (row["verdict"] != LOSSY)
+    """The verdict of a row of `audit_decoders`, with what images depend on, or the deviation it would have seen."""
+    if row["verdict"] == LOSSY:
+        return LOSSY + "".join(f"; images of other {kind} are not independent" for kind in row["dependent"])
+    seen = f"would have seen a total variation of {row['detectable_tv']:.3f}"
+    if row["weakest_tv"]:
+        seen += f", of {row['weakest_tv']:.3f} where least is seen: {row['weakest_setting']}"
+    other = f"; {row['alone_differ']} images or more have other tokens alone than in a batch" * (
+        row["alone_differ"] > 0
+    )
+    return f"{row['verdict']} ({seen}){other}"
+
+
+def _fewest_moved(some: Sequence[Counts], others: Sequence[Counts]) -> int:
+    """Least number of images that two ways to decode the same requests must have decoded differently."""
+    return sum(int(np.abs(one.total - other.total).sum()) // 2 for one, other in zip(some, others, strict=True))
 
 
 def _refused(decoder: DecoderSpec | Decode, settings: Sequence[AuditSetting], seed: int) -> list[str]:
@@ -196,21 +255,47 @@ def load_decoder(decoder: Auditable) -> tuple[str, DecoderSpec | Decode]:
 
 
 def observe(
-    setting: AuditSetting, decoder: DecoderSpec | Decode, samples: int, seed: int, batch: int = _BATCH
+    setting: AuditSetting, decoder: DecoderSpec | Decode, samples: int, seed: int, batch: int | None = None
 ) -> list[Counts]:
-    """Decode `samples` images of each of the setting's tables, `batch` at a time, and count them."""
+    """Decode at least `samples` images of each of the setting's tables, `batch` or as many as the setting says at a
+    time, and count them: those of two seeds and of two prompt ids with the same table, so that pairs can be compared.
+    """
     model, exact = setting_model(setting, seed)
-    names = model.prompts
-    requests = [Request(name, f"{setting.name} {name}", sample) for sample in range(samples) for name in names]
-    observed = np.zeros((len(names), 2, len(exact[0]) + 1), dtype=np.int64)
-    for start in range(0, len(requests), batch):
-        part = requests[start : start + batch]
-        cell = _cells(stream_tokens(model, part, decoder, setting, seed), setting.layout)
-        number = np.arange(start, start + len(part))
-        np.add.at(observed, (number % len(names), number // len(names) % 2, cell), 1)
+    cells = []
+    for noise in (2 * seed, 2 * seed + 1):
+        requests, size = _requests(setting, model.prompts, max(2, -(-samples // 4))), batch or setting.batch or _BATCH
+        parts = (requests[start : start + size] for start in range(0, len(requests), size))
+        tokens = [stream_tokens(model, part, decoder, setting, noise) for part in parts]
+        cells.append(_cells(np.concatenate(tokens), setting.layout).reshape(-1, 2, len(model.prompts)))
+    by_table = np.stack(cells).transpose(3, 0, 2, 1)
+    return [_counted(own, truth, setting.layout) for own, truth in zip(by_table, exact, strict=True)]
+
+
+def _requests(setting: AuditSetting, texts: Sequence[str], samples: int) -> list[Request]:
+    """Requests in the order of samples, prompt ids (two for each text), texts."""
     return [
-        Counts(seen, np.append(truth, 0.0), setting.layout.v_image) for seen, truth in zip(observed, exact, strict=True)
+        Request(text, f"{setting.name} {text} {half}", sample)
+        for sample in range(samples)
+        for half in range(2)
+        for text in texts
     ]
+
+
+def _counted(cells: np.ndarray, exact: np.ndarray, layout: TokenLayout) -> Counts:
+    """Counts of the images in `cells` [2 seeds, 2 prompts, samples] of one table."""
+    halves = (cells[..., ::2], cells[..., 1::2])
+    observed = np.stack([np.bincount(half.ravel(), minlength=len(exact) + 1) for half in halves])
+    powers = layout.v_image ** np.arange(len(layout.free_slots()) - 1, -1, -1)
+    tokens = cells[..., None] // powers % layout.v_image
+    even = tokens[:, :, : tokens.shape[2] // 2 * 2]
+    pairs = {
+        "prompts": (tokens[:, 0], tokens[:, 1]),
+        "samples": (even[:, :, ::2], even[:, :, 1::2]),
+        "seeds": (tokens[0], tokens[1]),
+    }
+    found = [agreement(*(side.reshape(-1, len(powers)) for side in pairs[kind]), layout.v_image) for kind in PAIRS]
+    sums = np.array([[gain.sum(), (gain**2).sum()] for gain in found])
+    return Counts(observed, np.append(exact, 0.0), layout.v_image, sums)
 
 
 def stream_tokens(

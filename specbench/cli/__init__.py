@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -113,6 +114,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if _PINNED_ONLY in arguments:
         os.environ["SPECBENCH_PINNED_ONLY"] = "1"
     console.prepare_streams()
+    if sys.flags.optimize > 1:
+        advice = "unset PYTHONOPTIMIZE, or set it to 1"
+        sys.exit(_fail(SpecbenchError("without docstrings there are no definitions to print", advice), debug))
     console.show_progress(_NO_PROGRESS not in arguments)
     arguments = [argument for argument in arguments if argument not in _ANYWHERE]
     if arguments[:1] == ["--"]:
@@ -138,19 +142,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ),
             debug,
         )
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+    except BrokenPipeError as error:
+        code = 0 if _reader_left() else _fail(_bug(error), debug)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = _fail(SpecbenchError(f"{where}{error.strerror or error}", "check the path"), debug)
     except MemoryError:
         code = _fail(SpecbenchError("not enough memory", "see 'ulimit -v' and what else runs here", FAILURE), debug)
-    except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        problem = SpecbenchError(what, f"a bug{place(error)}; {_DEBUG} shows the traceback", FAILURE)
-        code = _fail(problem, debug)
+    except (Exception, SystemExit) as error:
+        if COMPLETION in os.environ and isinstance(error, SystemExit):
+            raise
+        code = _fail(_bug(error), debug)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _bug(error: BaseException) -> SpecbenchError:
+    what = f"{type(error).__name__}: {error}"
+    return SpecbenchError(what, f"a bug{place(error)}; {_DEBUG} shows the traceback", FAILURE)
+
+
+def _reader_left() -> bool:
+    """Whether nobody reads stdout any more, which then leads nowhere."""
+    try:
+        sys.stdout.flush()
+        return False
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
 
 
 def _app_of(arguments: Sequence[str]) -> typer.Typer:
@@ -181,6 +199,9 @@ def _usage_problem(error: Exception, arguments: Sequence[str]) -> SpecbenchError
         valid = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
         problem = unknown_name("option", option, valid)
         return SpecbenchError(f"{problem.what} of '{path}'", problem.try_this, BAD_INPUT)
+    extra = re.search(r"unexpected extra argument\S* \((\S+)", error.format_message())
+    if extra and path.endswith(" run"):
+        return _extra_argument(extra[1].rstrip(")"))
     parameter = getattr(error, "param", None)
     variable, names = getattr(parameter, "envvar", None), getattr(parameter, "opts", ())
     typed = any(argument.partition("=")[0] in names for argument in arguments)
@@ -189,7 +210,20 @@ def _usage_problem(error: Exception, arguments: Sequence[str]) -> SpecbenchError
         if variable and os.environ.get(variable) and not typed
         else ""
     )
-    return SpecbenchError(error.format_message() + given, f"see '{path} --help'", BAD_INPUT)
+    about = getattr(parameter, "help", None) if type(error).__name__ == "MissingParameter" else None
+    return SpecbenchError(error.format_message() + given, about or f"see '{path} --help'", BAD_INPUT)
+
+
+def _extra_argument(text: str) -> SpecbenchError:
+    """The error for a word after `run`, which takes flags alone, with the flag that it was meant for."""
+    from specbench.models.families.model_specs import MODELS  # names, for this error alone
+    from specbench.specs.presets import PRESETS
+
+    named = {"decoder": PRESETS, "model": ["shapes", *(model.name for model in MODELS)]}
+    first = re.split(r"[,:]", text)[0]
+    meant = next((flag for flag, names in named.items() if first in names), None)
+    hint = f"did you mean: specbench run --{meant} {text}" if meant else "for example: specbench run --decoder ar,sjd"
+    return SpecbenchError(f"run {text}: run takes flags only", hint)
 
 
 def _show_warning(message, category, *_rest) -> None:

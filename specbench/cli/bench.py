@@ -12,10 +12,20 @@ from rich.console import Console
 
 from specbench.cli import completion
 from specbench.cli.commands import help_of
-from specbench.cli.options import TABLE_FORMATS, dry_run_switch, flags, format_option, option
-from specbench.cli.output import print_json
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
-from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings
+from specbench.cli.options import (
+    TABLE_FORMATS,
+    Columns,
+    Notes,
+    OwnDecoders,
+    To,
+    chosen_format,
+    dry_run_switch,
+    flags,
+    format_option,
+)
+from specbench.cli.output import print_json, write_or_print
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings, split_list
 from specbench.system import console
 
 if TYPE_CHECKING:
@@ -37,7 +47,6 @@ _Table = Annotated[
         metavar="NAME", help="A table or figure, see 'specbench list tables'.", autocompletion=completion.tables
     ),
 ]
-_To = Annotated[Path | None, option("--to", "FILE", "Write the table to this file; required for parquet.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -50,17 +59,20 @@ def add_to(app: typer.Typer) -> None:
 def bench(
     flags: dict,
     name: _Table,
+    decoder: OwnDecoders = None,
     dry_run: Annotated[bool, dry_run_switch()] = False,
-    fmt: Annotated[str, format_option(TABLE_FORMATS)] = "markdown",
-    to: _To = None,
+    fmt: Annotated[str | None, format_option(TABLE_FORMATS)] = None,
+    to: To = None,
+    columns: Columns = None,
+    notes: Notes = False,
 ) -> None:
+    from specbench.papers.table import with_own_rows
     from specbench.papers.table_files import load_table
 
     check_environment()
     values = {name: held.value for name, held in merge(_SETTINGS, flags).items()}
-    fmt = "json" if values["json"] else fmt
-    check_format(fmt, to)
-    table = load_table(name)
+    fmt = chosen_format(fmt, to, bool(values["json"]), TABLE_FORMATS)
+    table = with_own_rows(load_table(name), split_list(",".join(decoder or ())))
     if dry_run:
         return _print_estimate(table, flags, bool(values["json"]))
     from specbench.cli.progress import ProgressReporter, ScoreProgress
@@ -77,39 +89,57 @@ def bench(
         score_reporter=None if quiet else ScoreProgress(),
         warn=console.warn,
     )
-    print_tables([joined], fmt, to)
+    print_tables([joined], fmt, to, split_list(columns or ""), notes)
+    if values["shard"]:
+        console.say("when all parts have ended: specbench merge, then the same command without --shard")
     if joined.problem:
         raise joined.problem
 
 
 def report_tables(
-    names: Sequence[str], model: str | None, prompts: str | None, out: str, fmt: str, to: Path | None
+    names: Sequence[str],
+    model: str | None,
+    prompts: str | None,
+    out: str,
+    fmt: str,
+    to: Path | None,
+    html: Path | None,
+    columns: Sequence[str],
+    notes: bool,
+    decoders: Sequence[str],
 ) -> None:
-    """Print tables from the runs in the results folder.
+    """Print tables from the runs in the results folder, write them as a page of HTML, or both.
 
     Raises:
         SpecbenchError: a name that is not a table, a flag out of range, or a format that cannot hold several tables.
     """
     from specbench.papers.reproduce import measured_table
+    from specbench.papers.table import with_own_rows
     from specbench.papers.table_files import load_table, table_names
 
-    check_format(fmt, to)
     joined = []
     for name in names:
         if name not in table_names():
             raise SpecbenchError(
                 f"unknown table '{name}'", "report takes runs or tables, not both; see: specbench list tables"
             )
-        joined.append(measured_table(load_table(name), model, prompts, out))
+        joined.append(measured_table(with_own_rows(load_table(name), decoders), model, prompts, out))
         if model is None and not any(line.runs for line in joined[-1].lines):
             console.say(f"no runs in {out} for {name}; for runs of another model or prompt set use --model, --prompts")
-    print_tables(joined, fmt, to)
+    if html:
+        print_tables(joined, "html", html, columns)
+    if to or not html:
+        print_tables(joined, fmt, to, columns, notes)
 
 
-def print_tables(joined: Sequence[PaperTable], fmt: str, to: Path | None) -> None:
+def print_tables(
+    joined: Sequence[PaperTable], fmt: str, to: Path | None, columns: Sequence[str] = (), notes: bool = False
+) -> None:
     """Print joined tables on stdout, fitted to the width of a terminal, or write them to a file."""
+    from specbench.papers.formats import only_columns
     from specbench.papers.render import render_tables
 
+    joined = [only_columns(one, columns) for one in joined] if columns else joined
     if to is None and fmt == "markdown" and sys.stdout.isatty():
         from specbench.papers.terminal import terminal
 
@@ -117,34 +147,24 @@ def print_tables(joined: Sequence[PaperTable], fmt: str, to: Path | None) -> Non
         for one in joined:
             screen.print(terminal(one, screen))
         return
-    content = render_tables(joined, fmt)
-    if to is None:
-        sys.stdout.write(content)
-        return
-    from specbench.system.files import write_atomically
-
-    write_atomically(to, content if isinstance(content, bytes) else content.encode("utf-8"))
-    print(to)
-
-
-def check_format(fmt: str, to: Path | None) -> None:
-    """Reject an unknown format, and a binary one without a file."""
-    if fmt not in TABLE_FORMATS:
-        raise unknown_name("format", fmt, TABLE_FORMATS)
-    if fmt == "parquet" and to is None:
-        raise SpecbenchError("--format parquet: binary, not for a terminal", "write it to a file with --to")
+    write_or_print(render_tables(joined, fmt, notes), to)
 
 
 def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) -> None:
     from specbench.cli.run import print_dry_run
-    from specbench.papers.estimate import estimate, total
+    from specbench.papers.estimate import estimate, run_lines, scoring_needs, total
     from specbench.papers.reproduce import plan_table
 
-    rows = estimate(table, plan_table(table, flags))
+    planned = plan_table(table, flags)
+    rows = estimate(table, planned)
     if as_json:
         print_json(rows)
     else:
         print_dry_run(rows, first=("rows",), notes=("chosen",))
+        lacking = [] if flags.get("model") else scoring_needs(table)
+        if lacking:
+            print("\nTo score (specbench fetch brings it):", *lacking, sep="\n")
+        print("\nThe same images, without scores and table:", *run_lines(planned), sep="\n")
         console.say(total(rows))
     if all(row["problem"] for row in rows):
         raise SpecbenchError(

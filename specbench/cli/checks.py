@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -29,13 +30,14 @@ from specbench.cli.options import (
 )
 from specbench.cli.output import print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.specs.presets import PRESETS, require_decoders
 from specbench.system import console
 from specbench.system.torch_device import AUTO, best_device, chosen_device
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 
-_DEFAULT_SAMPLES = 220_000
+_DEFAULT_SAMPLES = 270_000
 _RandomWeights = Annotated[
     bool, switch("--random-weights", "Do not require its checkpoint, as run --random-weights does not.")
 ]
@@ -53,6 +55,7 @@ _CrossCheck = Annotated[
 _Samples = Annotated[int, option("--samples", "N", "Images per decoder.", min=1000)]
 _Seed = Annotated[int, option("--seed", "N", "Random seed of the models and of the decoding noise.", min=0)]
 _Compile = Annotated[bool, switch("--compile", "Also audit compiled steps (a minute or more per decoder).")]
+_Thorough = Annotated[bool, switch("--thorough", "Decode ten times the images in the settings that would show least.")]
 _StoredRuns = Annotated[
     list[str] | None,
     option(
@@ -120,16 +123,20 @@ def _print_readiness(rows: Sequence[Mapping]) -> None:
     if not console.is_terminal():
         return print_table(rows, ("name", "status", "detail", "fix"))
     print_table(rows, ("name", "status", "detail"))
+    fixes: dict[str, list[str]] = {}
     for row in rows:
-        if row["fix"]:
-            print(f"\n{row['name']}:\n  {row['fix']}")
+        fixes.setdefault(str(row["fix"] or ""), []).append(str(row["name"]))
+    for fix, names in fixes.items():
+        if fix:
+            print(f"\n{'; '.join(names)}:\n  {fix}")
 
 
 _AUDIT_HELP = help_of(
     "audit",
     "Decodes models small enough to enumerate and compares the images with the exact joint distribution: images "
     "several windows long, row ends and other grammar tokens, guidance, temperature, top-k with ties, top-p, "
-    "continuous batching, a transformer with a KV cache. The settings replace the decoder's window. The verdict is "
+    "continuous batching, lone images, a transformer with a KV cache; and looks for dependence between images of other "
+    "prompts, samples and seeds. The settings replace the decoder's window. The verdict is "
     'lossy, or lossless, or "no deviation seen" where the images are too few (detectable_tv above 0.05) or the '
     "decoder is declared lossy; tv is the measured total variation distance with its 95 % interval, detectable_tv "
     "the distance that would have been found with probability 0.95.",
@@ -146,6 +153,7 @@ def audit(
     samples: _Samples = _DEFAULT_SAMPLES,
     seed: _Seed = 0,
     compiled: _Compile = False,
+    thorough: _Thorough = False,
     run: _StoredRuns = None,
     recompute: _Recompute = False,
     weights: _RunWeights = None,
@@ -155,10 +163,11 @@ def audit(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    _check_audit(decoders or (), bool(run), compiled, bool(recompute or weights or revision), device)
+    _check_audit(decoders or (), bool(run), compiled, thorough, bool(recompute or weights or revision), device)
+    require_decoders(decoders or ())
     if run:
         return audit_runs(run, out, recompute, weights, revision, device, json, quiet)
-    rows = _audit_decoders(decoders or (), samples, seed, compiled, quiet)
+    rows = _audit_decoders(decoders or (), samples, seed, compiled, thorough, quiet)
     print_json(rows) if json else _print_audit(rows)
     from specbench.checks.losslessness import LOSSLESS, LOSSY
 
@@ -166,7 +175,9 @@ def audit(
         raise SpecbenchError(f"declared lossless, but measured lossy: {', '.join(failed)}", exit_code=GATE)
 
 
-def _check_audit(decoders: Sequence[str], runs: bool, compiled: bool, recomputed: bool, device: str) -> None:
+def _check_audit(
+    decoders: Sequence[str], runs: bool, compiled: bool, thorough: bool, recomputed: bool, device: str
+) -> None:
     """Refuse flags of `audit` that contradict or need each other.
 
     Args:
@@ -177,21 +188,29 @@ def _check_audit(decoders: Sequence[str], runs: bool, compiled: bool, recomputed
         raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other", "write --run before every run")
     if runs and compiled:
         raise SpecbenchError("--compile and --run exclude each other")
+    if runs and thorough:
+        raise SpecbenchError("--thorough and --run exclude each other")
     if recomputed and not runs:
         raise SpecbenchError("--recompute, --weights and --revision require --run")
     if device != AUTO and not runs:
         raise SpecbenchError(f"--device {device} requires --run", "models to enumerate run on the CPU")
 
 
-def _audit_decoders(decoders: Sequence[str], samples: int, seed: int, compiled: bool, quiet: bool) -> list[dict]:
+def _audit_decoders(
+    decoders: Sequence[str], samples: int, seed: int, compiled: bool, thorough: bool, quiet: bool
+) -> list[dict]:
     """Audit decoders on models small enough to enumerate, and say how far it is."""
     from specbench.checks.losslessness import audit_named, verdict_line
 
-    rows = []
-    for row in audit_named(decoders, samples, seed, os.cpu_count() or 1, compiled):
+    rows, started, every = [], time.monotonic(), len(decoders or PRESETS)
+    if not decoders and not quiet:
+        console.say(f"auditing all {every} decoders, each a minute or more; one alone: specbench audit sjd")
+    for row in audit_named(decoders, samples, seed, os.cpu_count() or 1, compiled, thorough):
         rows.append(row)
+        left = (every - len(rows)) * (time.monotonic() - started) / len(rows)
+        ahead = f"; {len(rows)} of {every}, {console.duration(left)} left" if left and not decoders else ""
         if not quiet:
-            console.say(f"audited {row['decoder']}: {verdict_line(row)}")
+            console.say(f"audited {row['decoder']}: {verdict_line(row)}{ahead}")
         if row["refused"]:
             console.say(f"{row['decoder']} does not accept these settings: {'; '.join(row['refused'])}")
     return rows
@@ -332,6 +351,7 @@ def check(
 ) -> None:
     if not (decoders or model or metric or prompts):
         raise SpecbenchError("nothing to check", "name decoders, or --model, --metric or --prompts")
+    require_decoders(decoders or ())
     from specbench.checks.contracts import check_all
     from specbench.checks.findings import FAILED
 

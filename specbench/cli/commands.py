@@ -6,7 +6,7 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -16,6 +16,7 @@ COMPLETION = "_SPECBENCH_COMPLETE"
 """Variable by which a shell asks for completion of a line."""
 COMMANDS = {
     "run": ("run", "Decode a prompt set with one or several decoders, and store images and measurements."),
+    "status": ("status", "Print how far runs are: images, tokens per second, speed-up so far, time left."),
     "merge": ("merge", "Merge the shards of runs, and print the run folders."),
     "score": ("results", "Score the images of runs; existing scores are kept."),
     "report": ("results", "Print the tables of runs: speed, quality, and the definition of each number."),
@@ -59,8 +60,12 @@ def help_of(command: str, *paragraphs: str) -> str:
     return "\n\n".join((COMMANDS[command][1], *paragraphs))
 
 
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+
+
 class _PlainSwitches:
-    """Mixin of commands: a switch is printed as --quiet, not as `--quiet <bool>`; --help is one of them."""
+    """Mixin of commands: a switch is printed as --quiet, not as `--quiet <bool>`; --help is one of them. One that can
+    be switched off (--zero-p, --no-zero-p) takes its value as other options do, too: `--zero-p false`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters = super().get_params(ctx)  # type: ignore[misc]
@@ -68,6 +73,33 @@ class _PlainSwitches:
             if getattr(one, "is_flag", False) and one.metavar is None:
                 one.metavar = ""
         return parameters
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        for one in self.params:  # type: ignore[attr-defined]
+            one.secondary_opts = []  # a column of --no-NAME would take the room of all texts
+        super().format_help(ctx, formatter)  # type: ignore[misc]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        off = {one.opts[0]: one.secondary_opts[0] for one in self.params if one.secondary_opts}  # type: ignore[attr-defined]
+        return super().parse_args(ctx, _as_switches(args, off))  # type: ignore[misc]
+
+
+def _as_switches(args: Sequence[str], off: Mapping[str, str]) -> list[str]:
+    """The arguments with `--name true` and `--name=false` as switches.
+
+    Args:
+        off: by switch, what switches it off.
+    """
+    found: list[str] = []
+    for word in args:
+        name, equals, value = word.partition("=")
+        if found and found[-1] in off and word.lower() in _TRUTHS:
+            name, value = found.pop(), word
+        elif not (equals and name in off and value.lower() in _TRUTHS):
+            found.append(word)
+            continue
+        found.append(name if _TRUTHS[value.lower()] else off[name])
+    return found
 
 
 class Command(_PlainSwitches, TyperCommand):
@@ -85,4 +117,4 @@ class CommandLine(typer.Typer):
         super().__init__(cls=Group, **settings)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable:
-        return super().command(name, cls=Command, **settings)
+        return super().command(name, cls=settings.pop("cls", Command), **settings)

@@ -8,14 +8,16 @@ import typer
 from rich.text import Text
 
 from specbench.cli.commands import help_of
-from specbench.cli.options import Json, Out, Reference, option, run_argument
-from specbench.cli.output import print_json, print_table
+from specbench.cli.options import Json, Out, Reference, To, chosen_format, format_option, option, run_argument
+from specbench.cli.output import as_json, markdown_table, write_or_print
+from specbench.errors import SpecbenchError
 from specbench.system import console
 from specbench.system.console import fitted
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _HELP = help_of("compare")
+_FORMATS = ("markdown", "latex", "json")
 
 _FailIf = Annotated[
     list[str] | None,
@@ -36,21 +38,34 @@ def compare(
     run_b: Annotated[str, run_argument("RUN_B", "Run to compare with the baseline.")],
     fail_if: _FailIf = None,
     reference: Reference = None,
+    fmt: Annotated[str | None, format_option(_FORMATS)] = None,
+    to: To = None,
     out: Out = "results",
     json: Json = False,
 ) -> None:
     from specbench import api
     from specbench.metrics.base import Settings
     from specbench.reporting.compare import Gate
+    from specbench.reporting.text_formats import comparison_latex
 
     gates = [Gate.parse(text) for text in fail_if or ()]
+    fmt = chosen_format(fmt, to, json, _FORMATS)
     rows = api.compare(run_a, run_b, out, Settings(reference=reference, offline=True))
-    if json:
-        print_json(rows)
+    named = [_described(run, out) for run in (run_a, run_b)]
+    if fmt == "json":
+        write_or_print(as_json(rows), to)
+    elif fmt == "latex":
+        write_or_print(comparison_latex(rows, *named), to)
+    elif to or not console.is_terminal():
+        write_or_print(_markdown(rows, *named), to)
     else:
-        _print_comparison(rows, *(_described(run, out) for run in (run_a, run_b)))
+        _print_comparison(rows, *named)
     for gate in gates:
         gate.check(rows)
+    if all(row["value"] is None for row in rows if not row["name"].endswith("_ms")):
+        raise SpecbenchError(
+            "nothing of these runs could be compared", "compare runs of one model, prompt set and seed"
+        )
 
 
 def _described(run: str, out: str) -> str:
@@ -63,12 +78,17 @@ def _described(run: str, out: str) -> str:
     return folder.name + (f" (prompts: {drawn})" if drawn else "")
 
 
-def _print_comparison(rows: list[dict], a: str, b: str) -> None:
-    from specbench.reporting.compare import FIELDS, HEADINGS, comparison_lines, directions, reasons, verdict
+def _markdown(rows: list[dict], a: str, b: str) -> str:
+    from specbench.reporting.compare import FIELDS, directions, verdict
 
-    if not console.is_terminal():
-        print("\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows))) + "\n")
-        return print_table([{name: _rounded(value) for name, value in row.items()} for row in rows], FIELDS)
+    said = "\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows)))
+    rounded = [{name: _rounded(value) for name, value in row.items()} for row in rows]
+    return f"{said}\n\n{markdown_table(rounded, FIELDS)}\n"
+
+
+def _print_comparison(rows: list[dict], a: str, b: str) -> None:
+    from specbench.reporting.compare import HEADINGS, comparison_lines, directions, reasons, verdict
+
     screen = console.stdout()
     lines = directions(a, b)
     screen.print(*(Text(line) for line in lines[:-1]), Text(verdict(rows), style="bold"), Text(), sep="\n")

@@ -9,8 +9,8 @@ import typer
 
 from specbench.cli.commands import help_of
 from specbench.cli.options import OUTPUT, Json, Quiet, option
-from specbench.cli.output import print_json, print_table
-from specbench.cli.progress import ProgressReporter
+from specbench.cli.output import print_json
+from specbench.cli.progress import ProgressReporter, ScoreProgress
 from specbench.system import console
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
@@ -30,18 +30,32 @@ def add_to(app: typer.Typer) -> None:
 
 
 def demo(limit: _Limit = 8, out: _Out = Path("results/demo"), quiet: Quiet = False, json: Json = False) -> None:
-    from specbench.reporting import demo as demonstration
-    from specbench.reporting.answer import answer
+    from rich.text import Text
 
-    rows = demonstration.demo(out, limit, None if quiet else ProgressReporter())
+    from specbench.reporting import demo as demonstration
+    from specbench.reporting.answer import answer, disturbances
+    from specbench.reporting.terminal import summary_table
+
+    reporters = (None, None) if quiet else (ProgressReporter(notes=False), ScoreProgress())
+    if not quiet:
+        console.say(
+            f"{len(demonstration.DECODERS) + 1} decoders draw the same {console.counted(limit, 'caption')} with the "
+            "bundled model `shapes`. Measured: how much faster each is than plain sampling (ar), and how good its "
+            "images are."
+        )
+    rows = demonstration.demo(out, limit, *reporters)
     if json:
         return print_json(rows)
-    table = demonstration.headline(rows)
-    print_table(table, list(table[0]))
-    print("\n" + "\n".join(answer(rows)))
-    print(f"\n{out / demonstration.PICTURE}")
+    screen = console.stdout()
+    screen.print(Text(), summary_table(rows, screen.width, whole=True), Text(), sep="\n")
+    said = [*answer(rows)[:1], *disturbances(rows)[-1:]]
+    screen.print(*(Text(line) for line in (*said, f"Images of every decoder: {out / demonstration.PICTURE}")), sep="\n")
     if not quiet:
-        for warning in dict.fromkeys(f"{s['metric']}: {s['note']}" for row in rows for s in row["scores"] if s["note"]):
-            console.say(warning)
-        console.say(f"Full report with the definition of every number: {out / demonstration.TABLES}")
-        console.say("Next: specbench run --help")
+        console.stderr().print(
+            "Type next:",
+            f"  specbench report --out {out} --html report.html  # plots and images",
+            "  specbench list decoders",
+            "  specbench run --decoder ar,sjd --limit 8",
+            sep="\n",
+            markup=False,
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from specbench.cli import completion
 from specbench.cli.commands import help_of
@@ -20,9 +21,11 @@ _COLUMNS = {
     "metrics": ("name", "summary"),
     "prompts": ("name", "prompts", "on_disk", "categories", "licence"),
     "tables": ("name", "source", "rows", "models", "prompts", "title"),
-    "runs": ("name", "model", "source", "decoder", "options", "prompts", "seed", "images"),
+    "runs": ("name", "model", "source", "decoder", "differs", "prompts", "seed", "images"),
 }
 """Columns shown of each kind; --json has them all."""
+_SHORT = {"decoders": ("name", "lossless", "summary")}
+"""Those of a terminal, where they are fewer."""
 _OF_DECODER = ("name", "value", "source", "published")
 _Kind = Annotated[
     str,
@@ -49,9 +52,21 @@ def list_things(
 
     rows = available(kind, out, console.warn, name, model)
     if json:
-        print_json(rows)
-    elif name is not None:
-        print_table(rows, _OF_DECODER)
-    else:
-        empty = () if any(row.get("source") for row in rows) else ("source",)
-        print_table(rows, [column for column in _COLUMNS[kind] if kind != "runs" or column not in empty])
+        return print_json(rows)
+    if name is not None:
+        _print_about(name)
+        return print_table(rows, _OF_DECODER)
+    columns = _SHORT.get(kind, _COLUMNS[kind]) if console.is_terminal() else _COLUMNS[kind]
+    print_table(rows, [one for one in columns if one != "source" or any(row.get("source") for row in rows)])
+    if kind in _SHORT and console.is_terminal():
+        console.say("Options, paper and equation of one: specbench list decoders sjd")
+
+
+def _print_about(name: str) -> None:
+    """On a terminal: what a decoder is, above its options."""
+    from specbench.specs.presets import PRESETS
+
+    known = PRESETS.get(name.partition(":")[0])
+    if known is not None and console.is_terminal():
+        lines = (f"{known.name}: {known.summary}", f"paper: {known.paper}", f"equation: {known.equation}", "")
+        console.stdout().print(*map(Text, lines), sep="\n")

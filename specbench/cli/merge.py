@@ -10,6 +10,7 @@ import typer
 from specbench.cli.commands import help_of
 from specbench.cli.options import Json, Out, Quiet
 from specbench.cli.output import print_json
+from specbench.errors import PARTIAL, SpecbenchError
 from specbench.system import console
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
@@ -29,7 +30,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def merge(folders: _Shards = None, out: Out = "results", quiet: Quiet = False, json: Json = False) -> None:
-    from specbench.store.merge_shards import merge_runs
+    from specbench.store.merge_shards import incomplete_shards, merge_runs, shards_in
     from specbench.store.run_folders import same_but_for_threads
     from specbench.store.run_info import read_info
 
@@ -40,8 +41,11 @@ def merge(folders: _Shards = None, out: Out = "results", quiet: Quiet = False, j
         for one in merged:
             console.say(f"{one.folder.name}: images copied: {one.copied}, in all: {one.rows}")
     if json:
-        return print_json(
+        print_json(
             [{"run_id": m.folder.name, "folder": m.folder, "copied": m.copied, "images": m.rows} for m in merged]
         )
-    for one in merged:
+    for one in () if json else merged:
         print(one.folder)
+    if missing := incomplete_shards(folders or shards_in(out)):
+        advice = "what is there is merged; run these again, then merge again"
+        raise SpecbenchError("; ".join(missing), advice, PARTIAL)

@@ -17,12 +17,14 @@ import typer
 from rich.markup import escape
 
 from specbench.cli import completion
+from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.settings import Setting
 from specbench.specs.options import Option, plain
 from specbench.specs.presets import PRESETS, options_of
 
 TABLE_FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
-RUN_FORMATS = ("markdown", "csv", "json", "latex", "html", "parquet")
+_TO_FILES = ("html", "parquet")
+"""Formats that are not for a terminal."""
 OUTPUT: dict[str, Any] = {"show_envvar": False, "rich_help_panel": "Output"}
 _RUN = "Run id, prefix of a run id, or run folder."
 _RUNS = "Run ids, prefixes of run ids, or run folders."
@@ -96,7 +98,27 @@ def dry_run_switch(**more: Any) -> Any:
 
 
 def format_option(formats: tuple[str, ...]) -> Any:
-    return option("--format", "NAME", f"One of {', '.join(formats)}.", autocompletion=completion.of(*formats))
+    text = f"One of {', '.join(formats)}."
+    by_ending = "by the ending of --to, else markdown"
+    return option("--format", "NAME", text, autocompletion=completion.of(*formats), show_default=by_ending)
+
+
+_ENDINGS = {".md": "markdown", ".tex": "latex", ".htm": "html"}
+
+
+def chosen_format(fmt: str | None, to: Path | None, as_json: bool, formats: tuple[str, ...]) -> str:
+    """The format that was named, or else that of the file's ending, or else markdown.
+
+    Raises:
+        SpecbenchError: an unknown format, or one that is not for a terminal and has no file.
+    """
+    ending = _ENDINGS.get(to.suffix, to.suffix[1:]) if to else ""
+    fmt = "json" if as_json else fmt or (ending if ending in formats else "markdown")
+    if fmt not in formats:
+        raise unknown_name("format", fmt, formats)
+    if fmt in _TO_FILES and to is None:
+        raise SpecbenchError(f"--format {fmt}: not for a terminal", "name a file with --to")
+    return fmt
 
 
 Runs = Annotated[list[str] | None, runs_argument()]
@@ -104,6 +126,20 @@ Run = Annotated[str, run_argument()]
 Reference = Annotated[
     Path | None, option("--reference", "DIR", "Folder of reference images for FID.", show_default="the COCO images")
 ]
+Columns = Annotated[
+    str | None, option("--columns", "NAME,...", "Markdown and LaTeX: only these columns, by heading, in this order.")
+]
+OwnDecoders = Annotated[
+    list[str] | None,
+    option(
+        "--decoder",
+        "NAME[:OPTION=VALUE,...]",
+        "Add rows of these decoders to a paper's table, with the settings of its SJD; may be repeated.",
+        autocompletion=completion.decoders,
+    ),
+]
+Notes = Annotated[bool, switch("--notes", "LaTeX: footnotes, definitions and machines below the table, too.")]
+To = Annotated[Path | None, option("--to", "FILE", "Write to this file, in the format of its ending.")]
 Offline = Annotated[bool, switch("--offline", "Disable downloads (also HF_HUB_OFFLINE=1).")]
 Out = Annotated[str, option("--out", "DIR", "Results folder.", envvar="SPECBENCH_OUT", **OUTPUT)]
 Quiet = Annotated[bool, switch("--quiet", "Print only errors.", "-q", envvar="SPECBENCH_QUIET", **OUTPUT)]
@@ -146,8 +182,9 @@ def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Para
     switch = setting.type is bool
     kind = bool | None if switch else list[str] | None if setting.many else str | None
     short = {"quiet": ["-q"]}.get(setting.name, [])
+    off = f"/--no-{setting.name}" if switch and setting.panel == "Decoder options" else ""
     option = typer.Option(
-        f"--{setting.name}",
+        f"--{setting.name}{off}",
         *short,
         help=_help(setting, default),
         metavar=setting.metavar,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from rich.box import MARKDOWN
 from rich.console import Console
@@ -13,12 +15,35 @@ from rich.text import Text
 from specbench.specs.options import plain
 from specbench.system import console
 from specbench.system.console import fitted_distinct, one_line
+from specbench.system.files import STDOUT
 from specbench.system.json_values import nonfinite_as_null
 
 
 def print_json(rows: Iterable[dict]) -> None:
-    """Print rows as one JSON array on stdout; NaN and infinity become null, other types text."""
-    print(json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False, default=str))
+    """Print rows as one JSON array on stdout, see `as_json`."""
+    sys.stdout.write(as_json(rows))
+
+
+def as_json(rows: Iterable[dict]) -> str:
+    """Rows as one JSON array; NaN and infinity become null, other types text."""
+    return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+
+
+def write_or_print(content: str | bytes, to: Path | None) -> None:
+    """Write to a file and print its path, or print on stdout."""
+    if to is None:
+        sys.stdout.write(content)
+        return
+    from specbench.system.files import write_output  # not for `list`
+
+    write_output(to, content if isinstance(content, bytes) else content.encode("utf-8"))
+    print_written(to)
+
+
+def print_written(path: Path) -> None:
+    """Print which file output was written to; nothing where it went to stdout itself."""
+    if str(path) not in STDOUT:
+        print(path)
 
 
 def print_table(
@@ -34,10 +59,7 @@ def print_table(
     if console.is_terminal() or elsewhere:
         width = console.stdout().width if console.is_terminal() else elsewhere
         return _print_fitted(rows, columns, kept, width)
-    markdown = Console(width=1000)
-    with markdown.capture() as text:
-        markdown.print(_markdown(rows, columns))
-    print(text.get().strip())
+    print(markdown_table(rows, columns))
 
 
 def _print_fitted(rows: Sequence[dict], columns: Sequence[str], kept: Sequence[str], width: int) -> None:
@@ -53,14 +75,18 @@ def _numeric(value: object) -> bool:
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
-def _markdown(rows: Sequence[dict], columns: Sequence[str]) -> Table:
+def markdown_table(rows: Sequence[dict], columns: Sequence[str]) -> str:
+    """Rows as a table in markdown."""
     table = Table(box=MARKDOWN, header_style="bold", padding=(0, 1), pad_edge=True)
     for column in columns:
         table.add_column(column.replace("_", " "), overflow="fold")
     for row in rows:
         cells = (one_line(_cell(row.get(column))) for column in columns)
         table.add_row(*(Text(cell.replace("|", "\\|")) for cell in cells))
-    return table
+    screen = Console(width=1000)
+    with screen.capture() as text:
+        screen.print(table)
+    return text.get().strip()
 
 
 def _cell(value: object) -> str:

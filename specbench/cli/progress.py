@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.system import console
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import Progress as Bar
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
+
+_TABLE_EVERY_S, _TABLE_SHARE = 2.0, 20
+"""A table of the runs is made anew after this time, and after so many times what making it takes."""
 
 
 class ProgressReporter:
@@ -22,24 +26,32 @@ class ProgressReporter:
     Args:
         what: what is counted.
         quick_s: work that took less is not mentioned at its end.
+        notes: whether the lines that the runner has for the user are printed.
+        table: lays out how far the runs in some folders are, to stand above the bar.
     """
 
-    def __init__(self, what: str = "images", quick_s: float = 0.0):
-        self.what, self._quick_s = what, quick_s
+    def __init__(
+        self,
+        what: str = "images",
+        quick_s: float = 0.0,
+        notes: bool = True,
+        table: Callable[[Sequence[Path]], RenderableType] | None = None,
+    ):
+        self.what, self._quick_s, self._notes, self._table = what, quick_s, notes, table
         self._console = console.stderr()
         self._bar: Bar | None = None
-        self._failed, self._total = 0, 0
-        self._part, self._last_line = _Part(), time.monotonic()
+        self._failed, self._total, self._done, self._resumed = 0, 0, 0, 0
+        self._part, self._started, self._table_due = _Part(), time.monotonic(), 0.0
+        self._last_line = self._started
 
-    def start(self, total: int, done: int) -> None:
-        self._total, self._done, self._resumed = total, done, done
+    def start(self, total: int, done: int, folders: Sequence[Path] = ()) -> None:
+        self._total, self._done, self._resumed, self._folders = total, done, done, folders
         self._started = self._last_line = time.monotonic()
         if done:
             self.note(f"{done} of {total} {self.what} already done")
-        if total > done and console.has_bars(self._console):
-            self._bar = _bar(self._console)
-            self._task = self._bar.add_task(self.what, total=total, completed=done, ahead="")
-            self._bar.start()
+        if total > done:
+            self._show(description=self.what, total=total, completed=done, ahead="")
+            self._show_table()
 
     def row(self, run_id: str, row: Mapping[str, object]) -> None:
         self._done += 1
@@ -49,6 +61,7 @@ class ProgressReporter:
             failed = f" ({self._failed} failed)" if self._failed else ""
             name = run_id.rpartition("-")[0] + failed
             self._bar.update(self._task, completed=self._done, description=name, ahead=self._ahead().removeprefix(", "))
+            self._show_table()
         else:
             self._line(self._plain)
 
@@ -56,7 +69,9 @@ class ProgressReporter:
         if what != self._part.what or total != self._part.total or done < self._part.done:
             self._part = _Part(what, total, done, time.monotonic())
         self._part.done, self._part.images = done, images
-        if self._bar is not None:
+        if not self._total and console.has_bars(self._console):
+            self._show(description=what, total=total, completed=done, ahead=self._part.ahead())
+        elif self._bar is not None:
             left = self._ahead().rpartition(", ")[2]  # the line of a terminal is short
             ahead = f"{left}; {self._part}" if left else str(self._part)
             self._bar.update(self._task, completed=self._images_done(), ahead=ahead)
@@ -65,27 +80,51 @@ class ProgressReporter:
 
     def stopping(self, within_s: float | None) -> None:
         limit = f"what takes longer than {within_s:.0f} s is dropped" if within_s else "Ctrl-C again stops at once"
-        work = f"{self._part.images or 1} image(s) in work" if self._total else "this step of the warm-up"
+        work = (
+            f"{console.counted(self._part.images or 1, 'image')} in work" if self._total else "this step of the warm-up"
+        )
         ends = f"{work}: {self._part}" if self._part.images else work
         self.note(f"ending after {ends} ({limit}; finished images are kept)")
 
     def note(self, text: str) -> None:
-        console.say(text, self._console)
+        if self._notes:
+            console.say(text, self._console)
 
     def finish(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
         seconds = time.monotonic() - self._started
-        if self._done > self._resumed and seconds >= self._quick_s:
-            self.note(f"{self._done - self._resumed} {self.what} in {console.duration(seconds)}")
-        self._total, self._part = 0, _Part()
+        done = self._done - self._resumed
+        if done and seconds >= self._quick_s:
+            what = self.what.replace("images", "image", done == 1)
+            self.note(f"{done} {what} in {console.duration(seconds)}")
+        self._total, self._done, self._resumed, self._part = 0, 0, 0, _Part()
+
+    def _show(self, **shown: object) -> None:
+        """Update the bar, which is opened first; nothing off a terminal."""
+        if not console.has_bars(self._console):
+            return
+        if self._bar is None:
+            self._bar = _bar(self._console)
+            self._task = self._bar.add_task("", ahead="")
+            self._bar.start()
+        self._bar.update(self._task, **shown)
+
+    def _show_table(self) -> None:
+        """Make the table above the bar anew, if it is due. Images are not decoded meanwhile, so latencies do not show
+        it."""
+        now = time.monotonic()
+        if self._bar is not None and self._table is not None and now >= self._table_due:
+            self._bar.above = self._table(self._folders)
+            took = time.monotonic() - now
+            self._table_due = now + took + max(_TABLE_EVERY_S, _TABLE_SHARE * took)
 
     def _line(self, text: Callable[[], str]) -> None:
         """A plain line, if the last one is old enough."""
         if console.progress_shown() and time.monotonic() - self._last_line > console.LINE_EVERY_S:
             self._last_line = time.monotonic()
-            self.note(text())
+            console.say(text(), self._console)
 
     def _images_done(self) -> float:
         """Images done, with the share of those in work."""
@@ -112,8 +151,12 @@ class _Part:
     images: int = 0
 
     def __str__(self) -> str:
-        ahead = _ahead(self.done - self.first, self.total - self.done, self.since)
-        return f"{self.done}/{self.total} {self.what}{ahead}"
+        ahead = self.ahead()
+        return f"{self.done}/{self.total} {self.what}{f', {ahead}' if ahead else ''}"
+
+    def ahead(self) -> str:
+        """Pace, and the time that is left."""
+        return _ahead(self.done - self.first, self.total - self.done, self.since).removeprefix(", ")
 
 
 def _ahead(done: float, left: float, since: float) -> str:
@@ -128,13 +171,23 @@ def _ahead(done: float, left: float, since: float) -> str:
 def _bar(screen: Console) -> Bar:
     from rich import progress  # only for progress bars
 
+    class Bars(progress.Progress):
+        """Bars below what is laid out `above` them."""
+
+        above: RenderableType = ""
+
+        def get_renderables(self) -> Iterator[RenderableType]:
+            if self.above:
+                yield self.above
+            yield from super().get_renderables()
+
     columns = (
         progress.TextColumn("{task.description}"),
         progress.BarColumn(bar_width=None),
         progress.MofNCompleteColumn(),
         progress.TextColumn("{task.fields[ahead]}"),
     )
-    return progress.Progress(*columns, console=screen, transient=True, expand=True)
+    return Bars(*columns, console=screen, transient=True, expand=True, refresh_per_second=4)
 
 
 class ScoreProgress:

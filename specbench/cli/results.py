@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,13 +11,18 @@ import typer
 from specbench.cli import completion
 from specbench.cli.commands import help_of
 from specbench.cli.options import (
-    RUN_FORMATS,
+    TABLE_FORMATS,
+    Columns,
     Json,
+    Notes,
     Offline,
     Out,
+    OwnDecoders,
     Quiet,
     Reference,
     Runs,
+    To,
+    chosen_format,
     device_option,
     format_option,
     metric_option,
@@ -30,9 +34,10 @@ from specbench.cli.options import (
     runs_argument,
     switch,
 )
-from specbench.cli.output import print_json, print_table
+from specbench.cli.output import print_json, print_table, print_written, write_or_print
 from specbench.cli.progress import ScoreProgress
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import SpecbenchError
+from specbench.runs.settings import split_list
 from specbench.system import console
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
@@ -42,8 +47,6 @@ _REPORT = help_of(
     "With the name of a paper's table (see specbench list tables) instead of runs: print that table, with the "
     "paper's values beside the values of the runs in the results folder.",
 )
-_TO_FILES = ("html", "parquet")
-"""Formats that are not for a terminal."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -235,10 +238,9 @@ def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str
 
 
 _Page = Annotated[
-    Path | None, option("--html", "FILE", "Write an HTML page with tables, plots and images to this file instead.")
+    Path | None, option("--html", "FILE", "Write an HTML page with tables, plots and images to this file.")
 ]
 _Explain = Annotated[bool, switch("--explain", "On a terminal: print the definition of every column.")]
-_To = Annotated[Path | None, option("--to", "FILE", "Write the tables to this file; required for parquet.")]
 _TableModel = Annotated[
     str | None, model_option("Model to report instead of the table's model.", show_default="the table's")
 ]
@@ -249,60 +251,53 @@ _TablePrompts = Annotated[
 
 def report(
     runs: Annotated[list[str] | None, runs_argument(with_tables=True)] = None,
-    fmt: Annotated[str, format_option(RUN_FORMATS)] = "markdown",
+    fmt: Annotated[str | None, format_option(TABLE_FORMATS)] = None,
     html: _Page = None,
     explain: _Explain = False,
-    to: _To = None,
+    to: To = None,
+    columns: Columns = None,
+    notes: Notes = False,
     model: _TableModel = None,
     prompts: _TablePrompts = None,
+    decoder: OwnDecoders = None,
     out: Out = "results",
     json: Json = False,
 ) -> None:
     from specbench.papers.table_files import refuse_mistyped, table_names
+    from specbench.store.merge_shards import incomplete_shards, shards_in
 
-    fmt = "json" if json else fmt
+    for text in incomplete_shards(shards_in(out)):
+        console.warn(f"{text}: the tables lack their images")
+    fmt = chosen_format(fmt, to, json, TABLE_FORMATS)
+    chosen = split_list(columns or "")
     if set(runs or ()) & set(table_names()):
         from specbench.cli.bench import report_tables
 
-        return report_tables(runs, model, prompts, out, "html" if html else fmt, html or to)
+        return report_tables(
+            runs, model, prompts, out, fmt, to, html, chosen, notes, split_list(",".join(decoder or ()))
+        )
     refuse_mistyped(runs or (), out)
-    if html:
-        return _write_page(runs, out, html)
-    if model or prompts:
-        raise SpecbenchError("--model and --prompts require the name of a table", "see: specbench list tables")
-    _check_format(fmt, to)
-    if fmt == "html":
-        return _write_page(runs, out, to)
-    _print_report(runs or (), out, fmt, to, explain)
+    if model or prompts or decoder:
+        raise SpecbenchError(
+            "--model, --prompts and --decoder require the name of a table", "see: specbench list tables"
+        )
+    for page in filter(None, (html, to if fmt == "html" else None)):
+        _write_page(runs, out, page)
+    if fmt != "html" and (to or not html):
+        _print_report(runs or (), out, fmt, to, explain, chosen, notes)
 
 
-def _check_format(fmt: str, to: Path | None) -> None:
-    """Refuse an unknown format, and one that is not for a terminal without a file."""
-    if fmt not in RUN_FORMATS:
-        raise unknown_name("format", fmt, RUN_FORMATS)
-    if fmt in _TO_FILES and to is None:
-        raise SpecbenchError(f"--format {fmt}: not for a terminal", "name a file with --to")
-
-
-def _print_report(runs: Sequence[str], out: str, fmt: str, to: Path | None, explain: bool) -> None:
+def _print_report(
+    runs: Sequence[str], out: str, fmt: str, to: Path | None, explain: bool, columns: Sequence[str], notes: bool
+) -> None:
     """Print or write the tables of runs; on a terminal they are fitted to its width."""
     from specbench import api, reporting
+    from specbench.reporting.text_formats import to_parquet
 
     rows = api.report(runs, out)
-    if to is not None:
-        return _write_tables(rows, fmt, to)
-    if fmt == "markdown" and console.is_terminal():
+    if fmt == "markdown" and to is None and not columns and console.is_terminal():
         return _show_report(rows, explain)
-    sys.stdout.write(reporting.render(rows, fmt))
-
-
-def _write_tables(rows: Sequence[dict], fmt: str, to: Path) -> None:
-    from specbench.reporting import render
-    from specbench.reporting.text_formats import to_parquet
-    from specbench.system.files import write_atomically
-
-    write_atomically(to, to_parquet(rows) if fmt == "parquet" else render(rows, fmt).encode("utf-8"))
-    print(to)
+    write_or_print(to_parquet(rows) if fmt == "parquet" else reporting.render(rows, fmt, columns, notes), to)
 
 
 def _show_report(rows: Sequence[dict], explain: bool) -> None:
@@ -316,4 +311,4 @@ def _write_page(runs: Sequence[str], out: str, path: Path) -> None:
     from specbench.reporting.html import write_page
     from specbench.store.run_folders import find_runs
 
-    print(write_page(find_runs(out, runs or ()), path))
+    print_written(write_page(find_runs(out, runs or ()), path))

@@ -8,20 +8,26 @@ from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.text import Text
 
-from specbench.cli.commands import help_of
+from specbench.cli.commands import Command, help_of
 from specbench.cli.options import dry_run_switch, flags, option, switch
 from specbench.cli.output import print_json, print_table
 from specbench.cli.progress import ProgressReporter
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.runs.settings import Value, check_environment, merge, read_config, run_settings
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
+from specbench.runs.settings import DRAWN, Value, check_environment, merge, read_config, run_settings
+from specbench.specs.components import CHOICES
+from specbench.specs.options import plain
+from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from specbench.runs.plan import Plan
     from specbench.runs.run_progress import Reporter
 
@@ -55,12 +61,46 @@ _COLUMNS = (
     "run_id",
 )
 """Columns of a dry run."""
+_FIRST_LOOK = 8
+"""Prompts where neither these nor decoders are named; an interval takes as many."""
+_UNNAMED = "default where neither decoders nor prompts are named"
 _PIPED_WIDTH = 160
 """Characters of a dry run's lines where there is no terminal."""
 
 
+_MOST_USED = ("decoder", "prompts", "limit", "model", "window", "device", "out", "dry-run")
+_EVERYTHING = "all"
+
+
+class _RunCommand(Command):
+    """`run`, whose help begins with the options that most people use, and has those of a decoder where it is named:
+    `specbench run --help gsd`, or `--help all`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        asked = next((place for place, text in enumerate(args) if text in ("--help", "-h")), None)
+        self._topic = "".join(args[asked + 1 : asked + 2]) if asked is not None else ""
+        if self._topic and self._topic not in (*PRESETS, _EVERYTHING) and not self._topic.startswith("-"):
+            raise unknown_name("decoder", self._topic, PRESETS)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        own = {**dict.fromkeys(CHOICES), **options_of(PRESETS[self._topic])} if self._topic in PRESETS else {}
+        for parameter in self.params:
+            name, panel = parameter.opts[0].removeprefix("--"), getattr(parameter, "rich_help_panel", None) or ""
+            of_decoders = panel.startswith("Decoder ")
+            if own:
+                parameter.hidden = name not in own
+                if (known := own.get(name)) is not None:
+                    parameter.help = escape(f"{known.help} (default {plain(known.default) or 'none'})")
+            elif self._topic != _EVERYTHING:
+                parameter.rich_help_panel = "Most used" if name in _MOST_USED else panel
+                parameter.hidden = of_decoders and name not in _MOST_USED
+        super().format_help(ctx, formatter)
+
+
 def add_to(app: typer.Typer) -> None:
-    app.command(name="run", help=_HELP, epilog="Then: specbench score, specbench report")(run)
+    epilog = "Options of a decoder: specbench run --help gsd; all of them: --help all. Then: specbench score"
+    app.command(name="run", help=_HELP, epilog=epilog, cls=_RunCommand)(run)
 
 
 @flags(_SETTINGS)
@@ -87,7 +127,7 @@ def run(
     from specbench.runs.run_progress import SilentReporter
     from specbench.runs.runner import run_plans
 
-    reporter = SilentReporter() if values["quiet"].value else ProgressReporter()
+    reporter = SilentReporter() if values["quiet"].value else ProgressReporter(table=_live_table)
     _say_without_baseline(plans, reporter)
     summary = run_plans(plans, reporter)
     _print_summary(summary, as_json)
@@ -95,15 +135,36 @@ def run(
         _show_table(summary.folders)
     if problem := summary.problem():
         raise problem
+    if not values["quiet"].value and values["limit"].origin == _UNNAMED:
+        console.say(
+            f"These are {_FIRST_LOOK} prompts; all of the set: specbench run --decoder ar,sjd; then: specbench score"
+        )
+
+
+def _live_table(folders: Sequence[Path]) -> RenderableType:
+    """How far the runs of this call are, above the bar."""
+    from specbench.reporting.status import status_of, status_table
+
+    return status_table(status_of(folders), console.stderr().width)
 
 
 def _say_without_baseline(plans: Sequence[Plan], reporter: Reporter) -> None:
-    """Say that reports will have no speed-up, where no AR is decoded here or stored."""
+    """Say that reports will have no speed-up, where no AR of the same settings is decoded here or stored."""
     from specbench.store.run_folders import find_runs_like
 
     decoders = list(dict.fromkeys(one.spec.name for plan in plans for one in plan.decoders))
-    stored = (find_runs_like(plan.out, model=plan.model.name, decoder={"name": "ar"}) for plan in plans)
-    if "ar" not in decoders and not any(stored):
+    alike = ("sampling", "seed", "batch", "dtype", "device", "threads")
+    stored = (
+        find_runs_like(
+            plan.out,
+            model=plan.model.name,
+            decoder={"name": "ar"},
+            prompts_sha256=plan.prompts.sha256,
+            **{name: getattr(plan, name) for name in alike},
+        )
+        for plan in plans
+    )
+    if "ar" not in decoders and not all(stored):
         added = ",".join(("ar", *decoders))
         reporter.note(f"no AR among the decoders: reports will have no speed-up; add it: --decoder {added}")
 
@@ -112,7 +173,10 @@ def _merged(given: Mapping[str, object], config: str | None) -> dict[str, Value]
     check_environment()
     config = config or os.environ.get("SPECBENCH_CONFIG") or None
     stored = read_config(config, [setting.name for setting in _SETTINGS]) if config else {}
-    return merge(_SETTINGS, given, config=stored, config_name=config or "")
+    values = merge(_SETTINGS, given, config=stored, config_name=config or "")
+    if any(values[name].given for name in ("decoder", "prompts", *(setting.name for setting in DRAWN))):
+        return values
+    return values | {"limit": Value(_FIRST_LOOK, _UNNAMED)}
 
 
 def _show_config(plan, values: Mapping[str, Value], as_json: bool) -> None:

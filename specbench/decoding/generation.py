@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+
+from specbench.system.files import write_atomically
+from specbench.system.images import png_bytes
 
 SPANS = ("encode", "prefill", "target", "draft", "verify", "host", "render")
 """Names of the time spans in reporting order; `Generation.spans_ms` holds milliseconds.
@@ -70,6 +74,11 @@ class Generation:
     draft_tv: np.ndarray | None = field(default=None, repr=False)
     draft_top1: np.ndarray | None = field(default=None, repr=False)
     image: np.ndarray | None = field(default=None, repr=False)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the picture as a PNG file, and return its path."""
+        write_atomically(Path(path), png_bytes(self.image.transpose(1, 2, 0)))
+        return Path(path)
 
     @property
     def committed(self) -> int:

@@ -6,6 +6,7 @@ The code of metrics is imported on use; no torch here.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -155,8 +156,14 @@ def metric_names() -> list[str]:
 
 def require_metric(name: str) -> None:
     """Raise the SpecbenchError of an unknown metric, without importing a known one."""
-    if name not in metric_names() and not is_reference(name):
+    if name in metric_names() or is_reference(name):
+        return
+    variants = [known for known in metric_names() if known.startswith(f"{name}[")]
+    if not variants:
         raise unknown_name("metric", name, metric_names())
+    papers = [f"{one} (--protocol {paper})" for paper, names in PROTOCOLS.items() for one in names if one in variants]
+    wanted = f"the papers': {', '.join(papers)}" if papers else f"one of {', '.join(variants)}"
+    raise SpecbenchError(f"metric '{name}' has {len(variants)} variants, which give different numbers", wanted)
 
 
 def metric(name: str) -> Callable[..., Any]:
@@ -173,13 +180,21 @@ def metric(name: str) -> Callable[..., Any]:
         found = load_object(entry.target, f"metric {name}")
         return functools.partial(found, entry.variant) if entry.variant else found
     if name in plugins("metrics"):
-        return load_object(plugins("metrics")[name].value, f"metric {name}")
+        return _foreign(load_object(plugins("metrics")[name].value, f"metric {name}"), name)
     if is_reference(name):
-        found = load_user_object(name, "metric")
-        if not all(hasattr(found, part) for part in ("features", "scores", "identity")):
-            raise SpecbenchError(f"metric '{name}' is no specbench metric", "subclass specbench.metrics.base.Metric")
-        return found
+        return _foreign(load_user_object(name, "metric"), name)
     raise unknown_name("metric", name, metric_names())
+
+
+def _foreign(found: Any, reference: str) -> Callable[..., Any]:
+    """Check a metric that is not specbench's; its name becomes that of files and of columns."""
+    if not all(hasattr(found, part) for part in ("features", "scores", "identity", "name")):
+        raise SpecbenchError(f"metric '{reference}' is no specbench metric", "subclass specbench.metrics.base.Metric")
+    if not re.fullmatch(r"\w[\w.+ \[\]-]{0,99}", str(found.name)):
+        raise SpecbenchError(f"metric '{reference}' is called {found.name!r}", "letters, digits and .+-[] make a name")
+    if found.name in METRICS:
+        raise SpecbenchError(f"metric '{reference}' is called '{found.name}', which is a metric of specbench")
+    return found
 
 
 def downloads(names: Iterable[str], settings: Settings | None = None) -> list[Download]:

@@ -302,11 +302,12 @@ def _samples_per_prompt(category: str, rows: Sequence[_Row]) -> int:
 def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
     verdicts: dict[tuple[int, int], dict] = {}
     with _reading(path, "is not a result of the official GenEval evaluator"):
-        for row in (parse_json(line) for line in _text(path).splitlines() if line.strip()):
+        for row in (parse_json(line) for line in _text(path).split("\n") if line.strip()):
             if not isinstance(row, dict) or not isinstance(row.get("filename"), str) or "correct" not in row:
                 raise ValueError("every line is an object with 'filename' and 'correct'")
             if not all(isinstance(row.get(name, ""), str | None) for name in _GENEVAL_TEXTS):
                 raise ValueError(f"{', '.join(_GENEVAL_TEXTS)} are texts")
+            "".join(row.get(name) or "" for name in _GENEVAL_TEXTS).encode()  # refuses half a character
             place = _GENEVAL_PLACE.search(row["filename"])
             if place is None:
                 raise ValueError(f"'{row['filename'][-40:]}' does not end in <line>/samples/<sample>.png")

@@ -155,7 +155,7 @@ def _stored_values(folder: Path, column: str) -> pd.DataFrame | None:
         return None
     try:
         check_regular(part)
-        schema = pq.read_schema(part)
+        schema = pq.read_schema(pa.OSFile(os.fsencode(part)))
     except (pa.ArrowException, OSError, SpecbenchError):
         return None  # a damaged part is named by the metric's own reading
     if not {column, "category", *KEY} <= set(schema.names):
@@ -205,7 +205,10 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
     ]
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows), sink)
-    write_atomically(_scores_file(folder, metric), sink.getvalue())
+    target = _scores_file(folder, metric)
+    for leftover in files_named(target.parent, ".*.tmp"):  # of a killed writer; this one holds the lock
+        leftover.unlink()
+    write_atomically(target, sink.getvalue())
 
 
 def _scores_file(folder: Path, metric: Metric) -> Path:

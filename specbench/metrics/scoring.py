@@ -6,8 +6,9 @@ and nothing else is. A run may still be writing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,12 +23,14 @@ from specbench.metrics.base import Metric, Sample, Settings
 from specbench.metrics.read_ahead import read_ahead
 from specbench.metrics.score_store import feature_parts, scores_are_current, write_run_scores, writing
 from specbench.models.facts import RANDOM
+from specbench.models.shapes.captions import parse
 from specbench.store.parquet_log import ParquetLog
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import KEY, read_meta
 from specbench.system.console import counted
 from specbench.system.device_failures import memory_for
 from specbench.system.downloads import fetch_what_can_be_had
+from specbench.system.plugins import PluginError, naming_plugin
 
 
 @dataclass(frozen=True)
@@ -141,14 +144,19 @@ def score_images(
         problems += lacking.values()
     outcomes = []
     for images, own in zip(shown, fitting, strict=True):
-        try:
-            had = [metric for name, metric in own.items() if name not in lacking]
-            outcomes += score_together(images, had, reporter)
-        except SpecbenchError as error:
-            if error.exit_code == MISSING_PREREQUISITE:  # which other runs lack as well
-                raise
-            problems.append(error)
-            continue
+        had = [metric for name, metric in own.items() if name not in lacking]
+        while True:
+            try:
+                outcomes += score_together(images, had, reporter)
+                break
+            except PluginError as error:  # the other metrics can do without it
+                problems.append(error)
+                had = [metric for metric in had if metric.name != error.owner]
+            except SpecbenchError as error:
+                if error.exit_code == MISSING_PREREQUISITE:  # which other runs lack as well
+                    raise
+                problems.append(error)
+                break
         outcomes += [_left_out(images, name, lacking[name], reporter) for name in own if name in lacking]
     return outcomes
 
@@ -174,7 +182,17 @@ def _fetch(
 
 def _made(names: Iterable[str], settings: Settings | None) -> dict[str, Metric]:
     """Metrics by their names, which differ from those given for "package.module:NAME"."""
-    return {metric.name: metric for metric in (metric_catalog.metric(name)(settings) for name in names)}
+    made = {}
+    for name in names:
+        factory = metric_catalog.metric(name)
+        with naming_plugin("metric", name, factory if isinstance(factory, type) else Metric):
+            metric = factory(settings)
+        made[metric.name] = metric
+    return made
+
+
+def _blamed(metric: Metric) -> AbstractContextManager:
+    return naming_plugin("metric", metric.name, type(metric))
 
 
 def _left_out(images: Images, metric: str, problem: SpecbenchError, reporter: ScoreReporter) -> Scored:
@@ -221,8 +239,24 @@ def run_images(folder: Path) -> Images:
     rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
     folder = Path(folder)
     rows = rows.assign(path=[folder / image for image in rows["image"]])
+    if info.spec.model == "shapes":
+        rows["meta"] = [_with_scene(prompt, meta) for prompt, meta in zip(rows["prompt"], rows["meta"], strict=True)]
+        rows["category"] = rows["category"].fillna(OWN_CAPTIONS)
     read = lambda row: read_image(folder, row.image, row.image_sha256)  # noqa: E731
     return Images(info.run_id, folder, rows, read, info.spec.model)
+
+
+OWN_CAPTIONS = "own captions"
+"""Category of captions of `shapes` in somebody's own file, where it names none."""
+
+
+def _with_scene(prompt: str, meta: object) -> object:
+    """The metadata of a caption of `shapes`, with the scene that it means where somebody's own file names none."""
+    known = read_meta(meta)
+    try:
+        return meta if "scene" in known else json.dumps(known | {"scene": parse(prompt).to_json()})
+    except SpecbenchError:  # words of the model that make no caption
+        return meta
 
 
 def score_with(images: Images, metric: Metric, reporter: ScoreReporter | None = None) -> Scored:
@@ -243,9 +277,11 @@ def score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRep
     rows = images.rows.reset_index(drop=True)
     wanted = {metric.name: rows.loc[list(_accepted(rows, metric)), [*KEY, "started_at"]] for metric in metrics}
     fitting = [metric for metric in metrics if len(wanted[metric.name])]
+    logs = []
     for metric in fitting:
-        metric.prepare()
-    logs = [feature_parts(images.folder, metric) for metric in fitting]
+        with _blamed(metric):
+            metric.prepare()
+            logs.append(feature_parts(images.folder, metric))
     with writing(images.folder, logs) if logs else nullcontext():
         tasks = [_task(metric, wanted[metric.name], log) for metric, log in zip(fitting, logs, strict=True)]
         for task in tasks:
@@ -261,7 +297,8 @@ def score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRep
             for task in tasks:
                 reporter.finish(images.name, task.metric.name)
         for task in tasks:
-            _write_scores(images.folder, task)
+            with _blamed(task.metric):
+                _write_scores(images.folder, task)
     outcomes = {task.metric.name: task.outcome(images.name) for task in tasks}
     skipped = {name: Scored(images.name, name, 0, 0, _unfit(images)) for name in wanted}
     return list((skipped | outcomes).values())
@@ -319,19 +356,27 @@ def _add_features(images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], re
             own = [image for image in loaded if image.row.Index in task.missing]
             for start in range(0, len(own), task.metric.batch):
                 chunk = own[start : start + task.metric.batch]
-                task.log.append(_feature_rows(task.metric, chunk))
+                with _blamed(task.metric):
+                    task.log.append(_feature_rows(task.metric, chunk))
                 for _ in chunk:
                     reporter.image(images.name, task.metric.name)
 
 
 def _samples(pixels: np.ndarray, row: Any, metrics: Sequence[Metric]) -> dict[str, Sample]:
     about = (row.prompt_id, int(row.sample), row.prompt, _text(row.category), read_meta(row.meta), pixels)
-    return {metric.name: Sample(*about, metric.preprocess(pixels)) for metric in metrics}
+    samples = {}
+    for metric in metrics:
+        with _blamed(metric):
+            samples[metric.name] = Sample(*about, metric.preprocess(pixels))
+    return samples
 
 
 def _feature_rows(metric: Metric, images: Sequence[_Image]) -> Iterator[dict[str, object]]:
     samples = [image.samples[metric.name] for image in images]
-    for (row, _), sample, kept in zip(images, samples, metric.features(samples), strict=True):
+    features = metric.features(samples)
+    if len(features) != len(samples):
+        raise ValueError(f"features of {len(features)} images instead of {len(samples)}")
+    for (row, _), sample, kept in zip(images, samples, features, strict=True):
         yield {
             "prompt_id": row.prompt_id,
             "sample": row.sample,
@@ -351,7 +396,10 @@ def _write_scores(folder: Path, task: _Task) -> None:
 
 def _accepted(rows: pd.DataFrame, metric: Metric) -> Iterator[bool]:
     """Tell of each image whether a metric can score it."""
-    return (metric.accepts(_text(row.category), read_meta(row.meta)) for row in rows.itertuples())
+    for row in rows.itertuples():
+        with _blamed(metric):
+            accepted = metric.accepts(_text(row.category), read_meta(row.meta))
+        yield accepted
 
 
 def _unfit(images: Images) -> str:

@@ -20,6 +20,8 @@ from specbench.system.json_values import parse_json
 
 INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 2**28
+MAX_LAYERS = 1000
+"""Layers of a network that a configuration may ask for; building one takes minutes from some 100,000 on."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
 """Suffixes of files that hold tensors."""
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([^/]+)")
@@ -257,6 +259,9 @@ def read_json(source: Source, path: Path) -> dict[str, object]:
         raise source.damaged(path, error) from error
     if not isinstance(held, dict):
         raise source.damaged(path, ValueError("no JSON object inside"))
+    for part in (held, *(part for part in held.values() if isinstance(part, dict))):
+        if any(isinstance(layers := part.get(name), int) and layers > MAX_LAYERS for name in part if "layers" in name):
+            raise source.damaged(path, ValueError(f"more than {MAX_LAYERS:,} layers"))
     return held
 
 

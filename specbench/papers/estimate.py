@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 
 from specbench.errors import SpecbenchError
 from specbench.papers.reproduce import PlannedCell, without_replaced_choices
 from specbench.papers.table import CellSettings, Row, Table
 from specbench.runs.dry_run import ON_DISK, ROW, Outlook, outlooks
+from specbench.specs.options import plain
 from specbench.system.console import duration
 
 
@@ -23,6 +25,41 @@ def estimate(table: Table, planned: Sequence[PlannedCell]) -> list[dict[str, obj
     rows = _rows_of(without_replaced_choices(table, planned))
     digests: dict[str, str] = {}
     return [_row(one, rows[one.settings], digests) for one in planned]
+
+
+def run_lines(planned: Sequence[PlannedCell]) -> list[str]:
+    """The `specbench run` lines that decode the cells of a table; cells that share all but the decoder share a line."""
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for one in planned:
+        given = {name: held for name, held in one.values.items() if held.given and name not in _ELSEWHERE}
+        words = tuple(word for name, held in given.items() for word in _words(name, held.value))
+        if one.values:
+            lines.setdefault(words, []).append(",".join(one.values["decoder"].value))
+    return [shlex.join(["specbench", "run", "--decoder", ",".join(found), *words]) for words, found in lines.items()]
+
+
+_ELSEWHERE = ("decoder", "quiet", "json")
+
+
+def _words(name: str, value: object) -> list[str]:
+    """A setting as it is typed; a switch that is off is not."""
+    if isinstance(value, bool):
+        return [f"--{name}"] * value
+    return [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else plain(value)]
+
+
+def scoring_needs(table: Table) -> list[str]:
+    """What the metrics of a table lack on this disk, networks and reference images, a line each."""
+    from specbench.metrics import catalog  # brings pandas
+
+    lines = []
+    for name in table.metrics():
+        try:
+            missing = ", ".join(one.name for one in catalog.downloads([name]))
+        except SpecbenchError as problem:
+            missing = str(problem)
+        lines += [f"{name} lacks {missing}"] if missing else []
+    return lines
 
 
 def total(rows: Sequence[Mapping]) -> str:

@@ -9,16 +9,18 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from specbench.errors import unknown_name
 from specbench.papers.cells import Cell
-from specbench.papers.join import Line, PaperTable
+from specbench.papers.join import Line, PaperTable, definition
 from specbench.papers.table import Column
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
-from specbench.reporting.text_formats import escape, inert, tex
+from specbench.reporting.text_formats import LATEX_NEEDS, escape, inert, tex
 from specbench.system.json_values import nonfinite_as_null
 
 PAPER, HERE, INTERVAL, DIFFERENCE = "paper", "here", "95 %", "diff."
@@ -55,8 +57,31 @@ def table_markdown(joined: PaperTable) -> str:
     return f"### {escape(joined.heading)}\n\n" + "\n".join(lines) + f"\n\n{notes}\n"
 
 
-def table_latex(joined: PaperTable) -> str:
-    """Format as a booktabs `tabular` as wide as the text in a `table`; footnotes and notes follow the float."""
+def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
+    """The joined table with the named columns, in that order.
+
+    Args:
+        names: names of columns in the table's file, or their headings, in any case.
+
+    Raises:
+        SpecbenchError: no such column.
+    """
+    known = {text.lower(): one for one in joined.table.columns for text in (one.header, one.name)}
+    for name in names:
+        if name.strip().lower() not in known:
+            raise unknown_name("column", name, [column.name for column in joined.table.columns])
+    columns = tuple(known[name.strip().lower()] for name in names)
+    cells = ({column.name: line.cells[column.name] for column in columns} for line in joined.lines)
+    return replace(
+        joined,
+        table=replace(joined.table, columns=columns),
+        lines=tuple(replace(line, cells=kept) for line, kept in zip(joined.lines, cells, strict=True)),
+        definitions=tuple(map(definition, columns)),
+    )
+
+
+def table_latex(joined: PaperTable, notes: bool = False) -> str:
+    """Format as a booktabs `tabular` as wide as the text in a `table`; with `notes`, footnotes and notes follow it."""
     columns = joined.table.columns
     rows = [r"\toprule", " & & " + " & ".join(tex(heading(column)) for column in columns) + r" \\"]
     for group, members in by_group(joined.lines):
@@ -64,16 +89,15 @@ def table_latex(joined: PaperTable) -> str:
         if group:
             rows.append(rf"\multicolumn{{{len(columns) + 2}}}{{l}}{{\textit{{{tex(group)}}}}} \\")
         for one in members:
-            for text in texts(joined, one):
+            for text in texts(joined, one, footnoted=notes):
                 cells = [rf"\textbf{{{tex(cell)}}}" if best else tex(cell) for cell, best in _with_best(text)]
                 rows.append(" & ".join((tex(text.label), tex(text.kind), *cells)) + r" \\")
     body = "\n".join(rows)
-    notes = "\n\n".join(tex(text) for text in below(joined))
+    foot = "\n\n".join(tex(text) for text in below(joined))
     return (
-        "% needs \\usepackage{booktabs,graphicx}\n"
-        f"\\begin{{table}}\n\\caption{{{tex(joined.heading)}}}\n\\label{{tab:{joined.table.name}}}\n"
+        f"{LATEX_NEEDS}\\begin{{table}}\n\\caption{{{tex(joined.heading)}}}\n\\label{{tab:{joined.table.name}}}\n"
         f"\\resizebox{{\\textwidth}}{{!}}{{%\n\\begin{{tabular}}{{ll{'r' * len(columns)}}}\n{body}\n"
-        f"\\bottomrule\n\\end{{tabular}}}}\n\\end{{table}}\n\n{{\\footnotesize\n{notes}\n\n}}\n"
+        "\\bottomrule\n\\end{tabular}}\n\\end{table}\n" + (f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else "")
     )
 
 
@@ -147,9 +171,9 @@ def by_group(lines: Sequence[Line]) -> Iterator[tuple[str | None, list[Line]]]:
             start = end
 
 
-def texts(joined: PaperTable, line: Line, intervals_apart: bool = False) -> list[TextLine]:
+def texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnoted: bool = True) -> list[TextLine]:
     """Output lines of a row; lines without values are omitted, of a row without any the printed one is kept."""
-    notes, columns = joined.footnotes, joined.table.columns
+    notes, columns = joined.footnotes if footnoted else (), joined.table.columns
     cells = [(column, line.cells[column.name]) for column in columns]
     kinds = {
         PAPER: [_printed(column, cell) + _marks(cell.printed_notes, notes) for column, cell in cells],
@@ -179,14 +203,15 @@ def _with_best(text: TextLine) -> Iterator[tuple[str, bool]]:
 
 
 def _best_printed(joined: PaperTable, group: str | None, column: Column) -> list[Line]:
-    """The rows of a group with its best printed value; none where all are equal, or only one has a value."""
+    """The rows of a group with its best printed value; none where all are equal, only one has a value, or rows of the
+    paper are not there."""
     known = [
         (line, line.cells[column.name].paper)
         for line in joined.lines
         if line.group == group and line.cells[column.name].paper is not None
     ]
     values = {value for _, value in known}
-    if column.better == "none" or len(values) < 2:
+    if column.better == "none" or len(values) < 2 or not joined.table.whole:
         return []
     top = max(values) if column.better == "higher" else min(values)
     return [line for line, value in known if value == top]
@@ -256,7 +281,8 @@ def _difference(column: Column, cell: Cell) -> str:
 
 
 def _marks(notes: Sequence[str], known: Sequence[str]) -> str:
-    return " " + ",".join(_superscript(known.index(note) + 1) for note in notes) if notes else ""
+    shown = [_superscript(known.index(note) + 1) for note in notes if note in known]
+    return " " + ",".join(shown) if shown else ""
 
 
 def _superscript(place: int) -> str:

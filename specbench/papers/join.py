@@ -112,7 +112,7 @@ def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
     lines = [_line(table, row, cells, found, fingerprints) for row, cells in zip(table.rows, rows, strict=True)]
     printed_on = [f"The paper's values were measured on {table.hardware}."] if table.hardware else []
     remarks = (*printed_on, *_remarks(used, lines), *table.notes, *table.shared_choices())
-    return PaperTable(table, _heading(table), tuple(lines), remarks, tuple(map(_definition, table.columns)))
+    return PaperTable(table, _heading(table), tuple(lines), remarks, tuple(map(definition, table.columns)))
 
 
 def _runs(found: Mapping[CellSettings, Path | str]) -> dict[Path, tuple[Run, Mapping, Run | None]]:
@@ -274,7 +274,7 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
     return remarks
 
 
-def _definition(column: Column) -> str:
+def definition(column: Column) -> str:
     """What a column is, after its heading unless that is the definition's own name."""
     text = _meaning(column) + ("" if column.scale == 1 else f" Shown times {column.scale:g}.")
     return text if text.lower().startswith(f"{column.header.lower()}:") else f"{column.header}: {text}"

@@ -197,16 +197,17 @@ def table_rows() -> _Rows:
 
 
 def run_rows(out: Path, warn: Callable[[str], None]) -> _Rows:
-    from specbench.store.run_folders import runs_in
+    from specbench.store.run_folders import distinctions, runs_in
     from specbench.store.run_info import read_info
 
-    rows = []
+    rows, infos = [], {}
     for folder in runs_in(out):
         try:
-            info = read_info(folder)
+            infos[folder] = read_info(folder)
         except SpecbenchError as error:
             warn(error.what)
-            continue
+    differing = distinctions({folder.name: info for folder, info in infos.items()})
+    for folder, info in infos.items():
         spec = info.spec
         rows.append(
             {
@@ -215,6 +216,7 @@ def run_rows(out: Path, warn: Callable[[str], None]) -> _Rows:
                 "source": info.source_text,
                 "decoder": spec.decoder.name,
                 "options": nonfinite_as_text(dict(spec.decoder.options)),
+                "differs": differing[folder.name],
                 "prompts": spec.prompts,
                 "seed": spec.seed,
                 "images": _count_images(folder / "images"),

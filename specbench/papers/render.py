@@ -11,8 +11,8 @@ from specbench.papers.join import PaperTable
 TABLE_FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 
 
-def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown") -> str | bytes:
-    """The tables in one of `TABLE_FORMATS`; bytes for parquet.
+def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown", notes: bool = False) -> str | bytes:
+    """The tables in one of `TABLE_FORMATS`; bytes for parquet. LaTeX has footnotes and definitions with `notes` only.
 
     Raises:
         SpecbenchError: unknown format, or one that holds a single table.
@@ -25,8 +25,10 @@ def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown") -> str | 
         from specbench.papers.html_page import tables_page  # brings jinja2 and matplotlib
 
         return tables_page(tables)
-    if fmt in ("markdown", "latex"):
-        return "\n".join(map(table_markdown if fmt == "markdown" else table_latex, tables))
+    if fmt == "markdown":
+        return "\n".join(map(table_markdown, tables))
+    if fmt == "latex":
+        return "\n".join(table_latex(joined, notes) for joined in tables)
     if len(tables) > 1:
         raise SpecbenchError(f"--format {fmt} holds one table only", "name one table")
     return table_csv(tables[0]) if fmt == "csv" else table_parquet(tables[0])

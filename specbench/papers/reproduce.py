@@ -30,7 +30,7 @@ from specbench.reporting.plot_data import lower_is_better
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
-from specbench.store.run_folders import find_runs_like, read_infos, without_options
+from specbench.store.run_folders import find_runs_like, read_infos, run_folder, without_options
 from specbench.store.run_store import RunStore
 from specbench.system.downloads import Download, fetch_all, fetch_what_can_be_had, offline
 
@@ -71,7 +71,8 @@ def bench_table(
     planned = plan_table(table, flags, env)
     planned, problems = _fetch(planned, () if model is not None or scoring.offline else table.metrics())
     done = run_table(planned, reporter, warn)
-    score_table(table, done, scoring, model is not None, score_reporter, warn, problems)
+    if not flags.get("shard"):  # what a part scores is not what the run does
+        score_table(table, done, scoring, model is not None, score_reporter, warn, problems)
     table = _as_run_here(table, planned, model, done.folders.values())
     elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
     found = {cell: folder for cell, folder in elsewhere.items() if isinstance(folder, Path)}
@@ -284,7 +285,7 @@ def _run_together(plans: list[Plan], by_plan: Mapping[int, CellSettings], done: 
     weights = plans[0].model.weights_sha256()
     for plan in plans:
         (decoder,) = plan.decoders
-        done.folders[by_plan[id(plan)]] = plan.out / plan.spec(decoder.spec, weights).run_id
+        done.folders[by_plan[id(plan)]] = run_folder(plan.out, plan.spec(decoder.spec, weights))
     done.trouble = summary.problem() or done.trouble
     return []
 
@@ -397,7 +398,7 @@ def _one_row_per_run(table: Table, cells: Sequence[PlannedCell], model: str) -> 
         f"With {model}, {sum(map(len, repeated))} rows of the paper are {len(repeated)} runs; each stands here once, "
         "without the paper's values, which are of several models or prompt sets."
     )
-    return replace(table, rows=rows, notes=(*table.notes, note))
+    return replace(table, rows=rows, notes=(*table.notes, note), whole=False)
 
 
 def _renamed(row: Row, model: str) -> Row:

@@ -6,11 +6,13 @@ A cell is measured with the file's `[defaults]`, its row's settings and its colu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from specbench.errors import SpecbenchError, unknown_name
+from specbench.runs.decoder_args import parse_decoders
 from specbench.specs.components import CHOICES
-from specbench.specs.presets import PRESETS, options_of
+from specbench.specs.presets import PRESETS, decoder_name, options_of
 
 NUMBERS = (
     *("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput"),
@@ -117,6 +119,7 @@ class Table:
         hardware: what its values were measured on, where known.
         axes: of each panel of a figure, by "x", "y": a column's name, "option:NAME", "sampling:NAME" or "model".
         maps: quantities of which a figure shows a map over the image: names in `MAPS`.
+        whole: whether all printed values are there; without some of them, none is known to be the best.
     """
 
     name: str
@@ -129,6 +132,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     maps: tuple[str, ...] = ()
+    whole: bool = True
 
     def cell_settings(self, row: Row, column: Column) -> CellSettings | None:
         """Settings of a cell; None if specbench cannot run it."""
@@ -151,6 +155,36 @@ class Table:
     def metrics(self) -> list[str]:
         """Metrics of its columns."""
         return list(dict.fromkeys(column.metric for column in self.columns if column.metric))
+
+
+def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
+    """The table with a row for each of the given decoders at the end of each of its groups.
+
+    A row has the settings of its group's SJD, or else of the first decoder there that drafts: prompts, sampling, and
+    those options that the decoder takes. Inline options win.
+
+    Raises:
+        SpecbenchError: an unknown decoder, or a table without a row to follow.
+    """
+    drafting = [one for one in table.rows if one.not_runnable_reason is None and takes(one.settings["decoder"], {})]
+    likes: dict[str | None, Row] = {}
+    for row in sorted(drafting, key=lambda row: row.settings["decoder"] != "sjd"):
+        likes.setdefault(row.group, row)
+    if decoders and not likes:
+        raise SpecbenchError(f"--decoder: {table.name} has no row of a decoder that drafts", "use specbench run")
+    rows = list(table.rows)
+    for reference, inline in parse_decoders(decoders):
+        name = decoder_name(reference)
+        if name not in PRESETS:
+            raise unknown_name("decoder", name, PRESETS)
+        label = ":".join([name, ",".join(f"{key}={value}" for key, value in inline.items())]).rstrip(":")
+        for group, like in likes.items():
+            known = takes(name, inline) - set(CHOICES)
+            options = {key: value for key, value in like.settings["options"].items() if key in known} | inline
+            settings = {**like.settings, "decoder": reference, "options": options}
+            last = max(place for place, row in enumerate(rows) if row.group == group)
+            rows.insert(last + 1, Row(label, group, settings, {}, {}, {}, None, None))
+    return replace(table, rows=tuple(rows))
 
 
 def choice(setting: str, value: object, reason: str) -> str:
@@ -180,7 +214,7 @@ def _merge(row: Mapping, column: Mapping) -> CellSettings:
 
 def takes(decoder: str, given: Mapping[str, object]) -> set[str]:
     """Options and component kinds that a decoder accepts under the given components; none for AR."""
-    preset = PRESETS.get(decoder)
+    preset = PRESETS.get(decoder_name(decoder))
     if preset is None or preset.choices["drafter"] == "none":
         return set()
     choices = {kind: given.get(kind, value) for kind, value in preset.choices.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -150,7 +151,7 @@ def _read_parquet(path: Path) -> Iterator[Prompt]:
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with pyarrow.parquet.ParquetFile(pyarrow.OSFile(os.fsencode(path))) as file:
             if file.metadata.num_rows > MAX_PROMPTS:
                 raise _too_many(path)
             _check_columns(path, file.schema_arrow.names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -45,7 +46,9 @@ def _unscored(rows: Sequence[Mapping]) -> list[str]:
     prompts = str(rows[0]["setting"]["prompts"])
     scored = {score["metric"] for row in rows for score in row["scores"]}
     wanted = [name for name in default_metrics(model, prompts) if name not in (*bundled_metrics(), *scored)]
-    return [f"Not scored by {', '.join(wanted)}; to score them: specbench score."] if wanted else []
+    out = Path(str(rows[0]["folder"])).parent
+    place = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
+    return [f"Not scored by {', '.join(wanted)}; to score them: specbench score{place}"] if wanted else []
 
 
 def disturbances(rows: Sequence[Mapping]) -> list[str]:
@@ -199,7 +202,8 @@ def _untimed(rows: Sequence[Mapping], timed: Sequence[Mapping]) -> list[str]:
     reasons = dict.fromkeys(re.sub(r"\s+", " ", str(row["speedup_note"])) for row in missing)
     said = [f"No speed-up can be given: {'; '.join(reasons)}."]
     if all(row["baseline"] is None for row in missing):
-        said.append(f"To add AR: {read_info(Path(missing[0]['folder'])).command('ar')}")
+        folder = Path(missing[0]["folder"])
+        said.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")
     return said
 
 

@@ -111,6 +111,7 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
     names = names[names["sample"] == sample]
     if names.empty and highest == highest:  # NaN for a run without images
         raise SpecbenchError(f"--sample {sample}: this run has no such sample", f"its samples are 0 to {highest}")
+    prompt = prompt.encode("utf-8", "replace").decode()  # typed bytes that are no text match nothing
     ids, texts, folded = names["prompt_id"], names["prompt"], prompt.casefold()
     for found in (ids == prompt, ids.str.startswith(prompt), texts.str.casefold().str.contains(folded, regex=False)):
         if found.any():

@@ -33,9 +33,9 @@ class ReportColumn:
     source: Callable | str | None = None
 
     def definition(self) -> str | None:
-        """Definition on one line: the text, or the first paragraph of the docstring."""
+        """Definition on one line under the column's own heading: the text, or the first paragraph of the docstring."""
         text = self.source if isinstance(self.source, str | None) else inspect.getdoc(self.source).split("\n\n")[0]
-        return text and " ".join(text.split())
+        return text and f"{self.heading}: {' '.join(text.partition(': ')[2].split())}"
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -173,8 +173,8 @@ SPEED = (
     DECODER,
     WINDOW,
     IMAGES,
-    ReportColumn("NFE", _plain("nfe", 1), stats.nfe),
-    ReportColumn("step compression", _plain("step_compression", 2, "x"), stats.step_compression),
+    ReportColumn("steps", _plain("nfe", 1), stats.nfe),
+    ReportColumn("tokens per step", _plain("step_compression", 2), stats.step_compression),
     ReportColumn("window cost", _plain("window_cost", 2, "x"), stats.window_cost),
     ReportColumn("overhead", _plain("overhead", 2, "x"), stats.overhead),
     ReportColumn("speed-up [95 %]", _speedup, stats.speedup),
@@ -186,32 +186,15 @@ SPEED = (
     ReportColumn("roofline ratio", _roofline, stats.roofline_ratio),
 )
 
-SUMMARY = (
-    DECODER,
-    WINDOW,
-    IMAGES,
-    ReportColumn("lossless", lambda row: "yes" if row["lossless"] else "no", _LOSSLESS),
-    ReportColumn("steps", _plain("nfe", 1), stats.nfe),
-    ReportColumn("tokens per step", _plain("step_compression", 2), stats.step_compression),
-    ReportColumn("speed-up [95 %]", _speedup, stats.speedup),
-    ReportColumn("images per hour", _plain("images_per_hour", 0), stats.images_per_hour),
-    *(column for column in SPEED if column.heading in ("latency ms", "median ms")),
-)
-"""The few columns that a terminal shows first; scores follow."""
+LOSSLESS = ReportColumn("lossless", lambda row: "yes" if row["lossless"] else "no", _LOSSLESS)
+IMAGES_PER_HOUR = ReportColumn("images per hour", _plain("images_per_hour", 0), stats.images_per_hour)
 
-THROUGHPUT = (
-    DECODER,
-    WINDOW,
-    IMAGES,
-    *SPEED[3:5],
-    ReportColumn("images per hour", _plain("images_per_hour", 0), stats.images_per_hour),
-    SPEED[-1],
-)
+THROUGHPUT = (DECODER, WINDOW, IMAGES, *SPEED[3:5], IMAGES_PER_HOUR, SPEED[-1])
 
 QUALITY = (
     DECODER,
     WINDOW,
-    SUMMARY[3],
+    LOSSLESS,
     ReportColumn("NLL - H gap", _gap, stats.nll_gap),
     ReportColumn("log p", _plain("logp_mean", 3), stats.logp_mean),
     ReportColumn("std", _plain("logp_std", 2), stats.logp_std),
@@ -250,6 +233,13 @@ AUDIT = (
     ),
 )
 """Shown where a run was audited."""
+
+
+def summary_columns(rows: Sequence[Mapping]) -> list[ReportColumn]:
+    """The columns of the short table of a terminal and of the page: those of speed, the audit, and the scores."""
+    audited = AUDIT if any(row.get("audit") for row in rows) else ()
+    first, last = [*SPEED[:3], LOSSLESS, *SPEED[3:8], IMAGES_PER_HOUR], SPEED[9:12]
+    return [*first, *last, *audited, *score_columns(rows), *QUALITY[3:]]
 
 
 def score_columns(rows: Sequence[Mapping]) -> list[ReportColumn]:

@@ -13,7 +13,7 @@ from specbench.errors import SpecbenchError
 from specbench.reporting.report_rows import label
 from specbench.store.run_store import RunStore, read_image
 from specbench.system.console import printable
-from specbench.system.files import write_atomically
+from specbench.system.files import write_output
 
 TILE = 128
 TEXT_WIDTH = 190
@@ -52,7 +52,7 @@ def contact_sheet(folders: Sequence[Path], path: Path, limit: int = 8, sample: i
         _write(draw, (_GAP, head + place * (TILE + LINE + _GAP)), lines, _INK)
     png = io.BytesIO()
     sheet.save(png, format="png", optimize=True)
-    write_atomically(Path(path), png.getvalue())
+    write_output(Path(path), png.getvalue())
     return Path(path)
 
 

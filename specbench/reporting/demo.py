@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from specbench.metrics import scoring
-from specbench.reporting.columns import MISSING, TOO_FEW, between, number
 from specbench.reporting.contact_sheet import contact_sheet
-from specbench.reporting.report_rows import report_rows, window_of
+from specbench.reporting.report_rows import report_rows
 from specbench.reporting.text_formats import render
 from specbench.runs.plan import Plan, make_plan
 from specbench.runs.preparation import shared_window
@@ -27,13 +26,18 @@ THREADS = 1  # a model this small gains little from more threads, and is slowed 
 PICTURE, TABLES = "grid.png", "report.md"
 
 
-def demo(out: str | Path = "results/demo", limit: int = 8, reporter: Reporter | None = None) -> list[dict]:
+def demo(
+    out: str | Path = "results/demo",
+    limit: int = 8,
+    reporter: Reporter | None = None,
+    score_reporter: scoring.ScoreReporter | None = None,
+) -> list[dict]:
     """Compare decoders on the embedded model, with the windows that are the fastest here (`specbench demo`).
 
     Args:
         out: folder of the runs, `report.md` and `grid.png`.
         limit: number of prompts of the set `shapes`.
-        reporter: receives progress; silent if None.
+        reporter, score_reporter: receive progress; silent if None.
 
     Returns:
         The report rows, as `report` does.
@@ -50,8 +54,7 @@ def demo(out: str | Path = "results/demo", limit: int = 8, reporter: Reporter | 
     summary = run_plans(_plan(flags | {"decoder": decoders, "window": window}), reporter)
     if problem := summary.problem():
         raise problem
-    reporter.note("scoring the images")
-    scoring.score(summary.folders)
+    scoring.score(summary.folders, reporter=score_reporter)
     rows = report_rows(summary.folders)
     contact_sheet(summary.folders, out / PICTURE)
     (out / TABLES).write_text(render(rows))
@@ -60,33 +63,3 @@ def demo(out: str | Path = "results/demo", limit: int = 8, reporter: Reporter | 
 
 def _plan(flags: Mapping[str, object]) -> Plan:
     return make_plan(merge(run_settings(), flags, env={}))
-
-
-def headline(rows: Sequence[Mapping]) -> list[dict[str, str]]:
-    """Select and format the main columns of the report, one row per run."""
-    metrics = dict.fromkeys(score["metric"] for row in rows for score in row["scores"] if ":" not in score["metric"])
-    return [_headline(row, list(metrics)) for row in rows]
-
-
-def _headline(row: Mapping, metrics: Sequence[str]) -> dict[str, str]:
-    low, high = row["speedup_low"], row["speedup_high"]
-    interval = between(low, high) if low is not None else TOO_FEW if row["speedup"] is not None else MISSING
-    values = {score["metric"]: _with_interval(score) for score in row["scores"]}
-    return {
-        "decoder": row["label"],
-        "lossless": "yes" if row["lossless"] else "no",
-        "window": str(window_of(row["options"])),
-        "steps": number(row["nfe"], 0),
-        "tokens per step": number(row["step_compression"]),
-        "window cost": number(row["window_cost"]),
-        "overhead": number(row["overhead"]),
-        "speed-up": number(row["speedup"]),
-        "95 %": interval,
-        **{metric.replace("-", " "): values.get(metric, MISSING) for metric in metrics},
-    }
-
-
-def _with_interval(score: Mapping) -> str:
-    """Format a score with its 95 % interval."""
-    text = number(score["value"])
-    return text if score["low"] is None else f"{text} [{between(score['low'], score['high'])}]"

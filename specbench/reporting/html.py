@@ -30,7 +30,7 @@ from specbench.reporting.report_rows import report_rows
 from specbench.reporting.sections import Section, circumstances, definitions, sections
 from specbench.stats import Estimate
 from specbench.system.environment import now
-from specbench.system.files import write_atomically
+from specbench.system.files import write_output
 from specbench.system.json_values import nonfinite_as_null
 from specbench.system.version import __version__
 
@@ -55,7 +55,7 @@ def write_page(folders: Sequence[Path], path: Path, limit: int = PROMPTS) -> Pat
     Raises:
         SpecbenchError: a damaged run, or a file that cannot be written.
     """
-    write_atomically(Path(path), page(report_rows(folders), limit).encode("utf-8", "backslashreplace"))
+    write_output(Path(path), page(report_rows(folders), limit).encode("utf-8", "backslashreplace"))
     return Path(path)
 
 

@@ -104,6 +104,11 @@ class Run:
             pieces.append(piece.filter(pc.equal(piece["status"], "ok")))
         return stats.as_frame(pa.concat_tables(pieces, promote_options="default")), failed
 
+    @property
+    def started(self) -> list[str]:
+        """When each image was begun, UTC."""
+        return RunStore(self.folder).samples(["started_at"])["started_at"].tolist()
+
     @cached_property
     def traced(self) -> pd.DataFrame:
         """Traces of the traced images, with the step that committed each token."""
@@ -158,7 +163,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "images_per_hour": stats.images_per_hour(rows) if spec.batch > 1 else None,
         **_roofline(rows, info.roofline),
         "floor": info.roofline,
-        **_against_ar(run, ar_runs, over),
+        **against_ar(run, ar_runs, over),
         **_against_fastest(run, ar_runs, over),
         "acceptance": stats.acceptance(rows),
         "acceptance_by_offset": stats.acceptance_by_offset(rows),
@@ -269,7 +274,8 @@ _Over = Callable[[Run], stats.SpeedUp | None]
 """Computes the speed-up over an AR run."""
 
 
-def _against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
+def against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
+    """The keys of a row that compare the run with the AR run that is most like it."""
     interval = ("speedup", "speedup_low", "speedup_high")
     factors = ("step_ratio", "window_cost", "overhead", "speedup_e2e", "pairs", "baseline")
     empty = dict.fromkeys((*interval, *factors))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
+from specbench.errors import unknown_name
 from specbench.reporting.answer import answer
 from specbench.reporting.columns import (
     AUDIT,
@@ -25,8 +26,8 @@ from specbench.reporting.columns import (
 from specbench.store.run_folders import same_but_for_threads
 
 READING = (
-    "speed-up = step compression / (window cost x overhead), "
-    "with the step compression relative to AR over the same images."
+    "speed-up = tokens per step / (window cost x overhead), "
+    "with the tokens per step relative to AR over the same images."
 )
 
 
@@ -53,6 +54,31 @@ def sections(rows: Sequence[Mapping]) -> list[Section]:
     """Group the rows of `report_rows` by model and setting."""
     groups = groupby(rows, key=lambda row: (row["model"], json.dumps(row["setting"], sort_keys=True)))
     return [_section(list(group)) for _, group in groups]
+
+
+def with_columns(found: Sequence[Section], names: Sequence[str]) -> list[Section]:
+    """The sections with one table each: the decoder, then the named columns in their order.
+
+    Args:
+        names: headings, in any case and without "[95 %]".
+
+    Raises:
+        SpecbenchError: a name that is in no table of any section.
+    """
+    found = list(found)
+    known = [{_plain_heading(column): column for one in section.tables for column in one.columns} for section in found]
+    wanted = [name.strip().lower() for name in names if name.strip().lower() != DECODER.heading]
+    for name in wanted:
+        if not any(name in columns for columns in known):
+            raise unknown_name("column", name, dict.fromkeys(name for columns in known for name in columns))
+    return [
+        replace(section, tables=(ReportTable((DECODER, *(columns[name] for name in wanted if name in columns))),))
+        for section, columns in zip(found, known, strict=True)
+    ]
+
+
+def _plain_heading(column: ReportColumn) -> str:
+    return column.heading.lower().removesuffix(" [95 %]")
 
 
 def definitions(found: Sequence[Section]) -> list[str]:

@@ -25,24 +25,33 @@ from specbench.reporting.columns import (
     MISSING,
     QUALITY,
     SPEED,
-    SUMMARY,
     THROUGHPUT,
     ReportColumn,
     failed_audit,
     number,
     part_columns,
     score_columns,
+    summary_columns,
 )
 from specbench.reporting.image_tiles import Tile
 from specbench.reporting.maps import ACCEPTED, ACCEPTED_COLOUR, DRAWN_COLOUR
 from specbench.reporting.sections import circumstances, sections
 from specbench.store.run_info import describe_point
-from specbench.system.console import fitted_distinct, one_line
+from specbench.system.console import fitted_distinct, one_line, panel_count, used_columns
 
 _MORE = "specbench report --explain defines the columns; specbench report | less shows all of them"
 _LEFT = ("decoder", "lossless", "audit")
 _KEPT = ("decoder", "speed-up [95 %]")
 """Columns that are shown even if all rows agree."""
+_FIRST = ("decoder", "lossless", "steps", "speed-up [95 %]")
+"""Columns of a table in one panel, at any width."""
+_ALWAYS = (*_FIRST, "window", "images", "tokens per step", "images per hour", "audit")
+"""Columns of a table, at any width, besides scores."""
+_WHERE_WIDE = (
+    *(("tokens per step",), ("window",), ("latency ms",), ("window cost", "overhead"), ("median ms",)),
+    *(("NLL - H gap",), ("acceptance",), ("step ms",), ("perplexity",)),
+)
+"""Columns added where no further panel is opened for them, the most wanted first; those of a group stand together."""
 _CHOICES = ("drafter", "init", "verifier", "residual", "refine")
 _MOST_COLUMNS = 64
 """Width of an image, in characters, at most."""
@@ -58,9 +67,7 @@ def report_view(rows: Sequence[Mapping], width: int, explain: bool = False) -> G
     parts: list[RenderableType] = []
     definitions: dict[str, None] = {}
     for section in sections(rows):
-        columns = [
-            one for one in summary_columns(section.runs) if any(one.cell(row) != MISSING for row in section.runs)
-        ]
+        columns = [one for one in shown_columns(section.runs, width) if one.cell(section.runs[0]) != MISSING]
         parts += [Text(one_line(section.heading), style="bold")]
         parts += [Text(), *(Text(one_line(sentence)) for sentence in section.answer), Text()] if section.answer else []
         parts += [summary_table(section.runs, width)]
@@ -72,20 +79,41 @@ def report_view(rows: Sequence[Mapping], width: int, explain: bool = False) -> G
     return Group(*parts, *(Text(one_line(text), style="dim") for text in below))
 
 
-def summary_table(runs: Sequence[Mapping], width: int) -> Group:
-    """One line per run with what a first look needs; what all runs share stands in one line below."""
-    columns = summary_columns(runs)
-    cells = [[column.cell(row) for column in columns] for row in runs]
+def summary_table(runs: Sequence[Mapping], width: int, whole: bool = False) -> Group:
+    """One line per run with what a first look needs; what all runs share stands in one line below.
+
+    Args:
+        whole: keep it to one panel, with the scores that fit.
+    """
+    columns = shown_columns(runs, width, whole)
     headings = [column.heading for column in columns]
     kept = [place for place, heading in enumerate(headings) if heading in _KEPT]
-    return fitted_distinct(
-        headings, cells, width, kept, right=[place for place, heading in enumerate(headings) if heading not in _LEFT]
-    )
+    right = [place for place, heading in enumerate(headings) if heading not in _LEFT]
+    return fitted_distinct(headings, _cells(columns, runs), width, kept, right)
 
 
-def summary_columns(runs: Sequence[Mapping]) -> list[ReportColumn]:
+def shown_columns(runs: Sequence[Mapping], width: int, whole: bool = False) -> list[ReportColumn]:
     """The columns of `summary_table`, before empty and constant ones are dropped."""
-    return [*SUMMARY, *(AUDIT if any(row.get("audit") for row in runs) else ()), *score_columns(runs)]
+    every, scores = summary_columns(runs), [column.heading for column in score_columns(runs)]
+    shown = [*_FIRST] if whole else [*_ALWAYS, *scores]
+    most = 1 if whole else _panels(every, shown, runs, width)
+    for group in (*((heading,) for heading in scores), *_WHERE_WIDE):
+        if not set(group) <= set(shown) and _panels(every, [*shown, *group], runs, width) <= most:
+            shown += group
+    return [column for column in every if column.heading in shown]
+
+
+def _panels(every: Sequence[ReportColumn], shown: Sequence[str], runs: Sequence[Mapping], width: int) -> int:
+    """Into how many panels a table of these columns is cut."""
+    columns = [column for column in every if column.heading in shown]
+    cells = _cells(columns, runs)
+    used = used_columns(cells, [place for place, column in enumerate(columns) if column.heading in _KEPT])
+    headings = [columns[place].heading for place in used]
+    return panel_count(headings, [[row[place] for place in used] for row in cells], width)
+
+
+def _cells(columns: Sequence[ReportColumn], runs: Sequence[Mapping]) -> list[list[str]]:
+    return [[column.cell(row) for column in columns] for row in runs]
 
 
 def run_view(card: Mapping) -> RenderableType:

@@ -7,27 +7,39 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from specbench.errors import unknown_name
+from specbench.errors import SpecbenchError, unknown_name
 from specbench.reporting.columns import ReportColumn
-from specbench.reporting.sections import ReportTable, circumstances, definitions, sections
+from specbench.reporting.compare import HEADINGS, comparison_lines, verdict
+from specbench.reporting.sections import ReportTable, Section, circumstances, definitions, sections, with_columns
 from specbench.system.console import one_line, printable
 from specbench.system.json_values import nonfinite_as_null
 
+LATEX_NEEDS = "% needs \\usepackage{booktabs,graphicx}\n"
 
-def render(rows: Sequence[Mapping], fmt: str = "markdown") -> str:
+
+def render(rows: Sequence[Mapping], fmt: str = "markdown", columns: Sequence[str] = (), notes: bool = False) -> str:
     """Format the rows of `report_rows` in one of `FORMATS`.
 
+    Args:
+        columns: of markdown and LaTeX, the only ones, see `specbench.reporting.sections.with_columns`.
+        notes: whether LaTeX has the answer, definitions and machines below its tables.
+
     Raises:
-        SpecbenchError: unknown format.
+        SpecbenchError: unknown format or column, or columns chosen for a format of all numbers.
     """
     if fmt not in FORMATS:
         raise unknown_name("format", fmt, FORMATS)
+    if fmt in ("markdown", "latex"):
+        found = with_columns(sections(rows), columns) if columns else sections(rows)
+        return markdown(rows, found) if fmt == "markdown" else to_latex(rows, found, notes)
+    if columns:
+        raise SpecbenchError(f"--columns: {fmt} has all of them", "choose columns of markdown or latex")
     return FORMATS[fmt](rows)
 
 
-def markdown(rows: Sequence[Mapping]) -> str:
+def markdown(rows: Sequence[Mapping], found: Sequence[Section]) -> str:
     """Format as markdown: tables of speed and quality by setting, column definitions, machines."""
-    blocks, found = [], sections(rows)
+    blocks = []
     for section in found:
         blocks.append(f"### {_prose(section.heading)}")
         blocks.append("\n".join(f"- {_prose(text)}" for text in section.answer))
@@ -65,30 +77,41 @@ def to_json(rows: Sequence[Mapping]) -> str:
     return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def to_latex(rows: Sequence[Mapping]) -> str:
-    """Format as LaTeX: one `table` (booktabs, as wide as the text) per table of the report, definitions after them."""
-    found = sections(rows)
+def to_latex(rows: Sequence[Mapping], found: Sequence[Section], notes: bool = False) -> str:
+    """Format as LaTeX: one `table` (booktabs, as wide as the text) per table of the report, with `notes` definitions
+    after them."""
     tables = [(section, table) for section in found for table in section.tables]
     floats = [
         _float(table, section.runs, section.heading, f"tab:specbench-{place}")
         for place, (section, table) in enumerate(tables, 1)
     ]
     sentences = [sentence for section in found for sentence in section.answer]
-    notes = "\n\n".join(map(tex, (*sentences, *definitions(found), *circumstances(rows))))
-    return "% needs \\usepackage{booktabs,graphicx}\n" + "\n".join(floats) + f"\n{{\\footnotesize\n{notes}\n\n}}\n"
+    below = "\n\n".join(map(tex, (*sentences, *definitions(found), *circumstances(rows))))
+    return LATEX_NEEDS + "\n".join(floats) + (f"\n{{\\footnotesize\n{below}\n\n}}\n" if notes else "")
 
 
 def _float(table: ReportTable, runs: Sequence[Mapping], heading: str, name: str) -> str:
-    lines = [[column.heading for column in table.columns], *([c.cell(row) for c in table.columns] for row in runs)]
-    head, *body = (" & ".join(map(tex, line)) + r" \\" for line in lines)
+    lines = [[c.cell(row) for c in table.columns] for row in runs]
     caption = f"{table.title}; {heading}" if table.title else heading
+    return latex_table([column.heading for column in table.columns], lines, caption, name)
+
+
+def comparison_latex(rows: Sequence[Mapping], a: str, b: str) -> str:
+    """The compared numbers as a booktabs `table`, with the verdict as its caption."""
+    caption = f"{b} (B) compared with {a} (A). {verdict(rows)}"
+    return LATEX_NEEDS + latex_table(HEADINGS, comparison_lines(rows), caption, "tab:specbench-compare")
+
+
+def latex_table(headings: Sequence[str], lines: Sequence[Sequence[str]], caption: str, label: str) -> str:
+    """A `table` with a booktabs `tabular` as wide as the text: texts left in the first column, right in the others."""
+    head, *body = (" & ".join(map(tex, line)) + r" \\" for line in (headings, *lines))
     return "\n".join(
         (
             r"\begin{table}",
             rf"\caption{{{tex(caption)}}}",
-            rf"\label{{{name}}}",
+            rf"\label{{{label}}}",
             r"\resizebox{\textwidth}{!}{%",
-            rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}",
+            rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}",
             r"\toprule",
             head,
             r"\midrule",
@@ -101,7 +124,7 @@ def _float(table: ReportTable, runs: Sequence[Mapping], heading: str, name: str)
     )
 
 
-FORMATS: dict[str, Callable[[Sequence[Mapping]], str]] = {
+FORMATS: dict[str, Callable[..., str]] = {
     "markdown": markdown,
     "csv": to_csv,
     "json": to_json,

@@ -9,7 +9,7 @@ from typing import Any
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.settings import Value, decoder_settings, split_list
 from specbench.specs.components import CHOICES, DRAFTERS
-from specbench.specs.presets import PRESETS, DecoderSpec, Preset, decoder_name, options_of, resolve
+from specbench.specs.presets import PRESETS, DecoderSpec, Preset, choices_of, decoder_name, options_of, resolve
 from specbench.specs.published import published
 from specbench.system import plugins
 
@@ -125,8 +125,7 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str,
     plain = {setting: Value(*found) for setting, found in published(name, model).items()} | dict(asked)
     given = {kind: plain[kind].value for kind in _open_choices(preset, inline, plain)} | dict(inline)
     auto_window = given.get("window") == "auto" and bool(given.pop("window"))
-    spec = resolve(name, given)
-    known = options_of(preset, {kind: getattr(spec, kind) for kind in CHOICES})
+    known = options_of(preset, choices_of(preset, given))
     usual = options_of(preset)
     meant = {  # a published value is of the preset's own option, not of another component's with the same name
         option for option in known if option in asked or (option in usual and usual[option].help == known[option].help)

@@ -5,6 +5,7 @@ Nothing is decoded, downloaded or written.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,11 +22,12 @@ from specbench.models.draft_head_files import find_head, require_head
 from specbench.models.facts import ModelFacts
 from specbench.prompts import PromptSet, downloadable, load_prompts, public_names
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders
+from specbench.runs.executors.ray_cluster import require_ray
 from specbench.runs.memory_estimate import footprint, free_memory
-from specbench.runs.plan import Plan, make_plan, plan_drawing, plan_model, plan_sampling
+from specbench.runs.plan import Plan, make_plan, plan_drawing, plan_model, plan_sampling, plan_workers
 from specbench.runs.settings import Value
 from specbench.specs.run_spec import Sampling
-from specbench.store.run_folders import find_runs_like
+from specbench.store.run_folders import find_runs_like, run_folder
 from specbench.store.run_store import RunStore
 from specbench.system.torch_device import require_device
 
@@ -76,6 +78,9 @@ def outlooks(
     plan = make_plan(values, problems, load)
     device = str(values["device"].value)
     problems += _caught(lambda: require_device(device))
+    workers = plan_workers(values)
+    if workers.elsewhere:
+        problems += _caught(lambda: require_ray(workers.address))
     if values["weights"].value and model.ready:  # files that no one has checked, as those of official weights are
         problems += _caught(lambda: check_model(model))
     digest = _digest(model, {} if digests is None else digests)
@@ -93,7 +98,7 @@ def distinct_outlooks(settings: Iterable[Mapping[str, Value]]) -> list[Outlook]:
     digests: dict[str, str] = {}
     load = cache(load_prompts)
     found = [one for values in settings for one in outlooks(values, digests, load)]
-    return [one for place, one in enumerate(found) if all(one.row != other.row for other in found[:place])]
+    return list({json.dumps(one.row, default=str): one for one in reversed(found)}.values())[::-1]
 
 
 def joint_obstacle(obstacles: Sequence[SpecbenchError]) -> SpecbenchError | None:
@@ -185,11 +190,11 @@ def _expected_images(values: Mapping[str, Value]) -> int | None:
 
 
 def _run_id(plan: Plan | None, planned: PlannedDecoder, digest: str | None) -> str | None:
-    """Run id, if weights and draft head are on disk."""
+    """Run id, that of a stored run where there is one, if weights and draft head are on disk."""
     if plan is None or digest is None:
         return None
     try:
-        return plan.spec(planned.spec, digest).run_id
+        return run_folder(plan.out, plan.spec(planned.spec, digest)).name
     except SpecbenchError:
         return None
 

@@ -22,7 +22,7 @@ from specbench.runs.run_progress import Reporter
 from specbench.runs.window_tuning import tune_window
 from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_name
 from specbench.specs.run_spec import RunSpec
-from specbench.store.run_folders import find_runs_like, read_infos, same_but_for_threads, without_options
+from specbench.store.run_folders import find_runs_like, read_infos, run_folder, same_but_for_threads, without_options
 from specbench.store.run_info import describe_point
 from specbench.system import plugins
 from specbench.system.device_failures import memory_for, release_memory
@@ -42,7 +42,8 @@ def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, Im
         model = load()
         yield LocalExecutor(model), model
         return
-    from specbench.runs.executors.ray_workers import RayWorkers, WorkerPool, import_ray  # Ray is an extra
+    from specbench.runs.executors.ray_cluster import import_ray  # Ray is an extra
+    from specbench.runs.executors.ray_workers import RayWorkers, WorkerPool
 
     import_ray()
     plan.model.require_weights()
@@ -51,7 +52,7 @@ def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, Im
         def start() -> RayWorkers:
             crew = RayWorkers(load, plan.workers.count, plan.workers.address, plan.device == "cuda")
             running.enter_context(closing(crew))
-            reporter.note(f"{crew.size} workers load {where}")
+            reporter.note(f"{crew.size} worker{'s' * (crew.size > 1)} load{'s' * (crew.size == 1)} {where}")
             return crew
 
         yield WorkerPool(start), None
@@ -120,7 +121,7 @@ def specs_to_run(
 
 def _twins(out: Path, specs: Sequence[RunSpec]) -> list[str]:
     """Stored runs from which new ones differ in their threads alone: a node with other cores meant to resume them."""
-    new = {spec.run_id: spec.identity() for spec in specs if not (out / spec.run_id).exists()}
+    new = {spec.run_id: spec.identity() for spec in specs if not run_folder(out, spec).exists()}
     try:
         stored = {info.run_id: info.spec.identity() for info in read_infos(out).values()} if new else {}
     except SpecbenchError:  # a damaged run that is none of this call's
@@ -193,7 +194,13 @@ def _tuned_window(
 ) -> tuple[int, list[dict[str, float]]]:
     """`tune_window` on the prompts of a plan, with its findings told."""
     monitor = MachineMonitor(plan.device)
-    window, curve = tune_window(model, plan.chosen, decoder, plan.sampling, plan.seed, windows)
+    what, most = f"windows tried with {decoder.name}", len(windows) + 1
+    try:
+        reporter.part(what, 0, most)
+        given = model, plan.chosen, decoder, plan.sampling, plan.seed, windows
+        window, curve = tune_window(*given, lambda tried: reporter.part(what, tried, most))
+    finally:
+        reporter.finish()
     company = others_at_work(monitor.read())
     for point in curve:
         reporter.note(f"{decoder.name}, window {point['window']}: {describe_point(point)}")

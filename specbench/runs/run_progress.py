@@ -27,14 +27,15 @@ STEADY_CLOCK = 0.9
 class Reporter(Protocol):
     """Progress callbacks of a run. Implementations must be fast and must not raise."""
 
-    def start(self, total: int, done: int) -> None:
-        """Decoding starts: `total` images over all decoders, `done` of which are stored already."""
+    def start(self, total: int, done: int, folders: Sequence[Path] = ()) -> None:
+        """Decoding starts: `total` images over all decoders, `done` of which are stored already in the run folders."""
 
     def row(self, run_id: str, row: Mapping[str, object]) -> None:
         """One more row of a run is on disk."""
 
     def part(self, what: str, done: int, total: int, images: int = 0) -> None:
-        """Less than a row is done: `done` of `total` steps of a warm-up, or tokens of the `images` in work."""
+        """Less than a row is done: `done` of `total` steps of a warm-up, windows to choose from, or tokens of the
+        `images` in work."""
 
     def stopping(self, within_s: float | None) -> None:
         """The run was asked to end: it finishes the images in work, those of them that take `within_s` at most. Called
@@ -44,13 +45,13 @@ class Reporter(Protocol):
         """Show a line to the user."""
 
     def finish(self) -> None:
-        """Decoding ended; no more calls follow."""
+        """Decoding ended, or it never started."""
 
 
 class SilentReporter:
     """No output."""
 
-    def start(self, total: int, done: int) -> None: ...
+    def start(self, total: int, done: int, folders: Sequence[Path] = ()) -> None: ...
 
     def row(self, run_id: str, row: Mapping[str, object]) -> None: ...
 

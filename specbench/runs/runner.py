@@ -22,6 +22,7 @@ from specbench.runs.plan import Plan, together
 from specbench.runs.preparation import open_executor, specs_to_run
 from specbench.runs.run_progress import Reporter, RunSummary, SilentReporter, timing_warnings
 from specbench.specs.run_spec import RunSpec
+from specbench.store.run_folders import run_folder
 from specbench.store.run_store import RunStore
 from specbench.system import console, environment
 from specbench.system.downloads import fetch_all
@@ -87,25 +88,27 @@ def run(
     """
     reporter = reporter or SilentReporter()
     specs = list({spec.run_id: spec for spec in specs}.values())
-    stores = {spec: RunStore(Path(out) / spec.run_id) for spec in specs}
+    stores = {spec: RunStore(run_folder(out, spec)) for spec in specs}
     for spec, store in stores.items():
         store.check(spec)
     with ExitStack() as writing, _stop_on_signals(reporter) as stop:
         work = {spec: _lock(store, spec, requests, trace, writing) for spec, store in stores.items()}
+        writing.callback(reporter.finish)
         facts = _warm_up(executor, [spec for spec in specs if work[spec]], requests, reporter, stop)
         for spec in work:
             if stores[spec].locked:
                 of_run = dict((run_facts or {}).get(spec.run_id, {}))
                 of_call = environment.environment_facts() | facts | {"drawn": of_run.pop("drawn", None)}
-                stores[spec].begin(spec, of_call, of_run)
+                stores[spec].begin(spec, of_call | {"wanted": len(requests)}, of_run)
         todo = sum(map(len, work.values()))
         total = len(specs) * len(requests)
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
-        reporter.start(total, summary.resumed)
-        writing.callback(reporter.finish)
+        reporter.start(total, summary.resumed, summary.folders)
         chunks = _until(stop, _chunks(executor, work, trace))
         for done in executor.decode(chunks, reporter) if todo else ():
             stores[done.spec].append(done.rows, done.images, done.traces)
+            if done.hardware is not None:
+                stores[done.spec].decoded_also_on(done.hardware)
             for row in done.rows:
                 summary.count(row)
                 reporter.row(done.spec.run_id, row)

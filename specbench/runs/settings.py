@@ -10,6 +10,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ class Setting(Option):
     def value_unset(self) -> object:
         """Value when it is not set."""
         if self.many:
-            return [self.default] if self.default else []
+            return split_list(str(self.default))
         return None if self.unset else self.default
 
     def parse(self, value: object) -> object:
@@ -152,7 +153,7 @@ DRAWN = (
 _WORK = (
     _what(
         "decoder",
-        "sjd",
+        "ar,sjd",
         "decoders, each with optional inline options, for example ar,gsd:G=50,window=16",
         "NAME[:OPTION=VALUE,...]",
         many=True,
@@ -274,7 +275,7 @@ _OUTPUT = (
 OPEN_IN_TABLES = {
     *("model", "weights", "revision", "random-weights", "scale", "prompts", "limit", "ids", "samples", "seed"),
     *("offset", "sample", "per-category", "category"),
-    *("batch", "dtype", "device", "threads", "compile", "cfg", "temperature", "top-k", "top-p"),
+    *("batch", "shard", "dtype", "device", "threads", "compile", "cfg", "temperature", "top-k", "top-p"),
     *("entropy-scale", "head", "out", "quiet", "json"),
 }
 """Settings of `specbench run` that a paper's table does not fix, or whose values may override the table's."""
@@ -282,6 +283,12 @@ OPEN_IN_TABLES = {
 
 def decoder_settings() -> tuple[Setting, ...]:
     """List one setting per component kind (drafter, init, ...) and per option of any decoder, in help order."""
+    return _settings_of(tuple(PRESETS), tuple(map(tuple, CHOICES.values())))
+
+
+@cache
+def _settings_of(_presets: tuple, _components: tuple) -> tuple[Setting, ...]:
+    """`decoder_settings` of the presets and components of these names, which plug-ins add to."""
     choice, knob = _panel("Decoder choices", "the decoder"), _panel("Decoder options", "the decoder")
     kinds = (
         choice(kind, "", f"{COMPONENT_KINDS[kind]}: {', '.join(values)}", "NAME", choices=tuple(values))

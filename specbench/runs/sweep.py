@@ -10,6 +10,10 @@ from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import fetched_prompts, load_prompts
 from specbench.runs.plan import RUN_ORIGINS, Plan, make_plan
 from specbench.runs.settings import Setting, Value, decoder_settings, run_settings, split_list
+from specbench.system import console
+
+_MANY = 1000
+"""Runs that are planned without a word; each takes some milliseconds."""
 
 
 def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -43,6 +47,8 @@ def sweep_plans(
     """
     known, combinations = _combined(axes)
     load = cache(fetched_prompts if download else load_prompts)
+    if len(combinations) > _MANY:
+        console.say(f"planning {len(combinations):,} runs")
     plans = [make_plan(_with(values, one), load=load) for one in combinations]
     for name, choices in known.items():
         _check_effect(name, choices, combinations, plans)

@@ -6,7 +6,7 @@ measured. The pilots use separate noise and are discarded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode
@@ -29,6 +29,7 @@ def tune_window(
     sampling: Sampling,
     seed: int,
     windows: Sequence[int],
+    tell: Callable[[int], None] = lambda tried: None,
 ) -> tuple[int, list[dict[str, float]]]:
     """Choose the one of `windows` with the lowest latency on the pilots; also return the measured curve.
 
@@ -36,7 +37,7 @@ def tune_window(
     target forward), `acceptance` (drafts accepted over tested ones, None without any), `window_cost` (milliseconds
     per target forward over AR's), `overhead` (latency over target-forward time, over AR's), `latency_ms` per image
     and `speed_up` over AR, which is step compression over window cost and overhead. Windows are tried in growing
-    order until two in a row are slower than the best.
+    order until two in a row are slower than the best; `tell` learns how many were tried.
 
     Raises:
         SpecbenchError: the decoder has no window, or a pilot failed.
@@ -49,6 +50,7 @@ def tune_window(
     ar = _measure(model, requests, resolve("ar"), sampling, seed, compiles)
     curve, best = [_point(1, ar, ar)], None
     for window in sorted(windows):
+        tell(len(curve))
         point = _point(window, _measure(model, requests, with_window(decoder, window), sampling, seed, compiles), ar)
         curve.append(point)
         if best is None or point["latency_ms"] < best["latency_ms"]:

@@ -7,7 +7,7 @@ options by name. Presets of plug-ins and of user modules join them. Importing th
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specbench.errors import SpecbenchError, unknown_name
@@ -71,6 +71,17 @@ class DecoderSpec:
     refine: str
     options: tuple[tuple[str, object], ...]
     lossless: bool
+
+    @property
+    def full_name(self) -> str:
+        """The preset's name, followed by the components that stand in for its own: "sjd+grouped"."""
+        usual = PRESETS[self.name].choices if self.name in PRESETS else vars(self)
+        return "+".join(
+            [
+                self.name,
+                *(value for kind, own in usual.items() if kind in CHOICES and (value := getattr(self, kind)) != own),
+            ]
+        )
 
     @property
     def head_kind(self) -> str:
@@ -179,7 +190,7 @@ _PRESETS = (
     Preset(
         "best-lossless",
         "maximal coupling, siblings, and drafts looked up in the image where the tokens around them have changed",
-        "this project; the training-free lossless decoder of fewest steps in docs/frontier.md",
+        "this project; the training-free lossless decoder of fewest steps in docs/notes/best-lossless.md",
         "-",
         _jacobi(drafter="jacobi-lookup", refine="couple"),
         {"window": 64},
@@ -373,16 +384,7 @@ def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec
         raise unknown_name("decoder", name, PRESETS)
     preset = PRESETS[name]
     given = dict(given or {})
-    choices = dict(preset.choices)
-    for kind in CHOICES.keys() & given.keys():
-        if given[kind] not in CHOICES[kind]:
-            raise unknown_name(kind, str(given[kind]), CHOICES[kind])
-        choices[kind] = given[kind]
-    if preset.choices["drafter"] == "none" != choices["drafter"]:
-        raise SpecbenchError(
-            f"decoder '{name}' drafts nothing: --drafter {choices['drafter']} contradicts it",
-            "start from a preset that drafts, such as sjd",
-        )
+    choices = choices_of(preset, given)
     _check_fit(name, choices)
     known = options_of(preset, choices)
     for option in given:
@@ -392,6 +394,25 @@ def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec
     _check_look_ahead(name, choices, values)
     lossless = _lossless(choices)
     return DecoderSpec(name, **choices, options=tuple(sorted(values.items())), lossless=lossless)
+
+
+def choices_of(preset: Preset, given: Mapping[str, object]) -> dict[str, str]:
+    """The preset's components with those among `given` in their place.
+
+    Raises:
+        SpecbenchError: an unknown component, or a drafter for a decoder that drafts nothing.
+    """
+    choices = dict(preset.choices)
+    for kind in CHOICES.keys() & given.keys():
+        if given[kind] not in CHOICES[kind]:
+            raise unknown_name(kind, str(given[kind]), CHOICES[kind])
+        choices[kind] = str(given[kind])
+    if preset.choices["drafter"] == "none" != choices["drafter"]:
+        raise SpecbenchError(
+            f"decoder '{preset.name}' drafts nothing: --drafter {choices['drafter']} contradicts it",
+            "start from a preset that drafts, such as sjd",
+        )
+    return choices
 
 
 def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict[str, Option]:
@@ -407,12 +428,29 @@ def decoder_name(reference: str) -> str:
     """Name of a decoder for `resolve`; "package.module:NAME" imports and registers that preset first."""
     if ":" not in reference:
         return reference
+    name, _, given = reference.partition(":")
+    if name in PRESETS:
+        meant = f"did you mean {name}:{given.replace(':', '=')}?" if ":" in given else f"for example {name}:window=16"
+        raise SpecbenchError(f"decoder '{reference}': an option is written NAME=VALUE", meant)
     preset = load_user_object(reference, "decoder")
     if not isinstance(preset, Preset):
         raise SpecbenchError(f"decoder '{reference}' is a {type(preset).__name__}, not a specbench Preset")
     if PRESETS.setdefault(preset.name, preset) is not preset:
         raise SpecbenchError(f"decoder '{reference}' is called '{preset.name}', a name already taken")
     return preset.name
+
+
+def require_decoders(pieces: Sequence[str]) -> None:
+    """Refuse misspelt names of decoders before anything else is loaded; the rest of a piece is read with its options.
+
+    Raises:
+        SpecbenchError: an unknown name.
+    """
+    for piece in pieces:
+        name, colon, rest = piece.split(",")[0].partition(":")
+        plain = not colon or ("=" in rest and ":" not in rest)  # not a plug-in as package.module:NAME
+        if plain and name not in PRESETS:
+            raise unknown_name("decoder", name, PRESETS)
 
 
 @functools.cache
@@ -468,7 +506,7 @@ def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str
         raise SpecbenchError(
             f"decoder '{name}': --verifier {verifier} looks at later drafts, which --refine {refine} keeps",
             f"use --refine {' or '.join(refine for refine, part in CHOICES['refine'].items() if part.redraws)}, or "
-            "--any-tail true for biased images (lossy)",
+            "--any-tail for biased images (lossy)",
         )
 
 

@@ -88,6 +88,14 @@ class RunSpec:
     @property
     def run_id(self) -> str:
         """Readable slug plus a short hash, safe as a folder name."""
-        name = f"{self.model}-{self.decoder.name}"[:100]
+        return self._named(self.decoder.full_name)
+
+    @property
+    def earlier_id(self) -> str:
+        """The id it had while ids named the preset alone; its folder may have that name."""
+        return self._named(self.decoder.name)
+
+    def _named(self, decoder: str) -> str:
+        name = f"{self.model}-{decoder}"[:100]
         slug = "".join(c if (c.isascii() and c.isalnum()) or c in "+-." else "-" for c in name).lstrip("+-.")
         return f"{slug or 'run'}-{self.digest[:8]}"

@@ -51,6 +51,7 @@ from specbench.stats.speed import (
     step_ms,
     step_ratio,
     throughput,
+    tokens_per_second,
     window_cost,
 )
 from specbench.stats.tokens import (
@@ -68,7 +69,7 @@ from specbench.stats.tokens import (
 __all__ = [
     "as_frame", "condense",
     "nfe", "step_compression", "latency_ms", "latency_median_ms", "latency_e2e_ms", "stalled", "step_ms", "throughput",
-    "images_per_hour",
+    "images_per_hour", "tokens_per_second",
     "roofline_ratio", "floor_ms",
     "SpeedUp", "paired", "speed_up", "speedup", "step_ratio", "window_cost", "overhead",
     "TokenStats", "token_stats", "logp_mean", "logp_std", "perplexity", "nll_gap", "top1",

@@ -10,20 +10,21 @@ import pandas as pd
 
 from specbench.models.transformer.size import Size
 from specbench.stats.intervals import Estimate, ratio_of_totals
+from specbench.store.schema import AR_SPANS
 
 STALL = 3.0
 """Time per target forward over its median above which an image stalled."""
 
 
 def nfe(rows: pd.DataFrame) -> float | None:
-    """NFE: target forwards per image after prefill, mean over images; a conditional and unconditional pair counts
-    once."""
+    """Steps: target forwards per image after prefill (NFE), mean over images; a conditional and unconditional pair
+    counts once."""
     return mean(rows["nfe"])
 
 
 def step_compression(rows: pd.DataFrame) -> float | None:
-    """Step compression: stream tokens over target forwards, both summed over all images (a ratio of
-    totals)."""
+    """Tokens per step: stream tokens over target forwards, both summed over all images (a ratio of totals; in papers
+    also step compression)."""
     return ratio_or_none(rows["stream_tokens"].sum(), rows["nfe"].sum())
 
 
@@ -60,6 +61,13 @@ def throughput(rows: pd.DataFrame) -> float | None:
     spans = [name for name in rows.columns if name.endswith("_ms") and name not in ("ar_ms", "e2e_ms")]
     seconds = (rows[spans].sum(axis=1) / rows["batch"]).sum() / 1e3
     return ratio_or_none(len(rows), seconds)
+
+
+def tokens_per_second(rows: pd.DataFrame) -> float | None:
+    """Tokens per second: stream tokens over the time of the images from prefill to the last token (batch time over
+    batch size), both summed over all images."""
+    times = rows[[f"{span}_ms" for span in AR_SPANS]].sum(axis=1) / rows["batch"]
+    return ratio_or_none(1e3 * rows["stream_tokens"].sum(), times.sum())
 
 
 def images_per_hour(rows: pd.DataFrame) -> float | None:
@@ -113,16 +121,16 @@ def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
 
 def speedup(pairs: pd.DataFrame) -> Estimate:
     """Speed-up: latency of AR over latency of this run, each summed over the same images (a ratio of totals), with a
-    95 % bootstrap interval over prompts (none below eight prompts).
+    95 % bootstrap interval over prompts, its percentiles expanded for few prompts (none below eight prompts).
 
-    Equal to step compression / (window cost x overhead), over the paired images.
+    Equal to tokens per step / (window cost x overhead), over the paired images.
     """
     return ratio_of_totals(pairs["ar_ms_base"], pairs["ar_ms"], pairs["prompt_id"])
 
 
 def step_ratio(pairs: pd.DataFrame) -> float:
-    """Steps: target forwards of AR over those of this run, summed over the same images; step compression relative to
-    AR."""
+    """Steps saved: target forwards of AR over those of this run, summed over the same images; tokens per step relative
+    to AR."""
     return float(pairs["nfe_base"].sum() / pairs["nfe"].sum())
 
 
@@ -134,8 +142,8 @@ def window_cost(pairs: pd.DataFrame) -> float:
 
 
 def overhead(pairs: pd.DataFrame) -> float:
-    """Overhead: step time (including prefill, drafting, verification) over target-forward time, relative to the same
-    ratio of AR."""
+    """Overhead: step time (including prefill, drafting, verification and the work of the host between them) over
+    target-forward time, relative to the same ratio of AR."""
     mine = pairs["ar_ms"].sum() / pairs["target_ms"].sum()
     return float(mine / (pairs["ar_ms_base"].sum() / pairs["target_ms_base"].sum()))
 

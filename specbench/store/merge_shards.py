@@ -8,7 +8,8 @@ completed by repeating it. Scores are not copied: scores of all images differ fr
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from specbench.system.files import files_named, write_atomically
 
 _ROWS = 1024
 """Rows per copied batch."""
+_SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") 
         SpecbenchError: a folder without runs, a damaged or busy one, or two different runs with one name.
     """
     out = Path(out)
-    sources = [Path(folder) for folder in folders] or files_named(out, "shard-*-of-*")
+    sources = [Path(folder) for folder in folders] or shards_in(out)
     if not sources:
         raise SpecbenchError(f"no shards in {out}", "name the folders to merge, or make them with run --shard")
     runs: dict[str, list[Path]] = {}
@@ -55,6 +57,36 @@ def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") 
         for folder in found:
             runs.setdefault(read_info(folder).run_id, []).append(folder)
     return [_merge_run(folders, out / name) for name, folders in runs.items()]
+
+
+def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
+    """What is missing among the folders of shards, in words: parts without a folder, and parts with fewer images than
+    the others of their run, whose sizes differ by one at most."""
+    images: dict[int, dict[int, dict[str, int]]] = {}
+    for folder in map(Path, folders):
+        if found := _SHARD.search(str(folder)):
+            counts = {run.name: len(RunStore(run).completed()) for run in runs_in(folder)}
+            images.setdefault(int(found[2]), {})[int(found[1])] = counts
+    said = []
+    for of, parts in images.items():
+        most = {name: max(one.get(name, 0) for one in parts.values()) for one in parts.values() for name in one}
+        absent = [part for part in range(1, of + 1) if part not in parts]
+        behind = [part for part in sorted(parts) if any(parts[part].get(name, 0) < most[name] - 1 for name in most)]
+        said += [f"shards not there: {_spans(absent)} of {of}"] * bool(absent)
+        said += [f"shards not finished: {_spans(behind)} of {of}"] * bool(behind)
+    return said
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Ascending numbers with runs of them in short: "1, 4-8"."""
+    starts = [n for n in numbers if n - 1 not in numbers]
+    ends = [n for n in numbers if n + 1 not in numbers]
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
+
+
+def shards_in(out: str | Path) -> list[Path]:
+    """The folders of shards in a results folder."""
+    return files_named(Path(out), "shard-*-of-*")
 
 
 def _merge_run(folders: Sequence[Path], target: Path) -> Merged:

@@ -9,6 +9,7 @@ from a merge and ignored. One writer at a time (the caller holds the lock), any 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -211,7 +212,7 @@ class ParquetLog:
 
     def _replaced_rows(self) -> bool:
         live, kept = self._live(), self.read(columns=[]).num_rows  # reading refuses what is no sound part
-        return sum(pq.read_metadata(path).num_rows for _, _, path in live) > kept
+        return sum(pq.read_metadata(pa.OSFile(os.fsencode(path))).num_rows for _, _, path in live) > kept
 
 
 class ParquetFile:
@@ -221,7 +222,7 @@ class ParquetFile:
         self._path = path
         with self._blamed():
             check_regular(path)
-            file = pa.OSFile(str(path))  # not mapped: a failing disk is then an error instead of a signal
+            file = pa.OSFile(os.fsencode(path))  # not mapped: a failing disk is then an error instead of a signal
             name = _NAME.fullmatch(path.name)
             if name[3] and name[3] != _digest(iter(lambda: file.read(_CHUNK), b"")):
                 raise ValueError("not the bytes its name speaks of")
@@ -229,7 +230,7 @@ class ParquetFile:
             metadata = self._file.schema_arrow.metadata or {}
             version = metadata.get(_VERSION_KEY, b"unknown").decode()
             self.derived = metadata.get(_DERIVED_KEY, b"none").decode()
-        self.version = int(version) if version.isdecimal() else version
+        self.version = int(version) if re.fullmatch(r"[0-9]{1,9}", version) else version[:20]
         check_version(path, self.version)
 
     def __enter__(self) -> ParquetFile:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from specbench.errors import SpecbenchError, unknown_name
+from specbench.specs.options import plain
 from specbench.specs.presets import DecoderSpec
+from specbench.specs.run_spec import RunSpec
 from specbench.store.run_info import RUN_JSON, RunInfo, read_info
 
 
@@ -37,12 +39,24 @@ def _find(name: str, known: Sequence[Path]) -> list[Path]:
     if inside:
         return inside
     near = [folder for folder in known if folder.name.startswith(name)]
+    if len(near) > 1:
+        near = [folder for folder in near if _is_named(folder, name)] or near
     if len(near) == 1:
         return near
     if near:
-        ids = ", ".join(folder.name for folder in near)
+        differing = distinctions({folder.name: read_info(folder) for folder in near})
+        ids = "; ".join(f"{run} ({text})" if text else run for run, text in differing.items())
         raise SpecbenchError(f"run '{name}' is ambiguous", f"it could be {ids}")
     raise unknown_name("run", name, [folder.name for folder in known])
+
+
+def _is_named(folder: Path, name: str) -> bool:
+    """Whether `name` is the whole id of a run but for its hash, as "shapes-sjd" is not of a run of sjd-isp, nor of sjd
+    with other components, whatever its folder is called."""
+    try:
+        return folder.name.rpartition("-")[0] == name == read_info(folder).spec.run_id.rpartition("-")[0]
+    except SpecbenchError:  # damaged; whoever reads it is told
+        return folder.name.rpartition("-")[0] == name
 
 
 def _runs_at(path: str) -> list[Path]:
@@ -50,6 +64,12 @@ def _runs_at(path: str) -> list[Path]:
         return [Path(path)] if (Path(path) / RUN_JSON).is_file() else runs_in(Path(path))
     except (OSError, ValueError):  # not a possible path
         return []
+
+
+def run_folder(out: Path | str, spec: RunSpec) -> Path:
+    """Folder of a run in a results folder; that of its earlier id where it is there."""
+    earlier = Path(out) / spec.earlier_id
+    return earlier if earlier.name != spec.run_id and (earlier / RUN_JSON).is_file() else Path(out) / spec.run_id
 
 
 def runs_in(folder: Path) -> list[Path]:
@@ -109,6 +129,34 @@ def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
         for group in groups.values()
         if len(group) > 1
     ]
+
+
+def distinctions(infos: Mapping[str, RunInfo]) -> dict[str, str]:
+    """By run, what tells it from the others, in words: options that runs of its decoder differ in, and settings that
+    any of the runs differ in."""
+    settings = {run: _settings(info.spec) for run, info in infos.items()}
+    options = {run: {name: plain(value) for name, value in info.spec.decoder.options} for run, info in infos.items()}
+    found = {}
+    for run, info in infos.items():
+        decoder = info.spec.decoder.name
+        alike = [options[other] for other, known in infos.items() if known.spec.decoder.name == decoder]
+        found[run] = ", ".join([*_differing(options[run], alike), *_differing(settings[run], settings.values())])
+    return found
+
+
+def _settings(spec: RunSpec) -> dict[str, str]:
+    """What makes a run, but for its decoder, as text by name."""
+    left_out = ("decoder", "sampling", "prompts_sha256", "weights_sha256", "head_sha256")
+    flat = {name: value for name, value in spec.identity().items() if name not in left_out}
+    flat |= {name: value for name, value in vars(spec.sampling).items() if value is not None}
+    weights = {"weights": spec.weights_sha256[:8], "prompt-file": spec.prompts_sha256[:8]}
+    return {name.replace("_", "-"): plain(value) for name, value in (flat | weights).items()}
+
+
+def _differing(own: Mapping[str, str], others: Iterable[Mapping[str, str]]) -> list[str]:
+    """The entries of `own` that not all `others` have."""
+    others = list(others)
+    return [f"{name}={value}" for name, value in own.items() if any(one.get(name) != value for one in others)]
 
 
 def read_infos(out: Path | str) -> dict[Path, RunInfo]:

@@ -51,6 +51,7 @@ class Invocation:
             graphs; None where nothing was compiled.
         workers: number of workers; None where the calling process decoded.
         drawn: which prompts of the set were to be decoded, in words; None for all.
+        wanted: number of images that the run was to have at the end of the call; None in files of before.
         stored: the object as read from the file, with keys of other versions.
     """
 
@@ -67,6 +68,7 @@ class Invocation:
     threads: int | None = None
     finished_at: str | None = None
     drawn: str | None = None
+    wanted: int | None = None
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -77,6 +79,8 @@ class Invocation:
         list(content["hardware"].get("gpus") or ())
         if not isinstance(content.get("drawn"), str | None) or not isinstance(content.get("device"), str | None):
             raise TypeError("drawn or device")
+        if not isinstance(content.get("wanted"), int | None):
+            raise TypeError("wanted")
         float(content.get("load") or 0)
         known = {name: content.get(name) for name in _names(cls)}
         return cls(**known, stored=content)
@@ -173,9 +177,11 @@ class RunInfo:
             stored=content,
         )
 
-    def command(self, decoder: str) -> str:
-        """What to type to decode the same images with another decoder."""
+    def command(self, decoder: str, out: Path) -> str:
+        """What to type to decode the same images with another decoder into the results folder `out`."""
         asked = {"model": self.spec.model.partition("+")[0], **(self.asked or {"prompts": self.spec.prompts})}
+        asked.pop("out", None)  # the folder may have been moved since
+        asked |= {} if out == Path("results") else {"out": str(out)}
         words = ["specbench", "run", "--decoder", decoder]
         for name, value in asked.items():
             values = [",".join(value)] if isinstance(value, list) else [] if value is True else [plain(value)]

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -21,12 +22,22 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from specbench.errors import SpecbenchError
+from specbench.errors import PARTIAL, SpecbenchError
 from specbench.specs.run_spec import RunSpec
 from specbench.store import token_sums
 from specbench.store.parquet_log import Derived, ParquetLog
 from specbench.store.run_info import RUN_JSON, SCHEMA_VERSION, Invocation, RunInfo, check_same_run, read_info
-from specbench.store.schema import KEY, LENGTHS, SAMPLES, TRACES, Key, read_facts, read_metas, with_facts
+from specbench.store.schema import (
+    KEY,
+    LENGTHS,
+    SAMPLES,
+    TRACES,
+    Key,
+    read_facts,
+    read_machines,
+    read_metas,
+    with_facts,
+)
 from specbench.store.token_sums import LISTS, SUMS
 from specbench.system.environment import now
 from specbench.system.files import files_named, sync_folder, take_lock, write_atomically
@@ -34,7 +45,8 @@ from specbench.system.images import picture_bytes, png_bytes, read_picture
 from specbench.system.json_values import nonfinite_as_text
 
 _PATTERNS = {"image": r"^images/[^./\\\x00][^/\\\x00]*$", "image_sha256": r"^[0-9a-f]{64}$"}
-_OBJECTS = {"facts": read_facts, "meta": read_metas}
+_OBJECTS = {"facts": read_facts, "meta": read_metas, "machine": read_machines}
+_NOT_NEGATIVE = re.compile(r"nfe|prefills|batch|attempts|logp_spread|.*_ms")
 _ALWAYS = (*KEY, "prompt", "status", *SUMS.names)
 _DECODED = ("nfe", "prefills", "batch", "tokens", "forced", "logp", "committed_step", "drafted", "tested", "accepted")
 """Columns that no row, and no row of a decoded image, lacks a value in."""
@@ -51,6 +63,7 @@ class RunStore:
         self._traces = ParquetLog(self.folder / "traces", TRACES, KEY)
         self._lock: int | None = None
         self._made: list[Path] = []
+        self._held: dict[Path, int] = {}  # open handles of the folders that are written
         self._began = False
 
     def create(
@@ -71,7 +84,36 @@ class RunStore:
         with self.undone_on_error():
             self.check(spec)
             self._clean()
+            self._check_place()
         return self
+
+    def _check_place(self) -> None:
+        """Refuse to go on where a folder of the run is no longer the one that was locked: what is written there would
+        be parted from the rows before."""
+        for folder in (self.folder, *(self.folder / name for name in ("samples", "images", "traces"))):
+            if folder not in self._held:
+                with suppress(FileNotFoundError):
+                    self._held[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                continue
+            held = os.fstat(self._held[folder])
+            if folder.is_dir() and os.path.samestat(held, folder.stat()):
+                continue
+            now_at = Path("/proc/self/fd", str(self._held[folder]))
+            where = f"it is now {now_at.readlink()}" if held.st_nlink and now_at.exists() else "it is no longer there"
+            raise SpecbenchError(
+                f"{folder} was moved or removed while this run wrote to it: {where}",
+                "the same command decodes what is missing, with --out for a folder that was moved",
+                PARTIAL,
+            )
+
+    @contextmanager
+    def _in_place(self) -> Iterator[None]:
+        """`_check_place` before and after the block, whatever it raises."""
+        self._check_place()
+        try:
+            yield
+        finally:
+            self._check_place()
 
     def _take_lock(self) -> None:
         samples = self.folder / "samples"
@@ -101,6 +143,14 @@ class RunStore:
         self._write_info(self._upgraded(info))
         self._made, self._began = [], True
         return self
+
+    def decoded_also_on(self, hardware: Mapping[str, object]) -> None:
+        """Put a further invocation into `run.json`, on the hardware of a worker which is not the first one's."""
+        info = self.info()
+        *before, call = info.invocations
+        other = replace(call, hardware=hardware, compile_s=None, compiled_forms=None, graph_bytes=None, stored={})
+        if other.machine not in info.machines:
+            self._write_info(replace(info, invocations=[*before, other, call]))
 
     def adopt(self, infos: Sequence[RunInfo]) -> RunStore:
         """Lock the folder to receive rows of other folders of one run, described by `infos`.
@@ -181,12 +231,17 @@ class RunStore:
             rows, traces: see `specbench.store.schema`.
             images: uint8 [3, H, W] by path inside the run folder.
         """
-        digests = {path: self._write_image(path, pixels) for path, pixels in (images or {}).items()}
-        if traces:
-            self._traces.append(traces)
-        self._samples.append(
-            [row | {"image_sha256": digests[row["image"]]} if row.get("image") in digests else row for row in rows]
-        )
+        with self._in_place():
+            for name in ["images"] * bool(images) + ["traces"] * bool(traces):
+                if self.folder / name not in self._held:
+                    (self.folder / name).mkdir(exist_ok=True)
+                    self._check_place()
+            digests = {path: self._write_image(path, pixels) for path, pixels in (images or {}).items()}
+            if traces:
+                self._traces.append(traces)
+            self._samples.append(
+                [row | {"image_sha256": digests[row["image"]]} if row.get("image") in digests else row for row in rows]
+            )
 
     def _write_image(self, path: str, pixels: np.ndarray) -> str:
         """Put an image on disk; its digest."""
@@ -230,6 +285,9 @@ class RunStore:
                     read(rows[name])
                 except ValueError:
                     wrong.append(name)
+        for name in filter(_NOT_NEGATIVE.fullmatch, rows.column_names):
+            lowest = pc.min(rows[name]).as_py()
+            wrong += [name] * (lowest is not None and lowest < 0)
         wrong += _uneven(rows)
         if wrong:
             raise self._foreign(wrong[0])
@@ -261,15 +319,22 @@ class RunStore:
         if self._lock is None:
             return
         try:
-            if finished and (self.folder / RUN_JSON).exists():
-                self._samples.compact()
-                self._traces.compact()
-                if self._began:
-                    info = self.info()
-                    info.invocations[-1].finished_at = now()
-                    self._write_info(info)
+            with self._in_place() if finished and self._began else nullcontext():
+                if finished and (self.folder / RUN_JSON).exists():
+                    self._samples.compact()
+                    self._traces.compact()
+                    if self._began:
+                        self._finish()
         finally:
             self._leave()
+
+    def _finish(self) -> None:
+        """Note in `run.json` when this invocation ended, one for each kind of worker."""
+        info, ended = self.info(), now()
+        for call in info.invocations:
+            if call.started_at == info.invocations[-1].started_at:
+                call.finished_at = ended
+        self._write_info(info)
 
     def _leave(self) -> None:
         """Unlock, and take away a folder that was made for a run that never began."""
@@ -279,8 +344,9 @@ class RunStore:
                 for folder in self._made:
                     folder.rmdir()
             self._made = []
-        os.close(self._lock)
-        self._lock = None
+        for handle in (self._lock, *self._held.values()):
+            os.close(handle)
+        self._lock, self._held = None, {}
 
     def __enter__(self) -> RunStore:
         return self

@@ -163,6 +163,25 @@ def read_metas(texts: pa.ChunkedArray) -> list[dict[str, object]]:
     return [read_meta(text) for text in texts.to_pylist()]
 
 
+def read_machines(texts: pa.ChunkedArray) -> list[dict[str, object]]:
+    """The readings in the column `machine`, of the images that have one.
+
+    Raises:
+        ValueError: a text is not an object of numbers (or null), and of texts for the host and what slowed its GPU.
+    """
+    found = [parse_json(text) for text in pc.drop_null(texts).to_pylist()]
+    for one in found:
+        if not isinstance(one, dict):
+            raise ValueError("not a JSON object")
+        named = {"host": str, "gpu_slowed": str | list}
+        for name, value in one.items():
+            if value is not None and not isinstance(value, named.get(name, int | float)):
+                raise ValueError(name)
+            if name.endswith(("cores", "others")) and value is not None and not 0 <= value < math.inf:
+                raise ValueError(name)
+    return found
+
+
 def with_facts(rows: pa.Table) -> pa.Table:
     """Replace the column `facts` by a column for each number in it that is not named like another column.
 

@@ -160,15 +160,8 @@ def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, r
         width: of the terminal, in characters.
         right: indices of the columns aligned right.
     """
-    headings = [one_line(text) for text in headings]
-    cells = [[one_line(text) for text in row] for row in rows]
-    columns = [[heading, *(row[place] for row in cells)] for place, heading in enumerate(headings)]
-    least = [min(width, max(len(word) for text in column for word in (*text.split(), ""))) for column in columns]
-    most = [max(map(len, (*column[1:], *column[0].split()))) for column in columns]
-    most = [max(pair) for pair in zip(least, most, strict=True)]
-    wanted = [max(small, min(large, _WHOLE)) for small, large in zip(least, most, strict=True)]
-    first = min(wanted[0], max(least[0], width // 2))
-    first = max(first, min(most[0], width - sum(most[1:]) - _GAP * (len(most) - 1)))
+    headings, cells = [one_line(text) for text in headings], [[one_line(text) for text in row] for row in rows]
+    least, most, wanted, first = _measured(headings, cells, width)
     panels = []
     for chosen in _packed(wanted, width - first - _GAP):
         widths = _widened(chosen, least, most, wanted, width - first - _GAP)
@@ -176,6 +169,26 @@ def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, r
     if len(headings) == 1:
         panels = [_panel(headings, cells, [0], [first], right)]
     return Group(*(Padding(panel, (0, 0, 0 if panel is panels[-1] else 1, 0)) for panel in panels))
+
+
+def panel_count(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
+    """Into how many panels `fitted` cuts these rows."""
+    cells = [[one_line(text) for text in row] for row in rows]
+    _, _, wanted, first = _measured(headings, cells, width)
+    return len(_packed(wanted, width - first - _GAP))
+
+
+def _measured(
+    headings: Sequence[str], cells: Sequence[Sequence[str]], width: int
+) -> tuple[list[int], list[int], list[int], int]:
+    """Widths of each column: the least, that of unwrapped cells, the one wanted; and that of the first column."""
+    columns = [[heading, *(row[place] for row in cells)] for place, heading in enumerate(headings)]
+    least = [min(width, max(len(word) for text in column for word in (*text.split(), ""))) for column in columns]
+    most = [max(map(len, (*column[1:], *column[0].split()))) for column in columns]
+    most = [max(pair) for pair in zip(least, most, strict=True)]
+    wanted = [max(small, min(large, _WHOLE)) for small, large in zip(least, most, strict=True)]
+    first = min(wanted[0], max(least[0], width // 2))
+    return least, most, wanted, max(first, min(most[0], width - sum(most[1:]) - _GAP * (len(most) - 1)))
 
 
 def fitted_distinct(

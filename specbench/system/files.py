@@ -10,6 +10,8 @@ import errno
 import fcntl
 import os
 import stat
+import sys
+import uuid
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -22,21 +24,24 @@ _LACKING = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.E
 """What a file system answers that does not know a call; everything else is a failure of the call."""
 FULL = {errno.ENOSPC, errno.EDQUOT}
 """Errors of a full disk, or of a quota that is used up."""
+STDOUT = ("-", "/dev/stdout")
+"""Paths of output that mean stdout."""
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PROBE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe must not wait for a writer
 _warned = False
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically and sync it to disk; creates the folder.
+    """Write `data` to `path` atomically and sync it to disk; creates the folder, and replaces a symbolic link.
+
+    Of several writers at once the last one to finish wins, and nobody reads a part.
 
     Raises:
         SpecbenchError: the file cannot be written, for example because the disk is full; no partial file remains.
     """
-    aside = path.with_name(f".{path.name[:200]}.tmp")
+    aside = path.with_name(f".{path.name[:160]}.{uuid.uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.unlink(missing_ok=True)  # of a killed writer, or a link that somebody planted
         try:
             with open(aside, "wb", opener=_open_fresh) as file:
                 file.write(data)
@@ -54,6 +59,31 @@ def write_atomically(path: Path, data: bytes) -> None:
             f"earlier results are complete; {helps}run the same command again to resume",
             FAILURE,
         ) from error
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write `data` where the user said: atomically to a file, through a symbolic link to the file behind it, as it is
+    into a device, a pipe or a file that is mounted by itself, and for "-" to stdout.
+
+    Raises:
+        SpecbenchError: the file cannot be written.
+    """
+    if str(path) in STDOUT:  # opened by its name, a redirected stdout would be cut and overwritten
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        return
+    place = Path(os.path.realpath(path))
+    if place.is_file() or not place.exists():
+        try:
+            return write_atomically(place, data)
+        except SpecbenchError as error:  # a mounted file cannot be replaced by another
+            if error.__cause__.errno != errno.EBUSY:
+                raise
+    try:
+        with open(path, "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise SpecbenchError(f"cannot write {path}: {error.strerror}", exit_code=FAILURE) from error
 
 
 def sync_folder(folder: Path) -> None:

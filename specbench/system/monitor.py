@@ -96,13 +96,20 @@ def gpu_users(device: str) -> str:
     import pynvml as nvml  # an extra
 
     try:
-        found = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        others = _other_processes(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     except nvml.NVMLError:
         return ""
-    held = [
-        f"process {one.pid} has {(one.usedGpuMemory or 0) / 2**30:.1f} GiB" for one in found if one.pid != os.getpid()
-    ]
-    return ", ".join(held)
+    return ", ".join(f"process {one.pid} has {(one.usedGpuMemory or 0) / 2**30:.1f} GiB" for one in others)
+
+
+def _other_processes(found: Sequence) -> list:
+    """NVML's processes of a GPU without this one. In a container they may have their numbers on the host, of which none
+    is this process's: where it uses CUDA it is among them all the same, and counts as the one with most memory."""
+    others = [one for one in found if one.pid != os.getpid()]
+    torch = sys.modules.get("torch")
+    if len(others) == len(found) and torch is not None and torch.cuda.is_initialized():
+        return sorted(others, key=lambda one: one.usedGpuMemory or 0)[:-1]
+    return others
 
 
 def _busy_s() -> float | None:
@@ -165,5 +172,5 @@ def _gpu_facts(handle) -> dict[str, object]:
         "gpu_limit_w": None if limit is None else round(limit / 1000),
         "gpu_c": ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
         "gpu_slowed": [name for flag, name in _SLOWED.items() if reasons & getattr(nvml, flag, 0)],
-        "gpu_others": None if processes is None else sum(process.pid != os.getpid() for process in processes),
+        "gpu_others": None if processes is None else len(_other_processes(processes)),
     }

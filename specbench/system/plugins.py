@@ -14,11 +14,14 @@ import importlib
 import os
 import re
 import sys
+import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 
-from specbench.errors import SpecbenchError
+from specbench.errors import PARTIAL, SpecbenchError
+from specbench.system.console import one_line
 
 _REFERENCE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 PLUGIN_KINDS = ("decoders", "models", "metrics", "prompts")
@@ -26,6 +29,42 @@ PLUGIN_KINDS = ("decoders", "models", "metrics", "prompts")
 
 class PluginWarning(UserWarning):
     """Warning: a plug-in could not be loaded and is skipped."""
+
+
+class PluginError(SpecbenchError):
+    """Failure of code that is not specbench's.
+
+    Args:
+        kind, owner: what it is: "metric", and its name.
+        code: class of the module that is to blame.
+    """
+
+    def __init__(self, kind: str, owner: str, code: type, error: BaseException):
+        file = getattr(sys.modules.get(code.__module__), "__file__", None)
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        where = f" ({os.path.basename(file)}:{lines[-1]})" if lines else ""
+        told = ": ".join(filter(None, (type(error).__name__, one_line(str(error), 200))))
+        what = "ended the program" if isinstance(error, SystemExit) else f"raised {told}"
+        advice = "its code is not specbench's, and can be mended there only"
+        super().__init__(f"{kind} '{owner}'{where} {what}", advice, PARTIAL)
+        self.owner = owner
+
+
+@contextmanager
+def naming_plugin(kind: str, owner: str, code: type) -> Iterator[None]:
+    """Name `owner` in whatever the block raises, if its class `code` is not specbench's.
+
+    Raises:
+        PluginError: for every error but a SpecbenchError.
+    """
+    try:
+        yield
+    except SpecbenchError:
+        raise
+    except (Exception, SystemExit) as error:
+        if code.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            raise
+        raise PluginError(kind, owner, code, error) from error
 
 
 def load_object(target: str, kind: str = "object") -> object:
@@ -41,10 +80,12 @@ def load_object(target: str, kind: str = "object") -> object:
         raise
     except AttributeError:
         raise SpecbenchError(f"{kind} '{target}': module '{module_name}' has no '{attribute}'") from None
-    except Exception as error:  # importing runs third-party code, which may raise anything
+    except (Exception, SystemExit) as error:  # importing runs third-party code, which may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name:
             what = f"{kind} '{target}': no module named '{error.name}'"
-            raise SpecbenchError(what, "is it installed in this environment?") from None
+            own = error.name == module_name.partition(".")[0]
+            here = f"there is no {error.name}.py in this folder; " if own else ""
+            raise SpecbenchError(what, f"{here}is it installed in this environment?") from None
         what = f"{kind} '{target}' cannot be imported: {type(error).__name__}: {error}"
         raise SpecbenchError(what, "see: specbench doctor") from error
 

@@ -71,7 +71,7 @@ def check_decoding_device(device: str) -> None:
 
 
 def use_device(device: str) -> None:
-    """Require a device, make a CUDA device with a number the current one, and keep float32 free of TF32.
+    """Require a device, make a CUDA device the current one ("cuda" is "cuda:0"), and keep float32 free of TF32.
 
     Events, streams and allocations that name no device go to the current one. TF32 is on for convolutions unless it is
     turned off, and for matrix products where the environment says so.
@@ -86,8 +86,7 @@ def use_device(device: str) -> None:
 
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
-    if ":" in device:
-        torch.cuda.set_device(device)
+    torch.cuda.set_device(device if ":" in device else "cuda:0")
 
 
 def emulates_bfloat16(device: str) -> bool:

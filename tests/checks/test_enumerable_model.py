@@ -100,6 +100,7 @@ def test_ties_at_top_k_are_kept_and_top_p_keeps_the_first_token():
     logits = np.array([[1.0, 2.0, 1.0, 0.0], [5.0, 0.0, 0.0, 0.0]])
     np.testing.assert_array_equal(processed(logits, Sampling(1.0, 1.0, 2)) > 0, [[1, 1, 1, 0], [1, 1, 1, 1]])
     np.testing.assert_array_equal(processed(logits, Sampling(1.0, 1.0, 0, 0.1)) > 0, [[0, 1, 0, 0], [1, 0, 0, 0]])
+    np.testing.assert_array_equal(processed(logits, Sampling(1.0, 1.0, 0, 0.7)) > 0, [[1, 1, 1, 0], [1, 0, 0, 0]])
 
 
 def test_more_prefixes_than_table_rows_are_hashed_and_the_session_agrees_with_the_joint():

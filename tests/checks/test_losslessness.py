@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from specbench.checks.audit_settings import AUDIT_SETTINGS, DEVICE_SETTINGS, in_window, setting_model
+from specbench.checks.audit_settings import AUDIT_SETTINGS, DEVICE_SETTINGS, LONE_SETTING, in_window, setting_model
 from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.checks.losslessness import (
@@ -18,9 +18,11 @@ from specbench.checks.losslessness import (
     stream_tokens,
     verdict_line,
 )
+from specbench.decoding import loop
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.drafters import jacobi
 from specbench.decoding.loop import decode
+from specbench.decoding.noise import row_key
 from specbench.decoding.sampling import draw
 from specbench.decoding.verification.residuals import standard
 from specbench.errors import SpecbenchError
@@ -257,6 +259,27 @@ def test_a_small_audit_or_a_lossy_decoder_is_not_called_lossless():
 )
 def test_the_verdict_claims_no_more_than_was_seen(p, detectable, declared, verdict):
     assert audit_verdict(p, detectable, declared) == verdict
+
+
+def test_images_that_differ_alone_are_told_where_their_distribution_shows_nothing(monkeypatch):
+    plain = loop.noise_keys
+    monkeypatch.setattr(loop, "noise_keys", lambda requests, seed: plain(requests, seed + 100 * (len(requests) == 1)))
+    row = audit_one("sjd", resolve("sjd"), 100_000, 0, [*AUDIT_SETTINGS[:1], LONE_SETTING])
+    assert row["verdict"] == "no deviation seen" and row["alone_differ"] > 10
+    assert "have other tokens alone than in a batch" in verdict_line(row)
+
+
+def test_a_thorough_audit_sees_more_where_least_is_seen():
+    quick, thorough = (audit_one("ar", resolve("ar"), 20_000, 0, AUDIT_SETTINGS[:3], mode) for mode in (False, True))
+    assert thorough["weakest_tv"] < 0.8 * quick["weakest_tv"]
+    assert thorough["weakest_setting"] in verdict_line(thorough)
+
+
+def test_dependent_images_are_named_by_what_they_differ_in(monkeypatch):
+    monkeypatch.setattr(loop, "row_key", lambda seed, prompt_id, sample: row_key(seed, "", sample))
+    row = audit_one("ar", resolve("ar"), 5000, 0, AUDIT_SETTINGS[:1])
+    assert row["verdict"] == "lossy" and row["dependent"] == ["prompts"]
+    assert "images of other prompts are not independent" in verdict_line(row)
 
 
 def test_too_few_samples_are_refused():

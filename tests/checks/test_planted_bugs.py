@@ -12,7 +12,7 @@ from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.losslessness import AUDIT_SAMPLES, observe
 from specbench.specs.presets import resolve
 
-IMAGES = AUDIT_SAMPLES // len(AUDIT_SETTINGS)
+IMAGES = AUDIT_SAMPLES / sum(setting.share for setting in AUDIT_SETTINGS)
 
 
 def setting_of(bug):
@@ -23,7 +23,8 @@ def setting_of(bug):
 def measured(bug) -> float:
     """P-value of the bug's decoder on its setting, at the number of images of a whole audit or a multiple of it."""
     setting = setting_of(bug)
-    return p_value(observe(setting, resolve(bug.decoder, bug.options), bug.times * IMAGES // setting.tables, seed=0))
+    images = round(bug.times * IMAGES * setting.share / setting.tables)
+    return p_value(observe(setting, resolve(bug.decoder, bug.options), images, seed=0))
 
 
 def title(bug) -> str:

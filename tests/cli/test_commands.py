@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +19,7 @@ import pytest
 
 import specbench
 from specbench.errors import SpecbenchError
+from specbench.system.images import read_picture
 
 RUN = ("run", "--decoder", "ar,sjd", "--limit", "2", "--threads", "1")
 REPORT_KEYS = (
@@ -99,9 +100,41 @@ def test_decoders_are_listed_with_the_paper_or_program_they_follow(there):
     assert "released code of SJD, tyshiwo1/Accelerating-T2I-AR-with-SJD, commit b389cfb" in text
 
 
+def test_output_goes_through_links_and_to_stdout(there, tmp_path):
+    for number, output in enumerate((("--to",), ("--format", "json", "--to"), ("--html",), ("gsd-1", "--to"))):
+        (link := tmp_path / f"link-{number}").symlink_to(tmp_path / f"file-{number}")
+        assert there("report", *output, link).out.split() == [str(link)]
+        assert link.is_symlink() and link.stat().st_size > 100
+    printed = there("report", "--format", "json").out
+    for stdout in ("-", "/dev/stdout"):
+        done = shell(".", "report", "--format", "json", "--to", stdout)
+        assert done.stdout == printed and done.returncode == 0, "and no name of a file behind it"
+    assert not os.path.exists("-")
+
+
+def test_a_run_says_that_no_ar_with_its_settings_is_decoded_or_stored(cli, tmp_path):
+    run = ("run", "--limit", "1", "--threads", "1", "--out", tmp_path, "--decoder")
+    assert "no AR" not in cli(*run, "ar").err
+    assert "no AR" not in cli(*run, "sjd").err
+    for other in (("--cfg", "3"), ("--seed", "1")):
+        assert "no AR among the decoders" in cli(*run, "sjd", *other).err
+
+
+def test_the_command_that_adds_ar_names_the_folder_where_the_run_is_now(cli, tmp_path):
+    run = ("run", "--limit", "1", "--threads", "1", "--decoder", "sjd")
+    cli(*run, "--out", tmp_path / "there")
+    (tmp_path / "there").rename(tmp_path / "now here")
+    said = cli("report", "--out", tmp_path / "now here").out
+    folder = str(tmp_path / "now here")
+    assert f"--out '{folder}'" in said and str(tmp_path / "there") not in said
+    (command,) = [line for line in said.splitlines() if "To add AR" in line]
+    assert cli(*shlex.split(command.partition(": specbench ")[2])).code == 0
+    assert "No speed-up" not in cli("report", "--out", folder).out
+
+
 def test_report_prints_markdown_with_definitions(there):
     text = there("report").out
-    assert "| decoder |" in text and "- NFE: " in text
+    assert "| decoder |" in text and "- steps: " in text
     assert there("report", "--format", "csv").out.startswith("run_id,")
 
 
@@ -143,6 +176,8 @@ def test_generate_is_the_stored_image_of_the_same_seed(tmp_path, monkeypatch):
     generation = specbench.generate("a red circle", **settings)
     assert np.array_equal(stored["tokens"][0], generation.tokens)
     assert generation.image.shape == (3, 64, 64)
+    shown = read_picture(generation.save(tmp_path / "one.png"))
+    assert np.array_equal(shown, generation.image.transpose(1, 2, 0))
 
 
 def test_python_refuses_what_the_command_line_refuses():
@@ -225,11 +260,15 @@ def test_doctor_reports_a_ready_machine(there):
 
 def test_the_demo_leaves_a_table_and_a_picture(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
     outcome = cli("demo", "--limit", "1")
     assert outcome.code == 0, outcome.err
-    lines = outcome.out.splitlines()
-    assert lines[0].startswith("| decoder") and "shapes detector" in lines[0]
-    assert [line.split()[1] for line in lines[2:7]] == ["ar", "jacobi", "sjd", "sjd-isp", "sjd++"]
-    [window] = re.findall(r"vertical: window (\d+) is the fastest here", outcome.err)
-    assert any("the fastest lossless decoder" in line and f"siblings=1 (window {window})" in line for line in lines)
-    assert (tmp_path / lines[-1]).read_bytes().startswith(b"\x89PNG")
+    lines = [line.strip() for line in outcome.out.splitlines() if line.strip()]
+    assert max(map(len, lines)) <= 80
+    head, *lines = lines[next(place for place, line in enumerate(lines) if line.startswith("decoder")) :]
+    assert head.split()[:2] == ["decoder", "lossless"] and "speed-up [95 %]" in head and "shapes-clip" in head
+    assert [line.split()[0] for line in lines[:5]] == ["ar", "jacobi", "sjd", "sjd-isp", "sjd++"]
+    assert "the fastest lossless decoder" in " ".join(lines)
+    assert (tmp_path / lines[-1].split()[-1]).read_bytes().startswith(b"\x89PNG")
+    first, *_, last = outcome.err.splitlines()
+    assert first.startswith("10 decoders draw the same 1 caption") and last.strip().startswith("specbench run")

@@ -152,3 +152,16 @@ def test_help_costs_a_few_times_what_typer_and_rich_cost(tmp_path):
     call = "from specbench.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nimport resource, sys"
     script = f"exec({call!r})"
     assert seconds(script) < 4 * floor
+
+
+def test_help_of_run_begins_with_what_is_most_used_and_has_a_decoders_options_where_it_is_named(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    first = cli("run", "--help").out.splitlines()
+    shown = [line for line in first[:50] if "--" in line]
+    assert all(
+        any(f"--{name} " in line for line in shown) for name in ("decoder", "prompts", "limit", "out", "dry-run")
+    )
+    assert len(first) < 150 and not any("--delta" in line for line in first)
+    gsd, every = cli("run", "--help", "gsd").out, cli("run", "--help", "all").out
+    assert "--delta" in gsd and "(default 0.15)" in gsd and "--tau" not in gsd and "--tau" in every
+    assert "did you mean 'gsd'" in cli("run", "--help", "gds").err

@@ -45,9 +45,9 @@ def test_within_an_image_the_progress_moves_in_units_for_people(capsys, monkeypa
         "1/5000 images, 3 min each, 10 days left",
         "1/5000 images, 3 min each, 10 days left; 900/8100 tokens",
         "1/5000 images, 3 min each, 10 days left; 1800/8100 tokens, 45 a second, 2 min left",
-        "ending after 1 image(s) in work: 1800/8100 tokens, 45 a second, 2 min left (Ctrl-C again stops at once; "
+        "ending after 1 image in work: 1800/8100 tokens, 45 a second, 2 min left (Ctrl-C again stops at once; "
         "finished images are kept)",
-        "ending after 1 image(s) in work: 1800/8100 tokens, 45 a second, 2 min left (what takes longer than 20 s is "
+        "ending after 1 image in work: 1800/8100 tokens, 45 a second, 2 min left (what takes longer than 20 s is "
         "dropped; finished images are kept)",
     ]
 
@@ -57,7 +57,15 @@ def test_quick_work_is_not_mentioned_at_its_end(capsys):
     reporter.start(total=1, done=0)
     reporter.row("shapes-ar-00000000", {"status": "ok"})
     reporter.finish()
-    assert "1 images in" not in capsys.readouterr().err
+    assert " in " not in capsys.readouterr().err
+
+
+def test_one_image_is_one_image(capsys):
+    reporter = ProgressReporter()
+    reporter.start(total=1, done=0)
+    reporter.row("shapes-ar-00000000", {"status": "ok"})
+    reporter.finish()
+    assert capsys.readouterr().err.startswith("1 image in ")
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -214,6 +214,50 @@ def test_a_score_of_one_image_is_marked_as_one_of_few(monkeypatch, tmp_path, n, 
     assert shown["too_few"] == few and (shown["low"] is None or not few)
 
 
+FOREIGN = """
+import sys
+from specbench.metrics.base import PerImageMetric
+
+class Sound(PerImageMetric):
+    name, summary = "mine", "a number"
+    def identity(self): return {"version": "1"}
+    def accepts(self, category, meta): return True
+    def features(self, samples): return [{"value": 1.0} for _ in samples]
+
+class Exit(Sound):
+    def features(self, samples): sys.exit(0)
+class Unmade(Sound):
+    def __init__(self, *_): sys.exit(0)
+class Pipe(Sound):
+    def features(self, samples): raise BrokenPipeError
+class Shape(Sound):
+    def features(self, samples): return [{"value": [1.0, 2.0]} for _ in samples]
+class Few(Sound):
+    def features(self, samples): return []
+class Picture(Sound):
+    def preprocess(self, pixels): return 1 / 0
+class Identity(Sound):
+    def identity(self): return 5
+class Outside(Sound): name = "../../../outside"
+class Builtin(Sound): name = "shapes-detector"
+"""
+
+
+def test_a_foreign_metric_is_named_for_its_faults_and_others_go_on(tmp_path, monkeypatch, cli):
+    drawn_run(tmp_path / "out")
+    (tmp_path / "foreign.py").write_text(FOREIGN)
+    monkeypatch.syspath_prepend(tmp_path)
+    for fault in ("Exit", "Pipe", "Shape", "Few", "Picture", "Identity", "Unmade"):
+        answer = cli("score", "--out", tmp_path / "out", "--metric", f"foreign:{fault}", *("--metric", DETECTOR[0]))
+        assert answer.code == PARTIAL and "metric '" in answer.err and "a bug" not in answer.err, answer.err
+        assert ("shapes-detector" in answer.out) == (fault != "Unmade")
+    for fault in ("Outside", "Builtin"):
+        answer = cli("score", "--out", tmp_path / "out", "--metric", f"foreign:{fault}")
+        assert answer.code == BAD_INPUT and "is called" in answer.err
+    assert cli("score", "--out", tmp_path / "out", "--metric", "foreign:Sound").code == 0
+    assert not list(tmp_path.glob("outside*"))
+
+
 def test_an_unknown_metric_is_refused(tmp_path):
     with pytest.raises(SpecbenchError, match="unknown metric 'fud'"):
         scoring.score([drawn_run(tmp_path, n=1)], ["fud"])

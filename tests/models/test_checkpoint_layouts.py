@@ -179,6 +179,9 @@ def test_a_browser_download_in_progress_is_no_checkpoint(copied):
     [
         ("janus-deepseek", "config.json", lambda held: held["language_config"].update(num_hidden_layers=3)),
         ("janus-deepseek", "config.json", lambda held: held["language_config"].update(hidden_size=64)),
+        ("janus-deepseek", "config.json", lambda held: held["language_config"].update(num_hidden_layers=10**7)),
+        ("emu3-baai", "config.json", lambda held: held.update(num_hidden_layers=10**7)),
+        ("anole-meta", "models/7b/params.json", lambda held: held["model"].update(n_layers=10**7)),
         ("janus-deepseek", "config.json", lambda held: held.pop("language_config")),
         ("janus-deepseek", "config.json", lambda held: held.update(language_config=7)),
         ("emu3-baai", "config.json", lambda held: held.update(hidden_size=64)),

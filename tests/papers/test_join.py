@@ -86,7 +86,7 @@ def on_terminal(joined: PaperTable, width: int) -> str:
 @pytest.mark.parametrize("name", [*SUFFIXES, "terminal"])
 def test_tables_are_the_golden_ones(joined, name):
     """To accept a change: run with UPDATE_GOLDEN=1 in the environment, and read the difference."""
-    text = on_terminal(joined, 80) if name == "terminal" else render_tables([joined], name)
+    text = on_terminal(joined, 80) if name == "terminal" else render_tables([joined], name, notes=True)
     if name == "html":
         text = text[text.index("<main>") : text.index("</main>")]  # the rest is style
     golden = GOLDEN / f"toy-1.{SUFFIXES.get(name, 'txt')}"
@@ -319,14 +319,18 @@ def test_every_column_is_defined_and_every_mark_explained(joined):
 def test_text_cannot_break_out_of_any_format(joined):
     assert "<b>" not in render_tables([joined], "markdown") and "| <" not in render_tables([joined], "markdown")
     assert "<b>cats" not in render_tables([joined], "html")
-    assert r"D Ours\_2 \& more" in render_tables([joined], "latex")
+    plain = render_tables([joined], "latex")
+    assert r"D Ours\_2 \& more" in plain
+    assert "footnotesize" not in plain and "textsuperscript" not in plain, "footnotes are for whoever asks"
     json.loads(render_tables([joined], "json"), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     rows = list(csv.DictReader(io.StringIO(render_tables([joined], "csv"))))
     assert [row["label"] for row in rows] == [row.label for row in TABLE.rows]
 
 
 def test_a_line_of_latex_is_printable_text(joined):
-    text = render_tables([replace(joined, remarks=("prompts a\x1b[2J\u202e\nb\\input{x}^~| instead",))], "latex")
+    text = render_tables(
+        [replace(joined, remarks=("prompts a\x1b[2J\u202e\nb\\input{x}^~| instead",))], "latex", notes=True
+    )
     assert all(character.isprintable() or character == "\n" for character in text)
     assert r"prompts a {[}2J b\textbackslash{}input\{x\}\textasciicircum{}\textasciitilde{}\textbar{} instead" in text
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from specbench.decoding.generation import SPANS
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.papers import reproduce
 from specbench.papers.estimate import estimate, total
+from specbench.papers.formats import table_markdown
 from specbench.papers.reproduce import find_measured, measured_table, wanted_fields, with_bundled_scores
 from specbench.papers.table_files import load_table, table_names
 from specbench.reporting.comparability import mismatched_fields
@@ -149,7 +151,7 @@ def test_nothing_that_can_run_is_5_and_names_each_reason_once(cli, tmp_path, mon
         (("gsd-1", "--model", "shapes", "--limit", "0"), "--limit 0"),
         (("gsd-1", "--format", "xls"), "unknown format 'xls'"),
         (("gsd-1", "--format", "parquet"), "not for a terminal"),
-        (("gsd-1", "--decoder", "ar"), "--decoder"),
+        (("gsd-1", "--decoder", "nothing"), "unknown decoder 'nothing'"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_runs(cli, tmp_path, arguments, said):
@@ -265,6 +267,9 @@ def test_a_substituted_model_stands_once_and_under_its_own_name(tmp_path):
     assert any("rows of the paper are" in note for note in done.table.notes)
     own = measured_table(table, out=tmp_path)
     assert len(own.lines) == len(table.rows)
+    assert "**" in re.sub(r"\| \*\*", "", table_markdown(own))
+    left_over = table_markdown(measured_table(load_table("gsd-1"), model="shapes", out=tmp_path))
+    assert "33.12" in left_over and "**33.12**" not in left_over, "the best printed value is not in this table"
 
 
 def test_headings_that_still_hold_are_kept_and_no_row_stands_under_another_model(tmp_path):
@@ -301,6 +306,48 @@ def test_a_dry_run_says_what_was_chosen(cli, tmp_path):
     numbers = [int(number) for number in row.rstrip().rpartition("  ")[2].split()]
     assert all(f"\n{number}. Chosen: " in shown for number in numbers) and numbers == sorted(numbers) != []
     assert "Chosen: init = left-sample: whether 'ours'" in cli("report", "sjd-7", "--out", tmp_path).out
+
+
+def test_the_run_lines_of_a_dry_run_decode_the_same_runs_and_shards_share_them(cli, tmp_path):
+    bench = (
+        "bench",
+        "gsd-1",
+        "--model",
+        "shapes",
+        "--limit",
+        "2",
+        "--threads",
+        "1",
+        "--out",
+        str(tmp_path),
+        "--dry-run",
+    )
+    rows = json.loads(cli(*bench, "--json").out)
+    lines = cli(*bench).out.partition("without scores and table:\n")[2].splitlines()
+    typed = [cli(*line.split()[1:], "--dry-run", "--json") for line in lines if line]
+    found = {row["run_id"] for outcome in typed for row in json.loads(outcome.out)}
+    assert found == {row["run_id"] for row in rows} and len(found) > 10
+    part = json.loads(cli(*bench, "--shard", "2/2", "--json").out)
+    assert {row["run_id"] for row in part} == found and {row["images"] for row in part} == {1}
+
+
+def test_a_decoder_of_ones_own_stands_in_each_group_with_the_papers_settings(cli, tmp_path):
+    bench = (
+        "bench",
+        "gsd-1",
+        "--decoder",
+        "scd-mc:refine=gumbel",
+        "--limit",
+        "2",
+        "--out",
+        tmp_path,
+        "--dry-run",
+        "--json",
+    )
+    rows = json.loads(cli(*bench).out)
+    own, sjd = ([row for row in rows if row["decoder"] == name] for name in ("scd-mc", "sjd"))
+    assert [row["prompts"] for row in own] == ["parti", "coco"] == [row["prompts"] for row in sjd]
+    assert own[0]["options"] == {"refine": "gumbel"} | sjd[0]["options"] and own[0]["top_k"] == 2000
 
 
 def test_a_choice_is_named_only_where_it_was_used(cli, tmp_path):

@@ -97,3 +97,10 @@ def test_the_verdict_needs_the_corrected_p_value():
     assert said.startswith("Real: B is faster than A") and "not told apart: clip (-0.100" in said
     assert verdict([speed | {"p_holm": 0.06}]).startswith("No difference is shown to be real")
     assert verdict([{**speed, "value": None}]) == "Nothing could be compared."
+
+
+@pytest.mark.parametrize(("folder", "out"), [("results", ""), ("my runs", " --out 'my runs'")])
+def test_the_command_that_scores_names_the_folder_of_the_runs(folder, out):
+    of_lumina = {"model": "lumina", "setting": {"prompts": "parti"}, "scores": [{"metric": "hpsv2[v2.1]"}]}
+    (said,) = answer([row("ar", 1.0, options={}, folder=f"{folder}/lumina-ar-0", **of_lumina)])
+    assert said == f"Not scored by clip[b16+299]; to score them: specbench score{out}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -149,3 +151,21 @@ def test_a_tree_that_hangs_together_nowhere_is_refused_before_anything_runs(tree
     with pytest.raises(SpecbenchError, match=why):
         plan("eagle", tree=tree)
     assert option(plan("eagle", tree="0 1 00")[0], "tree") == "0 1 00"
+
+
+@pytest.mark.parametrize(
+    ("typed", "zero_p"),
+    [([], True), (["--zero-p"], True), (["--no-zero-p"], False)]
+    + [([flag], value) for flag, value in (("--zero-p=FALSE", False), ("--zero-p=true", True))]
+    + [(["--zero-p", word], value) for word, value in (("false", False), ("true", True), ("0", False))],
+)
+def test_a_switch_of_a_decoder_takes_every_form(cli, tmp_path, typed, zero_p):
+    shown = cli("run", "--decoder", "gsd-released", *typed, "--limit", "1", "--out", tmp_path, "--dry-run", "--json")
+    assert json.loads(shown.out)[0]["options"]["zero-p"] is zero_p
+
+
+def test_a_switch_admits_the_component_that_needs_it():
+    (planned,) = plan("sjd-block", refine="couple", any_tail=True)
+    assert not planned.spec.lossless and option(planned, "any-tail") is True
+    with pytest.raises(SpecbenchError, match="--any-tail for biased images"):
+        plan("sjd-block", refine="couple")

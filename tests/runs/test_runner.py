@@ -27,6 +27,7 @@ from specbench.runs.runner import run
 from specbench.runs.settings import merge, run_settings
 from specbench.runs.sweep import sweep_plans
 from specbench.store import parquet_log
+from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 
 DECODERS = ("ar", "scd-mc")
@@ -59,6 +60,21 @@ def test_a_second_run_leaves_a_complete_folder_untouched(tmp_path, undisturbed):
     assert (summary.resumed, summary.done) == (24, 0)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
     assert contents(tmp_path) == undisturbed
+
+
+def test_a_decoder_with_other_components_has_its_own_name_and_no_prefix_of_it_is_ambiguous(tmp_path):
+    plain, isp, grouped = tiny.spec(), tiny.spec("sjd-isp"), tiny.spec(verifier="grouped", refine="couple")
+    assert plain.run_id.startswith("enumerable-sjd-") and grouped.run_id.startswith("enumerable-sjd+grouped+couple-")
+    run(tiny.executor(), [plain, isp, grouped], requests_for(tiny.prompts(1)), tmp_path)
+    named = tmp_path / grouped.run_id
+    named = named.rename(tmp_path / grouped.earlier_id)  # as it was called before
+    again = run(tiny.executor(), [grouped], requests_for(tiny.prompts(2)), tmp_path)
+    assert again.folders == [named] and again.resumed == 1, "it is continued"
+    assert find_runs(tmp_path, ["enumerable-sjd"]) == [tmp_path / plain.run_id]
+    assert find_runs(tmp_path, ["enumerable-sjd-isp"]) == [tmp_path / isp.run_id]
+    assert find_runs(tmp_path, [grouped.earlier_id[:-2]]) == [named]
+    with pytest.raises(SpecbenchError, match="ambiguous"):
+        find_runs(tmp_path, ["enumerable-s"])
 
 
 def test_order_changes_nothing(tmp_path, undisturbed):

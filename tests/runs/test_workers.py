@@ -1,10 +1,11 @@
 """However many workers decode, and whichever of them die, the rows are those of a single process.
 
-It concerns several modules: executors.ray_workers, ray_watch and local.
+It concerns several modules: executors.ray_workers, ray_cluster, ray_watch and local.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from stored_rows import contents
 
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, PARTIAL, SpecbenchError
 from specbench.prompts import requests_for
-from specbench.runs.executors import local
+from specbench.runs.executors import local, ray_cluster
 from specbench.runs.executors.local import Chunk, decode_chunk
 from specbench.runs.executors.ray_watch import session_processes, watch
 from specbench.runs.executors.ray_workers import ATTEMPTS, RESTARTS, WorkerLost, WorkerPool
@@ -29,13 +30,14 @@ from specbench.store.run_store import RunStore
 
 SPECS = [tiny.spec("ar"), tiny.spec("scd-mc")]
 REQUESTS = requests_for(tiny.prompts(), 3)
+NODE_A, NODE_B = {"cpu": "A", "cores": 8, "gpus": []}, {"cpu": "B", "cores": 64, "gpus": []}
 
 
 class SimulatedCrew:
     """Workers that answer in any order and die when `fate` says so."""
 
-    def __init__(self, size: int, draw: random.Random, fate=lambda chunk: False):
-        self.size, self._draw, self._fate = size, draw, fate
+    def __init__(self, size: int, draw: random.Random, fate=lambda chunk: False, hardware=None):
+        self.size, self._draw, self._fate, self._hardware = size, draw, fate, hardware
         self._model, self._work = tiny.tiny_model(), {}
         self.started, self.most_at_once = Counter(range(size)), 0
 
@@ -58,7 +60,7 @@ class SimulatedCrew:
     def result(self, ticket):
         _, chunk = self._work.pop(ticket)
         if chunk is None:
-            return {}
+            return {"hardware": next(self._hardware)} if self._hardware else {}
         if self._fate(chunk):
             raise WorkerLost("a simulated death")
         return decode_chunk(self._model, chunk)
@@ -72,6 +74,16 @@ def single(tmp_path_factory) -> dict:
     out = tmp_path_factory.mktemp("single")
     run(tiny.executor(), SPECS, REQUESTS, out)
     return contents(out)
+
+
+def test_workers_on_other_hardware_are_recorded(tmp_path):
+    """Times of a run that decoded on two kinds of machine are comparable with those of neither."""
+    crew = SimulatedCrew(3, random.Random(1), hardware=iter([NODE_A, NODE_B, NODE_B]))
+    run(WorkerPool(lambda: crew), SPECS, REQUESTS, tmp_path)
+    for spec in SPECS:
+        info = RunStore(tmp_path / spec.run_id).info()
+        assert [line.split(", ")[1] for line in info.machines] == ["A", "B"]
+        assert all(call.finished_at for call in info.invocations) and len(info.invocations) == 2
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 64])
@@ -216,6 +228,27 @@ def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (subprocess.TimeoutExpired("ray", 15), "no Ray cluster answers there: nothing within 15 s"),
+        ("raw log\nray.exceptions.AuthenticationError: RPC error: InvalidAuthToken", "wants a token (export RAY_AUTH"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_one_line_of_a_dry_run(cli, tmp_path, monkeypatch, outcome, said):
+    pytest.importorskip("ray", reason="Ray is not installed")
+
+    def health_check(command, **_):
+        if isinstance(outcome, Exception):
+            raise outcome
+        return subprocess.CompletedProcess(command, 1, "", outcome)
+
+    monkeypatch.setattr(ray_cluster.subprocess, "run", health_check)
+    run = ("run", "--decoder", "ar", "--ray", "HEAD:6379", "--limit", "1", "--out", tmp_path, "--dry-run", "--json")
+    (obstacle,) = json.loads(cli(*run).out)[0]["obstacles"]
+    assert said in obstacle
+
+
+@pytest.mark.parametrize(
     ("flags", "what"),
     [
         (("--mode", "latency", "--batch", "2"), "--mode latency"),
@@ -232,8 +265,6 @@ def test_what_workers_cannot_do_is_refused(cli, tmp_path, monkeypatch, flags, wh
 
 
 def test_latency_and_throughput_never_share_a_folder_or_a_table(cli, tmp_path, monkeypatch):
-    import json
-
     monkeypatch.chdir(tmp_path)
     command = ("run", "--decoder", "ar", "--limit", "1", "--dry-run", "--json")
     ids = [

@@ -88,7 +88,7 @@ def test_every_report_has_it_or_says_it_is_missing(tmp_path, cli):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"floor": FLOOR}))
     assert report_rows([folder])[0]["over_floor"] == pytest.approx(44 / 16.8)
     shown = cli("report", "--out", tmp_path).out
-    assert "| 2.62x |" in shown and "- Roofline ratio: " in shown and "its data sheet" in shown
+    assert "| 2.62x |" in shown and "- roofline ratio: " in shown and "its data sheet" in shown
 
 
 def test_known_devices_need_no_measurement(monkeypatch):

@@ -10,11 +10,11 @@ import pytest
 import tiny
 from stored_rows import contents
 
-from specbench.errors import SpecbenchError
+from specbench.errors import PARTIAL, SpecbenchError
 from specbench.prompts import requests_for
 from specbench.runs.plan import plan_shard, shard_folder
 from specbench.runs.runner import run
-from specbench.store.merge_shards import merge_runs
+from specbench.store.merge_shards import incomplete_shards, merge_runs
 from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
 
@@ -63,6 +63,18 @@ def test_a_merge_takes_what_came_later_and_a_run_makes_what_is_missing(tmp_path,
     summary = run(tiny.executor(), SPECS, REQUESTS, tmp_path)
     assert (summary.resumed, summary.done) == (16, 8)
     assert contents(whole(tmp_path)) == undivided
+
+
+def test_shards_that_are_missing_are_named_by_merge_and_report(cli, tmp_path):
+    shard(tmp_path, 2, 8)
+    part = shard(tmp_path, 4, 8)
+    shutil.rmtree(next(part.iterdir()))
+    merged = cli("merge", "--out", tmp_path)
+    assert merged.code == PARTIAL and len(merged.out.splitlines()) == 2
+    (problem,) = [line for line in merged.err.splitlines() if line.startswith("error: ")]
+    assert "shards not there: 1, 3, 5-8 of 8; shards not finished: 4 of 8 (" in problem
+    assert "shards not there: 1, 3, 5-8 of 8: the tables lack" in cli("report", "--out", tmp_path).err
+    assert incomplete_shards([shard(tmp_path / "all", n, 3) for n in (1, 2, 3)]) == []
 
 
 def test_overlapping_shards_of_different_sizes_make_no_row_twice(tmp_path, undivided):

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 import tiny
 
-from specbench.errors import BAD_INPUT, FAILURE, SpecbenchError
+from specbench.errors import BAD_INPUT, FAILURE, PARTIAL, SpecbenchError
 from specbench.prompts import requests_for
 from specbench.reporting import render, report_rows
 from specbench.runs.runner import run
@@ -27,7 +27,7 @@ from specbench.store.parquet_log import ParquetLog
 from specbench.store.run_folders import find_runs
 from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore, read_image
-from specbench.store.schema import image_name
+from specbench.store.schema import SAMPLES, image_name
 from specbench.system import environment
 
 KEYED = pa.schema([("id", pa.string()), ("value", pa.int64())])
@@ -153,6 +153,33 @@ def test_facts_that_are_no_numbers_are_refused(tmp_path, facts):
         assert "column 'facts'" in refused(reader).what
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("machine", text) for text in ("nonsense", "[]", "5", '{"taken_cores": "x"}', '{"taken_cores": -1}')),
+        *(("machine", text) for text in ('{"gpu_slowed": 5}', '{"gpu_mhz": []}', '{"gpu_others": 1e999}')),
+        *((name, -5.0) for name in ("ar_ms", "e2e_ms", "target_ms")),
+        ("nfe", -1),
+    ],
+)
+def test_readings_and_times_that_cannot_be_are_refused(tmp_path, name, value):
+    folder = small_run(tmp_path)
+    replace_column(folder, name, pa.scalar(value, SAMPLES.field(name).type))
+    assert f"column '{name}'" in refused(report_rows, [folder]).what
+
+
+def test_a_version_of_many_digits_is_refused(tmp_path):
+    folder = small_run(tmp_path)
+    (part,) = (folder / "samples").iterdir()
+    rows = pq.read_table(part)
+    part.unlink()
+    rows = rows.replace_schema_metadata({"specbench.schema": "9" * 5000})
+    pq.write_table(rows, folder / "samples" / "00000000-00000000.parquet")
+    assert "schema version 99" in refused(report_rows, [folder]).what
+    (folder / "run.json").write_text((folder / "run.json").read_text().replace('"schema": ', f'"schema": {"9" * 5000}'))
+    assert "run.json" in refused(read_info, folder).what
+
+
 @pytest.mark.parametrize("name", ["prompt_id", "prompt", "error"])
 def test_text_that_is_not_utf_8_is_refused(tmp_path, name):
     folder = small_run(tmp_path)
@@ -187,6 +214,31 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     error = refused(store.create, tiny.spec(seed=7), environment.environment_facts())
     assert "holds another run: seed is 0 there, 7 here" in error.what and error.exit_code == BAD_INPUT
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("lost", [".", "samples", "images", "out"])
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_folder_that_goes_while_it_is_written_stops_the_run(tmp_path, lost, moved):
+    out = tmp_path / "out"
+
+    class Leaving(tiny.LocalExecutor):
+        def decode(self, chunks, reporter):
+            for number, done in enumerate(super().decode(chunks, reporter)):
+                yield done
+                if number == 1:
+                    folder = out if lost == "out" else out / done.spec.run_id / lost
+                    folder.rename(tmp_path / "old") if moved else shutil.rmtree(folder)
+
+    requests = requests_for(tiny.prompts(), 4)
+    error = refused(run, Leaving(tiny.tiny_model()), [tiny.spec()], requests, out)
+    assert error.exit_code == PARTIAL and "moved or removed" in error.what
+    assert (str(tmp_path / "old") in error.what) == moved, error.what
+    if moved and lost in (".", "out"):
+        kept = tmp_path / "old" / (tiny.spec().run_id if lost == "out" else ".")
+        assert (len(RunStore(kept).samples()) == 2 and not out.exists()) or not any(out.iterdir())
+    if lost == "images" and moved:
+        (tmp_path / "old").rename(out / tiny.spec().run_id / "images")
+    assert small_run(out, 4)
 
 
 def test_a_second_writer_is_refused_and_the_lock_dies_with_its_owner(tmp_path):

@@ -83,6 +83,7 @@ def _bug(part: str, what: str, function: str, old: str, new: str, decoder: str, 
 
 WIDE, EIGHT, GUIDED, GRAMMAR, REFILL = "1x3 of 6", "2x4 of 2, window", "2x4 of 3 with row ends", "3x4 of 2", "4x4 of 2"
 FOUR, SEVERAL_DRAFTS = "1x5 of 4", "2x4 of 2 with a row end"
+STEADY, TOP_P_TIES, LONE = "1x4 of 8", "2x2 of 4", "2x3 of 2"
 TIES, TOP_P, TRANSFORMER = "2x4 of 3, guided, T 0.7", "4x3 of 2", "2x4 of 2 with row ends, transformer"
 
 BUGS = (
@@ -144,6 +145,12 @@ BUGS = (
     ), "sjd", GUIDED),
     _bug("noise", "the images of a prompt share their noise", _DECODING + "noise:row_key",
          "\\0{sample}", "\\0{sample // 8}", "ar", EIGHT),
+    _bug("noise", "a coupled slot is redrawn with the number of its coin", _VERIFY + "refinement:Couple.refine",
+         "Stream.REDRAW", "Stream.COIN", "scd-mc", STEADY),
+    _bug("noise", "the noise of an image does not depend on its prompt", _DECODING + "noise:row_key",
+         "{prompt_id}", "", "sjd", EIGHT),
+    _bug("noise", "the noise of an image does not depend on the seed", _DECODING + "noise:row_key",
+         "{seed}", "", "sjd", EIGHT),
     _bug("noise", "siblings are drawn with the same number", _JACOBI + "JacobiTree._expand",
          "step * self._siblings + sibling", "step * self._siblings", "sjd-pac", WIDE, siblings=5),
     PlantedBug("noise", "a replacement is drawn with the noise of the rejected draft", (
@@ -196,7 +203,11 @@ BUGS = (
          "self._refined[:, :columns.shape[1]]", "sjd-pac", WIDE),
     PlantedBug("tree", "a draft is coupled by the coin that tested the draft before it", (
         Edit(_TREE + "_TreeVerifier._following", "coin[:, tables.next]", "coin"),
-    ), "sjd-pac", EIGHT, times=5),
+    ), "sjd-pac", STEADY),
+    # A batch of one
+    _bug("batch of one", "one row too far is picked where a distribution of a lone image is",
+         _DECODING + "sampling:rows_at", "index_select(1, slots[0])",
+         "index_select(1, (slots[0] + 1).clamp(max=distributions.shape[1] - 1))", "sjd", LONE),
     # Tilted drafts
     _bug("q", "tilted drafts are recorded as drawn from p", _JACOBI + "Jacobi.observe",
          "verification.p if refined_from is None else refined_from", "verification.p", "sjd-tilt", EIGHT,
@@ -231,7 +242,7 @@ BUGS = (
          " & (inputs.index == inputs.slots[:, :1, None] + 1))", "sjd", SEVERAL_DRAFTS),
     _bug("cache", "only the first token of an accepted branch is kept", _DECODING + "loop:Loop._commit",
          "keep(verified.columns[:, 1:], positions[:, 1:])", "keep(verified.columns[:, 1:2], positions[:, 1:2])",
-         "sjd-pac", SEVERAL_DRAFTS),
+         "vertical", SEVERAL_DRAFTS),
     _bug("cache", "a refilled row gets the prompt of its neighbour", _CACHE + "put",
          ":slots] = other.keys", ":slots] = other.keys.roll(1, 0)", "ar", TRANSFORMER),
     _bug("cache", "a refilled row keeps the last prompt element of the image before",
@@ -249,6 +260,10 @@ BUGS = (
          "logits < kth_largest(logits, sampling.top_k)",
          "~torch.zeros_like(logits, dtype=torch.bool).scatter(-1, logits.topk(sampling.top_k).indices, True)",
          "ar", TIES),
+    _bug("sampling", "tokens tied with the last one that top-p keeps are dropped", _DECODING + "sampling:truncate",
+         "probabilities < least_of_mass(probabilities, sampling.top_p)",
+         "probabilities - torch.arange(logits.shape[-1]) * 1e-6 < least_of_mass(probabilities - "
+         "torch.arange(logits.shape[-1]) * 1e-6, sampling.top_p)", "ar", TOP_P_TIES),
     _bug("sampling", "top-p is measured before the temperature", _DECODING + "sampling:truncate",
          "logits.softmax(-1)", "(logits * sampling.temperature).softmax(-1)", "ar", TOP_P),
     _bug("sampling", "guidance points the other way", "specbench.models.transformer.forward:guide",

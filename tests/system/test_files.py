@@ -7,6 +7,9 @@ import errno
 import fcntl
 import os
 import stat
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import tiny
@@ -69,12 +72,44 @@ def test_a_disk_that_fails_is_no_missing_call(tmp_path, monkeypatch, number):
 def test_links_that_were_planted_are_not_written_through(tmp_path):
     precious = tmp_path / "precious"
     precious.write_text("precious")
-    (tmp_path / ".x.tmp").symlink_to(precious)
+    (tmp_path / "x").symlink_to(precious)
     files.write_atomically(tmp_path / "x", b"x")
     (tmp_path / ".lock").symlink_to(precious)
     with pytest.raises(OSError, match="symbolic links"):
         files.take_lock(tmp_path / ".lock", "busy")
     assert precious.read_text() == "precious" and (tmp_path / "x").read_bytes() == b"x"
+
+
+def test_many_writers_of_one_file_and_nobody_reads_a_part(tmp_path):
+    script = "import sys; from pathlib import Path; from specbench.system.files import write_atomically as w\n"
+    script += "for _ in range(60): w(Path(sys.argv[1]), sys.argv[2].encode() * 300_000)"
+    writers = [subprocess.Popen([sys.executable, "-c", script, tmp_path / "x", letter]) for letter in "abc"]
+    while any(writer.poll() is None for writer in writers):
+        if (tmp_path / "x").exists():
+            content = (tmp_path / "x").read_bytes()
+            assert len(content) == 300_000 and len(set(content)) == 1
+    assert not any(writer.returncode for writer in writers)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_output_goes_where_the_user_said(tmp_path, monkeypatch, capfdbinary):
+    files.write_output(tmp_path / "new" / "x", b"new")
+    (link := tmp_path / "link").symlink_to(tmp_path / "new" / "x")
+    files.write_output(link, b"linked")
+    assert link.is_symlink() and (tmp_path / "new" / "x").read_bytes() == b"linked"
+    for sink in ("/dev/null", "/dev/stdout", "-"):
+        files.write_output(Path(sink), b"out ")
+    assert not Path("/dev/null").is_file()
+
+    def busy(*_):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(os, "replace", busy)
+    files.write_output(link, b"mounted")
+    assert link.read_bytes() == b"mounted" and len(list((tmp_path / "new").iterdir())) == 1
+    with pytest.raises(SpecbenchError, match="cannot write"):
+        files.write_output(tmp_path, b"a folder")
+    assert capfdbinary.readouterr().out == b"out out "
 
 
 @pytest.mark.parametrize("mask", [0o002, 0o077])

@@ -1,7 +1,9 @@
 """Disturbances of a measurement: cores that the run needs, the same GPU, clocks that are held back."""
 
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -60,6 +62,31 @@ def test_runs_tell_of_a_gpu_that_was_slowed_or_shared():
     ]
     assert timing_warnings([1.0] * 3, machines) == said
     assert others_at_work(machines[1]) == "the driver held the GPU's clock back (heat) in 1 of 1 readings"
+
+
+@pytest.mark.parametrize(
+    ("pids", "cuda", "others"),
+    [
+        (["own"], True, 0),
+        (["own", 7], True, 1),
+        ([4242], True, 0),
+        ([4242, 7], True, 1),
+        ([4242], False, 1),
+        ([], True, 0),
+    ],
+)
+def test_in_a_container_a_process_does_not_take_itself_for_another(pids, cuda, others, monkeypatch):
+    """Where NVML tells the host's numbers (4242 is this process there), its own is not among them."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: cuda)
+    found = [
+        SimpleNamespace(pid=os.getpid() if pid == "own" else pid, usedGpuMemory=2**30 * (1 + (pid != 7)))
+        for pid in pids
+    ]
+    nvml = SimpleNamespace(nvmlDeviceGetComputeRunningProcesses=lambda _: found, NVMLError=OSError)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(monitor, "_gpu", lambda _: "handle")
+    assert len(list(filter(None, monitor.gpu_users("cuda").split(", ")))) == others
+    assert len(monitor._other_processes(found)) == others
 
 
 def test_readings_of_before_tell_all_that_others_used():

@@ -17,6 +17,7 @@ ENTRY_POINTS = """
 power = power:DECODER
 absent = no_such_module:DECODER
 failing = failing:DECODER
+leaving = leaving:DECODER
 wrong = power:POWER
 
 [specbench.models]
@@ -40,6 +41,7 @@ def site(tmp_path):
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     (info.parent / "power.py").write_text(POWER)
     (info.parent / "failing.py").write_text("1 / 0\n")
+    (info.parent / "leaving.py").write_text("import sys; sys.exit(0)\n")
     (info.parent / "pets.txt").write_text("a red circle\n")
     (info.parent / "pets.py").write_text("import os\npath = os.path.join(os.path.dirname(__file__), 'pets.txt')\n")
     return info.parent
@@ -56,9 +58,15 @@ def test_good_plugins_join_and_broken_ones_are_named(site, tmp_path):
     done = specbench(tmp_path, "list", "decoders", "--json", site=site)
     assert done.returncode == 0
     assert "power" in [row["name"] for row in json.loads(done.stdout)]
-    for named in ("no_such_module", "ZeroDivisionError", "is not a Preset"):
+    for named in ("no_such_module", "ZeroDivisionError", "is not a Preset", "SystemExit"):
         assert named in done.stderr
     assert all(line.startswith("warning: ") for line in done.stderr.splitlines())
+
+
+def test_a_decoder_that_leaves_the_program_is_a_failed_image(tmp_path):
+    (tmp_path / "power.py").write_text(POWER.replace("return ratio(p, q, x) ** self._power", "raise SystemExit"))
+    done = specbench(tmp_path, "run", "--decoder", "power:DECODER", "--limit", "2", "--quiet")
+    assert done.returncode == 3 and "SystemExit" in done.stderr, done.stderr
 
 
 def test_an_option_of_a_plugin_is_a_flag(site, tmp_path):
@@ -87,3 +95,5 @@ def test_a_reference_that_is_no_decoder_is_refused(tmp_path):
     (tmp_path / "mine.py").write_text("DECODER = 3\n")
     done = specbench(tmp_path, "run", "--decoder", "mine:DECODER")
     assert done.returncode == 2 and "is a int, not a specbench Preset" in done.stderr
+    done = specbench(tmp_path, "audit", "power:DECODER")
+    assert done.returncode == 2 and "there is no power.py in this folder" in done.stderr

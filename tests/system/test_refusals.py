@@ -54,7 +54,7 @@ def test_what_cannot_be_read_is_not_called_damaged(folder, name, number, monkeyp
 
     def refusing(honest):
         def call(path, *rest, **more):
-            if str(path) == victim:
+            if str(path) == victim or path == os.fsencode(victim):
                 raise OSError(number, os.strerror(number), victim)
             return honest(path, *rest, **more)
 

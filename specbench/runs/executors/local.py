@@ -66,12 +66,14 @@ class DecodedChunk:
         rows: one per image, failed ones included, with the columns of `specbench.store.schema.SAMPLES`.
         images: uint8 [3, H, W] by file name as in the rows; none for failed images.
         traces: with the columns of `specbench.store.schema.TRACES`, if traces are recorded.
+        hardware: of the worker, if it is not that of the worker which was ready first.
     """
 
     spec: RunSpec
     rows: list[dict[str, object]] = field(default_factory=list)
     images: dict[str, np.ndarray] = field(default_factory=dict)
     traces: list[dict[str, object]] = field(default_factory=list)
+    hardware: Mapping[str, object] | None = None
 
 
 class Executor(Protocol):
@@ -117,7 +119,7 @@ def warm_up(
         except SpecbenchError as error:
             if error.exit_code in (BAD_INPUT, MISSING_PREREQUISITE):
                 raise
-        except Exception as error:  # recurs, and is recorded, with the first measured image
+        except (Exception, SystemExit) as error:  # recurs, and is recorded, with the first measured image
             check_alive(model.device, error)
     steps = model.compiled if isinstance(model, CompilableModel) else ()
     if not steps:
@@ -173,7 +175,10 @@ def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], reporter: Report
             for request, outcome in decode_each(model, requests(waiting), *settings, watch=watch):
                 chunk, started_at, monitor = begun.pop(request.key)
                 yield _rows(chunk, [outcome], started_at, monitor.read())
-        except Exception as error:  # one image broke the batch, or each of them fails: decode them one by one
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # one image broke the batch, or each of them fails: decode them one by one
             check_alive(model.device, error)
             if is_out_of_memory(error):
                 misfits += 1
@@ -216,7 +221,7 @@ def _decode(
         return decode(model, requests, spec.decoder, spec.sampling, spec.seed, trace=trace, rare=rare, watch=watch)
     except SpecbenchError as error:
         failure = copy(error)
-    except Exception as error:  # any failure of an image becomes its row
+    except (Exception, SystemExit) as error:  # any failure of an image becomes its row
         check_alive(model.device, error)
         failure = SpecbenchError(f"{type(error).__name__}: {error}")
     # After the error, whose traceback holds the tensors of the batch.

@@ -13,14 +13,15 @@ import os
 import pickle
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import FAILURE, SpecbenchError
 from specbench.models.interface import ImageModel
 from specbench.prompts import Request
 from specbench.runs.executors.local import Chunk, DecodedChunk, Tell, decode_chunk, warm_up
+from specbench.runs.executors.ray_cluster import import_ray, no_cluster, require_ray
 from specbench.runs.executors.ray_watch import watch
 from specbench.runs.run_progress import Reporter
 from specbench.specs.run_spec import RunSpec
@@ -55,6 +56,7 @@ class WorkerPool:
         self._busy: dict[Ticket, tuple[int, Chunk | None]] = {}
         self._free: list[int] = []
         self._lost = ""
+        self._hardware: dict[int, Mapping[str, object]] = {}
 
     def portion(self, spec: RunSpec) -> int:
         return spec.batch
@@ -69,6 +71,7 @@ class WorkerPool:
         facts = None
         while facts is None:
             facts, _ = self._next()
+        self._first_hardware = facts.get("hardware")
         return facts | {"workers": self._crew.size}
 
     def decode(self, chunks: Iterator[Chunk], reporter: Reporter | None = None) -> Iterator[DecodedChunk]:
@@ -110,12 +113,17 @@ class WorkerPool:
                 self._prepare(worker)
             return (lost, chunk) if chunk else (None, None)
         self._free.append(worker)
+        if isinstance(outcome, DecodedChunk):
+            hardware = self._hardware[worker]
+            outcome.hardware = hardware if hardware != self._first_hardware else None
+        else:
+            self._hardware[worker] = outcome.get("hardware")
         return outcome, chunk
 
     def _split_retries(self, rows: DecodedChunk, chunk: Chunk) -> DecodedChunk:
         """Split a chunk into final results and first failures, which are requeued singly."""
         requests = {request.key: request for request in chunk.requests}
-        final = DecodedChunk(rows.spec, [], rows.images, rows.traces)
+        final = DecodedChunk(rows.spec, [], rows.images, rows.traces, rows.hardware)
         for row in rows.rows:
             request = requests[row["prompt_id"], row["sample"]]
             if row["status"] == "ok" or self._count(chunk, request) >= ATTEMPTS:
@@ -252,12 +260,11 @@ class RayWorkers:
     def _connect(self, address: str | None, size: int | None) -> None:
         quiet = {"logging_level": logging.CRITICAL, "log_to_driver": False, "ignore_reinit_error": False}
         here = {"num_cpus": size, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
+        require_ray(address)
         try:
             self._ray.init(address=address or "local", **quiet, **({} if address else here))
         except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
-            where = f"--ray {address}: no Ray cluster answers there" if address else "Ray does not start here"
-            advice = "start one with 'ray start --head'; set RAY_AUTH_MODE=token where it asks for a token"
-            raise SpecbenchError(f"{where}: {error}", advice, FAILURE) from None
+            raise no_cluster(address, str(error)) from None
 
     def _fitting(self, size: int | None, gpu: bool) -> int:
         """Number of workers; raises unless the cluster has resources for all at once."""
@@ -288,7 +295,7 @@ class Worker:
             facts = warm_up(self._model, specs, texts)
         except SpecbenchError as error:
             return error
-        except Exception as error:  # any error while loading ends the run with one line
+        except (Exception, SystemExit) as error:  # any error while loading ends the run with one line
             return SpecbenchError(f"a worker cannot load the model: {type(error).__name__}: {error}", "", FAILURE)
         return facts | {
             "specbench": __version__,
@@ -304,23 +311,6 @@ class Worker:
 
     def pid(self) -> int:
         return os.getpid()
-
-
-def import_ray():
-    """Import Ray with logging and usage reports off; a SpecbenchError with exit code 5 where it is not installed."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray  # an extra
-        import ray.cloudpickle
-        import ray.exceptions
-    except ImportError:
-        raise SpecbenchError(
-            "several workers need Ray, which is not installed",
-            "pip install 'ray>=2.40', or use --shard, which needs no Ray",
-            MISSING_PREREQUISITE,
-        ) from None
-    return ray
 
 
 def _cause(text: str) -> str:

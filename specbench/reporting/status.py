@@ -1,0 +1,146 @@
+"""How far runs are: what `specbench status` prints, and what `specbench run` shows on a terminal while it decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Group
+
+from specbench import stats
+from specbench.errors import SpecbenchError
+from specbench.reporting.columns import MISSING, TOO_FEW, between, number
+from specbench.reporting.comparability import is_ar
+from specbench.reporting.report_rows import Run, against_ar, label, window_of
+from specbench.store.run_folders import find_runs, runs_in
+from specbench.store.run_info import RunInfo
+from specbench.system.console import duration, fitted_distinct
+
+SHARDS = "shard-*-of-*"
+_SILENT_S, _SILENT_IMAGES = 60.0, 10
+"""A run is silent where nothing was written for this time, and for the time of so many images."""
+STATUS_COLUMNS = (
+    *("model", "part", "decoder", "window", "images", "failed", "tokens per second", "speed-up [95 %]", "left"),
+    "state",
+)
+
+
+def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict]:
+    """How far the runs of a results folder are, those of its shards included; another process may be decoding them.
+
+    Args:
+        out: the results folder.
+        runs: run ids, prefixes of run ids, or run folders; empty means all.
+
+    Returns:
+        One dict per run: `run_id, folder, part` (the shard's folder), `model, decoder, window, images` (decoded),
+        `wanted` (asked for by the last call; None in runs of before), `failed, tokens_per_second, speedup, speedup_low,
+        speedup_high` (over AR so far), `seconds_left, silent_s` (since something was written) and `state`: done,
+        stopped, decoding, or silent (the process may have been killed).
+
+    Raises:
+        SpecbenchError: no runs, or a damaged one.
+    """
+    shards = [folder for shard in sorted(Path(out).glob(SHARDS)) for folder in runs_in(shard)]
+    try:
+        return status_of([*find_runs(out, runs), *(() if runs else shards)])
+    except SpecbenchError:
+        if runs or not shards:
+            raise
+        return status_of(shards)
+
+
+def status_of(folders: Sequence[Path]) -> list[dict]:
+    """`status` of these run folders; those that nothing was written to yet are left out."""
+    found = {folder: Run(folder) for folder in folders if folder in runs_in(folder.parent)}
+    pools: dict[Path, list[Run]] = {}
+    for folder in found:
+        if folder.parent not in pools:
+            beside = [found.get(path) or Run(path) for path in runs_in(folder.parent)]
+            pools[folder.parent] = [run for run in beside if is_ar(run.info)]
+    return [_status(run, pools[folder.parent]) for folder, run in found.items()]
+
+
+def _status(run: Run, ar_runs: Sequence[Run]) -> dict:
+    info, rows = run.info, run.rows
+    call, options = info.invocations[-1], dict(info.spec.decoder.options)
+    against = against_ar(run, ar_runs, cache(lambda ar: stats.speed_up(rows, ar.rows)))
+    silent_s = _now() - _written(run.folder) if call.finished_at is None else None
+    left = max((call.wanted or 0) - len(rows), 0)
+    return {
+        "run_id": info.run_id,
+        "folder": str(run.folder),
+        "part": run.folder.parent.name if run.folder.parent.match(SHARDS) else None,
+        "model": info.spec.model,
+        "decoder": label(info.spec.decoder, info.origins),
+        "window": window_of(options),
+        "images": len(rows),
+        "wanted": call.wanted,
+        "failed": run.failed,
+        "tokens_per_second": stats.tokens_per_second(rows),
+        **{name: against[name] for name in ("speedup", "speedup_low", "speedup_high")},
+        "seconds_left": _seconds_left(run, left),
+        "silent_s": silent_s,
+        "state": _state(info, rows, left, silent_s),
+    }
+
+
+def _state(info: RunInfo, rows: pd.DataFrame, left: int, silent_s: float | None) -> str:
+    if silent_s is None:
+        return "stopped" if left else "done"
+    pace = stats.throughput(rows)
+    usual_s = max(_SILENT_S, _SILENT_IMAGES * info.spec.batch / pace if pace else 0)
+    return "silent" if silent_s > usual_s else "decoding"
+
+
+def _seconds_left(run: Run, left: int) -> float | None:
+    """Seconds that `left` images take at the pace of this call; other runs of the call take turns with them."""
+    call = run.info.invocations[-1]
+    if not left or call.finished_at is not None:
+        return None
+    begun = sorted(datetime.fromisoformat(text).timestamp() for text in run.started if text >= str(call.started_at))
+    if run.info.spec.batch > 1:
+        return left * (_written(run.folder) - begun[0]) / len(begun) if begun else None
+    return left * (begun[-1] - begun[0]) / (len(begun) - 1) if len(begun) > 1 else None
+
+
+def _written(folder: Path) -> float:
+    """When the run's rows were last written, seconds since 1970."""
+    return (folder / "samples").stat().st_mtime
+
+
+def _now() -> float:
+    return datetime.now(UTC).timestamp()
+
+
+def status_table(rows: Sequence[Mapping], width: int) -> Group:
+    """The rows of `status` as a table for a terminal of this width."""
+    lines = [list(line.values()) for line in status_lines(rows)]
+    cells = [[MISSING if cell is None else str(cell) for cell in line] for line in lines]
+    kept = [STATUS_COLUMNS.index(name) for name in ("decoder", "images", "state")]
+    return fitted_distinct(STATUS_COLUMNS, cells, width, kept, right=range(3, len(STATUS_COLUMNS) - 1))
+
+
+def status_lines(rows: Sequence[Mapping]) -> list[dict[str, object]]:
+    """The rows of `status` as cells of a table with `STATUS_COLUMNS`."""
+    return [_line(row) for row in rows]
+
+
+def _line(row: Mapping) -> dict[str, object]:
+    low, high = row["speedup_low"], row["speedup_high"]
+    interval = TOO_FEW if low is None else between(low, high)
+    state = f"silent for {duration(row['silent_s'])}" if row["state"] == "silent" else row["state"]
+    return {
+        **{name: row[name] for name in ("model", "part", "decoder", "window")},
+        "images": f"{row['images']} of {row['wanted']}"
+        if (row["wanted"] or 0) >= row["images"]
+        else str(row["images"]),
+        "failed": row["failed"] or None,
+        "tokens per second": number(row["tokens_per_second"], 0),
+        "speed-up [95 %]": MISSING if row["speedup"] is None else f"{number(row['speedup'])}x [{interval}]",
+        "left": MISSING if row["seconds_left"] is None else duration(row["seconds_left"]),
+        "state": state,
+    }

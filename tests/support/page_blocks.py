@@ -1,0 +1,100 @@
+"""Code blocks of the pages, each with the mark that says what a test does with it, and what its commands print.
+
+A mark is a comment before the block, which no reader sees: `<!-- run -->` (typed as it stands, in the page's order, in
+a folder of the page's own), `<!-- run slow -->` (the same, by `make test-commands`), `<!-- dry-run -->` (what decodes
+gets `--dry-run`, the rest is parsed: it needs a GPU, weights or a network) and `<!-- shown -->` (parsed).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MARKS = ("run", "run slow", "dry-run", "shown")
+_MARK = re.compile(r"<!-- ([a-z -]+?) -->")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block: its mark, None without one, its language, its text and the number of its first line."""
+
+    mark: str | None
+    language: str
+    text: str
+    line: int
+
+    def commands(self) -> list[tuple[str, list[str]]]:
+        """What is typed, with the lines that the page shows below it."""
+        found: list[tuple[str, list[str]]] = []
+        prompted = any(line.startswith("$ ") for line in self.text.splitlines())
+        for line in re.sub(r"(?<!\\)\\\n", " ", self.text).splitlines():
+            if prompted and not line.startswith("$ "):
+                found[-1][1].append(line)
+            elif line.strip() and not line.startswith("#"):
+                found.append((line.removeprefix("$ "), []))
+        return found
+
+
+def blocks(page: Path) -> list[Block]:
+    """The fenced and indented blocks of a page, without those that are generated."""
+    lines = re.sub(
+        r"<!-- begin:([a-z-]+).*?<!-- end:\1 -->",
+        lambda found: "\n" * found[0].count("\n"),
+        page.read_text(),
+        flags=re.S,
+    ).splitlines()
+    return list(_blocks(lines))
+
+
+def _blocks(lines: Sequence[str]) -> Iterator[Block]:
+    place, before = 0, ""
+    while place < len(lines):
+        line, start = lines[place], place
+        if line.startswith("```"):
+            place = lines.index("```", place + 1)
+            yield Block(_mark(before), line[3:], "\n".join(lines[start + 1 : place]), start + 1)
+        elif line.startswith("    ") and not lines[place - 1].strip():
+            while place < len(lines) and (lines[place].startswith("    ") or not lines[place].strip()):
+                place += 1
+            text = "\n".join(each[4:] for each in lines[start:place]).rstrip()
+            yield Block(_mark(before), "console" if "$ " in text else "sh", text, start + 1)
+            place -= 1
+        before = lines[place] if lines[place].strip() else before
+        place += 1
+
+
+def _mark(before: str) -> str | None:
+    found = _MARK.fullmatch(before.strip())
+    return found[1] if found and found[1] in MARKS else None
+
+
+def missing_lines(shown: Sequence[str], out: str, err: str) -> list[str]:
+    """Lines that a page shows and a command did not print: on stdout in their order, on stderr anywhere.
+
+    Numbers may be others and columns wider. Lines that are measured statements ("- The best is ...") or end in "..."
+    are compared up to there, or not at all.
+    """
+    there, said = [_settled(line) for line in out.splitlines()], [_settled(line) for line in err.splitlines()]
+    lost = []
+    for line in shown:
+        wanted, cut, _ = _settled(line).partition("...")
+        if not wanted.strip() or line.startswith("- "):
+            continue
+
+        def fits(printed: str, wanted: str = wanted, cut: str = cut) -> bool:
+            return printed.startswith(wanted.rstrip()) if cut else printed == wanted
+
+        place = next((place for place, printed in enumerate(there) if fits(printed)), None)
+        if place is not None:
+            there = there[place + 1 :]
+        elif not any(map(fits, said)):
+            lost.append(line)
+    return lost
+
+
+def _settled(line: str) -> str:
+    """A line without what varies: numbers, widths of columns."""
+    text = re.sub(r"\d+(?:[.,]\d+)*", "#", line)
+    return " ".join(re.sub(r"-{2,}", "--", re.sub(r"─+", "─", text)).split())
