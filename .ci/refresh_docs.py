@@ -236,7 +236,7 @@ def tables(page: Path, argument: str) -> str:
 
 def printed_latencies(page: Path, argument: str) -> str:
     """The papers' latencies beside the floors of their GPUs, the rows with a floor."""
-    from specbench import printed_latencies as rows
+    from printed_floors import printed_latencies as rows
 
     def row(one: dict) -> list[str]:
         numbers = ("weights_ms", "floor_step_ms", "over_weights", "over_floor")
