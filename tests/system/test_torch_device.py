@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from specbench import api
+from specbench.checks import doctor
 from specbench.decoding.timing import Spans
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.base import Settings
-from specbench.models.catalog import load_model
+from specbench.models.catalog import find_model, load_model
 from specbench.runs import compiler
 from specbench.system import device_peaks, environment
 from specbench.system.torch_device import check_device_name, require_device, use_device
@@ -163,6 +164,19 @@ def test_a_card_without_bfloat16_decodes_in_float32_and_eagerly_and_one_line_say
         ("bfloat16", "on", ("bfloat16", False)),
     ]:
         assert compiler.settle_precision(asked, "bfloat16", mode, "cuda")[:2] == expected
+
+
+def test_a_dry_run_and_doctor_count_on_the_number_format_of_the_card(old_card, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (16 * 2**30, 16 * 2**30))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    rows = [
+        api.dry_run(model="janus", device="cuda", decoder="ar", limit=1, out=tmp_path, dtype=dtype)[0]
+        for dtype in (None, "float16")
+    ]
+    assert [row["dtype"] for row in rows] == ["float32", "float16"]
+    assert rows[0]["memory_gib"] == pytest.approx(2 * rows[1]["memory_gib"], rel=0.1)
+    [memory] = doctor._memory(find_model("janus"))
+    assert memory["detail"].startswith(f"about {rows[0]['memory_gib']:.1f} GiB in float32")
 
 
 def test_other_devices_keep_their_number_format(old_card, monkeypatch):
