@@ -7,6 +7,7 @@ none. Imports no torch.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import http.client
 import io
@@ -490,7 +491,7 @@ def _open_url(url: str, headers: Mapping[str, str], method: str = "GET") -> http
     """Send one request, over TLS unless the server is on this machine; an error of urllib where it is refused."""
     _require_tls(url)
     request = urllib.request.Request(url, method=method, headers={"User-Agent": f"specbench/{__version__}", **headers})
-    return _OPENER.open(request, timeout=TIMEOUT_S)
+    return _opener().open(request, timeout=TIMEOUT_S)
 
 
 def _require_tls(url: str) -> None:
@@ -507,7 +508,17 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-_OPENER = urllib.request.build_opener(_Redirects)
+@functools.cache
+def _opener() -> urllib.request.OpenerDirector:
+    """Opener that trusts the system's certificates and certifi's, unless SSL_CERT_FILE names others: some Pythons know
+    none of the system's, as on RHEL.
+    """
+    import certifi
+
+    context = ssl.create_default_context()
+    if not os.environ.get("SSL_CERT_FILE"):
+        context.load_verify_locations(certifi.where())
+    return urllib.request.build_opener(_Redirects, urllib.request.HTTPSHandler(context=context))
 
 
 class _TooLarge(Exception):
