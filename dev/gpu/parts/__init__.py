@@ -13,6 +13,7 @@ from parts.families import families
 from parts.forwards import forwards
 from parts.graphs import graphs
 from parts.planned_memory import memory
+from parts.repeats import repeats
 from parts.scales import Scale
 from parts.steps import eager_steps, steps
 from parts.throughput import throughput
@@ -36,6 +37,7 @@ PARTS = {
     "exactness": Part(exactness, 300, alone=False),
     "families": Part(families, 200, alone=False),
     "graphs": Part(graphs, 300, alone=False),
+    "repeats": Part(repeats, 60, alone=False),
     "forwards": Part(forwards, 45),
     "generate": Part(generate, 330),
     "steps": Part(steps, 330),
