@@ -134,8 +134,25 @@ def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
     return wanted
 
 
-def fetch_what_can_be_had(needs: Mapping[K, Callable[[], Sequence[Download]]]) -> dict[K, SpecbenchError]:
-    """Download what several things need, all of it together; return why some of them cannot have it."""
+def total_of(downloads: Sequence[Download]) -> list[str]:
+    """Number, size and licences of downloads, in words; empty without any."""
+    from rich.filesize import decimal
+
+    size = decimal(sum(one.size or 0 for one in downloads))
+    more = " and more" if any(one.size is None for one in downloads) else ""
+    licences = ", ".join(dict.fromkeys(one.licence for one in downloads))
+    return [f"downloads: {len(downloads)}, {size}{more} ({licences})"] if downloads else []
+
+
+def fetch_what_can_be_had(
+    needs: Mapping[K, Callable[[], Sequence[Download]]],
+    announce: Callable[[Mapping[K, Sequence[Download]]], None] = lambda needed: None,
+) -> dict[K, SpecbenchError]:
+    """Download what several things need, all of it together; return why some of them cannot have it.
+
+    Args:
+        announce: receives what each of them needs, before anything is downloaded.
+    """
     problems: dict[K, SpecbenchError] = {}
     wanted: dict[K, Sequence[Download]] = {}
     for one, ask in needs.items():
@@ -143,6 +160,7 @@ def fetch_what_can_be_had(needs: Mapping[K, Callable[[], Sequence[Download]]]) -
             wanted[one] = ask()
         except SpecbenchError as error:
             problems[one] = error
+    announce(wanted)
     failed: dict[Download, SpecbenchError] = {}
     fetch_all(chain(*wanted.values()), failed)
     return problems | {one: failed[part] for one, parts in wanted.items() for part in parts if part in failed}
