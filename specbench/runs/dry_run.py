@@ -21,6 +21,7 @@ from specbench.models.catalog import check_model
 from specbench.models.draft_head_files import find_head, require_head
 from specbench.models.facts import ModelFacts
 from specbench.prompts import PromptSet, downloadable, load_prompts, public_names
+from specbench.runs.compiler import settle_precision
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders
 from specbench.runs.executors.ray_cluster import require_ray
 from specbench.runs.memory_estimate import footprint, free_memory
@@ -139,7 +140,8 @@ def _outlook(
     problems: Sequence[SpecbenchError],
 ) -> Outlook:
     value = {name: held.value for name, held in values.items()}
-    dtype, device = value["dtype"] or model.dtype, value["device"]
+    device = value["device"]
+    dtype, _, _ = settle_precision(value["dtype"], model.dtype, value["compile"], device)
     images = len(plan.requests) if plan else _expected_images(values)
     run_id = None if planned.auto_window else _run_id(plan, planned, digest)
     wanted = {request.key for request in plan.requests} if plan else set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from specbench.specs.presets import DecoderSpec
@@ -77,25 +78,32 @@ class RunSpec:
             del content["threads"]
         return content
 
-    def canonical(self) -> str:
-        """Canonical JSON of `identity` with sorted keys; input of the hash."""
-        return json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
-
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.canonical().encode()).hexdigest()
+        return _hashed(self.identity())
 
     @property
     def run_id(self) -> str:
         """Readable slug plus a short hash, safe as a folder name."""
-        return self._named(self.decoder.full_name)
+        return _as_id(self.model, self.decoder.full_name, self.digest)
 
     @property
-    def earlier_id(self) -> str:
-        """The id it had while ids named the preset alone; its folder may have that name."""
-        return self._named(self.decoder.name)
+    def earlier_ids(self) -> tuple[str, ...]:
+        """The ids it had while ids named the preset alone, and on a GPU while they held its name and the CPU threads;
+        its folder may have one of these names."""
+        before = _hashed(self.content())
+        return (
+            _as_id(self.model, self.decoder.name, self.digest),
+            *(_as_id(self.model, name, before) for name in (self.decoder.full_name, self.decoder.name)),
+        )
 
-    def _named(self, decoder: str) -> str:
-        name = f"{self.model}-{decoder}"[:100]
-        slug = "".join(c if (c.isascii() and c.isalnum()) or c in "+-." else "-" for c in name).lstrip("+-.")
-        return f"{slug or 'run'}-{self.digest[:8]}"
+
+def _hashed(content: Mapping[str, object]) -> str:
+    """SHA-256 of canonical JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _as_id(model: str, decoder: str, digest: str) -> str:
+    name = f"{model}-{decoder}"[:100]
+    slug = "".join(c if (c.isascii() and c.isalnum()) or c in "+-." else "-" for c in name).lstrip("+-.")
+    return f"{slug or 'run'}-{digest[:8]}"

@@ -15,6 +15,7 @@ from parts.forms import FORMS, form
 from parts.forwards import forwards
 from parts.graphs import graphs
 from parts.planned_memory import memory
+from parts.repeats import repeats
 from parts.scales import Scale
 from parts.steps import eager_steps, steps
 from parts.throughput import throughput
@@ -40,6 +41,7 @@ PARTS = {
     "lumina": Part(partial(one_model, "lumina", "ar,sjd,gsd:G=50,scd-mc", 2), 540),
     **{name: Part(partial(form, name), 200) for name in FORMS},
     "exactness": Part(exactness, 300, alone=False),
+    "repeats": Part(repeats, 60, alone=False),
     "graphs": Part(graphs, 300, alone=False),
     "families": Part(families, 200, alone=False),
     "generate": Part(generate, 330),
