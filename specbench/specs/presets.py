@@ -7,6 +7,7 @@ options by name. Presets of plug-ins and of user modules join them. Importing th
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -429,7 +430,7 @@ def decoder_name(reference: str) -> str:
     if ":" not in reference:
         return reference
     name, _, given = reference.partition(":")
-    if name in PRESETS:
+    if name in PRESETS and name not in sys.modules:  # a file's decoder may have the file's name
         meant = f"did you mean {name}:{given.replace(':', '=')}?" if ":" in given else f"for example {name}:window=16"
         raise SpecbenchError(f"decoder '{reference}': an option is written NAME=VALUE", meant)
     preset = load_user_object(reference, "decoder")
