@@ -42,8 +42,8 @@ _FRONT_ENDS = {
 }
 _CROPS = {"": "", "+center256": " after a centre crop to 256"}
 _FID = (
-    "Frechet distance to the reference images in Inception features, {} resize to 299{}; also computes FID-infinity "
-    "and KID"
+    "Frechet distance to the reference images in Inception features, {} resize to 299{}; also computes FID-infinity, "
+    "KID, precision, recall, density, coverage and Inception score"
 )
 _CMMD = "squared MMD to the reference images in CLIP ViT-L/14 embeddings of {} at 336 ({}; Gaussian kernel, x 1000)"
 _CLIP = "cosine similarity of image and caption under CLIP {}, mean over images"
@@ -128,6 +128,11 @@ METRICS: dict[str, MetricEntry] = {
 _DERIVED = {
     "kid": "unbiased squared MMD to the reference images in Inception features, cubic kernel, mean over subsets",
     "fid-infinity": "FID extrapolated to infinitely many images; no interval up to n = 4096",
+    "precision": "fraction of images within a reference image's 3rd nearest neighbour in Inception features",
+    "recall": "fraction of reference images within an image's 3rd nearest neighbour in Inception features",
+    "density": "reference images whose 3rd nearest neighbour is farther than an image, over 3, mean over images",
+    "coverage": "fraction of reference images with an image nearer than their 3rd nearest neighbour",
+    "inception-score": "exp of the mean KL divergence of class probabilities from their mean, mean over 10 splits",
     "geneval[official]": "fraction of correct images by the official evaluator, mean over tags",
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
