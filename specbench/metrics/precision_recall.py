@@ -1,7 +1,7 @@
 """Precision, recall, density and coverage of images against reference images, from their k nearest neighbours.
 
-Precision and recall: Kynkäänniemi et al. 2019. Density and coverage: Naeem et al. 2020. A set's manifold is the union of
-the balls around its feature vectors that reach to their k-th nearest neighbour in the set.
+Precision and recall: Kynkäänniemi et al. 2019. Density and coverage: Naeem et al. 2020. The manifold of a set is the
+union of the balls around its feature vectors that reach to their k-th nearest neighbour in the set.
 """
 
 from __future__ import annotations
