@@ -134,6 +134,8 @@ _DERIVED = {
     "coverage": "fraction of reference images with an image nearer than their 3rd nearest neighbour",
     "inception-score": "exp of the mean KL divergence of class probabilities from their mean, mean over 10 splits",
     "geneval[official]": "fraction of correct images by the official evaluator, mean over tags",
+    "dpg-bench": "fraction of a prompt's questions that the official judge answers by yes, mean over images; "
+    "[released]: as the released program, which skips a question and takes categories of last images only",
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
 """Scores in tables that are not metrics of their own."""

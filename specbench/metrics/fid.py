@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Score, Settings, described
 from specbench.metrics.inception import CROPS, FRONT_ENDS, INCEPTION_FEATURES, Inception, load_inception
-from specbench.metrics.precision_recall import NEIGHBOURS, Neighbourhood, neighbourhood
+from specbench.metrics.precision_recall import K_NEAREST, NearestNeighbours, neighbourhood
 from specbench.metrics.reference import ReferenceMetric, distance_difference, feature_matrix, with_influence
 from specbench.metrics.torchvision_stub import torchvision_if_it_loads
 from specbench.stats import Difference, Estimate, mean_interval, proportion_interval
@@ -71,7 +71,7 @@ class Fid(ReferenceMetric):
 
     def identity(self) -> Mapping[str, str]:
         kid_of = f"mean over {_KID_SUBSETS} pairs of subsets of {_KID_SUBSET_SIZE}, seed {_KID_SEED}"
-        others = f"inception-score of {_IS_SPLITS} splits; precision, recall, density, coverage of k = {NEIGHBOURS}"
+        others = f"inception-score of {_IS_SPLITS} splits; precision, recall, density, coverage of k = {K_NEAREST}"
         return {**super().identity(), "kid": kid_of, "others": others, "torchmetrics": version("torchmetrics")}
 
     @cached_property
@@ -112,7 +112,7 @@ class Fid(ReferenceMetric):
         note = None if deviation is None else f"standard deviation over {_IS_SPLITS} splits: {deviation:.3g}"
         return [*scores, Score(f"inception-score[{self.variant}]", Estimate(mean, None, None), images.n, note)]
 
-    def _neighbour_scores(self, found: Neighbourhood, prompts: Sequence[str]) -> list[Score]:
+    def _neighbour_scores(self, found: NearestNeighbours, prompts: Sequence[str]) -> list[Score]:
         """Recall and coverage are means over reference images and have no interval over prompts."""
         n, m = len(found.precise), len(found.recalled)
         estimates = {
@@ -121,7 +121,7 @@ class Fid(ReferenceMetric):
             "density": mean_interval(found.density, prompts),
             "coverage": Estimate(float(found.covered.mean()), None, None),
         }
-        sizes = f"k = {NEIGHBOURS}, {n} images, {m} reference images; other sizes do not compare"
+        sizes = f"k = {K_NEAREST}, {n} images, {m} reference images; other sizes do not compare"
         return [Score(f"{name}[{self.variant}]", one, n, sizes) for name, one in estimates.items()]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:

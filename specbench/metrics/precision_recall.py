@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-NEIGHBOURS = 3
+K_NEAREST = 3
 """k of LANTERN's evaluation, and of Kynkäänniemi et al."""
 _ROWS = 512
 
 
-class Neighbourhood(NamedTuple):
+class NearestNeighbours(NamedTuple):
     """Values of each image, [n], and of each reference image, [m].
 
     Attributes:
@@ -31,7 +31,7 @@ class Neighbourhood(NamedTuple):
     covered: np.ndarray
 
 
-def neighbourhood(images: np.ndarray, reference: np.ndarray, k: int = NEIGHBOURS) -> Neighbourhood | None:
+def neighbourhood(images: np.ndarray, reference: np.ndarray, k: int = K_NEAREST) -> NearestNeighbours | None:
     """Compare features [n, d] with those of the reference, [m, d], in float64; None where a set has no more than k."""
     if min(len(images), len(reference)) <= k:
         return None
@@ -46,7 +46,7 @@ def neighbourhood(images: np.ndarray, reference: np.ndarray, k: int = NEIGHBOURS
         around[rows] = inside.sum(1)
         covered |= inside.any(0)
         recalled |= (distance < own[rows, None]).any(0)
-    return Neighbourhood(around > 0, around / k, recalled, covered)
+    return NearestNeighbours(around > 0, around / k, recalled, covered)
 
 
 def _radii(x: np.ndarray, k: int) -> np.ndarray:
