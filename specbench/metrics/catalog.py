@@ -42,8 +42,8 @@ _FRONT_ENDS = {
 }
 _CROPS = {"": "", "+center256": " after a centre crop to 256"}
 _FID = (
-    "Frechet distance to the reference images in Inception features, {} resize to 299{}; also computes FID-infinity, "
-    "KID, precision, recall, density, coverage and Inception score"
+    "Frechet distance to the reference images in Inception features, {} resize to 299{}; also computes FID-infinity "
+    "and KID"
 )
 _CMMD = "squared MMD to the reference images in CLIP ViT-L/14 embeddings of {} at 336 ({}; Gaussian kernel, x 1000)"
 _CLIP = "cosine similarity of image and caption under CLIP {}, mean over images"
@@ -139,6 +139,8 @@ _DERIVED = {
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
 """Scores in tables that are not metrics of their own."""
+IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[released]")
+"""Those that come from the authors' programs, by `specbench import`."""
 PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),
     "cool-sd": ("fid[clean+center256]", "clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"),
@@ -166,6 +168,8 @@ def require_metric(name: str) -> None:
     if name in metric_names() or is_reference(name):
         return
     variants = [known for known in metric_names() if known.startswith(f"{name}[")]
+    if name in IMPORTED:
+        metric(name)
     if not variants:
         raise unknown_name("metric", name, metric_names())
     papers = [f"{one} (--protocol {paper})" for paper, names in PROTOCOLS.items() for one in names if one in variants]
@@ -190,6 +194,8 @@ def metric(name: str) -> Callable[..., Any]:
         return _foreign(load_object(plugins("metrics")[name].value, f"metric {name}"), name)
     if is_reference(name):
         return _foreign(load_user_object(name, "metric"), name)
+    if name in IMPORTED:
+        raise SpecbenchError(f"'{name}' comes from its authors' program", "specbench export, then specbench import")
     raise unknown_name("metric", name, metric_names())
 
 
@@ -210,7 +216,7 @@ def downloads(names: Iterable[str], settings: Settings | None = None) -> list[Do
     Raises:
         SpecbenchError: something cannot be had.
     """
-    return [found for name in names for found in metric(name)(settings).downloads()]
+    return [found for name in names if name not in IMPORTED for found in metric(name)(settings).downloads()]
 
 
 def default_metrics(model: str, prompts: str | None = None) -> list[str]:
