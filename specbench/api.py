@@ -129,7 +129,8 @@ def score(
 
     Returns:
         One dict per score: `run_id, metric, value, low, high, n, fingerprint, identity, images, too_few` (whether the
-        interval was left out because it is of too few prompts).
+        interval was left out because it is of too few prompts), `prompts_needed` (how many prompts per run show a
+        change of 2 % between runs of different prompts; fewer do where the prompts are the same).
 
     Raises:
         SpecbenchError: an unknown run or metric, or something that must be installed or downloaded first; exit code 3

@@ -190,10 +190,10 @@ def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> Non
     if as_json:
         print_json(rows)
     elif rows:
-        value = "difference" if differences else "value"
+        value, last = ("difference", ()) if differences else ("value", ("prompts_needed",))
         if console.is_terminal():
-            return print_table(_score_lines(rows, value), ("run_id", "metric", value, "95_%", "n"))
-        print_table(rows, ("run_id", "metric", value, "low", "high", "n"))
+            return print_table(_score_lines(rows, value), ("run_id", "metric", value, "95_%", "n", *last))
+        print_table(rows, ("run_id", "metric", value, "low", "high", "n", *last))
 
 
 def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
@@ -223,6 +223,7 @@ def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
                 if few(row)
                 else None,
                 "n": row["n"],
+                "prompts_needed": row.get("prompts_needed"),
             }
         )
         last = row["run_id"]
