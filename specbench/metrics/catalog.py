@@ -98,6 +98,19 @@ METRICS: dict[str, MetricEntry] = {
     "imagereward": MetricEntry(
         "specbench.metrics.imagereward:ImageReward", "learned human preference reward, mean over images"
     ),
+    "pickscore": MetricEntry(
+        "specbench.metrics.preference:PickScore", "preference learned from Pick-a-Pic, mean over images"
+    ),
+    "aesthetic[sac+logos+ava1]": MetricEntry(
+        "specbench.metrics.preference:Aesthetic", "LAION aesthetic predictor V2 on CLIP ViT-L/14, mean over images"
+    ),
+    "vqascore[clip-flant5-xxl]": MetricEntry(
+        "specbench.metrics.packages:VqaScore",
+        "probability that CLIP-FlanT5-XXL sees the caption in the image, mean over images; by the package t2v-metrics",
+    ),
+    "hpsv3": MetricEntry(
+        "specbench.metrics.packages:Hpsv3", "human preference score v3, mean over images; by the package hpsv3"
+    ),
     "geneval[hf-m2f]": MetricEntry(
         "specbench.metrics.geneval:GenEval",
         "fraction of images that fulfil the GenEval prompt by transformers' Mask2Former, mean over tags",
@@ -144,10 +157,13 @@ IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[
 PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),
     "cool-sd": ("fid[clean+center256]", "clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"),
+    "zipar": ("vqascore[clip-flant5-xxl]", "hpsv2[v2.1]", "imagereward", "aesthetic[sac+logos+ava1]", "clip[l14]"),
+    "mulo-sd": ("geneval[hf-m2f]", "hpsv2[v2.1]"),
 }
 """The metric variants behind published numbers. They differ in nearly every step, so numbers of one protocol never
 compare with numbers of the other. `sjd`: SJD, GSD, SJD++. `cool-sd`: Cool-SD, LANTERN, LANTERN++. The first group
-prints CLIP times 100."""
+prints CLIP times 100. `zipar` and `mulo-sd` have the scores that these papers print; no variant was read in their code.
+DPG-Bench, which MuLo-SD prints besides, comes from its program (`IMPORTED`)."""
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "": PROTOCOLS["sjd"][1:],

@@ -150,8 +150,9 @@ def _quality(chosen: Sequence[Mapping], rows: Sequence[Mapping]) -> list[str]:
     found = corrected(found)
     real = [row for row in found if row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT]
     same = [row for row in found if row["value"] == row["low"] == row["high"] == 0]
-    own = [score.get("prompts_needed") for row in rows if row["decoder"] == "ar" for score in row["scores"]
-           if score["metric"] in {one["name"] for one in found}]  # fmt: skip
+    names = {one["name"] for one in found}
+    scores = [score for row in rows if row["decoder"] == "ar" for score in row["scores"]] if found else []
+    own = [score.get("prompts_needed") for score in scores if score["metric"] in names]
     unclear = [row for row in found if row not in real and row not in same]
     return [*map(_cost, real), *_equal(same), *_untold(unclear, own)]
 
