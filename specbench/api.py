@@ -129,7 +129,8 @@ def score(
 
     Returns:
         One dict per score: `run_id, metric, value, low, high, n, fingerprint, identity, images, too_few` (whether the
-        interval was left out because it is of too few prompts).
+        interval was left out because it is of too few prompts), `prompts_needed` (how many prompts per run show a
+        change of 2 % between runs of different prompts; fewer do where the prompts are the same).
 
     Raises:
         SpecbenchError: an unknown run or metric, or something that must be installed or downloaded first; exit code 3
@@ -413,7 +414,7 @@ def export(benchmark: str, run: str, to: str | Path, out: str | Path = "results"
     """Write a run's images in the layout of an official benchmark program (`specbench export`).
 
     Args:
-        benchmark: "geneval" or "t2i-compbench".
+        benchmark: "geneval", "t2i-compbench" or "dpg-bench".
         run: a run id, a unique beginning of one, or a folder.
         to: an empty or new folder.
 
@@ -433,7 +434,8 @@ def import_results(benchmark: str, run: str, results: str | Path, out: str | Pat
 
     Args:
         benchmark, run: as for `export`.
-        results: GenEval's results file, or the folder that was exported to.
+        results: GenEval's results file, the folder that was exported to for T2I-CompBench++, or the `_detail.txt` of
+            DPG-Bench's program.
 
     Returns:
         The scores, as `score` does.

@@ -1,38 +1,32 @@
 """Compare scores with what the authors' packages compute of the same images (`score --cross-check`).
 
 Those packages pin libraries of other years, so they live in environments of their own and are run as subprocesses, see
-`specbench.checks.authors_programs`.
+`specbench.metrics.authors_programs`.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Metric, Settings, fingerprint
 from specbench.metrics.external_images import external_images
 from specbench.metrics.openclip import import_open_clip
+from specbench.metrics.packages import AUTHORS_PACKAGES, ask, python_of, recipe, require_python
 from specbench.metrics.reference import ReferenceMetric
 from specbench.metrics.score_store import image_features, read_scores
 from specbench.metrics.scoring import Images, run_images
 from specbench.prompts import load_prompts
 from specbench.store.run_folders import find_runs
-from specbench.system.downloads import cache_folder
 from specbench.system.images import pictures_in
 
-PROGRAM = Path(__file__).with_name("authors_programs.py")
 MOST_IMAGES = 16
 """Of a metric with a value per image: hpsv2 reads its 2 GB of weights again for each."""
 _TOLERANCE = 1e-3
@@ -47,25 +41,6 @@ TEXT_CONFIG = {
 """BERT of image-reward's text encoder, which its package would download."""
 
 
-@dataclass(frozen=True)
-class Package:
-    """An authors' package and the pip arguments, one command each, that install it into a new environment."""
-
-    environment: str
-    install: Sequence[str]
-
-
-_COMMON = ("torch torchvision torchmetrics 'scipy<1.18' requests clint ftfy regex",)
-_TOGETHER = (*_COMMON, "--no-deps hpsv2 clean-fid pytorch-fid torch-fidelity")
-AUTHORS_PACKAGES: Mapping[str, Package] = {
-    **dict.fromkeys(("pytorch-fid", "clean-fid", "torchmetrics", "hpsv2"), Package("authors", _TOGETHER)),
-    "image-reward": Package(
-        "authors-image-reward",
-        ("torch torchvision transformers==4.36.2 timm==0.6.13 fairscale", "--no-deps image-reward"),
-    ),
-}
-
-
 def package_of(metric: str) -> str | None:
     """The package that a metric is compared with."""
     front_end = metric.removeprefix("fid[").rstrip("]").partition("+")
@@ -75,29 +50,11 @@ def package_of(metric: str) -> str | None:
     return {"hpsv2[v2.1]": "hpsv2", "hpsv2[v2.0]": "hpsv2", "imagereward": "image-reward"}.get(metric)
 
 
-def python_of(package: str) -> Path:
-    """The Python that has a package: this one, or else that of an environment in the cache folder."""
-    try:
-        importlib.metadata.version(package)
-        if package != "torchmetrics":  # which needs torch-fidelity besides
-            return Path(sys.executable)
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    return cache_folder() / AUTHORS_PACKAGES[package].environment / "bin" / "python"
-
-
-def recipe(package: str) -> str:
-    """The commands that make an environment for a package."""
-    folder = cache_folder() / AUTHORS_PACKAGES[package].environment
-    steps = [f"{folder}/bin/pip install {arguments}" for arguments in AUTHORS_PACKAGES[package].install]
-    return " && ".join([f"{Path(sys.executable).name} -m venv {folder}", *steps])
-
-
 def readiness(python: Path | None = None) -> list[dict[str, str]]:
     """Rows of `specbench doctor` about the authors' packages."""
     rows = []
     for package in AUTHORS_PACKAGES:
-        answer = _ask(python or python_of(package), {"package": package, "versions_only": True})
+        answer = ask(python or python_of(package), {"package": package, "versions_only": True})
         versions = ", ".join(f"{name} {version}" for name, version in answer.get("versions", {}).items())
         ready = {"status": "ok", "detail": f"{versions} in {python or python_of(package)}", "fix": ""}
         lacking = {"status": "warning", "detail": _problem(answer), "fix": recipe(package)}
@@ -158,7 +115,7 @@ def check_by_package(images: Images, metric: Metric, python: Path | None = None)
         kept = kept.iloc[:MOST_IMAGES]
     with tempfile.TemporaryDirectory() as folder:
         request = {"images": _files(images, kept)} | _request(package, metric, kept, Path(folder))
-        answer = _ask(python or python_of(package), request)
+        answer = ask(python or python_of(package), request)
         row |= {"package": package, "n": len(kept)}
         if "versions" not in answer:
             return row | {"verdict": f"not run: {_problem(answer)}; see specbench doctor --cross-check"}
@@ -217,18 +174,6 @@ def _request(package: str, metric: Metric, kept: pd.DataFrame, folder: Path) -> 
     return request | {"vocabulary": str(vocabulary), "text_config": str(config)}
 
 
-def _ask(python: Path, request: Mapping[str, object]) -> dict:
-    """The program's answer: `versions` and its numbers, or `missing` (a package), or `error`."""
-    if not python.is_file():
-        return {"missing": f"{python} (an environment)"}
-    done = subprocess.run([python, "-I", PROGRAM], input=json.dumps(request), capture_output=True, text=True)
-    try:
-        return json.loads(done.stdout)
-    except ValueError:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        return {"error": f"{python} ended with code {done.returncode}: {last}"}
-
-
 def _problem(answer: Mapping[str, str]) -> str:
     return f"{answer['missing']} is not installed" if "missing" in answer else answer.get("error", "")
 
@@ -236,9 +181,3 @@ def _problem(answer: Mapping[str, str]) -> str:
 def is_scored(images: Images, metric: Metric) -> bool:
     """Whether the metric has scored any of these images."""
     return not image_features(images.folder, metric).empty
-
-
-def require_python(python: Path | None) -> None:
-    """Raise a SpecbenchError if a named Python does not exist."""
-    if python is not None and not python.is_file():
-        raise SpecbenchError(f"--python {python} does not exist", "name the python of an environment")

@@ -1,5 +1,5 @@
-"""Commands `specbench export` and `specbench import`: exchange with the official evaluators of GenEval and
-T2I-CompBench++."""
+"""Commands `specbench export` and `specbench import`: exchange with the official evaluators of GenEval,
+T2I-CompBench++ and DPG-Bench."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specbench.system import console
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
-_BENCHMARKS = ("geneval", "t2i-compbench")
+_BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench")
 _Benchmark = Annotated[
     str,
     typer.Argument(
@@ -25,7 +25,8 @@ _Benchmark = Annotated[
     ),
 ]
 _Results = Annotated[
-    Path, option("--from", "PATH", "Results file of GenEval, or the exported folder of T2I-CompBench++.")
+    Path,
+    option("--from", "PATH", "Results of GenEval, exported folder of T2I-CompBench++, or _detail.txt of DPG-Bench."),
 ]
 
 

@@ -50,7 +50,7 @@ def metric_option(help: str) -> Any:
 
 
 def protocol_option(help: str) -> Any:
-    return option("--protocol", "NAME", help, autocompletion=completion.of("sjd", "cool-sd"))
+    return option("--protocol", "NAME", help, autocompletion=completion.of("sjd", "cool-sd", "zipar", "mulo-sd"))
 
 
 def prompts_option(help: str, **more: Any) -> Any:

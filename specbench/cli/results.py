@@ -60,7 +60,7 @@ def add_to(app: typer.Typer) -> None:
 
 _Metrics = Annotated[list[str] | None, metric_option("Compute only this metric; may be repeated.")]
 _Bundled = Annotated[bool, switch("--bundled-only", "Compute only the metrics that need no download.")]
-_Protocol = Annotated[str | None, protocol_option("Metrics and settings of a paper: sjd or cool-sd.")]
+_Protocol = Annotated[str | None, protocol_option("Metrics and settings of a paper: sjd, cool-sd, zipar or mulo-sd.")]
 _Device = Annotated[str | None, device_option("Torch device of the metrics' networks.", show_default="the best here")]
 _Batch = Annotated[
     int | None,
@@ -79,7 +79,8 @@ _CrossCheck = Annotated[
 _Python = Annotated[
     Path | None,
     python_option(
-        "Python of the environment with these packages.", show_default="as 'specbench doctor --cross-check' says"
+        "Python of the environment with the package of --cross-check, VQAScore or HPSv3.",
+        show_default="as 'specbench doctor --cross-check' says",
     ),
 ]
 
@@ -107,7 +108,7 @@ def score(
     if quiet:
         console.show_progress(False)
     names = _metrics_asked_for(metric or (), protocol)
-    _check_score(images, prompts, bool(runs), bool(names), against, cross_check, python)
+    _check_score(images, prompts, bool(runs), bool(names), against, cross_check)
     named = [*(runs or ()), *([against] if against else [])]
     if images is None and named:
         from specbench.store.run_folders import find_runs
@@ -115,14 +116,16 @@ def score(
         find_runs(out, named)  # before torch is loaded
     if cross_check:
         from specbench.checks import cross_check as by_packages
+    if python:
+        from specbench.metrics.packages import require_python
 
-        by_packages.require_python(python)
+        require_python(python)
     from specbench import api
     from specbench.metrics.base import Settings
     from specbench.metrics.scoring import joint_problem
     from specbench.system.torch_device import best_device
 
-    settings = Settings(device or best_device(float64=False), batch, reference, offline)
+    settings = Settings(device or best_device(float64=False), batch, reference, offline, python)
     settings.check()
     options = {"protocol": protocol, "settings": settings, "reporter": None if quiet else ScoreProgress()}
     options["bundled_only"] = bundled_only
@@ -152,7 +155,6 @@ def _check_score(
     metrics: bool,
     against: str | None,
     cross_check: bool,
-    python: Path | None,
 ) -> None:
     """Refuse flags of `score` that contradict or need each other; `runs`, `metrics`: whether any is named."""
     if (images is None) != (prompts is None):
@@ -165,8 +167,6 @@ def _check_score(
         raise SpecbenchError("--against compares runs by metric", "name the metrics with --metric or --protocol")
     if cross_check and (against or not metrics):
         raise SpecbenchError("--cross-check compares by metric", "name the metrics with --metric or --protocol")
-    if python and not cross_check:
-        raise SpecbenchError("--python names the Python of --cross-check", "add --cross-check")
 
 
 def _say_drawn(out: str, names: Sequence[str]) -> None:
@@ -190,10 +190,10 @@ def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> Non
     if as_json:
         print_json(rows)
     elif rows:
-        value = "difference" if differences else "value"
+        value, last = ("difference", ()) if differences else ("value", ("prompts_needed",))
         if console.is_terminal():
-            return print_table(_score_lines(rows, value), ("run_id", "metric", value, "95_%", "n"))
-        print_table(rows, ("run_id", "metric", value, "low", "high", "n"))
+            return print_table(_score_lines(rows, value), ("run_id", "metric", value, "95_%", "n", *last))
+        print_table(rows, ("run_id", "metric", value, "low", "high", "n", *last))
 
 
 def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
@@ -223,6 +223,7 @@ def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
                 if few(row)
                 else None,
                 "n": row["n"],
+                "prompts_needed": row.get("prompts_needed"),
             }
         )
         last = row["run_id"]

@@ -36,12 +36,14 @@ class Settings:
         batch: images a network sees at once; each metric's own choice if None.
         reference: folder of the images to compare distributions with; the prompt set's own if None.
         offline: never download what is missing.
+        python: Python of an environment with the authors' package of a metric; that of `packages.python_of` if None.
     """
 
     device: str = "cpu"
     batch: int | None = None
     reference: Path | None = None
     offline: bool = False
+    python: Path | None = None
 
     def check(self) -> None:
         """Raise a SpecbenchError if the device does not exist here or there is no such reference folder."""

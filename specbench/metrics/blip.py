@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import BertTokenizer, BlipTextConfig, BlipTextModel, BlipVisionConfig, BlipVisionModel
 from transformers.models.blip.modeling_blip_text import BlipTextLMHeadModel
 
@@ -87,6 +87,16 @@ def load_weights(path: Path) -> dict[str, Tensor]:
     """Load the tensors of an authors' checkpoint, whose digest the caller has checked; no code in it is run."""
     content = torch.load(path, map_location="cpu", weights_only=True)
     return content.get("model", content)
+
+
+def linear_layers(weights: Weights) -> nn.Sequential:
+    """Build a chain of linear layers from weights named by number; what stood between them acts in training only."""
+    layers = []
+    for number in sorted(int(name.removesuffix(".weight")) for name in weights if name.endswith(".weight")):
+        weight = weights[f"{number}.weight"]
+        layers.append(nn.Linear(weight.shape[1], weight.shape[0]))
+        layers[-1].load_state_dict({"weight": weight, "bias": weights[f"{number}.bias"]})
+    return nn.Sequential(*layers)
 
 
 class Tokenizer:

@@ -98,6 +98,19 @@ METRICS: dict[str, MetricEntry] = {
     "imagereward": MetricEntry(
         "specbench.metrics.imagereward:ImageReward", "learned human preference reward, mean over images"
     ),
+    "pickscore": MetricEntry(
+        "specbench.metrics.preference:PickScore", "preference learned from Pick-a-Pic, mean over images"
+    ),
+    "aesthetic[sac+logos+ava1]": MetricEntry(
+        "specbench.metrics.preference:Aesthetic", "LAION aesthetic predictor V2 on CLIP ViT-L/14, mean over images"
+    ),
+    "vqascore[clip-flant5-xxl]": MetricEntry(
+        "specbench.metrics.packages:VqaScore",
+        "probability that CLIP-FlanT5-XXL sees the caption in the image, mean over images; by the package t2v-metrics",
+    ),
+    "hpsv3": MetricEntry(
+        "specbench.metrics.packages:Hpsv3", "human preference score v3, mean over images; by the package hpsv3"
+    ),
     "geneval[hf-m2f]": MetricEntry(
         "specbench.metrics.geneval:GenEval",
         "fraction of images that fulfil the GenEval prompt by transformers' Mask2Former, mean over tags",
@@ -128,17 +141,29 @@ METRICS: dict[str, MetricEntry] = {
 _DERIVED = {
     "kid": "unbiased squared MMD to the reference images in Inception features, cubic kernel, mean over subsets",
     "fid-infinity": "FID extrapolated to infinitely many images; no interval up to n = 4096",
+    "precision": "fraction of images within a reference image's 3rd nearest neighbour in Inception features",
+    "recall": "fraction of reference images within an image's 3rd nearest neighbour in Inception features",
+    "density": "reference images whose 3rd nearest neighbour is farther than an image, over 3, mean over images",
+    "coverage": "fraction of reference images with an image nearer than their 3rd nearest neighbour",
+    "inception-score": "exp of the mean KL divergence of class probabilities from their mean, mean over 10 splits",
     "geneval[official]": "fraction of correct images by the official evaluator, mean over tags",
+    "dpg-bench": "fraction of a prompt's questions that the official judge answers by yes, mean over images; "
+    "[released]: as the released program, which skips a question and takes categories of last images only",
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
 """Scores in tables that are not metrics of their own."""
+IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[released]")
+"""Those that come from the authors' programs, by `specbench import`."""
 PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),
     "cool-sd": ("fid[clean+center256]", "clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"),
+    "zipar": ("vqascore[clip-flant5-xxl]", "hpsv2[v2.1]", "imagereward", "aesthetic[sac+logos+ava1]", "clip[l14]"),
+    "mulo-sd": ("geneval[hf-m2f]", "hpsv2[v2.1]"),
 }
 """The metric variants behind published numbers. They differ in nearly every step, so numbers of one protocol never
 compare with numbers of the other. `sjd`: SJD, GSD, SJD++. `cool-sd`: Cool-SD, LANTERN, LANTERN++. The first group
-prints CLIP times 100."""
+prints CLIP times 100. `zipar` and `mulo-sd` have the scores that these papers print; no variant was read in their code.
+DPG-Bench, which MuLo-SD prints besides, comes from its program (`IMPORTED`)."""
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "": PROTOCOLS["sjd"][1:],
@@ -159,6 +184,8 @@ def require_metric(name: str) -> None:
     if name in metric_names() or is_reference(name):
         return
     variants = [known for known in metric_names() if known.startswith(f"{name}[")]
+    if name in IMPORTED:
+        metric(name)
     if not variants:
         raise unknown_name("metric", name, metric_names())
     papers = [f"{one} (--protocol {paper})" for paper, names in PROTOCOLS.items() for one in names if one in variants]
@@ -183,6 +210,8 @@ def metric(name: str) -> Callable[..., Any]:
         return _foreign(load_object(plugins("metrics")[name].value, f"metric {name}"), name)
     if is_reference(name):
         return _foreign(load_user_object(name, "metric"), name)
+    if name in IMPORTED:
+        raise SpecbenchError(f"'{name}' comes from its authors' program", "specbench export, then specbench import")
     raise unknown_name("metric", name, metric_names())
 
 
@@ -203,7 +232,7 @@ def downloads(names: Iterable[str], settings: Settings | None = None) -> list[Do
     Raises:
         SpecbenchError: something cannot be had.
     """
-    return [found for name in names for found in metric(name)(settings).downloads()]
+    return [found for name in names if name not in IMPORTED for found in metric(name)(settings).downloads()]
 
 
 def default_metrics(model: str, prompts: str | None = None) -> list[str]:

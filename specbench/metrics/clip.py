@@ -67,19 +67,38 @@ VARIANTS: Mapping[str, Variant] = {
 }
 
 
-class Clip(PerImageMetric):
+class CosineMetric(PerImageMetric):
+    """Cosine of the embeddings of image and caption under a network with open_clip's `encode_image` and `encode_text`.
+
+    Attributes:
+        prefix: text before every caption.
+        scale: factor on the cosine.
+    """
+
+    packages = OPENCLIP_PACKAGES
+    network: torch.nn.Module
+    prefix = ""
+    scale = 1.0
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        images = image_embeddings(self.network, self.preprocessed(samples), self.settings.device)
+        captions = [self.prefix + sample.prompt for sample in samples]
+        texts = text_embeddings(self.network, captions, self.settings.device)
+        return [{"value": value} for value in (self.scale * (images * texts).sum(1)).tolist()]
+
+
+class Clip(CosineMetric):
     """CLIP score (Hessel et al. 2021, without their factor 2.5): cosine of image and caption, -1 to 1. Captions over
     77 tokens are cut and keep the end token."""
 
     summary = "cosine of CLIP's image and caption embeddings, mean over images"
     batch = 32
-    packages = OPENCLIP_PACKAGES
 
     def __init__(self, variant: str, settings: Settings | None = None):
         super().__init__(settings)
         self.name = f"clip[{variant}]"
         self.variant = VARIANTS[variant]
-        self.checkpoints = (self.variant.checkpoint,)
+        self.checkpoints, self.prefix = (self.variant.checkpoint,), self.variant.prefix
 
     def identity(self) -> Mapping[str, str]:
         return {
@@ -97,12 +116,6 @@ class Clip(PerImageMetric):
 
     def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
         return normalised(short_side_centre(self.variant.prepare(pixels), self.network.visual.image_size[0]))
-
-    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        images = image_embeddings(self.network, self.preprocessed(samples), self.settings.device)
-        captions = [self.variant.prefix + sample.prompt for sample in samples]
-        texts = text_embeddings(self.network, captions, self.settings.device)
-        return [{"value": value} for value in (images * texts).sum(1).tolist()]
 
 
 def clip_versions() -> dict[str, str]:

@@ -1,9 +1,10 @@
-"""`fid[FRONT-END]` and `fid[FRONT-END+CROP]`: Frechet distance to the reference images in Inception features, with
-FID-infinity and KID beside it under the same variant's name.
+"""`fid[FRONT-END]` and `fid[FRONT-END+CROP]`: Frechet distance to the reference images in Inception features. The other
+scores of these features stand beside it under the same variant's name.
 
-FID: Heusel et al. 2017. FID-infinity: Chong & Forsyth 2020. KID: Binkowski et al. 2018. The distances of two sets of
-feature vectors, in float64 and with the influence of each image, serve other metrics too (MMD: CMMD, Jayasumana et al.
-2024). torchmetrics accumulates FID and KID from features that this package's front ends made.
+FID: Heusel et al. 2017. FID-infinity: Chong & Forsyth 2020. KID: Binkowski et al. 2018. Inception score: Salimans et
+al. 2016. Precision, recall, density, coverage: `precision_recall`. The distances of two sets of feature vectors, in
+float64 and with the influence of each image, serve other metrics too (MMD: CMMD, Jayasumana et al. 2024). torchmetrics
+accumulates FID, KID and the Inception score from features that this package's front ends made.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from torch import Tensor, nn
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Score, Settings, described
 from specbench.metrics.inception import CROPS, FRONT_ENDS, INCEPTION_FEATURES, Inception, load_inception
+from specbench.metrics.precision_recall import K_NEAREST, NearestNeighbours, neighbourhood
 from specbench.metrics.reference import ReferenceMetric, distance_difference, feature_matrix, with_influence
 from specbench.metrics.torchvision_stub import torchvision_if_it_loads
-from specbench.stats import Difference, Estimate
+from specbench.stats import Difference, Estimate, mean_interval, proportion_interval
 
 _ROWS = 512
 _SPLITS = 4
@@ -37,13 +39,15 @@ _SPLIT_SEED = 0
 _KID_SUBSETS, _KID_SUBSET_SIZE = 100, 1000
 """As published (Binkowski et al. 2018), and torchmetrics' defaults."""
 _KID_SEED = 0
+_IS_SPLITS = 10
+"""Of Salimans et al. 2016, and torchmetrics' default."""
 
 
 class Fid(ReferenceMetric):
     """FID (Heusel et al. 2017) with FID-infinity (Chong & Forsyth 2020) and KID (Binkowski et al. 2018); values of
     other front ends, crops or n do not compare."""
 
-    summary = "distance to the reference images in Inception features; FID-infinity and KID beside it"
+    summary = "distance to the reference images in Inception features; the other scores of these features beside it"
     batch = 32
     columns: ClassVar = {"feature": pa.list_(pa.float32(), INCEPTION_FEATURES)}
     checkpoints = ("inception",)
@@ -67,7 +71,8 @@ class Fid(ReferenceMetric):
 
     def identity(self) -> Mapping[str, str]:
         kid_of = f"mean over {_KID_SUBSETS} pairs of subsets of {_KID_SUBSET_SIZE}, seed {_KID_SEED}"
-        return {**super().identity(), "kid": kid_of, "torchmetrics": version("torchmetrics")}
+        others = f"inception-score of {_IS_SPLITS} splits; precision, recall, density, coverage of k = {K_NEAREST}"
+        return {**super().identity(), "kid": kid_of, "others": others, "torchmetrics": version("torchmetrics")}
 
     @cached_property
     def network(self) -> Inception:
@@ -100,7 +105,24 @@ class Fid(ReferenceMetric):
             note = None if limit.low is not None else "rough: halves of the images are no more than the features"
             scores.append(Score(f"fid-infinity[{self.variant}]", estimate, images.n, note))
         note = "unbiased at any number of images" if images.n < self._reference.n else None
-        return [*scores, Score(f"kid[{self.variant}]", own_kid, images.n, note)]
+        scores.append(Score(f"kid[{self.variant}]", own_kid, images.n, note))
+        found = neighbourhood(images.features, self.reference_features)
+        scores += [] if found is None else self._neighbour_scores(found, prompts)
+        mean, deviation = inception_score(self.network.unbiased_logits(torch.tensor(images.features)))
+        note = None if deviation is None else f"standard deviation over {_IS_SPLITS} splits: {deviation:.3g}"
+        return [*scores, Score(f"inception-score[{self.variant}]", Estimate(mean, None, None), images.n, note)]
+
+    def _neighbour_scores(self, found: NearestNeighbours, prompts: Sequence[str]) -> list[Score]:
+        """Recall and coverage are means over reference images and have no interval over prompts."""
+        n, m = len(found.precise), len(found.recalled)
+        estimates = {
+            "precision": proportion_interval(found.precise, prompts),
+            "recall": Estimate(float(found.recalled.mean()), None, None),
+            "density": mean_interval(found.density, prompts),
+            "coverage": Estimate(float(found.covered.mean()), None, None),
+        }
+        sizes = f"k = {K_NEAREST}, {n} images, {m} reference images; other sizes do not compare"
+        return [Score(f"{name}[{self.variant}]", one, n, sizes) for name, one in estimates.items()]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return fid_difference(features, baseline, self._reference)
@@ -286,6 +308,18 @@ def kid(images: np.ndarray, reference: np.ndarray) -> float:
         torch.manual_seed(_KID_SEED)
         mean, _ = states.compute()
     return mean.item()
+
+
+def inception_score(logits: Tensor) -> tuple[float, float | None]:
+    """Inception score of logits [n, classes]: mean over 10 splits in a fixed order, and their standard deviation (None
+    for a single image)."""
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")
+        states = _torchmetrics("inception").InceptionScore(nn.Identity(), _IS_SPLITS)
+        states.update(logits.double())
+        torch.manual_seed(_KID_SEED)
+        mean, deviation = states.compute()
+    return mean.item(), None if len(logits) < 2 else deviation.item()
 
 
 class FeaturesAsImages(nn.Module):

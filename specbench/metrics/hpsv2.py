@@ -7,7 +7,7 @@ with black before normalising. (The authors' package is made of torchvision's tr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specbench.metrics import published_weights
-from specbench.metrics.base import PerImageMetric, Sample, Settings, described
-from specbench.metrics.clip import clip_versions
-from specbench.metrics.openclip import MEAN, OPENCLIP_PACKAGES, STD, image_embeddings, text_embeddings, untrained_model
+from specbench.metrics.base import Settings, described
+from specbench.metrics.clip import CosineMetric, clip_versions
+from specbench.metrics.openclip import MEAN, STD, untrained_model
 
 ARCHITECTURE = "ViT-H-14"
 _SIZE = 224
@@ -46,11 +46,10 @@ def load_hpsv2(path: Path, device: str, architecture: str = ARCHITECTURE) -> tor
     return model.float().eval().requires_grad_(False).to(device)
 
 
-class Hpsv2(PerImageMetric):
+class Hpsv2(CosineMetric):
     """HPSv2 (Wu et al. 2023): cosine of image and caption, -1 to 1, in float32."""
 
     summary = "human preference score: cosine of image and caption under the HPSv2 network, mean over images"
-    packages = OPENCLIP_PACKAGES
 
     def __init__(self, variant: str, settings: Settings | None = None):
         super().__init__(settings)
@@ -72,9 +71,3 @@ class Hpsv2(PerImageMetric):
 
     def preprocess(self, pixels: np.ndarray) -> Tensor:
         return hps_input(pixels)
-
-    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        device = self.settings.device
-        images = image_embeddings(self.network, self.preprocessed(samples), device)
-        texts = text_embeddings(self.network, [sample.prompt for sample in samples], device)
-        return [{"value": value} for value in (images * texts).sum(1).tolist()]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import PerImageMetric, Sample, described
-from specbench.metrics.blip import Tokenizer, load_weights, part_of, text_network, vision_network
+from specbench.metrics.blip import Tokenizer, linear_layers, load_weights, part_of, text_network, vision_network
 from specbench.metrics.openclip import normalised, short_side_centre
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
@@ -26,9 +26,7 @@ class RewardNetwork(nn.Module):
         super().__init__()
         self.vision = vision_network(part_of(weights, "blip.visual_encoder."))
         self.text = text_network(part_of(weights, "blip.text_encoder."), self.vision.config.hidden_size)
-        head = part_of(weights, "mlp.layers.")
-        layers = sorted(int(name.removesuffix(".weight")) for name in head if name.endswith(".weight"))
-        self.head = nn.Sequential(*(_linear(head, number) for number in layers))
+        self.head = linear_layers(part_of(weights, "mlp.layers."))
 
     def forward(self, images_BCHW: Tensor, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
         """Rewards [B]; published to have mean 0 and deviation 1 on the authors' data."""
@@ -82,10 +80,3 @@ class ImageReward(PerImageMetric):
         device = self.settings.device
         rewards = self.network(images.to(device), ids.to(device), mask.to(device))
         return [{"value": value} for value in rewards.tolist()]
-
-
-def _linear(weights: Mapping[str, Tensor], number: int) -> nn.Linear:
-    weight = weights[f"{number}.weight"]
-    layer = nn.Linear(weight.shape[1], weight.shape[0])
-    layer.load_state_dict({"weight": weight, "bias": weights[f"{number}.bias"]})
-    return layer

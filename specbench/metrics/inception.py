@@ -137,6 +137,11 @@ class Inception(nn.Module):
             x = block(x)
         return x.mean((2, 3))
 
+    @torch.inference_mode()
+    def unbiased_logits(self, features_BD: Tensor) -> Tensor:
+        """Features to the logits of TensorFlow's Inception score, which leave the bias out: [B, 1008] on the CPU."""
+        return (features_BD.to(self.fc.weight) @ self.fc.weight.T).cpu()
+
 
 def load_inception(path: Path, device: str = "cpu") -> Inception:
     """Build the network and load a published file, whose digest the caller has checked."""

@@ -1,6 +1,6 @@
-"""Export images to the official GenEval and T2I-CompBench++ programs, and import their results.
+"""Export images to the official GenEval, T2I-CompBench++ and DPG-Bench programs, and import their results.
 
-Imported scores are named `geneval[official]` and `compbench[official]`.
+Imported scores are named `geneval[official]`, `compbench[official]`, and `dpg-bench` with `dpg-bench[released]`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics.base import Metric, Sample, Score
 from specbench.metrics.compbench_rules import THREE_IN_ONE, three_in_one
+from specbench.metrics.dpg_bench import OfficialDpgBench, read_verdict, write_grids
 from specbench.metrics.export_folder import export_folder
 from specbench.metrics.geneval import JudgedMetric
 from specbench.metrics.score_store import scores_to_show
@@ -34,7 +36,7 @@ from specbench.system.files import read_error, read_regular
 from specbench.system.images import png_bytes
 from specbench.system.json_values import parse_json
 
-BENCHMARKS = ("geneval", "t2i-compbench")
+BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench")
 MAX_LINES = 10**5
 """Above the number of prompts of any benchmark; file names have five digits for them."""
 MAX_RESULTS_BYTES = 2**30
@@ -68,12 +70,14 @@ LOWEST: Mapping[str, float] = {"non_spatial": -1.0, "complex": -1.0, "complex/cl
 
 
 def export_images(benchmark: str, run: Path, target: Path) -> int:
-    """Export a run's images for the official evaluator of a benchmark; see `export_geneval`, `export_compbench`.
+    """Export a run's images for the official evaluator of a benchmark; see `export_geneval`, `export_compbench`,
+    `export_dpg_bench`.
 
     Raises:
         SpecbenchError: an unknown benchmark, a run of other prompts, or a folder that is not empty or not writable.
     """
-    write = {"geneval": export_geneval, "t2i-compbench": export_compbench}.get(benchmark)
+    exports = dict(zip(BENCHMARKS, (export_geneval, export_compbench, export_dpg_bench), strict=True))
+    write = exports.get(benchmark)
     if write is None:
         raise unknown_name("benchmark", benchmark, BENCHMARKS)
     return write(run, target)
@@ -83,7 +87,7 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     """Store the results of a benchmark's official evaluator as scores of a run, and return them as `score` does.
 
     Args:
-        results: GenEval's results file, or the folder that T2I-CompBench++ was exported to.
+        results: GenEval's results file, the folder that T2I-CompBench++ was exported to, or DPG-Bench's `_detail.txt`.
 
     Raises:
         SpecbenchError: an unknown benchmark, or results that do not match the run.
@@ -93,13 +97,16 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     images = run_images(run)
     if benchmark == "geneval":
         metric: Metric = OfficialGenEval(results)
+    elif benchmark == "dpg-bench":
+        metric = OfficialDpgBench(_read_dpg_bench(results), digest_of(results), images.rows)
     else:
         metric = OfficialCompBench(results, 1 + int(images.rows["sample"].max()))
     outcome = score_with(images, metric)
     if outcome.skipped:
         raise SpecbenchError(f"the results cannot be scores of {outcome.run_id}: {outcome.skipped}")
     scores = scores_to_show(run, images.rows["prompt_id"])
-    own = (row for row in scores if str(row["metric"]).partition(":")[0] == metric.name)
+    names = (metric.name, f"{metric.name}[released]")
+    own = (row for row in scores if str(row["metric"]).partition(":")[0] in names)
     return [{"run_id": images.name, **row} for row in own]
 
 
@@ -141,6 +148,23 @@ def export_compbench(run: Path, target: Path) -> int:
         for row in rows:
             number = row.line * samples[row.category] + row.sample
             folder.write(row.png(), row.category, "samples", f"{row.prompt}_{number:06d}.png")
+    return len(rows)
+
+
+def export_dpg_bench(run: Path, target: Path) -> int:
+    """Export a run's images for the released program, see `dpg_bench.write_grids`.
+
+    Returns:
+        The number of images.
+
+    Raises:
+        SpecbenchError: not a run of DPG-Bench prompts, a prompt lacks a sample or has more than four, images are not
+            squares of one size, or `target` is not empty.
+    """
+    rows = _rows(run, lambda category, meta: "questions" in meta and "line" in meta, "DPG-Bench")
+    _check_lines(rows)
+    with export_folder(target) as folder:
+        write_grids(sorted(rows, key=lambda row: (row.line, row.sample)), folder)
     return len(rows)
 
 
@@ -238,7 +262,10 @@ class _Row:
     sample: int
     category: str
     meta: Mapping
-    png: Callable[[], bytes]
+    pixels: Callable[[], np.ndarray]
+
+    def png(self) -> bytes:
+        return png_bytes(self.pixels())
 
     @property
     def line(self) -> int:
@@ -250,17 +277,20 @@ def _rows(run: Path, fits, what: str) -> list[_Row]:
     stored = RunStore(run).samples(["prompt", "category", "meta", "status", "image", "image_sha256"])
     stored = stored[(stored["status"] == "ok") & stored["image"].notna()]
     rows = [
-        _Row(row.prompt_id, row.prompt, int(row.sample), row.category, meta, partial(_png, run, row))
+        _Row(
+            row.prompt_id,
+            row.prompt,
+            int(row.sample),
+            row.category,
+            meta,
+            partial(read_image, run, row.image, row.image_sha256),
+        )
         for row in stored.itertuples()
         if fits(row.category, meta := read_meta(row.meta))
     ]
     if not rows:
         raise SpecbenchError(f"{run} has no images of {what} prompts")
     return rows
-
-
-def _png(run: Path, row) -> bytes:
-    return png_bytes(read_image(run, row.image, row.image_sha256))
 
 
 def official_line(prompt_id: str, meta: Mapping) -> int:
@@ -317,6 +347,17 @@ def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
     return verdicts
 
 
+def _read_dpg_bench(path: Path) -> dict[tuple[str, int], dict[str, str]]:
+    """Answers to questions, by item and number of the image."""
+    found: dict[tuple[str, int], dict[str, str]] = {}
+    with _reading(path, "is not a `_detail.txt` of DPG-Bench's program"):
+        for one in (read_verdict(line) for line in _text(path).split("\n") if line.strip()):
+            answers = found.setdefault((one.item, one.sample), {})
+            _refuse_contradiction(path, f"'{one.question:.80}'", one.answer, answers.get(one.question, one.answer))
+            answers[one.question] = one.answer
+    return found
+
+
 def _verdict(path: Path, row: Mapping) -> bool:
     if not isinstance(row["correct"], bool):
         raise SpecbenchError(
@@ -351,7 +392,7 @@ def _answer(path: Path, row: Mapping, lowest: float) -> float:
     return answer
 
 
-def _refuse_contradiction(path: Path, what: str, found: float, before: float) -> None:
+def _refuse_contradiction(path: Path, what: str, found: float | str, before: float | str) -> None:
     if found != before:
         raise SpecbenchError(
             f"{path} contradicts itself: {what} is {before} in one line and {found} in another",

@@ -95,6 +95,16 @@ CHECKPOINTS: dict[str, Checkpoint] = {
         "ImageReward.pt", "zai-org/ImageReward", "d71dc8d4912bc633c06ab8ef1ef6a81e8199d4369f14b47b29baf1d19de561f6",
         1_786_880_927, "Apache-2.0, THUDM",
     ),
+    "aesthetic": Checkpoint(
+        "sac+logos+ava1-l14-linearMSE.pth",
+        Remote(
+            "https://raw.githubusercontent.com/christophschuhmann/improved-aesthetic-predictor/"
+            "6934dd81792f086e613a121dbce43082cb8be85e/sac+logos+ava1-l14-linearMSE.pth",
+            "sha256:21dd590f3ccdc646f0d53120778b296013b096a035a2718c9cb0d511bff0f1e0",
+            3_714_759,
+        ),
+        "Apache-2.0, Christoph Schuhmann",
+    ),
     "blip-vqa": Checkpoint(
         "model_base_vqa_capfilt_large.pth",
         Remote(

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Metric, column_difference, feature_fingerprint, fingerprint, whole_identity
 from specbench.metrics.catalog import METRICS
-from specbench.stats import Difference, Estimate, difference_to_show, without_few
+from specbench.stats import Difference, Estimate, difference_to_show, prompts_for_change, without_few
 from specbench.store.parquet_log import ParquetLog
 from specbench.store.schema import KEY
 from specbench.system.files import check_regular, files_named, read_error, read_regular, take_lock, write_atomically
@@ -67,7 +67,8 @@ def _known_score(row: dict[str, object]) -> dict[str, object]:
 
 
 def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object]]:
-    """`read_scores` without the intervals of few prompts; `too_few` says where one was left out, or cannot be.
+    """`read_scores` without the intervals of few prompts; `too_few` says where one was left out, or cannot be, and
+    `prompts_needed` how many prompts show a change of 2 %.
 
     Args:
         prompt_ids: prompt of each image of the run.
@@ -79,7 +80,9 @@ def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object
 def _to_show(row: dict[str, object], prompts: float) -> dict[str, object]:
     shown = without_few(Estimate(row["value"], row["low"], row["high"]), prompts)
     alone = row["n"] == 1  # one image never has an interval to leave out
-    return row | {"low": shown.low, "high": shown.high, "too_few": alone or shown.low != row["low"]}
+    few = alone or shown.low != row["low"]
+    needed = prompts_for_change(shown, prompts)
+    return row | {"low": shown.low, "high": shown.high, "too_few": few, "prompts_needed": needed}
 
 
 def image_features(folder: Path, metric: Metric) -> pd.DataFrame:

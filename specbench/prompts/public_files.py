@@ -1,4 +1,5 @@
-"""Readers of the public prompt sets' files, by the name of the set: COCO, PartiPrompts, GenEval, T2I-CompBench++."""
+"""Readers of the public prompt sets' files, by the name of the set: COCO, PartiPrompts, GenEval, GenEval 2,
+T2I-CompBench++, DPG-Bench."""
 
 from __future__ import annotations
 
@@ -104,6 +105,44 @@ def _compbench_prompts(folder: Path, category: str) -> list[Prompt]:
     ]
 
 
+def read_dpg_bench(folder: Path) -> list[Prompt]:
+    """Read the prompts of DPG-Bench, one for each item of the published table, whose id is the name of its image file.
+
+    `meta` has `line`, the item's place in the table, and `questions`: per question its id, the ids it depends on (0 is
+    none), the tuple whose beginning is its category, and its text.
+    """
+    with (folder / "dpg_bench.csv").open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    items: dict[str, list[dict]] = {}
+    for row in rows:
+        items.setdefault(row["item_id"], []).append(row)
+    return [
+        Prompt(name, mine[0]["text"].strip(), None, {"line": line, "questions": [_question(row) for row in mine]})
+        for line, (name, mine) in enumerate(items.items())
+    ]
+
+
+def _question(row: Mapping[str, str]) -> dict[str, object]:
+    parents = [int(parent) for parent in row["dependency"].split(",")]
+    about, asked = row["tuple"], row["question_natural_language"]
+    return {"id": int(row["proposition_id"]), "parents": parents, "tuple": about, "question": asked}
+
+
+def read_geneval2(folder: Path) -> list[Prompt]:
+    """Read the prompts of GenEval 2 in file order, by their number of atoms. `meta` has `vqa_list` (questions with
+    their answers), `skills` (what each of them tests), and `line`."""
+    lines = (folder / "geneval2_data.jsonl").read_text(encoding="utf-8").splitlines()
+    return [
+        Prompt(
+            f"{number:03d}",
+            row["prompt"],
+            f"{row['atom_count']} atoms",
+            {"line": number, "vqa_list": row["vqa_list"], "skills": row["skills"]},
+        )
+        for number, row in enumerate(map(json.loads, lines))
+    ]
+
+
 def counts(text: str, names: Mapping[str, str]) -> dict[str, int]:
     """Count the objects requested by a numeracy prompt; `names` maps each singular and plural noun to its singular."""
     words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
@@ -123,6 +162,8 @@ READERS = {
     "coco": read_coco,
     "parti": read_parti,
     "geneval": read_geneval,
+    "geneval2": read_geneval2,
+    "dpg-bench": read_dpg_bench,
     "t2i-compbench": read_t2i_compbench,
 }
 """By the name of a public set, the function that reads its prompts from the folder of its files."""

@@ -150,7 +150,11 @@ def _quality(chosen: Sequence[Mapping], rows: Sequence[Mapping]) -> list[str]:
     found = corrected(found)
     real = [row for row in found if row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT]
     same = [row for row in found if row["value"] == row["low"] == row["high"] == 0]
-    return [*map(_cost, real), *_equal(same), *_untold([row for row in found if row not in real and row not in same])]
+    names = {one["name"] for one in found}
+    scores = [score for row in rows if row["decoder"] == "ar" for score in row["scores"]] if found else []
+    own = [score.get("prompts_needed") for score in scores if score["metric"] in names]
+    unclear = [row for row in found if row not in real and row not in same]
+    return [*map(_cost, real), *_equal(same), *_untold(unclear, own)]
 
 
 def _equal(rows: Sequence[Mapping]) -> list[str]:
@@ -167,14 +171,15 @@ def _cost(row: Mapping) -> str:
     return f"{row['who']} scores {gap} {way} in {row['name']} than AR{_bounds(row)} over {row['n']} images."
 
 
-def _untold(rows: Sequence[Mapping]) -> list[str]:
-    """Differences that may be none, by decoder, and how many prompts would find one."""
+def _untold(rows: Sequence[Mapping], own: Sequence[int | None]) -> list[str]:
+    """Differences that may be none, by decoder, and how many prompts would find one: from the differences, or else from
+    the variance of AR's `own` scores."""
     by_decoder: dict[str, list[str]] = {}
     for row in rows:
         by_decoder.setdefault(row["who"], []).append(f"{row['name']}{_bounds(row)}")
     if not rows:
         return []
-    known = [row["prompts_needed"] for row in rows if row["prompts_needed"]]
+    known = [row["prompts_needed"] for row in rows if row["prompts_needed"]] or [needed for needed in own if needed]
     change = f"{100 * CHANGE:g} %"
     most = f" A change of {change} of AR's score takes up to {max(known):,} prompts to find." if known else ""
     listed = "; ".join(f"{who} in {', '.join(scores)}" for who, scores in by_decoder.items())

@@ -23,11 +23,9 @@ from specbench.reporting.columns import MISSING, TOO_FEW, between, number, stall
 from specbench.reporting.comparability import mismatched_fields, mismatched_for_steps
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import Run, latencies
-from specbench.stats.intervals import FEW_UNITS
+from specbench.stats.intervals import CHANGE, FEW_UNITS
 
 FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
-CHANGE = 0.02
-"""Relative change to detect, for `prompts_needed`."""
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
 """Note of a number whose interval is left out."""
 SIGNIFICANT = 0.05

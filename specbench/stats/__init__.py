@@ -27,6 +27,7 @@ from specbench.stats.intervals import (
     mean_difference,
     mean_interval,
     mean_of_estimates,
+    prompts_for_change,
     prompts_needed,
     proportion_interval,
     ratio_of_totals,
@@ -77,5 +78,6 @@ __all__ = [
     "draft_tv_by_depth", "theorem2_bound",
     "acceptance", "acceptance_by_offset", "draft_tv", "draft_top1", "draft_tv_by_offset",
     "Estimate", "mean_interval", "proportion_interval", "mean_of_estimates", "ratio_of_totals", "without_few",
-    "Difference", "difference_to_show", "mean_difference", "speed_difference", "holm", "prompts_needed",
+    "Difference", "difference_to_show", "mean_difference", "speed_difference", "holm",
+    "prompts_needed", "prompts_for_change",
 ]  # fmt: skip

@@ -23,6 +23,8 @@ printed."""
 MOST_UNITS = 2000
 """Above this number, clusters are resampled in random groups of about equal size, which are independent as well."""
 MOST_PROMPTS = 10**7
+CHANGE = 0.02
+"""Relative change to detect, for `prompts_needed` and `prompts_for_change`."""
 _POWER = 0.8
 
 
@@ -211,6 +213,20 @@ def prompts_needed(spread: float | None, change: float) -> int | None:
         middle = (few + many) // 2
         few, many = (few, middle) if _power(effect, middle) >= _POWER else (middle, many)
     return many
+
+
+def prompts_for_change(estimate: Estimate, prompts: float) -> int | None:
+    """Prompts per run for which two runs of different prompts show a relative change of `CHANGE` in a score, see
+    `prompts_needed`; fewer do where the runs share their prompts.
+
+    Args:
+        estimate: the score, whose interval tells its spread over prompts.
+        prompts: number of prompts behind it.
+    """
+    if estimate.low is None or estimate.high is None or prompts < 2:
+        return None
+    error = (estimate.high - estimate.low) / 2 / float(stdtrit(prompts - 1, UPPER_QUANTILE))
+    return prompts_needed(math.sqrt(2 * prompts) * error, CHANGE * estimate.value)
 
 
 def _power(effect: float, n: int) -> float:

@@ -61,7 +61,8 @@ class Remote:
 
     Attributes:
         url: where it is published.
-        digest: "sha256:..." or "md5:...", as recorded by the publisher or this project; empty if unknown.
+        digest: "sha256:...", "md5:..." or "git:..." (id of a file in a git repository), as recorded by the publisher or
+            this project; empty if unknown.
         size: bytes, where known.
         by_hand: what a user can do who cannot download it.
     """
@@ -375,8 +376,11 @@ def hub_endpoint() -> str:
 
 
 def digest_of(path: Path, kind: str = "sha256") -> str:
-    """Compute the digest of a file as "kind:hex"."""
+    """Compute the digest of a file as "kind:hex"; kind is one of hashlib, or "git", the id of a blob."""
     with path.open("rb") as file:
+        if kind == "git":
+            header = b"blob %d\0" % os.fstat(file.fileno()).st_size
+            return f"git:{hashlib.file_digest(file, lambda: hashlib.sha1(header)).hexdigest()}"
         return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
 
 

@@ -19,6 +19,7 @@ from PIL import Image
 
 from specbench.checks import cross_check
 from specbench.errors import SpecbenchError
+from specbench.metrics import packages
 from specbench.metrics.base import PerImageMetric, Settings
 from specbench.metrics.catalog import METRICS
 from specbench.metrics.catalog import metric as make_metric
@@ -34,7 +35,7 @@ PYTHONS += sorted({cross_check.python_of(package) for package in cross_check.AUT
 def python_with(package: str) -> Path:
     """The Python of an environment that has a package; the test is skipped where none has."""
     for python in PYTHONS:
-        if "versions" in cross_check._ask(python, {"package": package, "versions_only": True}):
+        if "versions" in packages.ask(python, {"package": package, "versions_only": True}):
             return python
     pytest.skip(f"no environment has {package}: specbench doctor --cross-check says how to make one")
 
@@ -90,7 +91,7 @@ def scored(tmp_path, monkeypatch):
 def test_both_values_and_their_largest_difference_are_told(scored, tmp_path, monkeypatch, shift, verdict):
     program = tmp_path / "program.py"
     program.write_text(ANSWERS.format(shift=shift))
-    monkeypatch.setattr(cross_check, "PROGRAM", program)
+    monkeypatch.setattr(packages, "PROGRAM", program)
     row = cross_check.check_by_package(scored, Brightness(), Path(sys.executable))
     assert tuple(row) == cross_check.COLUMNS and row["verdict"] == verdict
     assert (row["package"], row["n"], row["run_id"]) == ("hpsv2 9", 3, "mine")
@@ -104,8 +105,8 @@ def test_the_images_of_a_run_are_the_stored_files_and_no_others(tmp_path, cli, m
     images = run_images(folder)
     score_with(images, Brightness())
     monkeypatch.setattr(cross_check, "_request", lambda package, *_: {"package": package})
-    monkeypatch.setattr(cross_check, "PROGRAM", tmp_path / "program.py")
-    cross_check.PROGRAM.write_text(ANSWERS.format(shift=0.0))
+    monkeypatch.setattr(packages, "PROGRAM", tmp_path / "program.py")
+    packages.PROGRAM.write_text(ANSWERS.format(shift=0.0))
     row = cross_check.check_by_package(images, Brightness(), Path(sys.executable))
     assert (row["verdict"], row["n"]) == ("agrees", 1)
     Image.new("RGB", (8, 8)).save(folder / images.rows["image"].iloc[0])
@@ -119,7 +120,7 @@ def test_the_images_of_a_run_are_the_stored_files_and_no_others(tmp_path, cli, m
 ])  # fmt: skip
 def test_a_program_that_fails_is_told_and_not_raised(scored, tmp_path, monkeypatch, program, why):
     (tmp_path / "program.py").write_text(program)
-    monkeypatch.setattr(cross_check, "PROGRAM", tmp_path / "program.py")
+    monkeypatch.setattr(packages, "PROGRAM", tmp_path / "program.py")
     row = cross_check.check_by_package(scored, Brightness(), Path(sys.executable))
     assert why in row["verdict"] and row["verdict"].startswith("not run") and row["theirs"] is None
 

@@ -3,6 +3,8 @@ tools."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import calibrated
 import numpy as np
 import pandas as pd
@@ -19,6 +21,7 @@ from specbench.metrics import (
     geneval,
     mask2former,
     owlv2,
+    precision_recall,
     published_weights,
 )
 from specbench.metrics.base import Sample, Settings, feature_fingerprint, fingerprint
@@ -34,6 +37,7 @@ from specbench.metrics.fid import (
     fid_infinity,
     frechet_distance,
     frechet_influence,
+    inception_score,
     kid,
 )
 from specbench.metrics.hpsv2 import hps_input
@@ -158,6 +162,41 @@ def test_kid_of_unequal_sets_is_the_same_every_time_and_leaves_the_users_random_
     torch.manual_seed(1)
     assert kid(x, y) == kid(x, y) and torch.equal(torch.rand(3), before)
     assert kid(x, y) == pytest.approx(np.mean([kid(x, y[s : s + 60]) for s in range(0, 31, 5)]), rel=0.4)
+
+
+def slow_neighbourhood(x: np.ndarray, y: np.ndarray, k: int) -> dict[str, float]:
+    """Precision, recall, density and coverage, one pair of vectors at a time."""
+
+    def far(points, at):
+        return sorted(np.linalg.norm(points[at] - other) for place, other in enumerate(points) if place != at)[k - 1]
+
+    real, own = ([far(points, at) for at in range(len(points))] for points in (y, x))
+    near = [[np.linalg.norm(image - reference) for reference in y] for image in x]
+    return {
+        "precise": np.mean([any(gap < radius for gap, radius in zip(row, real, strict=True)) for row in near]),
+        "density": np.mean([sum(gap < radius for gap, radius in zip(row, real, strict=True)) / k for row in near]),
+        "recalled": np.mean([any(near[i][j] < own[i] for i in range(len(x))) for j in range(len(y))]),
+        "covered": np.mean([any(near[i][j] < real[j] for i in range(len(x))) for j in range(len(y))]),
+    }
+
+
+@pytest.mark.parametrize("sizes", [(60, 45, 6), (45, 60, 40)])
+def test_precision_recall_density_coverage_equal_slow_loops_and_another_k_is_noticed(sizes, monkeypatch):
+    x, y = cloud(sizes[0], sizes[2], 1, 0.5), cloud(sizes[1], sizes[2], 2, 0.0)
+    monkeypatch.setattr(precision_recall, "_ROWS", 16)  # several blocks
+    means = {name: values.mean() for name, values in precision_recall.neighbourhood(x, y)._asdict().items()}
+    assert means == pytest.approx(slow_neighbourhood(x, y, 3)) and means != pytest.approx(slow_neighbourhood(x, y, 4))
+    assert precision_recall.neighbourhood(x[:3], y) is None
+
+
+def test_inception_score_is_that_of_its_definition_and_a_change_of_one_percent_shows():
+    logits = torch.tensor(cloud(40, 12, 5) * 3)
+    value, deviation = inception_score(logits)
+    torch.manual_seed(0)
+    share = logits[torch.randperm(40)].softmax(1).reshape(10, 4, 12)
+    scores = (share * (share / share.mean(1, keepdim=True)).log()).sum(2).mean(1).exp()
+    assert (value, deviation) == pytest.approx((scores.mean().item(), scores.std().item()))
+    assert inception_score(logits * 1.01)[0] != pytest.approx(value, rel=1e-4)
 
 
 def test_kid_error_is_its_spread():
@@ -356,7 +395,8 @@ def test_metric_from_images_to_scores_with_a_reference_folder(published, tmp_pat
     metric = Fid("tm-aa+center256", Settings(reference=folder, batch=2))
     rows = metric.features(samples(calibrated.images(3, 40, 40)))
     frame = pd.DataFrame([{"prompt_id": f"p{i}", "sample": 0} | row for i, row in enumerate(rows)])
-    fid, kid = metric.scores(metric.statistics(frame))
+    fid, kid, inception = metric.scores(metric.statistics(frame))
+    assert inception.name == "inception-score[tm-aa+center256]" and inception.estimate.value >= 1
     assert (fid.name, kid.name, fid.n) == ("fid[tm-aa+center256]", "kid[tm-aa+center256]", 3)
     assert "too large" in fid.note and "no interval" in fid.note
     mine, real = np.stack(frame["feature"].to_list()), metric.reference_features
@@ -370,6 +410,7 @@ def test_fewer_images_than_the_reference_say_how_much_too_large_fid_is(published
     draw = np.random.default_rng(0)
     metric = Fid("clean", Settings(reference=save(calibrated.images(2), tmp_path / "real")))
     metric.reference_features = draw.normal(size=(60, 8)).astype(np.float32)
+    metric.network = SimpleNamespace(unbiased_logits=lambda features: features)
     frame = pd.DataFrame({"prompt_id": [f"p{i}" for i in range(40)], "feature": list(draw.normal(size=(40, 8)))})
     found = {score.name: score for score in metric.scores(frame)}
     fid, limit = found["fid[clean]"].estimate.value, found["fid-infinity[clean]"].estimate
@@ -378,7 +419,8 @@ def test_fewer_images_than_the_reference_say_how_much_too_large_fid_is(published
     assert "unbiased" in found["kid[clean]"].note and limit.low < limit.value < limit.high and limit.value < fid
     metric.reference_features = metric.reference_features[:40]
     del metric._reference
-    assert not any(score.note for score in metric.scores(frame))
+    noted = {score.name for score in metric.scores(frame) if score.note}
+    assert noted == {f"{name}[clean]" for name in ("precision", "recall", "density", "coverage", "inception-score")}
 
 
 def test_another_reference_is_another_score_of_the_same_features(published, tmp_path):

@@ -12,9 +12,10 @@ import pytest
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.prompts import load_prompts, public, text_id
 from specbench.prompts.public_files import read_parti
+from specbench.system.downloads import digest_of
 
 REAL = os.environ.get("PROMPT_DATA_FOLDER")
-COUNTS = {"coco": 5000, "parti": 1632, "geneval": 553, "t2i-compbench": 2400}
+COUNTS = {"coco": 5000, "parti": 1632, "geneval": 553, "geneval2": 800, "dpg-bench": 1065, "t2i-compbench": 2400}
 real_files = pytest.mark.skipif(not REAL, reason="PROMPT_DATA_FOLDER does not name a folder of the published files")
 
 
@@ -59,6 +60,20 @@ def test_parti_keeps_quotes_and_over_long_prompts(tmp_path):
     assert (first.text, first.category, first.meta["note"]) == ("bond", "Abstract", "several meanings")
     assert quoted.text == '"G I G G L E" painted on a wall' and "note" not in quoted.meta
     assert long.text.endswith("word end") and long.id == text_id(long.text)
+
+
+def test_dpg_bench_keeps_questions_with_their_parents_and_a_blob_id_is_a_digest(tmp_path):
+    cup, dogs = read("dpg-bench", tmp_path)
+    assert (cup.id, cup.text, cup.meta["line"], dogs.id) == ("0", "a red, ripe cup", 0, "partiprompts7")
+    assert [one["parents"] for one in dogs.meta["questions"]] == [[0], [0], [1, 2]]
+    assert cup.meta["questions"][1]["question"] == "Is the cup, if any, red?"
+    (tmp_path / "file").write_bytes(b"hello")  # git hash-object
+    assert digest_of(tmp_path / "file", "git") == "git:b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0"
+
+
+def test_geneval2_keeps_questions_answers_and_skills(tmp_path):
+    (toys,) = read("geneval2", tmp_path)
+    assert (toys.text, toys.category, toys.meta["vqa_list"][0][1]) == ("two metal toys", "3 atoms", "two")
 
 
 def test_geneval_keeps_the_clauses_and_the_official_line(tmp_path):

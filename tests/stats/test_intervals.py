@@ -181,3 +181,15 @@ def test_condensed_rows_are_the_rows():
     assert rows["stream_tokens"].tolist() == [4, 0, 4] and rows["free_tokens"].tolist() == [3, 0, 3]
     assert rows["logp_sum"].tolist() == [-6.0, 0.0, -math.inf] and rows["impossible"].tolist() == [0, 0, 1]
     assert rows["logp_spread"][0] == 2.0 and rows["top1_sum"].tolist() == [1.5, 0.0, 1.5]
+
+
+def test_prompts_that_show_a_change_of_two_percent_follow_from_the_spread_over_prompts():
+    values = np.random.default_rng(0).normal(0.7, 0.2, 60)
+    estimate = stats.mean_interval(values, range(60))
+    wanted = stats.prompts_needed(np.sqrt(2) * values.std(ddof=1), 0.02 * values.mean())
+    assert stats.prompts_for_change(estimate, 60) == wanted > 1000
+    assert stats.prompts_for_change(stats.Estimate(0.7, None, None), 60) is None
+    drawn = np.random.default_rng(1).normal(0.7, 0.2, (2000, 2, wanted))
+    drawn[:, 1] += 0.014
+    gap = drawn.mean(2) @ [-1, 1] / (drawn.var(2, ddof=1).sum(1) / wanted) ** 0.5
+    assert 0.75 < (gap > 1.96).mean() < 0.86, "power 80 %"

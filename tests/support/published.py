@@ -32,6 +32,21 @@ GENEVAL = [
         "prompt": "a photo of two cows",
     },
 ]
+DPG = (
+    "\ufeffitem_id,text,keywords,proposition_id,dependency,category_broad,category_detailed,tuple,"
+    "question_natural_language\r\n"
+    '0,"a red, ripe cup",k,1,0,entity,whole,entity - whole (cup),Is there a cup?\r\n'
+    '0,"a red, ripe cup",k,2,1,attribute,color,"attribute - color (cup, red)","Is the cup, if any, red?"\r\n'
+    'partiprompts7,two dogs beside a cat,,1,0,other,count,"other - count (dogs, ==2)",Are there two dogs?\r\n'
+    "partiprompts7,two dogs beside a cat,,2,0,entity,whole,entity - whole (cat),Is there a cat?\r\n"
+    'partiprompts7,two dogs beside a cat,,3,"1, 2",relation,spatial,"relation - spatial (dogs, cat, beside)",'
+    "Are they beside it?\r\n"
+)
+GENEVAL2 = {
+    "prompt": "two metal toys", "atom_count": 3,
+    "vqa_list": [["How many toys are in the image?", "two"], ["Are the toys metal?", "Yes"]],
+    "skills": ["count", "attribute"],
+}  # fmt: skip
 CATEGORIES = ("color", "shape", "texture", "spatial", "3d_spatial", "numeracy", "non_spatial", "complex")
 
 
@@ -43,6 +58,10 @@ def files(name: str) -> dict[str, bytes]:
         return {"PartiPrompts.tsv": PARTI.encode()}
     if name == "geneval":
         return {"evaluation_metadata.jsonl": "\n".join(json.dumps(row) for row in GENEVAL).encode()}
+    if name == "dpg-bench":
+        return {"dpg_bench.csv": DPG.encode()}
+    if name == "geneval2":
+        return {"geneval2_data.jsonl": json.dumps(GENEVAL2).encode()}
     content = {f"{category}_val.txt": f"a {category} cup\r\ntwo cups ".encode() for category in CATEGORIES}
     kinds = {"spatial": "a complex cup", "action": "two cups", "spatialaction": ""}
     content["new_objects.txt"] = b"cup - cups\nmouse - mice"
@@ -55,7 +74,7 @@ def digest(content: bytes) -> str:
 
 def public_set(name: str, base: str = "http://127.0.0.1:9") -> PublicSet:
     """The manifest entry of the small set, published under `base`."""
-    counts = {"coco": 2, "parti": 3, "geneval": 2, "t2i-compbench": 16}
+    counts = {"coco": 2, "parti": 3, "geneval": 2, "geneval2": 1, "dpg-bench": 2, "t2i-compbench": 16}
     remotes = {file: Remote(f"{base}/{file}", digest(content)) for file, content in files(name).items()}
     categories = dict.fromkeys(CATEGORIES, 2) if name == "t2i-compbench" else {}
     return PublicSet(name, "", counts[name], "CC BY 4.0", "", remotes, categories=categories)

@@ -1,13 +1,16 @@
 """Compute metrics with their authors' packages, in an environment that has these and need not have specbench.
 
-Run as a program: one JSON object on stdin, one on stdout. `specbench.checks.cross_check` starts it with another Python,
-so it imports nothing of specbench and takes all it needs (pictures, captions, weights) from files named in the request.
-Nothing is downloaded: where a package would, it is given the file.
+Run as a program: one JSON object on stdin, one on stdout, or with `--serve` one a line, the network being kept.
+`specbench.metrics.packages` starts it with another Python, so it imports nothing of specbench and takes all it needs
+(pictures, captions, weights) from files named in the request. Nothing is downloaded: where a package would, it is given
+the file, or finds it in the hub's cache.
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
+import hashlib
 import importlib.metadata
 import itertools
 import json
@@ -22,6 +25,7 @@ from pathlib import Path
 _OWN = {"pytorch-fid": ("pytorch-fid",), "clean-fid": ("clean-fid", "pytorch-fid")}
 _OWN |= {"torchmetrics": ("torchmetrics", "torch-fidelity"), "hpsv2": ("hpsv2", "clint")}
 _OWN |= {"image-reward": ("image-reward", "transformers", "timm", "fairscale")}
+_OWN |= {"t2v-metrics": ("t2v-metrics", "torch", "transformers"), "hpsv3": ("hpsv3", "torch", "transformers")}
 """By package: the distributions that must be there, of which it names some and does not ask for others."""
 
 
@@ -139,6 +143,54 @@ def image_reward(request: dict) -> dict:
         return {"values": [float(model.score(text, path)) for path, text in pairs]}
 
 
+@functools.cache
+def _vqascore_network(model: str, device: str):
+    import t2v_metrics
+    from huggingface_hub import constants
+
+    return t2v_metrics.VQAScore(model=model, device=device, cache_dir=constants.HF_HUB_CACHE)
+
+
+def vqascore(request: dict) -> dict:
+    """Scores by t2v-metrics, each image with its own caption."""
+    network = _vqascore_network(request["model"], request["device"])
+    pairs = zip(request["images"], request["captions"], strict=True)
+    return {"values": [float(network(images=[path], texts=[text])[0][0]) for path, text in pairs]}
+
+
+@functools.cache
+def _hpsv3_network(device: str):
+    from hpsv3 import HPSv3RewardInferencer
+
+    return HPSv3RewardInferencer(device=device)
+
+
+def hpsv3(request: dict) -> dict:
+    """Rewards by hpsv3: the first of its two numbers, the mean."""
+    import torch
+
+    with torch.no_grad():
+        rewards = _hpsv3_network(request["device"]).reward(request["images"], request["captions"])
+    return {"values": [float(reward[0]) for reward in rewards]}
+
+
+def _weights(repositories: list[str]) -> dict:
+    """Digest the cached files of hub repositories, whose names in the cache are their digests; or what is lacking."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    lines = []
+    for repository in repositories:
+        try:
+            folder = Path(snapshot_download(repository, local_files_only=True))
+        except LocalEntryNotFoundError:
+            return {"lacking": repository}
+        lines += sorted(
+            f"{path.relative_to(folder)} {path.resolve().name}" for path in folder.rglob("*") if path.is_file()
+        )
+    return {"weights": f"sha256:{hashlib.sha256(chr(10).join(lines).encode()).hexdigest()}"}
+
+
 def _head(torch, widths: list[int]):
     """ImageReward's head of other widths, with the published layer numbers."""
     layers = [torch.nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
@@ -193,23 +245,31 @@ PROGRAMS = {
     "torchmetrics": torchmetrics,
     "hpsv2": hpsv2,
     "image-reward": image_reward,
+    "t2v-metrics": vqascore,
+    "hpsv3": hpsv3,
 }
 
 
-def main() -> None:
-    answer_to = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # packages print on stdout
-    request = json.load(sys.stdin)
+def answer_request(request: dict) -> dict:
     name = request["package"]
     try:
-        versions = {package: importlib.metadata.version(package) for package in _OWN[name]}
-        answer = {"versions": versions} | (PROGRAMS[name](request) if not request.get("versions_only") else {})
+        found = {"versions": {package: importlib.metadata.version(package) for package in _OWN[name]}}
+        if request.get("versions_only"):
+            return found | (_weights(request["hub"]) if "hub" in request else {})
+        return found | PROGRAMS[name](request)
     except importlib.metadata.PackageNotFoundError as error:
-        answer = {"missing": error.name}
+        return {"missing": error.name}
     except Exception as error:
-        answer = {"error": f"{type(error).__name__}: {error}"}
-    json.dump(answer, answer_to)
-    answer_to.close()
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    os.environ |= dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), "1")
+    answer_to = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # packages print on stdout
+    for text in sys.stdin if "--serve" in sys.argv else [sys.stdin.read()]:
+        answer_to.write(json.dumps(answer_request(json.loads(text))) + "\n")
+        answer_to.flush()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,237 @@
+"""DPG-Bench (Hu et al. 2024, after DSG, Cho et al. 2024): images as its released program takes them, and its scoring
+rule on the answers that the program's judge, mPLUG-large, gives to a prompt's questions.
+
+The released program differs from its description twice: it skips the first row of its table, so that one question of
+the first prompt is never asked, and its category scores are those of the last image of each grid only.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from specbench.errors import SpecbenchError
+from specbench.metrics.base import Metric, Sample, Score, column_difference
+from specbench.metrics.export_folder import ExportFolder
+from specbench.stats import Difference, mean_interval
+from specbench.store.schema import read_meta
+from specbench.system.images import png_bytes
+
+TABLE_COLUMNS = ("item_id", "text", "keywords", "proposition_id", "dependency", "category_broad", "category_detailed",
+           "tuple", "question_natural_language")  # fmt: skip
+"""Of the published table; the program reads five of them."""
+GRID_IMAGES = 4
+"""Of a grid, row by row."""
+_VERDICT = re.compile(r"(.+), \((\d{1,6}), (\d{1,6}), (\d{1,6}), (\d{1,6})\), (.+), (.*)")
+Answers = Mapping[int, bool]
+"""Whether the judge said yes, by question id."""
+
+
+class JudgeAnswer(NamedTuple):
+    """One answer of the judge: item, number of the image in its grid, question and answer."""
+
+    item: str
+    sample: int
+    question: str
+    answer: str
+
+
+def read_verdict(line: str) -> JudgeAnswer:
+    """Parse a line of the released program's `_detail.txt`: path of the grid, crop, question, answer.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    found = _VERDICT.fullmatch(line)
+    if found is None:
+        raise ValueError("every line is: path, (left, top, right, bottom), question, answer")
+    left, top, right, bottom = (int(found[place]) for place in range(2, 6))
+    side = right - left
+    if side <= 0 or bottom - top != side or left not in (0, side) or top not in (0, side):
+        raise ValueError(f"({left}, {top}, {right}, {bottom}) is no quarter of a 2x2 grid")
+    return JudgeAnswer(re.split(r"[/\\]", found[1])[-1].partition(".")[0], (left + 2 * top) // side, found[6], found[7])
+
+
+def dpg_score(questions: Sequence[Mapping], answers: Answers, strict: bool = False) -> float:
+    """Fraction of the questions answered by yes; one whose parent counts as no counts as no.
+
+    Raises:
+        KeyError: `strict`, and a parent was not asked.
+    """
+    scores = {one["id"]: answers[one["id"]] for one in questions}
+    for one in questions:
+        if any(not scores[parent] for parent in one["parents"] if parent and (strict or parent in scores)):
+            scores[one["id"]] = False
+    return sum(scores.values()) / len(scores)
+
+
+def released_score(questions: Sequence[Mapping], answers: Answers) -> float | None:
+    """The released program's score of an image by the questions that it asks; None where it fails on the image and
+    leaves it out."""
+    try:
+        return dpg_score(questions, answers, strict=True)
+    except (KeyError, ZeroDivisionError):
+        return None
+
+
+def category(question: Mapping) -> str:
+    """Category of a question: what its tuple begins with, before any detail."""
+    return str(question["tuple"]).partition("(")[0].partition("-")[0].strip()
+
+
+def questions_of(prompt_id: str, meta: Mapping[str, object]) -> list[Mapping]:
+    """The questions of a prompt's metadata; of several with one id, the program knows the last.
+
+    Raises:
+        SpecbenchError: they are not those of DPG-Bench.
+    """
+    found = meta["questions"]
+    try:
+        whole = bool(found) and all(
+            isinstance(one["question"], str) and isinstance(one["tuple"], str)
+            and all(type(number) is int for number in (one["id"], *one["parents"]))
+            for one in found
+        )  # fmt: skip
+    except (TypeError, KeyError):
+        whole = False
+    if not whole:
+        raise SpecbenchError(
+            f"prompt '{prompt_id}' has no questions of DPG-Bench", "take the prompts of: specbench fetch dpg-bench"
+        )
+    return list({one["id"]: one for one in found}.values())
+
+
+def write_grids(rows: Sequence[Any], folder: ExportFolder) -> None:
+    """Write `images/<prompt id>.png`, the samples of a prompt in a 2x2 grid row by row, and `questions.csv`, the
+    program's table for these prompts.
+
+    Args:
+        rows: by prompt, its samples in order: `prompt_id`, `sample`, `meta` and `pixels()`.
+
+    Raises:
+        SpecbenchError: a prompt lacks a sample or has more than four, or images are not squares of one size.
+    """
+    grids = {name: list(mine) for name, mine in groupby(rows, key=lambda row: row.prompt_id)}
+    samples, side = 1 + max(row.sample for row in rows), rows[0].pixels().shape[0]
+    for name, mine in grids.items():
+        if len(mine) != samples or samples > GRID_IMAGES:
+            what = f"prompt '{name}' has {len(mine)} images of {samples}"
+            raise SpecbenchError(what, "a grid holds the same samples of each prompt, four at most: finish the run")
+    folder.write(
+        questions_table([(name, questions_of(name, mine[0].meta)) for name, mine in grids.items()]), "questions.csv"
+    )
+    for name, mine in grids.items():
+        grid = np.zeros((2 * side, 2 * side, 3), np.uint8)
+        for place, row in enumerate(mine):
+            if (pixels := row.pixels()).shape != (side, side, 3):
+                what = f"an image of '{name}' has {pixels.shape[1]} x {pixels.shape[0]} pixels"
+                raise SpecbenchError(what, f"a grid is made of squares, here of {side}")
+            top, left = side * (place // 2), side * (place % 2)
+            grid[top : top + side, left : left + side] = pixels
+        folder.write(png_bytes(grid), "images", f"{name}.png")
+
+
+def questions_table(items: Sequence[tuple[str, Sequence[Mapping]]]) -> bytes:
+    """The table of the given items for the released program, with a row before them that it skips."""
+    sink = io.StringIO()
+    writer = csv.DictWriter(sink, TABLE_COLUMNS, restval="")
+    writer.writeheader()
+    rows = [
+        {"item_id": name, "proposition_id": one["id"], "dependency": ",".join(map(str, one["parents"])),
+         "tuple": one["tuple"], "question_natural_language": one["question"]}
+        for name, questions in items for one in questions
+    ]  # fmt: skip
+    writer.writerows([*rows[:1], *rows])
+    return sink.getvalue().encode()
+
+
+class OfficialDpgBench(Metric):
+    """DPG-Bench's scores from its judge's answers: `dpg-bench`, the rule as described, and `dpg-bench[released]`, that
+    of the released program.
+
+    Args:
+        verdicts: answers by question, by prompt and number of the image.
+        digest: of the file that they are from.
+        rows: of the run; the answers must be those about its images, all of them.
+    """
+
+    name = "dpg-bench"
+    summary = "fraction of a prompt's questions that the official judge answers by yes, mean over images"
+    columns: ClassVar = {"value": pa.float32(), "released": pa.float32(), "answers": pa.string()}
+
+    def __init__(self, verdicts: Mapping[tuple[str, int], Mapping[str, str]], digest: str, rows: pd.DataFrame):
+        super().__init__()
+        self.digest, self._verdicts = digest, verdicts
+        known = {(row.prompt_id, int(row.sample)) for row in rows.itertuples()}
+        for name, sample in sorted(verdicts.keys() - known)[:1]:
+            what = f"the results are about image {sample} of '{name}', which the run lacks"
+            raise SpecbenchError(what, "import the results of this run's export")
+        for row in rows.itertuples():  # before any is stored
+            if self.accepts(None, meta := read_meta(row.meta)):
+                self._answers(row.prompt_id, int(row.sample), meta)
+
+    def identity(self) -> Mapping[str, str]:
+        return {"results": self.digest}
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return "questions" in meta and "line" in meta
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        return [self._kept(sample) for sample in samples]
+
+    def _kept(self, sample: Sample) -> dict[str, object]:
+        questions = questions_of(sample.prompt_id, sample.meta)
+        answers = self._answers(sample.prompt_id, sample.sample, sample.meta)
+        asked = questions[sample.meta["line"] == 0 :]  # without the first of all
+        kinds = {
+            kind: [[category(one), answers[one["id"]]] for one in those if one["id"] in answers]
+            for kind, those in (("value", questions), ("released", asked))
+        }
+        whole = len(answers) == len(questions)
+        return {
+            "value": dpg_score(questions, answers) if whole else None,
+            "released": released_score(asked, answers),
+            "answers": json.dumps(kinds),
+        }
+
+    def _answers(self, prompt_id: str, sample: int, meta: Mapping[str, object]) -> dict[int, bool]:
+        """Answers by question id; those about the table's first item may be missing, because the program fails on the
+        question that it skips."""
+        verdicts, answers = self._verdicts.get((prompt_id, sample), {}), {}
+        for one in questions_of(prompt_id, meta):
+            if one["question"] in verdicts:
+                answers[one["id"]] = verdicts[one["question"]] == "yes"
+            elif meta["line"] != 0:
+                what = f"the results have no answer about image {sample} of '{prompt_id}' to '{one['question']:.80}'"
+                raise SpecbenchError(what, "the program leaves out grids that it cannot read; see what it printed")
+        return answers
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        return [*self._variant("value", statistics), *self._variant("released", statistics)]
+
+    def _variant(self, column: str, statistics: pd.DataFrame) -> list[Score]:
+        rows = statistics[statistics[column].notna()]
+        if rows.empty:
+            return []
+        name = self.name if column == "value" else f"{self.name}[released]"
+        left_out = len(statistics) - len(rows)
+        note = f"{left_out} images are left out: the program did not ask all of their questions" if left_out else None
+        found = [Score(name, mean_interval(rows[column], rows["prompt_id"]), len(rows), note)]
+        if column == "released":
+            rows = rows[rows["sample"] == rows["sample"].max()]
+        kept = [(row.prompt_id, *one) for row in rows.itertuples() for one in json.loads(row.answers)[column]]
+        parts = pd.DataFrame(kept, columns=["prompt_id", "category", "yes"]).groupby("category", sort=True)
+        means = [(part, mean_interval(mine["yes"], mine["prompt_id"]), len(mine)) for part, mine in parts]
+        return found + [Score(f"{name}:{part}", estimate, n) for part, estimate, n in means]
+
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
+        return column_difference(features.dropna(subset="value"), baseline.dropna(subset="value"), "value")

@@ -1,0 +1,194 @@
+"""Authors' packages in environments of their own: where they are, how to make them, and programs that run in them.
+
+A request is one JSON object, its answer another, see `specbench.metrics.authors_programs`. Of some packages the values
+are compared with ours (`specbench.checks.cross_check`); of others they are the metric: VQAScore and HPSv3.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar
+
+from PIL import Image
+
+from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.metrics.base import PerImageMetric, Sample, Settings
+from specbench.system.downloads import cache_folder
+
+PROGRAM = Path(__file__).with_name("authors_programs.py")
+
+
+@dataclass(frozen=True)
+class Package:
+    """An authors' package and the pip arguments, one command each, that install it into a new environment."""
+
+    environment: str
+    install: Sequence[str]
+
+
+_COMMON = ("torch torchvision torchmetrics 'scipy<1.18' requests clint ftfy regex",)
+_TOGETHER = (*_COMMON, "--no-deps hpsv2 clean-fid pytorch-fid torch-fidelity")
+AUTHORS_PACKAGES: Mapping[str, Package] = {
+    **dict.fromkeys(("pytorch-fid", "clean-fid", "torchmetrics", "hpsv2"), Package("authors", _TOGETHER)),
+    "image-reward": Package(
+        "authors-image-reward",
+        ("torch torchvision transformers==4.36.2 timm==0.6.13 fairscale", "--no-deps image-reward"),
+    ),
+}
+SCORING_PACKAGES: Mapping[str, Package] = {
+    "t2v-metrics": Package("authors-vqascore", ("t2v-metrics==3.0",)),
+    "hpsv3": Package("authors-hpsv3", ("hpsv3==1.0.0",)),
+}
+"""Those whose values are a metric."""
+
+
+def python_of(package: str) -> Path:
+    """The Python that has a package: this one, or else that of an environment in the cache folder."""
+    try:
+        importlib.metadata.version(package)
+        if package != "torchmetrics":  # which needs torch-fidelity besides
+            return Path(sys.executable)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    return _environment(package) / "bin" / "python"
+
+
+def _environment(package: str) -> Path:
+    return cache_folder() / {**AUTHORS_PACKAGES, **SCORING_PACKAGES}[package].environment
+
+
+def recipe(package: str) -> str:
+    """The commands that make an environment for a package."""
+    folder = _environment(package)
+    steps = {**AUTHORS_PACKAGES, **SCORING_PACKAGES}[package].install
+    return " && ".join(
+        [f"{Path(sys.executable).name} -m venv {folder}", *(f"{folder}/bin/pip install {a}" for a in steps)]
+    )
+
+
+def require_python(python: Path | None) -> None:
+    """Raise a SpecbenchError if a named Python does not exist."""
+    if python is not None and not python.is_file():
+        raise SpecbenchError(f"--python {python} does not exist", "name the python of an environment")
+
+
+def ask(python: Path, request: Mapping[str, object]) -> dict:
+    """The program's answer: `versions` and its numbers, or `missing` (a package), or `error`."""
+    if not python.is_file():
+        return {"missing": f"{python} (an environment)"}
+    done = subprocess.run([python, "-I", PROGRAM], input=json.dumps(request), capture_output=True, text=True)
+    return _answer(done.stdout, done.stderr, python, done.returncode)
+
+
+def _answer(text: str, talk: str, python: Path, code: int | None) -> dict:
+    try:
+        return json.loads(text)
+    except ValueError:
+        last = (talk.strip().splitlines() or ["no output"])[-1]
+        return {"error": f"{python} ended with code {code}: {last}"}
+
+
+class PackageMetric(PerImageMetric):
+    """A score that an authors' package computes in its own environment, in a process that keeps its network.
+
+    Attributes:
+        package, model: names of the package and, for it, of the network.
+        hub: what `hf download` brings of its weights; nothing is downloaded here.
+        scale: least and largest possible value.
+    """
+
+    package: str
+    model: str
+    hub: Sequence[str]
+    batch = 8
+    scale: ClassVar[tuple[float, float]] = (-float("inf"), float("inf"))
+
+    def __init__(self, settings: Settings | None = None):
+        super().__init__(settings)
+        self.python = self.settings.python or python_of(self.package)
+
+    @cached_property
+    def _about(self) -> dict:
+        """Versions of the package's environment and digest of the weights, or what is lacking."""
+        return ask(self.python, {"package": self.package, "hub": list(self.hub), "versions_only": True})
+
+    def missing_packages(self) -> list[tuple[str, str]]:
+        if "versions" in self._about and self._about.get("weights"):
+            return []
+        if "versions" not in self._about:
+            why = self._about.get("error") or f"{self._about['missing']} is not installed"
+            return [(f"metric '{self.name}' needs {self.package}: {why}", recipe(self.package))]
+        tool = self.python.with_name("hf")
+        steps = " && ".join(f"{tool} download {repository}" for repository in self.hub)
+        return [(f"metric '{self.name}' lacks {self._about.get('lacking', 'its weights')}", steps)]
+
+    def identity(self) -> Mapping[str, str]:
+        versions = ", ".join(f"{name} {version}" for name, version in self._about["versions"].items())
+        return {"package": versions, "model": self.model, "weights": self._about["weights"]}
+
+    @cached_property
+    def _process(self) -> subprocess.Popen:
+        self._talk = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        command = [self.python, "-I", PROGRAM, "--serve"]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._talk, text=True)
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        request = {"package": self.package, "model": self.model, "device": self.settings.device}
+        with tempfile.TemporaryDirectory() as folder:
+            files = [str(Path(folder) / f"{place}.png") for place in range(len(samples))]
+            for path, sample in zip(files, samples, strict=True):
+                Image.fromarray(sample.pixels).save(path)
+            answer = self._exchange({**request, "images": files, "captions": [one.prompt for one in samples]})
+        values = answer.get("values")
+        if not isinstance(values, list) or len(values) != len(samples):
+            raise SpecbenchError(f"{self.name}: {answer.get('error', 'no values')}", recipe(self.package), FAILURE)
+        low, high = self.scale
+        for value, sample in zip(values, samples, strict=True):
+            if not isinstance(value, float) or not low <= value <= high:
+                what = f"{self.name} of '{sample.prompt_id}' is {value!r:.40}, not a number from {low:g} to {high:g}"
+                raise SpecbenchError(what, f"check the environment: {self.python}", MISSING_PREREQUISITE)
+        return [{"value": value} for value in values]
+
+    def _exchange(self, request: Mapping[str, object]) -> dict:
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if line:
+            return _answer(line, "", self.python, None)
+        self._process.wait()
+        self._talk.seek(0)
+        return _answer("", self._talk.read(), self.python, self._process.returncode)
+
+
+class VqaScore(PackageMetric):
+    """VQAScore (Lin et al. 2024): probability that CLIP-FlanT5 answers yes to "Does this figure show the caption?"."""
+
+    name = "vqascore[clip-flant5-xxl]"
+    summary = "probability that CLIP-FlanT5-XXL sees the caption in the image, by t2v-metrics, mean over images"
+    package, model = "t2v-metrics", "clip-flant5-xxl"
+    hub = (
+        "zhiqiulin/clip-flant5-xxl",
+        "google/flan-t5-xxl --include 'tokenizer*' 'special*' spiece.model config.json",
+        "openai/clip-vit-large-patch14-336",
+    )
+    scale = (0.0, 1.0)
+
+
+class Hpsv3(PackageMetric):
+    """HPSv3 (Ma et al. 2025): human preference reward of Qwen2-VL-7B; unbounded."""
+
+    name = "hpsv3"
+    summary = "human preference score v3, by hpsv3, mean over images"
+    package, model = "hpsv3", "HPSv3_7B"
+    hub = ("MizzenAI/HPSv3", "Qwen/Qwen2-VL-7B-Instruct")
