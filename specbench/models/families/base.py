@@ -56,8 +56,9 @@ class LoadRequest:
         """
         if v_image != self.info.v_image and not self.info.choice.tiny:
             raise self.found[0].refusal(f" has {v_image} image tokens, {self.info.name} has {self.info.v_image}")
-        make = TokenLayout.with_row_ends if self.info.row_ends else TokenLayout.plain
-        return make(*self.info.grid, v_image)
+        if self.info.row_ends:
+            return TokenLayout.with_row_ends(*self.info.grid, v_image)
+        return TokenLayout.plain(*self.info.grid, v_image, self.info.grids_before)
 
     def sized(self, full: Mapping[str, object], tiny: Mapping[str, object]) -> dict[str, object]:
         """Settings of an architecture at the size that was asked for."""
@@ -145,5 +146,5 @@ class FamilyModel(TransformerModel):
     def head(self, hidden: Tensor) -> Tensor:
         return product(hidden, self._head)
 
-    def render(self, image_tokens: Tensor) -> Tensor:
+    def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         return vq_decoder.render_codes(self._decoder, image_tokens.view(-1, self.layout.height, self.layout.width))
