@@ -94,6 +94,17 @@ def token_id(tokenizer: Tokenizer, name: str) -> int:
     return found
 
 
+def named_token(found: CheckpointFiles, *roles: str) -> str:
+    """Name of the token that `tokenizer_config.json` gives the first of these roles that it knows."""
+    path = found.named("tokenizer_config.json")
+    config = read_json(found.source, path)
+    for held in map(config.get, roles):
+        name = held.get("content") if isinstance(held, dict) else held
+        if isinstance(name, str):
+            return name
+    raise found.refusal(f" names no {roles[0]}", path)
+
+
 def rename(tensors: Mapping[str, Tensor], names: Callable[[str], str | None]) -> dict[str, Tensor]:
     """Tensors under the names that `names` gives them; those given None keep theirs."""
     return {names(name) or name: tensor for name, tensor in tensors.items()}

@@ -141,6 +141,8 @@ def emu3(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: 
 
 CHAMELEON_7B = chameleon(65_536, 4096, 11_008, 32, 32, 32)
 CHAMELEON_34B = chameleon(65_536, 8192, 22_016, 48, 64, 8)
+LUMINA2_7B = chameleon(171_384, 4096, 11_008, 32, 32, 32)
+"""The fewest words that hold the image tokens; how many more its configuration has was not seen."""
 LLAMAGEN_XL = llamagen(16_384, 1280, 3584, 36)
 JANUS_1B = janus(102_400, 2048, 5632, 24, 16, 16)
 JANUS_7B = janus(102_400, 4096, 11_008, 30, 32, 32)
@@ -150,6 +152,7 @@ EMU3_8B = emu3(184_622, 4096, 14_336, 32, 32, 8)
 OFFICIAL = {
     "anole": {"anole": CHAMELEON_7B},
     "lumina": {"lumina": CHAMELEON_7B, "lumina-34b": CHAMELEON_34B},
+    "lumina2": {"lumina2": LUMINA2_7B},
     "llamagen": {"llamagen": LLAMAGEN_XL},
     "janus": {"janus": JANUS_1B, "janus-7b": JANUS_7B},
     "simplear": {"simplear": SIMPLEAR_05B, "simplear-1.5b": SIMPLEAR_15B},
@@ -160,12 +163,14 @@ _LLAMA = {"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers":
 _DEFAULTS = {
     "anole": _LLAMA | {"vocab_size": 65_536},
     "lumina": _LLAMA | {"vocab_size": 65_536},
+    "lumina2": _LLAMA | {"vocab_size": 65_536},
     "janus": _LLAMA | {"vocab_size": 32_000},
     "simplear": _LLAMA | {"vocab_size": 151_936, "intermediate_size": 22_016},
     "emu3": EMU3_8B.config(),
 }
 """What transformers takes for an entry that a configuration leaves out."""
-_MAKERS = {"anole": chameleon, "lumina": chameleon, "janus": janus, "simplear": qwen, "emu3": emu3}
+_MAKERS = {"janus": janus, "simplear": qwen, "emu3": emu3}
+_MAKERS |= dict.fromkeys(("anole", "lumina", "lumina2"), chameleon)
 _DOES_NOT_TELL = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError)
 """What reading sizes off files of others may raise."""
 

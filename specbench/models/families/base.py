@@ -114,6 +114,7 @@ class FamilyModel(TransformerModel):
         self.layout = request.layout(len(head))
         self.released_rows = request.info.choice.released_rows
         self.released_prompt = request.info.choice.released_prompt
+        self.released_guidance = request.info.choice.released_guidance
         self.tokenizer = tokenizer
         self.backbone = backbone
         self.weights_sha256 = request.weights_sha256

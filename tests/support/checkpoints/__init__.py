@@ -17,6 +17,7 @@ WRITERS = {
     "lumina": lambda folder: chameleon.write_lumina(folder, 768),
     "lumina-1024": lambda folder: chameleon.write_lumina(folder, 1024),
     "lumina-34b": chameleon.write_lumina_34b,
+    "lumina2": chameleon.write_lumina2,
     "anole": chameleon.write_anole,
     "llamagen": lambda folder: llamagen.write(folder, "t2i_XL_stage1_256.pt"),
     "llamagen-512": lambda folder: llamagen.write(folder, "t2i_XL_stage2_512.pt"),
