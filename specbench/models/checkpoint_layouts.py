@@ -129,6 +129,7 @@ LAYOUTS = {
     "llamagen": Mark(
         "llamagen", "llamagen or llamagen-512", "LlamaGen text-to-image", _any("t2i_*.pt", "vq_ds16_t2i.pt")
     ),
+    "liquid": Mark("liquid", "liquid", "Liquid", _model_type("gemma")),
     "simplear": Mark("simplear", "simplear or simplear-1.5b", "SimpleAR", _model_type("qwen2")),
 }
 

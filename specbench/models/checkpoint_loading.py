@@ -206,8 +206,10 @@ def _finish(network: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
 
 
 def renew_rotary(network: nn.Module) -> None:
-    """Rotary frequencies are computed, not stored, so a network built without memory has none."""
+    """Rotary frequencies and embedding scales are computed, not stored, so a network built without memory has none."""
     for module in list(network.modules()):
+        if hasattr(module, "scalar_embed_scale"):
+            module.embed_scale = torch.tensor(module.scalar_embed_scale)
         for name, child in list(module.named_children()):
             if isinstance(getattr(child, "inv_freq", None), Tensor):
                 setattr(module, name, type(child)(child.config))

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -122,6 +123,19 @@ class FamilyModel(TransformerModel):
         self._head = head
         self._stream_ids = torch.tensor(stream_ids, device=request.device)
         self._decoder = decoder
+
+    @classmethod
+    def after_words(
+        cls,
+        request: LoadRequest,
+        tokenizer: Tokenizer,
+        network: nn.Module,
+        words: int,
+        decoder: vq_decoder.ImageDecoder,
+    ) -> Self:
+        """A model whose image tokens follow the tokenizer's own `words`, as many as the head has rows left."""
+        head = network.lm_head.weight[words:]
+        return cls(request, tokenizer, network.model, head, range(words, words + len(head)), decoder)
 
     def words(self, text: str) -> list[int]:
         """Vocabulary ids of a text in which special tokens are written by name; nothing is added to it."""

@@ -5,6 +5,8 @@ Sources of the facts: each family's official repository and its configuration on
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specbench.models import network_sizes as sizes
 from specbench.models.checkpoint_files import Source
 from specbench.models.checkpoint_layouts import Layout
@@ -205,6 +207,23 @@ MODELS = (
     _janus("janus-7b", "7B", sizes.JANUS_7B),
     _simplear("simplear", "0.5B", sizes.SIMPLEAR_05B),
     _simplear("simplear-1.5b", "1.5B", sizes.SIMPLEAR_15B),
+    HubModel(
+        name="liquid",
+        summary="Liquid 7B at 512 px",
+        target="specbench.models.families.liquid:load",
+        source=Source(
+            "the language model", "Junfeng5/Liquid_V1_7B", (*_LM, "tokenizer.json"), "MIT, Gemma terms of use"
+        ),
+        companions=(
+            replace(_VQ, beside=("vqgan.ckpt", "chameleon/vqgan.ckpt"), note="Meta's vqgan.ckpt serves as well"),
+        ),
+        grid=(32, 32),
+        v_image=8192,
+        defaults=Sampling(guidance=7.0, temperature=0.99, top_k=4096, top_p=0.96),
+        network=sizes.LIQUID_7B,
+        other_bytes=165_831_180,
+        pixel_numbers=_VQGAN_NUMBERS,
+    ),
     HubModel(
         name="emu3",
         summary="Emu3-Gen 8B at 720 px",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checkpoints import baai, chameleon, deepseek, emu3, gair, janus, llamagen, simplear
+from checkpoints import baai, chameleon, deepseek, emu3, gair, janus, liquid, llamagen, simplear
 from checkpoints.parts import Tiny
 
 WRITERS = {
@@ -26,6 +26,7 @@ WRITERS = {
     "simplear": simplear.write,
     "simplear-1.5b": simplear.write_sharded,
     "emu3": emu3.write,
+    "liquid": liquid.write,
 }
 
 AUTHORS = {
