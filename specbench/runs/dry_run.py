@@ -25,7 +25,15 @@ from specbench.runs.compiler import settle_precision
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders
 from specbench.runs.executors.ray_cluster import require_ray
 from specbench.runs.memory_estimate import footprint, free_memory
-from specbench.runs.plan import Plan, make_plan, plan_drawing, plan_model, plan_sampling, plan_workers
+from specbench.runs.plan import (
+    SAMPLING_SETTINGS,
+    Plan,
+    make_plan,
+    plan_drawing,
+    plan_model,
+    plan_sampling,
+    plan_workers,
+)
 from specbench.runs.settings import Value
 from specbench.specs.run_spec import Sampling
 from specbench.store.run_folders import find_runs_like, run_folder
@@ -34,9 +42,8 @@ from specbench.system.torch_device import require_device
 
 ON_DISK = "on disk"
 ROW = (
-    "run_id", "model", "decoder", "options", "lossless", "guidance", "temperature", "top_k", "top_p", "entropy_scale",
-    "prompts", "samples", "seed", "batch", "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib",
-    "weights", "head", "obstacles",
+    "run_id", "model", "decoder", "options", "lossless", *SAMPLING_SETTINGS, "prompts", "samples", "seed", "batch",
+    "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "weights", "head", "obstacles",
 )  # fmt: skip
 """Keys of `Outlook.row`."""
 _BYTES_PER_PIXEL, _BYTES_PER_TOKEN, _BYTES_PER_ROW = 3, 32, 4096
@@ -48,11 +55,10 @@ class Outlook:
     """What one run would be.
 
     Attributes:
-        row: `run_id, model, decoder, options, lossless, guidance, temperature, top_k, top_p, entropy_scale, prompts,
-            samples, seed, batch, dtype, device, images, done, seconds` (for the missing images, from stored rows of the
-            same run, else of the same model, decoder and device), `megabytes` (on disk, at most), `memory_gib`
-            (estimate), `weights` and `head` ("on disk", or what brings them) and `obstacles` (a line each). What cannot
-            be known yet is None.
+        row: `run_id, model, decoder, options, lossless`, the fields of `Sampling`, `prompts, samples, seed, batch,
+            dtype, device, images, done, seconds` (for the missing images, from stored rows of the same run, else of the
+            same model, decoder and device), `megabytes` (on disk, at most), `memory_gib` (estimate), `weights` and
+            `head` ("on disk", or what brings them) and `obstacles` (a line each). What cannot be known yet is None.
         obstacles: what must be installed, downloaded or changed before it can run.
     """
 

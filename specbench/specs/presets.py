@@ -117,6 +117,13 @@ _PRESETS = (
         _jacobi(init="above-repeat"),
     ),
     Preset(
+        "preview",
+        "SJD whose fresh drafts come from the image's own preview, which GLM-Image decodes first",
+        "this project",
+        "each fresh draft is the nearest preview token, mixed with a uniform one",
+        _jacobi(init="preview"),
+    ),
+    Preset(
         "sjd-norefine",
         "SJD without refinement: the unverified tail is thrown away",
         SJD,

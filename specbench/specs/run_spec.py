@@ -12,8 +12,8 @@ from specbench.specs.presets import DecoderSpec
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters: target distribution p from logits, in this order: guidance, temperature, top-k, top-p; all
-    float32.
+    """Sampling parameters: target distribution p from logits, in this order: guidance, temperature, top-k, top-n-sigma,
+    top-p, min-p; all float32. None stands for a filter that is off.
 
     Attributes:
         guidance: classifier-free guidance scale s in u + s (c - u); 1 runs the conditional rows only.
@@ -21,7 +21,10 @@ class Sampling:
         top_k: keep the k largest logits, ties included; 0 keeps all.
         top_p: keep the smallest set of tokens holding this mass, ties included; 1 keeps all.
         entropy_scale: multiplies the temperature by 2.5 exp(-H/entropy_scale) + 0.6, H being the entropy in nats after
-            top-k at temperature 1; None for no such factor.
+            top-k at temperature 1.
+        min_p: keep the tokens of at least this share of the largest probability.
+        top_n_sigma: keep the logits within this number of standard deviations of the largest one, the deviation being
+            that of the logits that top-k keeps.
     """
 
     guidance: float = 3.0
@@ -29,6 +32,8 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     entropy_scale: float | None = None
+    min_p: float | None = None
+    top_n_sigma: float | None = None
 
 
 @dataclass(frozen=True)
