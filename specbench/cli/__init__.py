@@ -10,6 +10,7 @@ import importlib
 import os
 import re
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -138,10 +139,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, typer.Abort):
         code = _fail(
             SpecbenchError(
-                "interrupted", "finished images are kept; run the same command again to resume", INTERRUPTED
+                "interrupted", "what is finished is kept; run the same command again to resume", INTERRUPTED
             ),
             debug,
         )
+        _leave_downloads()
     except BrokenPipeError as error:
         code = 0 if _reader_left() else _fail(_bug(error), debug)
     except OSError as error:
@@ -159,6 +161,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _bug(error: BaseException) -> SpecbenchError:
     what = f"{type(error).__name__}: {error}"
     return SpecbenchError(what, f"a bug{place(error)}; {_DEBUG} shows the traceback", FAILURE)
+
+
+def _leave_downloads() -> None:
+    """End now where threads are at work, which Python would wait for: those of a download try again for minutes."""
+    if any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)
 
 
 def _reader_left() -> bool:

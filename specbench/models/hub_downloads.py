@@ -12,9 +12,11 @@ import glob
 import logging
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from fnmatch import filter as matching
+from functools import partial
 from pathlib import Path
 
 from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
@@ -120,8 +122,9 @@ def repository_download(
 
         patterns = [glob.escape(name) for name in files]
         _remove_abandoned(storage)
-        with _explained(repo, named), _watched(storage, size, progress):
-            folder = Path(snapshot_download(repo, revision=named or "main", allow_patterns=patterns))
+        receive = partial(snapshot_download, repo, revision=named or "main", allow_patterns=patterns)
+        with _explained(repo, named):
+            folder = Path(_watched(storage, size, progress, receive))
         if named is None:
             first_use.keep(repo, folder.name, folder, [folder / name for name in files])
 
@@ -227,10 +230,9 @@ def _behind(error: BaseException) -> list[BaseException]:
     return found
 
 
-@contextmanager
-def _watched(storage: Path, size: int, progress: Progress) -> Iterator[None]:
-    """Tell how many bytes have arrived in a repository's folder, whichever process receives them; the client's own bars
-    are hidden meanwhile.
+def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[], str]) -> str:
+    """Call `receive` in a thread of its own, so that Ctrl-C does not wait for it, and tell meanwhile how many bytes
+    have arrived in a repository's folder, whichever process receives them; the client's own bars are hidden.
     """
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
@@ -241,18 +243,22 @@ def _watched(storage: Path, size: int, progress: Progress) -> Iterator[None]:
                 total += path.stat().st_size
         return total
 
-    before, done, hidden = held(), threading.Event(), are_progress_bars_disabled()
+    before, hidden, done = held(), are_progress_bars_disabled(), Future()
 
-    def look() -> None:
-        while not done.wait(_LOOK_EVERY_S):
-            progress(min(size, held() - before), size)
+    def work() -> None:
+        try:
+            done.set_result(receive())
+        except BaseException as error:  # raised where the result is asked for
+            done.set_exception(error)
 
     disable_progress_bars()
-    threading.Thread(target=look, daemon=True).start()
     try:
-        yield
+        threading.Thread(target=work, daemon=True).start()
+        while wait([done], _LOOK_EVERY_S).not_done:
+            progress(min(size, held() - before), size)
+        folder = done.result()
         progress(size, size)
+        return folder
     finally:
-        done.set()
         if not hidden:
             enable_progress_bars()

@@ -139,8 +139,9 @@ def total_of(downloads: Sequence[Download]) -> list[str]:
     """Number, size and licences of downloads, in words; empty without any."""
     from rich.filesize import decimal
 
-    size = decimal(sum(one.size or 0 for one in downloads))
-    more = " and more" if any(one.size is None for one in downloads) else ""
+    known = sum(one.size or 0 for one in downloads)
+    size = decimal(known) if known else "size unknown"
+    more = " and more" if known and any(one.size is None for one in downloads) else ""
     licences = ", ".join(dict.fromkeys(one.licence for one in downloads))
     return [f"downloads: {len(downloads)}, {size}{more} ({licences})"] if downloads else []
 
@@ -554,7 +555,7 @@ def _transient_reason(remote: Remote, error: Exception) -> str:
         SpecbenchError: the next try would fail in the same way.
     """
     if isinstance(error, urllib.error.HTTPError):
-        reason, wait = f"the server answers {error.code} {error.reason}", error.headers.get("Retry-After")
+        reason, wait = f"it answers {error.code} {error.reason}", error.headers.get("Retry-After")
         if error.code < 500 and error.code not in (408, 429):
             raise SpecbenchError(f"{remote.place}: {reason}", remote.by_hand.removeprefix("or "), FAILURE) from None
         return f"{reason}; it asks to wait {wait} s" if wait else reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from checkpoints import write
 from loopback_hub import Hub, loopback_hub
+
+from specbench.errors import INTERRUPTED
 
 REPO, OLD, NEW = "owner/name", "a" * 40, "b" * 40
 FETCH = """
@@ -161,6 +164,24 @@ def test_a_download_that_was_killed_is_completed_by_the_same_command(hub, tmp_pa
     [weights] = (tmp_path / "hf").rglob("snapshots/*/model.safetensors")
     assert weights.read_bytes() == content
     assert not any((tmp_path / "hf").rglob("*.incomplete")), "what the killed process left is gone"
+
+
+def test_ctrl_c_in_a_download_ends_it_at_once_with_one_line(hub, tmp_path):
+    """The client's threads would try again for minutes."""
+    write("janus", made := folder(tmp_path / "janus", b""))
+    (made / "model.safetensors").write_bytes(bytes(4_000_000))
+    hub.put("deepseek-community/Janus-Pro-1B", OLD, made)
+    hub.cut_after = 100_000
+    env = {**os.environ, **hub.env(tmp_path)}
+    command = [sys.executable, "-m", "specbench", "fetch", "deepseek-community/Janus-Pro-1B", "--no-progress"]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        while not any("GET" in line and "model.safetensors" in line for line in hub.asked):
+            assert run.poll() is None
+            time.sleep(0.1)
+        run.send_signal(signal.SIGINT)
+        said = run.communicate(timeout=20)[1].decode()
+    assert run.returncode == INTERRUPTED, said
+    assert said == "error: interrupted (what is finished is kept; run the same command again to resume)\n"
 
 
 def test_the_command_line_decodes_with_an_unpinned_model_from_an_empty_cache(hub, tmp_path):
