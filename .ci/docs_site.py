@@ -9,19 +9,41 @@ from __future__ import annotations
 import os
 import posixpath
 import re
+import subprocess
 from pathlib import Path
 
 from mkdocs.structure.files import File
 
+from specbench.system.version import __version__
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "specbench"
+ELSEWHERE = (
+    "specbench.store.merge_shards.merge_runs",
+    "specbench.checks.run_audit.audit_runs",
+    "specbench.papers.listing.available",
+    "specbench.prompts.loading.fetch_prompts",
+    "specbench.models.shapes.caption_images.render_shapes",
+    "specbench.papers.forecasts.forecast",
+    "specbench.papers.forecasts.printed_latencies",
+    "specbench.checks.cross_check.cross_check",
+    "specbench.training.head.train_head",
+    "specbench.training.head.check_head",
+    "specbench.reporting.demo.demo",
+    "specbench.reporting.status.status",
+)
+"""Public functions that do not stand in `specbench.api`."""
 _LINK = re.compile(r"(\]\()((?:\.\./)*[\w./-]+?)(#[\w-]+)?(\))")
 
 
 def on_config(config):
-    """Put the pages of the API behind the guides."""
+    """Put the pages of the API behind the guides; version and repository into the header."""
     modules = [{package: f"api/{package}.md"} for package in _packages()]
-    config.nav.append({"All modules": modules})
+    next(group["Extend"] for group in config.nav if "Extend" in group).append({"All modules": modules})
+    config.site_name = f"specbench {__version__}"
+    origin = subprocess.run(["git", "remote", "get-url", "origin"], cwd=ROOT, capture_output=True, text=True).stdout
+    if origin.startswith("https://") and "@" not in origin:  # of a clone; a checkout may have no remote
+        config.repo_url, config.repo_name = origin.strip(), "repository"
     return config
 
 
@@ -47,8 +69,11 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Turn links of the checkout into links of the site."""
+    """Turn links of the checkout into links of the site; the Python page gets its reference."""
     uri = page.file.src_uri
+    if uri == "python.md":
+        whole = "::: specbench.api\n    options:\n      show_root_heading: false\n      show_root_toc_entry: false"
+        markdown = "\n\n".join([markdown, whole, *(f"::: {name}" for name in ELSEWHERE)])
     path = uri if not (ROOT / "docs" / uri).is_file() else f"docs/{uri}"
 
     def rewritten(found: re.Match) -> str:
@@ -85,4 +110,5 @@ def _api_page(package: str) -> str:
     paths = sorted(folder.rglob("*.py")) if folder.is_dir() else [PACKAGE / f"{package}.py"]
     names = [os.fspath(path.relative_to(ROOT).with_suffix("")).replace(os.sep, ".") for path in paths]
     shown = [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
-    return "\n\n".join([f"# specbench.{package}", *(f"::: {name}" for name in shown)]) + "\n"
+    behind_guides = "---\nsearch:\n  boost: 0.3\n---"
+    return "\n\n".join([behind_guides, f"# specbench.{package}", *(f"::: {name}" for name in shown)]) + "\n"

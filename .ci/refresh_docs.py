@@ -6,6 +6,7 @@ runs this, and a test fails while a block is stale.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -337,6 +338,26 @@ def reference(page: Path, argument: str) -> str:
     return (REFERENCE / "headline.md").read_text() + "\n" + picture
 
 
+def functions(page: Path, argument: str) -> str:
+    """The public functions: what each takes, and its first sentence."""
+    import specbench
+
+    shown = []
+    for name in sorted(specbench.__all__):
+        function = getattr(specbench, name)
+        if inspect.isfunction(function):
+            given = inspect.signature(function).parameters.values()
+            stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+            taken = ", ".join(
+                stars.get(each.kind, "")
+                + each.name
+                + (f"={each.default!r}" if each.default is not each.empty and not callable(each.default) else "")
+                for each in given
+            )
+            shown.append([f"`{name}({taken})`", _escape((inspect.getdoc(function) or "").split("\n\n")[0])])
+    return _table(["function", "what it does"], shown)
+
+
 def file(page: Path, argument: str) -> str:
     """A file of docs/, as code."""
     path = ROOT / "docs" / argument
@@ -388,6 +409,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "decoders": decoders,
     "defaults": defaults,
     "file": file,
+    "functions": functions,
     "gpu": gpu,
     "metrics": metrics,
     "models": models,

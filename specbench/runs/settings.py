@@ -29,7 +29,7 @@ OTHER_VARIABLES = {
     "SPECBENCH_CACHE": "folder of downloads and of this machine's measurements",
     "SPECBENCH_OFFLINE": "1: download nothing",
     "SPECBENCH_PROMPTS_MIRROR": "address of a copy of the [public prompt sets](prompts.md)",
-    "SPECBENCH_REVISIONS": "[revisions of hub repositories](models.md#pinned-commits), `owner/name@COMMIT`, separated "
+    "SPECBENCH_REVISIONS": "[revisions of hub repositories](weights.md#pinned-commits), `owner/name@COMMIT`, separated "
     "by commas",
     "SPECBENCH_PINNED_ONLY": "1: download no hub repository at a commit that neither specbench nor you have named, as "
     "`--pinned-only`",
