@@ -236,7 +236,7 @@ def tables(page: Path, argument: str) -> str:
 
 def printed_latencies(page: Path, argument: str) -> str:
     """The papers' latencies beside the floors of their GPUs, the rows with a floor."""
-    from specbench import printed_latencies as rows
+    from printed_floors import printed_latencies as rows
 
     def row(one: dict) -> list[str]:
         numbers = ("weights_ms", "floor_step_ms", "over_weights", "over_floor")
@@ -296,7 +296,7 @@ def gpu(page: Path, argument: str) -> str:
     """A row for each device on which `make gpu` ran: the goals met by part."""
     raws = sorted((ROOT / "results" / "gpu").glob("*/raw.json"))
     if not raws:
-        return "Nothing has been measured on a GPU yet; `make gpu` does, in 20 minutes."
+        return "Nothing has been measured on a GPU yet; `make gpu` does."
     found = {raw: json.loads(raw.read_text()) for raw in raws}
     parts = list(dict.fromkeys(part["part"] for device in found.values() for part in device["parts"]))
     rows = []

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specbench.errors import SpecbenchError
     from specbench.models.shapes.caption_images import render_shapes
     from specbench.papers.downloads import fetch
-    from specbench.papers.forecasts import forecast, printed_latencies
+    from specbench.papers.forecasts import forecast
     from specbench.papers.listing import available
     from specbench.prompts import fetch_prompts
     from specbench.reporting.demo import demo
@@ -50,7 +50,6 @@ __all__ = [
     "bench",
     "estimate",
     "forecast",
-    "printed_latencies",
     "audit",
     "audit_runs",
     "check",
@@ -79,7 +78,6 @@ _ELSEWHERE = {
     "fetch_prompts": "specbench.prompts",
     "forecast": "specbench.papers.forecasts",
     "merge_runs": "specbench.store.merge_shards",
-    "printed_latencies": "specbench.papers.forecasts",
     "render_shapes": "specbench.models.shapes.caption_images",
     "status": "specbench.reporting.status",
     "train_head": "specbench.training.head",

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import drawings
 from PIL import Image
 
 from specbench import api
@@ -84,6 +85,11 @@ def page_shot(path: Path, width: int, height: int, dark: bool) -> None:
     Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)
 
 
+def headline(path: Path) -> None:
+    """Speed-ups of the README's runs."""
+    drawings.speedups(path, report_rows(find_runs(ROOT / RUNS)))
+
+
 def program(path: Path, command: tuple[str, ...]) -> None:
     """A picture that a program draws beside the raw numbers in the same folder."""
     subprocess.run([sys.executable, *command, str(path.parent)], check=True, cwd=ROOT)
@@ -91,6 +97,8 @@ def program(path: Path, command: tuple[str, ...]) -> None:
 
 PICTURES: dict[Path, Callable[[Path], None]] = {
     RUNS / PICTURE: demo_sheet,
+    RUNS / "speedups.svg": headline,
+    Path("docs/assets/step.svg"): drawings.one_step,
     RUNS / "page-light.png": partial(page_shot, width=1280, height=1700, dark=False),
     RUNS / "page-dark.png": partial(page_shot, width=390, height=1700, dark=True),
     Path("results/speed/steps.png"): partial(program, command=("dev/speed/plot.py", "--out")),

@@ -67,7 +67,7 @@ class RandomLlama(TransformerModel):
     def head(self, hidden: Tensor) -> Tensor:
         return linear_output(self.output, hidden)
 
-    def render(self, image_tokens: Tensor) -> Tensor:
+    def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         return image_tokens.new_zeros(len(image_tokens), 3, 1, 1, dtype=torch.uint8)
 
 

@@ -141,6 +141,13 @@ AUDIT_SETTINGS = (
         layout=TokenLayout(2, 4, 2, (-1,) * 4 + (2,) + (-1,) * 4),
         window=4,
     ),
+    AuditSetting(
+        "1x2 preview, then 2x3 of 2, window 3",
+        TokenLayout.plain(2, 3, 2, before=((1, 2),)),
+        window=3,
+        shared=1.0,
+        share=0.5,
+    ),
 )
 
 DEVICE_SETTINGS = (

@@ -18,7 +18,7 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import check_model, find_model, models
 from specbench.models.facts import AS_PUBLISHED, ModelChoice, ModelFacts
 from specbench.runs import compiler
-from specbench.runs.memory_estimate import footprint, free_memory, single_image_bytes
+from specbench.runs.memory_estimate import Footprint, footprint, free_memory
 from specbench.runs.plan import available_threads, check_writable
 from specbench.specs.presets import resolve
 from specbench.system import plugins
@@ -180,30 +180,25 @@ def _model(info: ModelFacts, required: bool) -> dict[str, str]:
 
 def _memory(info: ModelFacts) -> list[dict[str, str]]:
     """Check that one image with guidance fits: into the first GPU if there is one, else into main memory."""
-    needed, available = single_image_bytes(info), _memory_here()
-    if needed is None or available is None:
+    try:
+        import torch
+    except (ImportError, OSError):
         return []
-    where, size = available
-    detail = f"about {needed / 2**30:.1f} GiB in {info.dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
-    detail += f"; {_per_image(info)}" + (f"; {info.size_note}" if info.size_note else "")
-    if needed > size:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    size, dtype = free_memory(device), compiler.settle_precision(None, info.dtype, "off", device)[0]
+    needs = [footprint(info, resolve(name), info.sampling(), dtype, device) for name in ("ar", "scd-mc")]
+    if None in needs or size is None:
+        return []
+    where = "of main memory free" if device == "cpu" else "free on the GPU"
+    detail = f"about {needs[0].total(1) / 2**30:.1f} GiB in {dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
+    detail += f"; {_per_image(needs)}" + (f"; {info.size_note}" if info.size_note else "")
+    if needs[0].total(1) > size:
         return [_row("memory", WARNING, detail, "use another device, or a smaller model")]
     return [_row("memory", OK, detail)]
 
 
-def _memory_here() -> tuple[str, int] | None:
-    try:
-        import torch
-    except (ImportError, OSError):
-        return None
-    gpu = torch.cuda.is_available()
-    size = free_memory("cuda" if gpu else "cpu")
-    return None if size is None else ("free on the GPU" if gpu else "of main memory free", size)
-
-
-def _per_image(info: ModelFacts) -> str:
+def _per_image(needs: Sequence[Footprint]) -> str:
     """Memory per additional image of a batch, for AR and for a window of 64."""
-    needs = [footprint(info, resolve(name), info.sampling(), info.dtype) for name in ("ar", "scd-mc")]
     sizes = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in needs)
     return f"{sizes} per image in a batch, of it {needs[0].cache / 2**20:,.0f} MiB of KV cache in AR"
 

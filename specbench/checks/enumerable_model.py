@@ -123,7 +123,7 @@ class EnumerableModel:
     def begin(self, prefix: Tensor, guidance: float, columns: int) -> EnumerableSession:
         return EnumerableSession(self, prefix, guidance, columns)
 
-    def render(self, image_tokens: Tensor) -> Tensor:
+    def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         return _grey(image_tokens, self.layout)
 
 
@@ -292,7 +292,7 @@ class EnumerableTransformer(TransformerModel):
         """An untrained vertical head."""
         return _sharp_vertical_head(_WIDTH)
 
-    def render(self, image_tokens: Tensor) -> Tensor:
+    def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         return _grey(image_tokens, self.layout)
 
     @torch.inference_mode()
@@ -334,18 +334,23 @@ def _enumerate_images(
     for slot, forced in enumerate(layout.forced):
         tokens = np.array([forced]) if forced >= 0 else np.arange(layout.v_image)
         if forced < 0:
-            mass = (mass[:, None] * processed(logits(slot, prefixes), sampling)).ravel()
+            low, high = layout.bounds[slot]
+            allowed = np.where((tokens >= low) & (tokens < high), 0.0, -np.inf)
+            mass = (mass[:, None] * processed(logits(slot, prefixes) + allowed, sampling)).ravel()
         repeated = np.repeat(prefixes, len(tokens), 0)
         prefixes = np.concatenate([repeated, np.tile(tokens, len(prefixes))[:, None]], 1)
     return mass
 
 
 def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """Target distributions [.., V] in float64: temperature, then top-k, then top-p, both with ties kept."""
+    """Target distributions [.., V] in float64: temperature and filters in the order of `Sampling`, ties kept."""
     scaled = logits if sampling.entropy_scale else logits / sampling.temperature
     if sampling.top_k:
         kth = np.sort(scaled)[..., -min(sampling.top_k, scaled.shape[-1])]
         scaled = np.where(scaled >= kth[..., None], scaled, -np.inf)
+    if sampling.top_n_sigma:
+        deviation = np.ma.masked_invalid(scaled).std(-1, keepdims=True).filled(0.0)
+        scaled = np.where(scaled >= scaled.max(-1, keepdims=True) - sampling.top_n_sigma * deviation, scaled, -np.inf)
     p = np.exp(scaled - scaled.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
     if sampling.entropy_scale:
@@ -358,6 +363,9 @@ def processed(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
         # Accumulated in order of rank; a token stays while the mass before it is below top-p.
         last = (np.cumsum(ranked, -1) - ranked < sampling.top_p).sum(-1, keepdims=True) - 1
         p = np.where(p >= np.take_along_axis(ranked, last, -1), p, 0.0)
+        p /= p.sum(-1, keepdims=True)
+    if sampling.min_p:
+        p = np.where(p >= sampling.min_p * p.max(-1, keepdims=True), p, 0.0)
         p /= p.sum(-1, keepdims=True)
     return p
 
@@ -376,6 +384,6 @@ def _sharp_vertical_head(width: int) -> VerticalHead:
 
 
 def _grey(image_tokens: Tensor, layout: TokenLayout) -> Tensor:
-    """One grey pixel per token."""
-    grey = image_tokens * 255 // max(layout.v_image - 1, 1)
+    """One grey pixel per token of the last grid."""
+    grey = image_tokens[:, -layout.height * layout.width :] * 255 // max(layout.v_image - 1, 1)
     return grey.to(torch.uint8).view(-1, 1, layout.height, layout.width).expand(-1, 3, -1, -1)

@@ -71,13 +71,13 @@ class ModelChecks:
         """What the catalogue says of the model is so."""
         layout, info = self._model.layout, self._info
         pairs = {
-            "image tokens": (info.tokens, layout.height * layout.width),
+            "image tokens": (info.tokens, len(layout.free_slots())),
             "stream slots": (info.stream, layout.length),
             "image vocabulary": (info.v_image, layout.v_image),
             "name": (info.name, self._model.name),
         }
         wrong = [f"{what}: {said} declared, {found} found" for what, (said, found) in pairs.items() if said != found]
-        return finding("facts", wrong, f"{layout.height} x {layout.width} tokens of {layout.v_image:,}, as declared")
+        return finding("facts", wrong, f"{info.tokens:,} tokens of {layout.v_image:,}, as declared")
 
     def render(self) -> Finding:
         """Pixels are uint8, of the declared size, and do not depend on the batch."""

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from specbench.cli.commands import help_of
-from specbench.cli.options import Json, Out, model_option, option, runs_argument, switch, threads_option
+from specbench.cli.options import Json, Out, model_option, option, runs_argument, threads_option
 from specbench.cli.output import print_json, print_table
 from specbench.errors import SpecbenchError
 from specbench.system import console
@@ -22,12 +22,8 @@ _HELP = help_of(
     "model: weights, KV cache, attention and logits of all rows, by window, batch and context, plus an overhead. "
     "Ranges follow from the shares of the device's peaks and the overhead that are assumed; each assumption is "
     "printed.",
-    "With --printed: every latency that the papers print, beside the floor of the GPU it was measured on.",
 )
 _KNOWN = ("source", "decoder", "window", "tokens_per_step")
-_DEFAULTS = 1, "0.6,0.9", "0.4,0.75", "0.5,5", 0
-"""Batch, shares of bandwidth and FLOP/s, overhead, threads."""
-_PRINTED = ("row", "gpu", "ms_per_step", "weights_ms", "over_weights", "floor_ms", "over_floor")
 
 
 def _range(name: str, help: str) -> Any:
@@ -45,7 +41,6 @@ _Overhead = Annotated[
     str,
     _range("--overhead-ms", "Milliseconds of a step besides forward and drafting; run: as measured in each run."),
 ]
-_Printed = Annotated[bool, switch("--printed", "Print the papers' latencies beside the floors of their GPUs instead.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -57,22 +52,15 @@ def forecast(
     sources: _Sources = None,
     on: _On = None,
     model: Annotated[str | None, model_option("Model.", show_default="the sources' model")] = None,
-    batch: Annotated[int, option("--batch", "N", "Images decoded together.")] = _DEFAULTS[0],
+    batch: Annotated[int, option("--batch", "N", "Images decoded together.")] = 1,
     dtype: Annotated[str | None, option("--dtype", "TYPE", "Number format.", show_default="the model's")] = None,
-    bandwidth: Annotated[str, _range("--bandwidth-share", "Share of the peak bandwidth that is reached.")] = _DEFAULTS[
-        1
-    ],
-    flops: Annotated[str, _range("--flops-share", "Share of the peak FLOP/s that is reached.")] = _DEFAULTS[2],
-    overhead: _Overhead = _DEFAULTS[3],
-    threads: Annotated[int, threads_option("Threads of --on cpu; 0 uses all.")] = _DEFAULTS[4],
-    printed: _Printed = False,
+    bandwidth: Annotated[str, _range("--bandwidth-share", "Share of the peak bandwidth that is reached.")] = "0.6,0.9",
+    flops: Annotated[str, _range("--flops-share", "Share of the peak FLOP/s that is reached.")] = "0.4,0.75",
+    overhead: _Overhead = "0.5,5",
+    threads: Annotated[int, threads_option("Threads of --on cpu; 0 uses all.")] = 0,
     out: Out = "results",
     json: Json = False,
 ) -> None:
-    if printed:
-        if (on, model, dtype, batch, bandwidth, flops, overhead, threads) != (None, None, None, *_DEFAULTS):
-            raise SpecbenchError("--printed is for the papers' own models and GPUs", "leave out all other options")
-        return _print_printed(sources or (), json)
     if on is None:
         raise SpecbenchError("--on is missing", "for example --on A100, or --on 2039GB/s,312TFLOP/s")
     from specbench.papers import forecasts
@@ -110,7 +98,7 @@ def _told(row: Mapping) -> dict[str, object]:
     """One row as texts, each number with its range."""
     shown = {name: _ranged(row, key) for name, key in _numbers(row).items()}
     known = {name: row[name] for name in ("source", "window")}
-    return {**known, "decoder": row["label"], "tokens_per_step": round(row["tokens_per_step"], 2), **shown}
+    return {**known, "decoder": row["label"], "tokens_per_step": _ranged(row, "tokens_per_step"), **shown}
 
 
 def _ranged(row: Mapping, name: str) -> str:
@@ -120,38 +108,6 @@ def _ranged(row: Mapping, name: str) -> str:
 
 def _digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _print_printed(names: Sequence[str], as_json: bool) -> None:
-    from specbench.papers.forecasts import printed_latencies, printed_sentence
-
-    rows = printed_latencies(names)
-    if not rows:
-        raise SpecbenchError(f"no latency is printed in {', '.join(names)}", "specbench forecast --printed")
-    if as_json:
-        return print_json(rows)
-    _say(
-        "Printed latencies beside computed floors; the floors are no measurements. A GPU named without its variant is "
-        "taken as the fastest one.\n"
-    )
-    print_table([_beside(row) for row in rows], _PRINTED)
-    print()
-    for line in dict.fromkeys(filter(None, map(printed_sentence, rows))):
-        _say(f"- {line}")
-
-
-def _beside(row: Mapping) -> dict[str, object]:
-    """One row for the table; where there is no floor, the place of the GPU says why."""
-    numbers = {
-        "ms_per_step": "printed_step_ms",
-        "weights_ms": "weights_ms",
-        "over_weights": "over_weights",
-        "floor_ms": "floor_step_ms",
-        "over_floor": "over_floor",
-    }
-    shown = {name: None if row[key] is None else float(f"{row[key]:.3g}") for name, key in numbers.items()}
-    device = row["device"].removeprefix("NVIDIA ").removeprefix("GeForce ") if row["device"] else row["note"]
-    return {**shown, "row": f"{row['table']}, {row['row']}", "gpu": device}
 
 
 def _say(line: str) -> None:

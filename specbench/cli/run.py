@@ -180,13 +180,11 @@ def _merged(given: Mapping[str, object], config: str | None) -> dict[str, Value]
 
 
 def _show_config(plan, values: Mapping[str, Value], as_json: bool) -> None:
+    from specbench.runs.plan import SAMPLING_SETTINGS
+
     sampling = asdict(plan.sampling)
     effective = {
-        "cfg": sampling["guidance"],
-        "temperature": sampling["temperature"],
-        "top-k": sampling["top_k"],
-        "top-p": sampling["top_p"],
-        "entropy-scale": sampling["entropy_scale"] or 0.0,
+        **{name: sampling[field] or 0.0 for field, name in SAMPLING_SETTINGS.items()},
         "dtype": plan.dtype,
         "threads": plan.threads,
         "mode": plan.mode,

@@ -80,7 +80,7 @@ def decode(
     pixels = None
     if render:
         with spans("render"):
-            pixels = model.render(model.layout.image_tokens(tokens)).cpu().numpy()
+            pixels = rendered(model, tokens, requests, seed).cpu().numpy()
     spans_ms = spans.totals_ms()
     spans_ms["host"] = max(0.0, total_ms - sum(spans_ms[name] for name in ("draft", "target", "verify")))
     spans_ms["verify"] -= spans_ms.pop("trace", 0.0)
@@ -137,7 +137,13 @@ def warm_up_steps(
     tokens, every = loop.tokens[:, : model.layout.length], torch.arange(len(requests), device=model.device)
     loop.recorder.rows(every, tokens, np.array(model.layout.forced) >= 0, [{}] * len(requests))
     if render:
-        model.render(model.layout.image_tokens(tokens)).cpu()
+        rendered(model, tokens, requests, seed).cpu()
+
+
+def rendered(model: ImageModel, tokens: Tensor, requests: Sequence[Request], seed: int) -> Tensor:
+    """Pixels [B, 3, H, W] of the stream tokens [B, N] of `requests`; an image's seed is its noise key."""
+    texts = [request.text for request in requests]
+    return model.render(model.layout.image_tokens(tokens), texts, noise_keys(requests, seed))
 
 
 def begin(

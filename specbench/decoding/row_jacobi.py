@@ -22,7 +22,7 @@ from specbench.decoding.draft_tree import chain
 from specbench.decoding.drafters.token_init import Init
 from specbench.decoding.interfaces import Context, Proposal
 from specbench.decoding.noise import Stream
-from specbench.decoding.row_loop import ImageRowLoop, row_roots, row_slots
+from specbench.decoding.row_loop import ImageRowLoop, image_rows, row_roots
 from specbench.decoding.sampling import one_hot
 from specbench.decoding.verification.chain_verification import verify_chain
 from specbench.models.transformer.host_sync import to_host
@@ -37,13 +37,13 @@ class RowJacobi:
     def __init__(
         self, context: Context, init: Init | None, window: int, rows_window: int, lower_rows: str, fresh_q: str
     ):
-        layout = context.layout
-        self.window = min(window, layout.width)
-        self.columns = layout.height * self.window
-        self.lags = torch.full((layout.height,), min(rows_window, layout.width), device=context.device)
-        self.slots = torch.tensor(row_slots(layout, "row-jacobi"), device=context.device)
+        self.rows = image_rows(context, "row-jacobi")
+        height, widest = self.rows.slots.shape
+        self.window = min(window, widest)
+        self.columns = height * self.window
+        self.lags = self.rows.widths.clamp(max=rows_window)
         self.commits_below = lower_rows == "commit"
-        self.v_image = layout.v_image
+        self.v_image = context.layout.v_image
         self.one_hot = fresh_q == "onehot"
 
 
@@ -90,7 +90,7 @@ class RowJacobiLoop(ImageRowLoop):
 
     def _columns(self, step: Tensor) -> RowWindows | None:
         plan = self._plan
-        roots = row_roots(self.tokens, self.count, self._closed, plan.slots, plan.lags, self._target)
+        roots = row_roots(self.tokens, self.count, self._closed, self._rows, plan.lags, self._target)
         room = torch.where(roots.wanted, roots.above - self.count, 0).clamp(max=plan.window)
         working = (room > 0) | roots.closing
         # Host sync: which rows work, and so the width of the forward, depends on drawn tokens.

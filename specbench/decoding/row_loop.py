@@ -2,27 +2,28 @@
 row's window stands, and when the row below may start.
 
 A column of row r attends to the prompt, to committed tokens of the rows above, and to its own row up to itself. Row r
-starts once row r - 1 has enough tokens. Where the grammar ends rows with a forced token, that token is fed early, at
-its true position. Elsewhere the first token of a row needs the last token of the row above: the newest token of the row
-above that one (of row 0 for row 1) stands in for it, at the true position; only that one column attends to it, and it
-is not kept in the cache.
+starts once row r - 1 has enough tokens, the first row of a later grid once the grid before it is complete. Where the
+grammar ends rows with a forced token, that token is fed early, at its true position. Elsewhere the first token of a row
+needs the last token of the row above: the newest token of the row above that one (of row 0 for row 1) stands in for it,
+at the true position; only that one column attends to it, and it is not kept in the cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Noise
 from specbench.decoding.recorder import StepRecorder
 from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
 from specbench.errors import SpecbenchError
-from specbench.models.interface import ScatteredSession, TokenLayout
+from specbench.models.interface import ScatteredSession
 from specbench.models.transformer.host_sync import to_host
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ImageRowLoop:
-    """State and steps of such a loop. B images, H rows of W tokens, N stream slots.
+    """State and steps of such a loop. B images, H rows of at most W tokens, N stream slots.
 
     Subclasses choose the columns of each forward (`_columns`) and commit their tokens (`_commit`).
 
@@ -50,13 +51,14 @@ class ImageRowLoop:
         spans: Spans,
         call: Callable,
     ):
-        """`method.drafter` has the `slots` [H, W] of the image tokens. `call` is not used: steps run eagerly, because
-        the width of a forward depends on drawn tokens."""
+        """`method.drafter` has the image's `rows`. `call` is not used: steps run eagerly, because the width of a
+        forward depends on drawn tokens."""
         self._plan: Any = method.drafter
         self._session, self._target, self._noise, self._spans = session, target, noise, spans
         device = target.forced.device
         self._length = len(target.forced) - 1
-        height, self._width = self._plan.slots.shape
+        self._rows: ImageRows = self._plan.rows
+        self._width, height = self._rows.widths, len(self._rows.widths)
         self.tokens = target.forced.clamp(min=0).expand(rows, -1).clone()
         self.count = torch.zeros(rows, height, dtype=torch.long, device=device)
         self._fed = torch.zeros(rows, self._length + 1, dtype=torch.bool, device=device)
@@ -93,12 +95,13 @@ class ImageRowLoop:
 
     def _begin_at(self, slot: int) -> None:
         """Take up the state after about `slot` slots, had every row started as early as it may."""
-        lags, slots = self._plan.lags, self._plan.slots
-        late = lags.cumsum(0) - lags[0]
-        front = slot * (self._width + to_host(late)[-1]) // self._length
-        self.count = (front - late).clamp(0, self._width).expand_as(self.count).clone()
+        slots, opens = self._rows.slots, self._rows.opens
+        waits = torch.where(opens, self._width.roll(1), self._plan.lags)
+        late = waits.cumsum(0) - waits[0]
+        front = slot * (slots.shape[1] + to_host(late)[-1]) // self._length
+        self.count = torch.minimum((front - late).clamp(min=0), self._width).expand_as(self.count).clone()
         self._closed = self.count == self._width
-        known = torch.arange(self._width, device=slots.device) < self.count[..., None]
+        known = torch.arange(slots.shape[1], device=slots.device) < self.count[..., None]
         self._fed.scatter_(1, slots.flatten().expand(len(known), -1), known.flatten(1))
 
     def _columns(self, step: Tensor) -> Any:
@@ -116,27 +119,44 @@ class ImageRowLoop:
         raise NotImplementedError
 
 
-def row_slots(layout: TokenLayout, decoder: str) -> list[list[int]]:
-    """Stream slot of each image token, by row and column.
+class ImageRows(NamedTuple):
+    """The rows of all grids of an image, in the order of the stream. H rows of at most W tokens.
+
+    Attributes:
+        slots: [H, W] stream slot of each image token; past the end where a row is shorter.
+        widths: [H] tokens of each row.
+        opens: [H] bool, first rows of a grid.
+    """
+
+    slots: Tensor
+    widths: Tensor
+    opens: Tensor
+
+
+def image_rows(context: Context, decoder: str) -> ImageRows:
+    """The rows of the context's layout.
 
     Raises:
         SpecbenchError: rows that are not closed by at most one forced token.
     """
-    free, width = layout.free_slots(), layout.width
-    grid = [free[row * width : (row + 1) * width] for row in range(layout.height)]
-    gaps = [below[0] - above[-1] for above, below in pairwise(grid)]
-    if free[0] > 0 or any(row[-1] - row[0] >= width for row in grid) or max(gaps, default=1) > 2:
+    layout, device = context.layout, context.device
+    rows = list(chain(*layout.rows))
+    gaps = [below[0] - above[-1] for above, below in pairwise(rows)]
+    if rows[0][0] > 0 or any(row[-1] - row[0] >= len(row) for row in rows) or max(gaps, default=1) > 2:
         raise SpecbenchError(
             f"{decoder} does not fit this model's grammar", "it needs rows closed by at most one forced token"
         )
-    return grid
+    widest = max(map(len, rows))
+    slots = [row + [layout.length] * (widest - len(row)) for row in rows]
+    opens = [not row for grid in layout.rows for row in range(len(grid))]
+    return ImageRows(*(torch.tensor(held, device=device) for held in (slots, list(map(len, rows)), opens)))
 
 
 class RowRoots(NamedTuple):
     """The first column of each image row's window. B images, H rows.
 
     Attributes:
-        above: [B, H] tokens of the row above; a whole row for row 0.
+        above: [B, H] tokens of the row above, see `row_above`.
         starting: [B, H] bool, rows without a token that may start.
         wanted: [B, H] bool, rows that can get a token: starting or incomplete ones.
         closing: [B, H] bool, complete rows whose last token has not been fed.
@@ -154,18 +174,18 @@ class RowRoots(NamedTuple):
     aside: Tensor
 
 
-def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, slots: Tensor, lags: Tensor, target: Target) -> RowRoots:
+def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, rows: ImageRows, lags: Tensor, target: Target) -> RowRoots:
     """Place the first column of every row's window.
 
     Args:
         tokens: [B, N + 1] by stream slot.
         count: [B, H] tokens of each row so far.
         closed: [B, H] bool, whether a row's last token has been fed.
-        slots: [H, W] stream slot of each image token.
+        rows: of the image.
         lags: [H] tokens that the row above must have before a row starts.
     """
-    width = slots.shape[1]
-    above = row_above(count, width)
+    slots, width, opens = rows
+    above = row_above(count, rows)
     starting = (count == 0) & (above >= lags)
     growing = (count > 0) & (count < width)
     closing = (count == width) & ~closed
@@ -175,13 +195,15 @@ def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, slots: Tensor, lags
     positions = torch.where(starting, first, newest + 1)
     free = target.forced_at((positions - 1).clamp(min=0)) < 0
     aside = starting & free & (above < width)
-    stand_in = newest.roll(2, dims=1)
-    stand_in[:, :2] = newest[:, :1]
+    stand_in = torch.where(opens | opens.roll(1), newest.roll(1, dims=1), newest.roll(2, dims=1))
     consumed = torch.where(aside, stand_in, positions - 1)
     fed = tokens.gather(1, consumed.clamp(min=0))
     return RowRoots(above, starting, starting | growing, closing, positions, fed, aside)
 
 
-def row_above(count: Tensor, width: int) -> Tensor:
-    """[B, H] number of tokens of the row above each row, of `count` [B, H]; a whole row for row 0."""
-    return torch.nn.functional.pad(count[:, :-1], (1, 0), value=width)
+def row_above(count: Tensor, rows: ImageRows) -> Tensor:
+    """[B, H] number of tokens of the row above each row, of `count` [B, H]. Above the first row of a grid it is a whole
+    row of its own, or 0 while the grid before is incomplete."""
+    above = count.roll(1, dims=1)
+    complete = (above == rows.widths.roll(1)) | (torch.arange(count.shape[1], device=count.device) == 0)
+    return torch.where(rows.opens, torch.where(complete, rows.widths, 0), above)

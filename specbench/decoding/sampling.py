@@ -3,6 +3,7 @@ draft heads read them. All float32, no host sync."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import NamedTuple
@@ -33,6 +34,7 @@ class Target:
         """[N + 1] forced id per stream slot, -1 where free; the last entry stands for every slot past the end."""
         self.has_grammar = any(token >= 0 for token in layout.forced)
         """Whether the grammar forces any slot."""
+        self._bounds = torch.tensor(layout.bounds, device=device).T if layout.ranges else None
 
     def forced_at(self, positions: Tensor) -> Tensor:
         """[B, T] forced id at stream slots `positions`, -1 where free."""
@@ -40,6 +42,10 @@ class Target:
 
     def __call__(self, logits: Tensor, positions: Tensor) -> Tensor:
         """p for logits [B, T, v_image] predicting stream slots `positions` [B, T]."""
+        if self._bounds is not None:
+            low, high = self._bounds[:, positions.clamp(max=len(self.forced) - 1), None]
+            ids = torch.arange(logits.shape[-1], device=logits.device)
+            logits = torch.where((ids >= low) & (ids < high), logits, -torch.inf)
         p = truncate(logits.float(), self._sampling).softmax(-1)
         if not self._specials:
             return p
@@ -49,8 +55,8 @@ class Target:
 
 
 def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Temperature, then top-k, then top-p; ties with the last kept entry are kept, dropped entries become -inf. A
-    temperature by entropy is applied after top-k.
+    """Temperature, then the filters in the order of `Sampling`; ties with the last kept entry are kept, dropped entries
+    become -inf. A temperature by entropy is applied after top-k.
 
     Args:
         logits: [..., V] float32, guided.
@@ -60,11 +66,21 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
     if 0 < sampling.top_k < logits.shape[-1]:
         # On a CPU a third faster than masked_fill.
         logits = torch.where(logits < kth_largest(logits, sampling.top_k), -torch.inf, logits)
+    if sampling.top_n_sigma:
+        valid = logits > -torch.inf
+        count, held = valid.sum(-1, keepdim=True), torch.where(valid, logits, 0.0)
+        mean = held.sum(-1, keepdim=True) / count
+        deviation = (torch.where(valid, held - mean, 0.0).square().sum(-1, keepdim=True) / count).sqrt()
+        least = logits.amax(-1, keepdim=True) - sampling.top_n_sigma * deviation
+        logits = torch.where(logits < least, -torch.inf, logits)
     if sampling.entropy_scale is not None:
         logits = logits / (sampling.temperature * entropy_factor(logits, sampling.entropy_scale))
     if sampling.top_p < 1.0:
         probabilities = logits.softmax(-1)
         logits = torch.where(probabilities < least_of_mass(probabilities, sampling.top_p), -torch.inf, logits)
+    if sampling.min_p:
+        least = logits.amax(-1, keepdim=True) + math.log(sampling.min_p)
+        logits = torch.where(logits < least, -torch.inf, logits)
     return logits
 
 

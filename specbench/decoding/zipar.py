@@ -22,7 +22,7 @@ from torch import Tensor
 from specbench.decoding.drafters.token_init import Init
 from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Stream
-from specbench.decoding.row_loop import ImageRowLoop, row_above, row_roots, row_slots
+from specbench.decoding.row_loop import ImageRowLoop, image_rows, row_above, row_roots
 from specbench.decoding.sampling import at
 from specbench.decoding.verification.residuals import standard
 from specbench.models.transformer.host_sync import to_host
@@ -68,18 +68,16 @@ class ZipAR:
         rows_count: str = "tokens",
         stand_ins: str = "dropped",
     ):
-        layout = context.layout
         self.window = 1
-        self.columns = layout.height
-        lags = [min(rows_window, layout.width)] * layout.height
-        if rows_count == "released" and any(token >= 0 for token in layout.forced):
-            lags = [min(max(rows_window - 1, 1), layout.width)] * layout.height
-        elif rows_count == "released":
-            lags[1:2] = [layout.width] * len(lags[1:2])
-        self.lags = torch.tensor(lags, device=context.device)
+        self.rows = image_rows(context, "zipar")
+        self.columns, forced = len(self.rows.widths), any(token >= 0 for token in context.layout.forced)
+        if rows_count == "released" and forced:
+            rows_window = max(rows_window - 1, 1)
+        self.lags = self.rows.widths.clamp(max=rows_window)
+        if rows_count == "released" and not forced:
+            self.lags = torch.where(self.rows.opens.roll(1), self.rows.widths, self.lags)
         self.adaptive = adaptive
         self.keeps_stand_ins = stand_ins == "kept"
-        self.slots = torch.tensor(row_slots(layout, "zipar"), device=context.device)
 
 
 class ZipARLoop(ImageRowLoop):
@@ -93,7 +91,7 @@ class ZipARLoop(ImageRowLoop):
         self._guess_p = torch.zeros(*self.count.shape, vocab, device=self.count.device)
 
     def _columns(self, step: Tensor) -> Lanes | None:
-        roots = row_roots(self.tokens, self.count, self._closed, self._plan.slots, self._plan.lags, self._target)
+        roots = row_roots(self.tokens, self.count, self._closed, self._rows, self._plan.lags, self._target)
         wanted, closing, positions, aside = roots.wanted, roots.closing, roots.positions, roots.aside
         if self._plan.keeps_stand_ins:
             aside = torch.zeros_like(aside)
@@ -122,7 +120,7 @@ class ZipARLoop(ImageRowLoop):
     def _reconsider(self, p: Tensor, drawn: Tensor, lanes: Lanes, step: Tensor) -> tuple[Tensor, Tensor]:
         """Adaptive window: resample first tokens of rows [B, C]; also returns which tokens stay."""
         count = self.count[:, lanes.rows]
-        above = row_above(self.count, self._width)[:, lanes.rows]
+        above = row_above(self.count, self._rows)[:, lanes.rows]
         starting = lanes.wanted & (count == 0)
         guess, guess_p = self._guess[:, lanes.rows], self._guess_p[:, lanes.rows]
         known = starting & (guess >= 0)
@@ -133,5 +131,5 @@ class ZipARLoop(ImageRowLoop):
         first = torch.where(kept, guess, torch.where(known, redrawn, drawn))
         self._guess[:, lanes.rows] = torch.where(starting, first, guess)
         self._guess_p[:, lanes.rows] = torch.where(starting[..., None], p, guess_p)
-        settled = kept | (above == self._width)
+        settled = kept | (above == self._width[lanes.rows])
         return torch.where(starting, first, drawn), lanes.wanted & (~starting | settled)

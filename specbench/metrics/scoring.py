@@ -7,6 +7,8 @@ and nothing else is. A run may still be writing.
 from __future__ import annotations
 
 import json
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -22,14 +24,15 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Metric, Sample, Settings
 from specbench.metrics.read_ahead import read_ahead
 from specbench.metrics.score_store import feature_parts, scores_are_current, write_run_scores, writing
+from specbench.metrics.score_times import Stopwatch, expected_seconds
 from specbench.models.facts import RANDOM
 from specbench.models.shapes.captions import parse
 from specbench.store.parquet_log import ParquetLog
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import KEY, read_meta
-from specbench.system.console import counted
+from specbench.system.console import counted, duration
 from specbench.system.device_failures import memory_for
-from specbench.system.downloads import fetch_what_can_be_had
+from specbench.system.downloads import Download, fetch_what_can_be_had, total_of
 from specbench.system.plugins import PluginError, naming_plugin
 
 
@@ -139,7 +142,7 @@ def score_images(
     for images, names in zip(shown, by_images, strict=True):
         wanted = {*names, *where_they_fit, *required}
         fitting.append({name: one for name, one in made.items() if name in wanted and _fits(images, one)})
-    lacking = _fetch({name: metric for own in fitting for name, metric in own.items()}, settings, reporter, len(shown))
+    lacking = _fetch(shown, fitting, settings, reporter)
     if metrics is not None or all(name in lacking for own in fitting for name in own):
         problems += lacking.values()
     outcomes = []
@@ -166,18 +169,43 @@ def _fits(images: Images, metric: Metric) -> bool:
 
 
 def _fetch(
-    metrics: Mapping[str, Metric], settings: Settings | None, reporter: ScoreReporter, runs: int
+    shown: Sequence[Images], fitting: Sequence[Mapping[str, Metric]], settings: Settings | None, reporter: ScoreReporter
 ) -> dict[str, SpecbenchError]:
-    """Download what metrics need, all of it together; return why some cannot be had."""
+    """Download what metrics need, all of it together, after a line that says what is done; return why some cannot be
+    had.
+
+    Args:
+        fitting: metrics that score each of the `shown` images.
+    """
+    metrics, device = {name: metric for own in fitting for name, metric in own.items()}, (settings or Settings()).device
     absent = {name: missing for name, metric in metrics.items() if (missing := metric.missing_packages())}
     if settings and settings.offline:
         absent |= {name: missing for name, metric in metrics.items() if (missing := metric.missing())}
     lacking = {name: SpecbenchError(*missing[0], MISSING_PREREQUISITE) for name, missing in absent.items()}
     wanted = {name: metric for name, metric in metrics.items() if name not in lacking}
-    if wanted:
-        device = (settings or Settings()).device
-        reporter.note(f"scoring {counted(runs, 'run')} on {device}: {', '.join(wanted)}")
-    return lacking | fetch_what_can_be_had({name: metric.downloads for name, metric in wanted.items()})
+
+    def announce(needed: Mapping[str, Sequence[Download]]) -> None:
+        left = Counter({name: 0 for name in needed})
+        for images, own in zip(shown, fitting, strict=True):
+            left += Counter({name: _left(images, own[name], bool(needed[name])) for name in own.keys() & needed.keys()})
+        took = expected_seconds(left, device)
+        parts = [f"scoring {counted(len(shown), 'run')} on {device}: {', '.join(needed)}"]
+        parts += total_of(list(dict.fromkeys(chain(*needed.values()))))
+        parts += [f"about {duration(took)} by earlier scores"] if took else []
+        if needed:
+            reporter.note("; ".join(parts))
+
+    return lacking | fetch_what_can_be_had({name: metric.downloads for name, metric in wanted.items()}, announce)
+
+
+def _left(images: Images, metric: Metric, downloads: bool) -> int:
+    """Number of images that a metric has not scored yet, all of them where its files are to come first."""
+    wanted = images.rows.loc[list(_accepted(images.rows, metric)), [*KEY, "started_at"]]
+    try:
+        with _blamed(metric):
+            return len(wanted if downloads else _task(metric, wanted, feature_parts(images.folder, metric)).missing)
+    except SpecbenchError:  # told where it is scored
+        return len(wanted)
 
 
 def _made(names: Iterable[str], settings: Settings | None) -> dict[str, Metric]:
@@ -292,7 +320,7 @@ def score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRep
             with memory_for(
                 f"scoring by {names}", device, "fewer metrics at a time, a smaller --batch, or --device cpu"
             ):
-                _add_features(images, rows, tasks, reporter)
+                _add_features(images, rows, tasks, device, reporter)
         finally:
             for task in tasks:
                 reporter.finish(images.name, task.metric.name)
@@ -338,7 +366,9 @@ class _Image(NamedTuple):
     samples: Mapping[str, Sample]
 
 
-def _add_features(images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], reporter: ScoreReporter) -> None:
+def _add_features(
+    images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], device: str, reporter: ScoreReporter
+) -> None:
     """Compute and store the missing features."""
     missing = frozenset().union(*(task.missing for task in tasks))
     busy = [task for task in tasks if task.missing]
@@ -351,15 +381,21 @@ def _add_features(images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], re
         return _Image(row, _samples(images.read(row), row, needing))
 
     batches: Iterator[list[_Image]] = read_ahead(load, todo, max((task.metric.batch for task in busy), default=1))
+    watch = None
     for loaded in batches:
+        watch = watch or Stopwatch(device)
         for task in busy:
             own = [image for image in loaded if image.row.Index in task.missing]
             for start in range(0, len(own), task.metric.batch):
                 chunk = own[start : start + task.metric.batch]
+                since = time.perf_counter()
                 with _blamed(task.metric):
                     task.log.append(_feature_rows(task.metric, chunk))
+                watch.add(task.metric.name, len(chunk), since)
                 for _ in chunk:
                     reporter.image(images.name, task.metric.name)
+    if watch:
+        watch.keep()
 
 
 def _samples(pixels: np.ndarray, row: Any, metrics: Sequence[Metric]) -> dict[str, Sample]:

@@ -68,10 +68,12 @@ class ModelInfo(ModelFacts):
             raise SpecbenchError(f"--guidance-rows released: '{self.name}' has one unconditional prompt", "omit it")
         if choice.released_prompt:
             raise SpecbenchError(f"--prompt-form released: '{self.name}' has one form of prompt", "omit it")
-        if choice.weights or choice.revision or choice.random or choice.tiny:
+        if choice.released_guidance:
+            raise SpecbenchError(f"--guidance-schedule released: '{self.name}' has a constant scale", "omit it")
+        if choice.weights or choice.revision or choice.random or choice.tiny or choice.size:
             raise SpecbenchError(
                 f"model '{self.name}' has one set of weights and one size",
-                "omit --weights, --revision, --random-weights and --scale",
+                "omit --weights, --revision, --random-weights, --scale and --size",
             )
         return self
 

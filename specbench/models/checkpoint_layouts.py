@@ -27,6 +27,9 @@ _MARKS = ("config.json", "params.json", "models/7b/params.json", INDEX)
 """Small files that suffice to recognise a repository."""
 
 
+_CHAMELEON_WORDS = 65_536
+
+
 @dataclass(frozen=True)
 class Layout:
     """One way in which a model's files are published.
@@ -70,12 +73,18 @@ def _config(folder: Path) -> dict[str, object]:
     return held if isinstance(held, dict) else {}
 
 
-def _chameleon(decodes: bool) -> Callable[[Path], bool]:
-    """Lumina-mGPT and Anole share an architecture; only Anole's repository holds the image decoder."""
+def _chameleon(decodes: bool | None) -> Callable[[Path], bool]:
+    """Lumina-mGPT and Anole share an architecture; only Anole's repository holds the image decoder. Lumina-mGPT 2.0,
+    None, has a larger vocabulary."""
 
     def test(folder: Path) -> bool:
-        kind = str(_config(folder).get("model_type"))
-        return kind.startswith("chameleon") and _holds(folder, "model.vqmodel.decoder.") is decodes
+        config = _config(folder)
+        words = config.get("vocab_size")
+        if not str(config.get("model_type")).startswith("chameleon"):
+            return False
+        if decodes is None:
+            return isinstance(words, int) and words > _CHAMELEON_WORDS
+        return _holds(folder, "model.vqmodel.decoder.") is decodes
 
     return test
 
@@ -108,6 +117,7 @@ LAYOUTS = {
     ),
     "emu3": Mark("emu3", "emu3", "Emu3 converted for transformers", _model_type("emu3")),
     "emu3-baai": Mark("emu3", "emu3", "Emu3 as BAAI publishes it", _any_of(_model_type("Emu3"), _any("emu3.tiktoken"))),
+    "lumina2": Mark("lumina2", "lumina2", "Lumina-mGPT 2.0", _chameleon(decodes=None)),
     "anole": Mark("anole", "anole", "Anole converted for transformers", _chameleon(decodes=True)),
     "anole-meta": Mark(
         "anole",
@@ -119,6 +129,7 @@ LAYOUTS = {
     "llamagen": Mark(
         "llamagen", "llamagen or llamagen-512", "LlamaGen text-to-image", _any("t2i_*.pt", "vq_ds16_t2i.pt")
     ),
+    "liquid": Mark("liquid", "liquid", "Liquid", _model_type("gemma")),
     "simplear": Mark("simplear", "simplear or simplear-1.5b", "SimpleAR", _model_type("qwen2")),
 }
 

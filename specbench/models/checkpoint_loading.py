@@ -94,6 +94,17 @@ def token_id(tokenizer: Tokenizer, name: str) -> int:
     return found
 
 
+def named_token(found: CheckpointFiles, *roles: str) -> str:
+    """Name of the token that `tokenizer_config.json` gives the first of these roles that it knows."""
+    path = found.named("tokenizer_config.json")
+    config = read_json(found.source, path)
+    for held in map(config.get, roles):
+        name = held.get("content") if isinstance(held, dict) else held
+        if isinstance(name, str):
+            return name
+    raise found.refusal(f" names no {roles[0]}", path)
+
+
 def rename(tensors: Mapping[str, Tensor], names: Callable[[str], str | None]) -> dict[str, Tensor]:
     """Tensors under the names that `names` gives them; those given None keep theirs."""
     return {names(name) or name: tensor for name, tensor in tensors.items()}
@@ -195,8 +206,10 @@ def _finish(network: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
 
 
 def renew_rotary(network: nn.Module) -> None:
-    """Rotary frequencies are computed, not stored, so a network built without memory has none."""
+    """Rotary frequencies and embedding scales are computed, not stored, so a network built without memory has none."""
     for module in list(network.modules()):
+        if hasattr(module, "scalar_embed_scale"):
+            module.embed_scale = torch.tensor(module.scalar_embed_scale)
         for name, child in list(module.named_children()):
             if isinstance(getattr(child, "inv_freq", None), Tensor):
                 setattr(module, name, type(child)(child.config))

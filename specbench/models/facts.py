@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,8 @@ class ModelChoice:
         tiny: a grid of `TINY_GRID` tokens, checkpoints of any vocabulary, and with `random` a network to match.
         guidance_rows: "official", or "released" for the unconditional prompt of SJD's and GSD's released code.
         prompt_form: "official", or "released" for the words that SJD's released script writes before the prompt.
+        guidance_schedule: "official" for a constant scale, or "released" for what the family's code makes of it.
+        size: WIDTHxHEIGHT in pixels; the model's own if None.
     """
 
     weights: str | None = None
@@ -42,14 +45,20 @@ class ModelChoice:
     tiny: bool = False
     guidance_rows: str = "official"
     prompt_form: str = "official"
+    guidance_schedule: str = "official"
+    size: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("weights", "revision"):
+        for name in ("weights", "revision", "size"):
             object.__setattr__(self, name, getattr(self, name) or None)
 
     @property
     def released_rows(self) -> bool:
         return self.guidance_rows == "released"
+
+    @property
+    def released_guidance(self) -> bool:
+        return self.guidance_schedule == "released"
 
     @property
     def released_prompt(self) -> bool:
@@ -58,7 +67,8 @@ class ModelChoice:
     def name(self, model: str) -> str:
         """Name of the model in records, with an ending for each deviation from the official model."""
         held = {ending: getattr(self, field) for ending, field in _ENDINGS.items()}
-        return model + "".join(ending for ending, present in held.items() if present)
+        size = f"+{self.size}" if self.size else ""
+        return model + size + "".join(ending for ending, present in held.items() if present)
 
     @classmethod
     def of_name(cls, name: str, weights: str | None = None, revision: str | None = None) -> tuple[str, ModelChoice]:
@@ -67,8 +77,11 @@ class ModelChoice:
         while ending := next((one for one in _ENDINGS if name.endswith(one)), None):
             name = name.removesuffix(ending)
             found.add(_ENDINGS[ending])
-        rows, form = ("released" if one in found else "official" for one in ("released_rows", "released_prompt"))
-        return name, cls(weights, revision, "random" in found, "tiny" in found, rows, form)
+        released = ("released_rows", "released_prompt", "released_guidance")
+        forms = ("released" if one in found else "official" for one in released)
+        sized = re.fullmatch(r"(.*)\+(\d+x\d+)", name)
+        name, size = sized.groups() if sized else (name, None)
+        return name, cls(weights, revision, "random" in found, "tiny" in found, *forms, size)
 
 
 AS_PUBLISHED = ModelChoice()
@@ -78,6 +91,7 @@ _ENDINGS = {
     "+tiny": "tiny",
     "+released-rows": "released_rows",
     "+released-prompt": "released_prompt",
+    "+released-guidance": "released_guidance",
 }
 """Endings of a model's name in records, by what they record of a `ModelChoice`, in their order."""
 

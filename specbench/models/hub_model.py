@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from specbench.models.checkpoint_layouts import Layout, find_marks, locate, miss
 from specbench.models.facts import AS_PUBLISHED, BYTES, TINY_GRID, ModelChoice, ModelFacts
 from specbench.models.network_sizes import NetworkSize, stored_size
 from specbench.models.transformer.size import Size
+from specbench.specs.options import parse_size
 from specbench.specs.run_spec import Sampling
 from specbench.system.downloads import Download, offline, sha256_of
 
@@ -25,6 +26,44 @@ RELEASED_ROWS = ("lumina", "anole")
 """Families whose unconditional prompt differs in SJD's and GSD's released code."""
 RELEASED_PROMPTS = ("anole",)
 """Families whose prompt differs in SJD's released script."""
+RELEASED_GUIDANCE = ("lumina2",)
+"""Families whose code changes the guidance scale that it is given."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The image sizes that a model was trained for: `listed` [height, width], or multiples of `unit` pixels.
+
+    Attributes:
+        pixels: fewest and most pixels of an image that is not listed.
+        ratio: of the longer side to the shorter one at most.
+    """
+
+    listed: tuple[tuple[int, int], ...] = ()
+    unit: int = 32
+    pixels: tuple[int, int] = (0, 0)
+    ratio: float = 4.0
+
+    def check(self, model: str, size: str) -> tuple[int, int]:
+        """Height and width of a size that a user asks for.
+
+        Raises:
+            SpecbenchError: the model was not trained for it.
+        """
+        height, width = parse_size(size)
+        if self.listed:
+            trained = (height, width) in self.listed
+            valid = ", ".join(f"{wide}x{high}" for high, wide in self.listed)
+        else:
+            trained = height % self.unit == width % self.unit == 0
+            trained = trained and self.pixels[0] <= height * width <= self.pixels[1]
+            trained = trained and max(height, width) <= self.ratio * min(height, width)
+            least, most = (round(count**0.5) for count in self.pixels)
+            area = f"of the area of {least}x{least} to {most}x{most}" if least else f"up to the area of {most}x{most}"
+            valid = f"multiples of {self.unit} {area}, sides at most {self.ratio:g} to 1"
+        if not trained:
+            raise SpecbenchError(f"--size {size}: '{model}' was not trained for it", f"valid: {valid}")
+        return height, width
 
 
 @dataclass(frozen=True)
@@ -39,6 +78,8 @@ class HubModel(ModelFacts):
         patch: pixels per image token, each way.
         grid: image tokens, height and width.
         row_ends: whether the grammar closes every row with a forced token.
+        sizes: image sizes besides that of `grid`; None if there are none.
+        before: gives the grids before the last one in the stream from its height and width.
         v_image: image vocabulary.
         defaults: the official sampling.
         network: sizes of the language model.
@@ -62,6 +103,8 @@ class HubModel(ModelFacts):
     also: tuple[Layout, ...] = ()
     patch: int = 16
     row_ends: bool = False
+    sizes: Sizes | None = None
+    before: Callable[[int, int], tuple[tuple[int, int], ...]] | None = None
     dtype: str = "bfloat16"
     choice: ModelChoice = AS_PUBLISHED
     size_known: bool = True
@@ -88,7 +131,20 @@ class HubModel(ModelFacts):
                 f"--prompt-form released: SJD's script has no other prompt for '{self.name}'",
                 f"it is for models of these families: {', '.join(RELEASED_PROMPTS)}",
             )
+        if choice.released_guidance and self.family not in RELEASED_GUIDANCE:
+            raise SpecbenchError(
+                f"--guidance-schedule released: the code of '{self.name}' guides at the scale that it is given",
+                f"it is for models of these families: {', '.join(RELEASED_GUIDANCE)}",
+            )
         grid = TINY_GRID if choice.tiny else self.grid
+        if choice.size:
+            if self.sizes is None or choice.tiny:
+                raise SpecbenchError(
+                    f"--size {choice.size}: '{self.name}' has one size, {self.resolution[1]}x{self.resolution[0]}",
+                    "omit it" if self.sizes is None else "omit --scale tiny, whose grid is 4 x 4",
+                )
+            grid = tuple(side // self.patch for side in self.sizes.check(self.name, choice.size))
+            choice = replace(choice, size=choice.size if grid != self.grid else None)
         return replace(self, name=choice.name(self.name), grid=grid, choice=choice).as_stored(download)
 
     def as_stored(self, download: bool = False) -> HubModel:
@@ -153,13 +209,18 @@ class HubModel(ModelFacts):
 
     @property
     def tokens(self) -> int:
-        """Image tokens of one image."""
-        return self.grid[0] * self.grid[1]
+        """Image tokens of one image, those of all its grids."""
+        return sum(rows * columns for rows, columns in (*self.grids_before, self.grid))
+
+    @property
+    def grids_before(self) -> tuple[tuple[int, int], ...]:
+        """Height and width of the grids that stand before the image's own in the stream."""
+        return self.before(*self.grid) if self.before else ()
 
     @property
     def stream(self) -> int:
         """Stream slots of one image, forced tokens included."""
-        return self.grid[0] * (self.grid[1] + self.row_ends)
+        return self.tokens + self.grid[0] * self.row_ends
 
     def require_weights(self) -> None:
         """Raise a SpecbenchError with exit code 5 for files that are not on this disk and may not be downloaded."""

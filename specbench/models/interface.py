@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -23,20 +24,25 @@ class TokenLayout:
     """Grammar of one image's token stream.
 
     Attributes:
-        height, width: the grid of free image tokens.
+        height, width: the grid of free image tokens; of several grids, the last one.
         v_image: image vocabulary; free slots hold ids 0 .. v_image-1.
         forced: per stream slot, -1 where the model chooses, else the special id (>= v_image) that the grammar forces.
+        before: height and width of the grids that stand before the last one in the stream, such as a preview.
+        ranges: the ids of each grid, first and past the last; all of them where empty.
     """
 
     height: int
     width: int
     v_image: int
     forced: tuple[int, ...]
+    before: tuple[tuple[int, int], ...] = ()
+    ranges: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def plain(cls, height: int, width: int, v_image: int) -> TokenLayout:
-        """A raster grid without grammar tokens."""
-        return cls(height, width, v_image, (-1,) * (height * width))
+    def plain(cls, height: int, width: int, v_image: int, before: tuple[tuple[int, int], ...] = ()) -> TokenLayout:
+        """Raster grids without grammar tokens."""
+        cells = sum(rows * columns for rows, columns in (*before, (height, width)))
+        return cls(height, width, v_image, (-1,) * cells, before)
 
     @classmethod
     def with_row_ends(cls, height: int, width: int, v_image: int) -> TokenLayout:
@@ -45,8 +51,22 @@ class TokenLayout:
         return cls(height, width, v_image, row * height)
 
     def __post_init__(self):
-        if sum(slot < 0 for slot in self.forced) != self.height * self.width:
-            raise ValueError(f"{self.height}x{self.width} grid needs as many free slots in `forced`")
+        if sum(slot < 0 for slot in self.forced) != sum(rows * columns for rows, columns in self.grids):
+            named = " and ".join(f"{rows}x{columns}" for rows, columns in self.grids)
+            raise ValueError(f"{named} grid needs as many free slots in `forced`")
+        if self.ranges and len(self.ranges) != len(self.grids):
+            raise ValueError(f"{len(self.grids)} grids need as many `ranges`")
+
+    @property
+    def grids(self) -> tuple[tuple[int, int], ...]:
+        """Height and width of every grid, in the order of the stream."""
+        return (*self.before, (self.height, self.width))
+
+    @cached_property
+    def rows(self) -> list[list[list[int]]]:
+        """Stream slots of the image tokens, by grid, row and column."""
+        free = iter(self.free_slots())
+        return [[[next(free) for _ in range(columns)] for _ in range(rows)] for rows, columns in self.grids]
 
     @property
     def length(self) -> int:
@@ -58,22 +78,40 @@ class TokenLayout:
         """Width of every distribution: image ids, then special ids."""
         return max(self.v_image, max(self.forced) + 1)
 
+    @property
+    def bounds(self) -> list[tuple[int, int]]:
+        """Per stream slot, and past the end, the ids that it may hold: first and past the last."""
+        bounds = [(0, self.v_image)] * (self.length + 1)
+        for ids, grid in zip(self.ranges, self.rows if self.ranges else (), strict=True):
+            for slot in chain(*grid):
+                bounds[slot] = ids
+        return bounds
+
     def free_slots(self) -> list[int]:
-        """Stream slots of the image tokens, in raster order."""
+        """Stream slots of the image tokens, in raster order, grid by grid."""
         return [slot for slot, token in enumerate(self.forced) if token < 0]
 
     def neighbour(self, rows: int, columns: int) -> list[int]:
-        """Per stream slot, the slot `rows` above and `columns` to the left in the image grid, or -1."""
-        free = self.free_slots()
+        """Per stream slot, the slot `rows` above and `columns` to the left in the same grid, or -1."""
         source = [-1] * self.length
-        for index, slot in enumerate(free):
-            row, column = divmod(index, self.width)
-            if row >= rows and column >= columns:
-                source[slot] = free[(row - rows) * self.width + column - columns]
+        for grid in self.rows:
+            for above, row in zip(grid, grid[rows:], strict=False):
+                for left, slot in zip(above, row[columns:], strict=False):
+                    source[slot] = left
+        return source
+
+    def nearest_before(self) -> list[int]:
+        """Per stream slot of a grid, the slot of the grid before it whose cell covers the same place, or -1."""
+        source = [-1] * self.length
+        for small, large in pairwise(self.rows):
+            for row, slots in enumerate(large):
+                cells = small[(2 * row + 1) * len(small) // (2 * len(large))]
+                for column, slot in enumerate(slots):
+                    source[slot] = cells[(2 * column + 1) * len(cells) // (2 * len(slots))]
         return source
 
     def image_tokens(self, tokens: Tensor) -> Tensor:
-        """Stream tokens [B, N] to image tokens [B, height * width]."""
+        """Stream tokens [B, N] to image tokens of all grids [B, free slots]."""
         return tokens[:, self.free_slots()]
 
 
@@ -240,8 +278,11 @@ class ImageModel(Protocol):
         """Prefill the KV cache for a batch; no forward will have more than `columns` columns."""
         ...
 
-    def render(self, image_tokens: Tensor) -> Tensor:
-        """Decode image tokens [B, height * width] into pixels, uint8 [B, 3, H, W]."""
+    def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
+        """Decode image tokens [B, free slots] into pixels, uint8 [B, 3, H, W].
+
+        `prompts` and `seeds` of the images are for decoders that draw from noise, such as diffusion.
+        """
         ...
 
 

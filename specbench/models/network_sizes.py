@@ -7,7 +7,7 @@ planned for as what it is. No torch, but for LlamaGen's checkpoints, which have 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
@@ -58,7 +58,7 @@ class NetworkSize:
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
-        }
+        } | ({"head_dim": self.head_width} if self.head_width else {})
 
     @property
     def query_width(self) -> int:
@@ -141,31 +141,39 @@ def emu3(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: 
 
 CHAMELEON_7B = chameleon(65_536, 4096, 11_008, 32, 32, 32)
 CHAMELEON_34B = chameleon(65_536, 8192, 22_016, 48, 64, 8)
+LUMINA2_7B = chameleon(171_384, 4096, 11_008, 32, 32, 32)
+"""The fewest words that hold the image tokens; how many more its configuration has was not seen."""
 LLAMAGEN_XL = llamagen(16_384, 1280, 3584, 36)
 JANUS_1B = janus(102_400, 2048, 5632, 24, 16, 16)
 JANUS_7B = janus(102_400, 4096, 11_008, 30, 32, 32)
 SIMPLEAR_05B = qwen(215_672, 896, 4864, 24, 14, 2)
 SIMPLEAR_15B = qwen(215_672, 1536, 8960, 28, 12, 2)
+LIQUID_7B = NetworkSize(264_192, 3072, 24_576, 28, 16, 16, head_width=256)
 EMU3_8B = emu3(184_622, 4096, 14_336, 32, 32, 8)
 OFFICIAL = {
     "anole": {"anole": CHAMELEON_7B},
     "lumina": {"lumina": CHAMELEON_7B, "lumina-34b": CHAMELEON_34B},
+    "lumina2": {"lumina2": LUMINA2_7B},
     "llamagen": {"llamagen": LLAMAGEN_XL},
     "janus": {"janus": JANUS_1B, "janus-7b": JANUS_7B},
     "simplear": {"simplear": SIMPLEAR_05B, "simplear-1.5b": SIMPLEAR_15B},
     "emu3": {"emu3": EMU3_8B},
+    "liquid": {"liquid": LIQUID_7B},
 }
 """Published sizes of each family by the name of a model that has it."""
 _LLAMA = {"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32}
 _DEFAULTS = {
     "anole": _LLAMA | {"vocab_size": 65_536},
     "lumina": _LLAMA | {"vocab_size": 65_536},
+    "lumina2": _LLAMA | {"vocab_size": 65_536},
     "janus": _LLAMA | {"vocab_size": 32_000},
     "simplear": _LLAMA | {"vocab_size": 151_936, "intermediate_size": 22_016},
     "emu3": EMU3_8B.config(),
+    "liquid": LIQUID_7B.config(),
 }
 """What transformers takes for an entry that a configuration leaves out."""
-_MAKERS = {"anole": chameleon, "lumina": chameleon, "janus": janus, "simplear": qwen, "emu3": emu3}
+_MAKERS = {"liquid": NetworkSize, "janus": janus, "simplear": qwen, "emu3": emu3}
+_MAKERS |= dict.fromkeys(("anole", "lumina", "lumina2"), chameleon)
 _DOES_NOT_TELL = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError)
 """What reading sizes off files of others may raise."""
 
@@ -200,7 +208,9 @@ def _configured_size(family: str, folder: Path) -> NetworkSize:
     given.setdefault("num_key_value_heads", given["num_attention_heads"])
     if min(map(int, given.values())) < 1 or given["hidden_size"] % given["num_attention_heads"]:
         raise ValueError("sizes that make no network")
-    return _MAKERS[family](*(int(given[name]) for name in EMU3_8B.config()))
+    size = _MAKERS[family](*(int(given[name]) for name in EMU3_8B.config()))
+    head = text.get("head_dim") or 0
+    return replace(size, head_width=int(head) if head * size.heads != size.width else 0)
 
 
 def _meta_size(held: Mapping) -> NetworkSize:

@@ -1,11 +1,9 @@
-"""Forecasts of speed from runs or from what a paper prints (`forecast`), and the papers' latencies beside the floors of
-their GPUs (`printed_latencies`).
-"""
+"""Forecasts of speed from runs or from what a paper prints."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
@@ -14,120 +12,26 @@ from specbench.models.facts import BYTES, ModelFacts
 from specbench.papers.table import CellSettings, Row, Table
 from specbench.papers.table_files import load_table, load_tables, refuse_mistyped, table_names
 from specbench.reporting.forecast import (
-    PROMPT_TOKENS,
+    HEADS,
     Accepted,
     ForecastSetting,
+    Printed,
     Range,
     accepted_lengths,
     forecast_rows,
 )
 from specbench.reporting.report_rows import label
-from specbench.runs.memory_estimate import most_columns
 from specbench.specs.presets import DecoderSpec, resolve
+from specbench.specs.published import printed_acceptances
 from specbench.store.run_folders import find_runs
-from specbench.system.device_peaks import KNOWN, SHORT_NAMES, Peak, known_peak, peak_of
+from specbench.system.device_peaks import peak_of
 
-PRINTED = "printed latency beside a computed floor"
-"""The `kind` of every row of `printed_latencies`."""
 BANDWIDTH, FLOPS, OVERHEAD_MS = (0.6, 0.9), (0.4, 0.75), (0.5, 5.0)
 """Assumed where the caller states nothing: shares of a data sheet's peaks, and milliseconds of a step."""
 OWN_OVERHEAD = "run"
 """Stands for the overhead that each run measured."""
 MOST_IMAGES, MOST_MS = 65_536, 60_000
 """Largest batch, and overhead of a step, that a forecast is made for."""
-_LATENCY = "latency_ms"
-
-
-def printed_latencies(tables: Sequence[str] = ()) -> list[dict[str, object]]:
-    """Printed latencies beside the floor of the GPU they were measured on (`specbench forecast --printed`).
-
-    The floor of a step is the larger of its bytes over the data sheet's bandwidth and its operations over the data
-    sheet's FLOP/s, as in `specbench.stats.speed.floor_ms`, at the mean context of an image.
-
-    Args:
-        tables: names of `specbench list tables`; all if empty.
-
-    Returns:
-        One dict per latency: `kind, table, row, model, decoder, hardware` (as printed), `device` (data sheet used;
-        None where the paper names none or more than one), `printed_s` (per image), `steps` (from what the paper prints,
-        None where it prints nothing), `printed_step_ms`, `weights_ms` (reading the weights once), `floor_step_ms`,
-        `floor_s`, `over_floor`, `over_weights`, `note`.
-
-    Raises:
-        SpecbenchError: an unknown table.
-    """
-    return [
-        row
-        for table in ([load_table(name) for name in tables] if tables else load_tables())
-        for one in table.rows
-        if _LATENCY in _printed(table, one)
-        for row in [_beside(table, one)]
-    ]
-
-
-def _beside(table: Table, row: Row) -> dict[str, object]:
-    printed = _printed(table, row)
-    seconds, name = printed[_LATENCY] / 1e3, row.settings.get("model")
-    found: dict[str, object] = {
-        "kind": PRINTED,
-        "table": table.name,
-        "row": f"{row.group}: {row.label}" if row.group else row.label,
-        "model": name,
-        "decoder": row.settings.get("decoder"),
-        "hardware": row.hardware,
-        "printed_s": seconds,
-    }
-    unknown = dict.fromkeys(
-        ("device", "steps", "printed_step_ms", "weights_ms", "floor_step_ms", "floor_s", "over_floor", "over_weights")
-    )
-    model = find_model(str(name)) if name else None
-    tokens = model and _tokens_per_step(table, row, model)
-    if model is None or model.size is None:
-        return found | unknown | {"note": "a model of unknown size"}
-    if tokens is None and "nfe" not in printed:
-        return found | unknown | {"note": "the paper prints no steps"}
-    steps = printed.get("nfe", model.stream / (tokens or 1))
-    known = {"steps": steps, "printed_step_ms": 1e3 * seconds / steps}
-    if row.hardware is None:
-        return found | unknown | known | {"note": "the paper does not name the GPU"}
-    if (device := device_of(row.hardware)) is None:
-        return found | unknown | known | {"note": "no single GPU with a known data sheet"}
-    settings = _settings(table, row)
-    columns = most_columns(_decoder(settings), model) if settings else 1
-    weights_ms, floor_ms = _floor(model, known_peak(device, model.dtype), row.settings, columns)
-    ratios = {"over_floor": known["printed_step_ms"] / floor_ms, "over_weights": known["printed_step_ms"] / weights_ms}
-    floors = {"device": device, "weights_ms": weights_ms, "floor_step_ms": floor_ms, "floor_s": floor_ms * steps / 1e3}
-    loose = "" if re.search(re.escape(device.removeprefix("NVIDIA ")), row.hardware) else f"taken as {device}"
-    return found | known | floors | ratios | {"note": loose}
-
-
-def _floor(model: ModelFacts, peak: Peak, settings: Mapping, columns: int) -> tuple[float, float]:
-    """Milliseconds to read the weights once, and the floor of one step of `columns`."""
-    size, item = model.size, BYTES[str(settings.get("dtype") or model.dtype)]
-    guidance = settings.get("sampling", {}).get("guidance", model.sampling().guidance)
-    rows, context = (1 if guidance == 1 else 2), PROMPT_TOKENS + model.stream / 2
-    bandwidth = peak.bandwidth(item * size.weights)
-    read = item * size.read(1, rows, context + columns) / bandwidth
-    computed = size.operations(columns, rows, columns * (context + columns)) / peak.flops
-    return 1e3 * item * size.weights / bandwidth, 1e3 * max(read, computed)
-
-
-def device_of(hardware: str) -> str | None:
-    """The device in `KNOWN` that a paper's words name, the fastest variant if they name none; None if not one."""
-    if whole := [name for name in KNOWN if re.search(rf"{re.escape(name)}(?![\w-])", hardware)]:
-        return whole[0] if len(whole) == 1 else None
-    named = [full for short, full in SHORT_NAMES.items() if re.search(rf"\b{short}\b", hardware)]
-    return named[0] if len(named) == 1 else None
-
-
-def printed_sentence(row: Mapping[str, object]) -> str | None:
-    """The ratios of an AR row in words; None for others, and without a floor."""
-    if row["over_floor"] is None or row["decoder"] != "ar":
-        return None
-    return (
-        f"{row['table']}, {row['row']}: AR's {row['printed_step_ms']:.3g} ms a token is {row['over_weights']:.1f}x the "
-        f"weight read ({row['weights_ms']:.3g} ms) and {row['over_floor']:.1f}x the floor"
-    )
 
 
 def forecast(
@@ -174,6 +78,7 @@ def forecast(
     if not model and len(models) > 1:
         raise SpecbenchError(f"these are of several models ({', '.join(models)})", "choose one with --model")
     facts = find_model(model or models[0])
+    accepted = [one if one.model == facts.name else replace(one, printed=printed_elsewhere(one)) for one in accepted]
     chosen, guidance = dtype or facts.dtype, facts.sampling().guidance
     peak = peak_of(on, chosen, threads)
     setting = ForecastSetting(facts, peak, chosen, guidance, batch, bandwidth, flops, overhead_ms)
@@ -200,10 +105,10 @@ def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
     """
     found = []
     for row in table.rows:
-        settings = _settings(table, row)
-        if settings is None or (tokens := _tokens_per_step(table, row, find_model(settings.model))) is None:
+        settings = row_settings(table, row)
+        if settings is None or (tokens := tokens_per_step(table, row, find_model(settings.model))) is None:
             continue
-        decoder = _decoder(settings)
+        decoder = decoder_of(settings)
         source = f"{table.name}: {f'{row.group}, ' if row.group else ''}{row.label}"
         found.append(Accepted(source, settings.model, decoder, label(decoder), tokens))
     if all(one.decoder.name == "ar" for one in found):
@@ -211,17 +116,35 @@ def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
     return [one for one in found if one.model == model] or found
 
 
-def _settings(table: Table, row: Row) -> CellSettings | None:
+def printed_elsewhere(one: Accepted) -> tuple[Printed, ...]:
+    """Tokens per step that papers print for this decoder, or for exact decoders with its kind of draft head, on other
+    models than the one that was measured."""
+    found = [
+        Printed(tokens, settings.model, f"{table.name}, {row.label}")
+        for table in load_tables()
+        for row in table.rows
+        if row.settings.get("decoder") == one.decoder.name and (settings := row_settings(table, row)) is not None
+        if (tokens := tokens_per_step(table, row, find_model(settings.model))) is not None
+    ]
+    if one.decoder.drafter in HEADS and one.decoder.lossless:
+        kind = "vertical" if one.decoder.drafter == "vertical" else "eagle"
+        found += [Printed(*entry) for entry in printed_acceptances(kind)]
+    return tuple(entry for entry in found if entry.model != one.model and one.decoder.name != "ar")
+
+
+def row_settings(table: Table, row: Row) -> CellSettings | None:
+    """Settings of the first cell of a row that can be run."""
     return next((found for column in table.columns if (found := table.cell_settings(row, column))), None)
 
 
-def _decoder(settings: CellSettings) -> DecoderSpec:
+def decoder_of(settings: CellSettings) -> DecoderSpec:
+    """Decoder of a cell."""
     return resolve(settings.decoder, dict(settings.options))
 
 
-def _tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float | None:
+def tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float | None:
     """From the printed NFE, step compression, step ratio or accepted length, the first that is printed; 1 for AR."""
-    printed = _printed(table, row)
+    printed = printed_values(table, row)
     if row.settings.get("decoder") == "ar":
         return 1.0
     if "nfe" in printed:
@@ -231,7 +154,7 @@ def _tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float | None:
     )
 
 
-def _printed(table: Table, row: Row) -> dict[str, float]:
+def printed_values(table: Table, row: Row) -> dict[str, float]:
     """Printed values by key, in the unit of the measured ones."""
     return {column.key: row.paper[column.name] / column.scale for column in table.columns if column.name in row.paper}
 

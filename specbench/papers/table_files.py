@@ -9,7 +9,7 @@ import difflib
 import functools
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from specbench.errors import SpecbenchError, unknown_name
@@ -19,10 +19,11 @@ from specbench.papers.table import BETTER, MAPS, NUMBERS, PRINTED, SCORE, Column
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, options_of
+from specbench.specs.run_spec import Sampling
 from specbench.store.run_folders import runs_in
 from specbench.system.files import data_folder
 
-_SAMPLING = {"guidance": float, "temperature": float, "top_k": int, "top_p": float, "entropy_scale": float}
+_SAMPLING = {field.name: int if field.name == "top_k" else float for field in fields(Sampling)}
 _CASE = {"model": str, "decoder": str, "options": dict, "prompts": str, "dtype": str, "sampling": dict}
 _CASE |= dict.fromkeys(("limit", "samples", "seed", "batch"), int)
 _CASE |= dict.fromkeys(("guidance_rows", "prompt_form"), str)

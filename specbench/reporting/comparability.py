@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import asdict
 
 from specbench.store.run_info import RunInfo
 
-_SAMPLING = ("guidance", "temperature", "top_k", "top_p", "entropy_scale")
 _WORK = ("model", "weights_sha256", "prompts_sha256", "seed", "batch", "device")
 _CONFIGURATION = ("dtype", "threads", "compiled")
 _TIME = ("threads", "compiled", "batch", "device", "mode", "hardware")
@@ -56,7 +56,7 @@ def _fields(info: RunInfo) -> dict[str, object]:
     identity = spec.identity()
     fields = {name: identity.get(name) for name in (*_WORK, *_CONFIGURATION)} | {"mode": spec.mode or "latency"}
     fields["compiled"] = "yes" if spec.compiled else "no"
-    fields |= {name: getattr(spec.sampling, name) for name in _SAMPLING}
+    fields |= asdict(spec.sampling)
     if fields["threads"] is None:  # on a GPU
         del fields["threads"]
     return fields | {"hardware": " and ".join(info.machines)}

@@ -35,6 +35,14 @@ HEADS = ("eagle", "eagle-paths", "vertical")
 Range = tuple[float, float]
 
 
+class Printed(NamedTuple):
+    """Tokens per step that a paper prints, on which model, and where."""
+
+    tokens_per_step: float
+    model: str
+    source: str
+
+
 @dataclass(frozen=True)
 class Accepted:
     """Tokens that a decoder commits per target forward, and where that number is from.
@@ -44,6 +52,8 @@ class Accepted:
         model: what it was measured on.
         tokens_per_step: stream tokens over target forwards.
         overhead_ms: milliseconds of a step besides its forward and drafting, where the run was measured; else None.
+        printed: what papers print for its kind on other models; a forecast for another model than `model` reaches from
+            there to `tokens_per_step`.
     """
 
     source: str
@@ -52,6 +62,13 @@ class Accepted:
     label: str
     tokens_per_step: float
     overhead_ms: float | None = None
+    printed: tuple[Printed, ...] = ()
+
+    @property
+    def range(self) -> Range:
+        """Lowest and highest tokens per step."""
+        known = [self.tokens_per_step, *(one.tokens_per_step for one in self.printed)]
+        return min(known), max(known)
 
 
 @dataclass(frozen=True)
@@ -120,10 +137,11 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
     """Forecast rows, one for each accepted length.
 
     Returns:
-        One dict each: `kind` ("forecast"), `source, decoder, label, window, model, device, dtype, batch,
-        tokens_per_step, steps`; as low, middle and high value `forward_ms, step_ms, seconds, ar_seconds, speed_up,
-        window_cost, images_per_hour` (`NAME_low`, `NAME`, `NAME_high`; low is the smaller number), seconds of a batch's
-        images together; `parts_ms` of the middle forward; `assumptions`, a sentence each.
+        One dict each: `kind` ("forecast"), `source, decoder, label, window, model, device, dtype, batch, steps`,
+        `tokens_per_step` with the range of `Accepted.range`; as low, middle and high value `forward_ms, step_ms,
+        seconds, ar_seconds, speed_up, window_cost, images_per_hour` (`NAME_low`, `NAME`, `NAME_high`; low is the
+        smaller number), seconds of a batch's images together; `parts_ms` of the middle forward; `assumptions`, a
+        sentence each.
 
     Raises:
         SpecbenchError: the model's sizes are unknown, or an overhead is to be that of runs without one.
@@ -152,6 +170,8 @@ def _row(one: Accepted, setting: ForecastSetting, ar_overhead: float | None) -> 
         "dtype": setting.dtype,
         "batch": setting.batch,
         "tokens_per_step": one.tokens_per_step,
+        "tokens_per_step_low": one.range[0],
+        "tokens_per_step_high": one.range[1],
         "steps": model.stream / one.tokens_per_step,
     }
     for name, value in middle.items():
@@ -162,11 +182,13 @@ def _row(one: Accepted, setting: ForecastSetting, ar_overhead: float | None) -> 
 
 
 class Assumed(NamedTuple):
-    """One set of assumptions: shares reached, and milliseconds of overhead of the decoder's step and of AR's."""
+    """One set of assumptions: shares reached, milliseconds of overhead of the decoder's step and of AR's, and tokens
+    per step."""
 
     reached: Reached
     overhead: float
     ar_overhead: float
+    tokens: float
 
 
 def _corners(one: Accepted, setting: ForecastSetting, ar: float | None) -> Iterator[Assumed]:
@@ -176,15 +198,16 @@ def _corners(one: Accepted, setting: ForecastSetting, ar: float | None) -> Itera
     else:
         low, high = setting.overhead_ms
         overheads = [(low, low), (high, high)] + [(high, low)] * (one.decoder.name != "ar")
-    for bandwidth, flops, (own, ars) in product(setting.bandwidth, setting.flops, overheads):
-        yield Assumed(Reached(bandwidth, flops), own, ars)
+    ranges = setting.bandwidth, setting.flops, overheads, one.range
+    for bandwidth, flops, (own, ars), tokens in product(*ranges):
+        yield Assumed(Reached(bandwidth, flops), own, ars, tokens)
 
 
 def _middle(one: Accepted, setting: ForecastSetting, ar: float | None) -> Assumed:
     shares = Reached(sum(setting.bandwidth) / 2, sum(setting.flops) / 2)
     if setting.overhead_ms is None:
-        return Assumed(shares, one.overhead_ms, ar)
-    return Assumed(shares, sum(setting.overhead_ms) / 2, sum(setting.overhead_ms) / 2)
+        return Assumed(shares, one.overhead_ms, ar, one.tokens_per_step)
+    return Assumed(shares, *[sum(setting.overhead_ms) / 2] * 2, one.tokens_per_step)
 
 
 def _numbers(one: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[str, float]:
@@ -200,7 +223,7 @@ def _numbers(one: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[
         ms(setting.forward(columns)),
     )
     step = forward + sum(ms(level) for level in _drafting(one.decoder, setting)) + assumed.overhead
-    seconds = (prefill + model.stream / one.tokens_per_step * step) / 1e3
+    seconds = (prefill + model.stream / assumed.tokens * step) / 1e3
     ar_seconds = (prefill + model.stream * (single + assumed.ar_overhead)) / 1e3
     return {
         "forward_ms": forward,
@@ -279,9 +302,23 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
             "first layer, which runs once for all (a window wider than an image row takes a few runs)."
         )
     if others:
-        lines.append(f"Tokens per step were found on {', '.join(others)} and are taken to be the same on {model.name}.")
+        lines.append(f"Tokens per step were found on {', '.join(others)}, not on {model.name}.")
+        lines += _printed_sentences([one for one in accepted if one.decoder.name != "ar" and one.model != model.name])
     if setting.batch > 1:
         lines.append("Rows of a batch that finish are refilled at once.")
+    return lines
+
+
+def _printed_sentences(accepted: Sequence[Accepted]) -> list[str]:
+    """What papers print for decoders on other models than those that were measured."""
+    lines = []
+    for name, printed in {one.label: one.printed for one in accepted if one.printed}.items():
+        low, high = (pick(printed, key=lambda entry: entry.tokens_per_step) for pick in (min, max))
+        told = dict.fromkeys(f"{entry.tokens_per_step:.3g} on {entry.model} ({entry.source})" for entry in (low, high))
+        lines.append(f"{name}: papers print {' to '.join(told)}; the ranges include these tokens per step.")
+    unknown = dict.fromkeys(one.decoder.name for one in accepted if not one.printed)
+    if unknown:
+        lines.append(f"No tokens per step on another model were read in a paper for {', '.join(unknown)}: no range.")
     return lines
 
 

@@ -166,7 +166,8 @@ def _heading(runs: Sequence[Mapping]) -> str:
     threads = setting.get("threads")
     parts += [f"top-p {sampling['top_p']:g}"] if sampling["top_p"] < 1 else []
     parts += [row["processors"]] if row.get("processors") else []
-    parts += [f"entropy scale {sampling['entropy_scale']:g}"] if sampling.get("entropy_scale") else []
+    named = {"entropy_scale": "entropy scale", "min_p": "min-p", "top_n_sigma": "top-n-sigma"}
+    parts += [f"{text} {sampling[name]:g}" for name, text in named.items() if sampling.get(name)]
     parts += [
         setting["dtype"],
         setting["device"],

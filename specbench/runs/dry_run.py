@@ -21,10 +21,19 @@ from specbench.models.catalog import check_model
 from specbench.models.draft_head_files import find_head, require_head
 from specbench.models.facts import ModelFacts
 from specbench.prompts import PromptSet, downloadable, load_prompts, public_names
+from specbench.runs.compiler import settle_precision
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders
 from specbench.runs.executors.ray_cluster import require_ray
 from specbench.runs.memory_estimate import footprint, free_memory
-from specbench.runs.plan import Plan, make_plan, plan_drawing, plan_model, plan_sampling, plan_workers
+from specbench.runs.plan import (
+    SAMPLING_SETTINGS,
+    Plan,
+    make_plan,
+    plan_drawing,
+    plan_model,
+    plan_sampling,
+    plan_workers,
+)
 from specbench.runs.settings import Value
 from specbench.specs.run_spec import Sampling
 from specbench.store.run_folders import find_runs_like, run_folder
@@ -33,9 +42,8 @@ from specbench.system.torch_device import require_device
 
 ON_DISK = "on disk"
 ROW = (
-    "run_id", "model", "decoder", "options", "lossless", "guidance", "temperature", "top_k", "top_p", "entropy_scale",
-    "prompts", "samples", "seed", "batch", "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib",
-    "weights", "head", "obstacles",
+    "run_id", "model", "decoder", "options", "lossless", *SAMPLING_SETTINGS, "prompts", "samples", "seed", "batch",
+    "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "weights", "head", "obstacles",
 )  # fmt: skip
 """Keys of `Outlook.row`."""
 _BYTES_PER_PIXEL, _BYTES_PER_TOKEN, _BYTES_PER_ROW = 3, 32, 4096
@@ -47,11 +55,10 @@ class Outlook:
     """What one run would be.
 
     Attributes:
-        row: `run_id, model, decoder, options, lossless, guidance, temperature, top_k, top_p, entropy_scale, prompts,
-            samples, seed, batch, dtype, device, images, done, seconds` (for the missing images, from stored rows of the
-            same run, else of the same model, decoder and device), `megabytes` (on disk, at most), `memory_gib`
-            (estimate), `weights` and `head` ("on disk", or what brings them) and `obstacles` (a line each). What cannot
-            be known yet is None.
+        row: `run_id, model, decoder, options, lossless`, the fields of `Sampling`, `prompts, samples, seed, batch,
+            dtype, device, images, done, seconds` (for the missing images, from stored rows of the same run, else of the
+            same model, decoder and device), `megabytes` (on disk, at most), `memory_gib` (estimate), `weights` and
+            `head` ("on disk", or what brings them) and `obstacles` (a line each). What cannot be known yet is None.
         obstacles: what must be installed, downloaded or changed before it can run.
     """
 
@@ -139,7 +146,8 @@ def _outlook(
     problems: Sequence[SpecbenchError],
 ) -> Outlook:
     value = {name: held.value for name, held in values.items()}
-    dtype, device = value["dtype"] or model.dtype, value["device"]
+    device = value["device"]
+    dtype, _, _ = settle_precision(value["dtype"], model.dtype, value["compile"], device)
     images = len(plan.requests) if plan else _expected_images(values)
     run_id = None if planned.auto_window else _run_id(plan, planned, digest)
     wanted = {request.key for request in plan.requests} if plan else set()

@@ -36,7 +36,9 @@ RUN_ORIGINS = (
     "revision",
     "random-weights",
     "guidance-rows",
+    "guidance-schedule",
     "prompt-form",
+    "size",
     "scale",
     "prompts",
     "seed",
@@ -50,6 +52,8 @@ RUN_ORIGINS = (
     "top-k",
     "top-p",
     "entropy-scale",
+    "min-p",
+    "top-n-sigma",
 )
 SAMPLING_SETTINGS = {
     "guidance": "cfg",
@@ -57,6 +61,8 @@ SAMPLING_SETTINGS = {
     "top_k": "top-k",
     "top_p": "top-p",
     "entropy_scale": "entropy-scale",
+    "min_p": "min-p",
+    "top_n_sigma": "top-n-sigma",
 }
 MAX_IMAGES = 1_000_000
 
@@ -393,6 +399,8 @@ def plan_model(values: Mapping[str, Value]) -> ModelFacts:
         value["scale"] == "tiny",
         value["guidance-rows"],
         value["prompt-form"],
+        value["guidance-schedule"],
+        value["size"],
     )
     return find_model(value["model"]).configured(choice, download=True)
 
@@ -401,7 +409,9 @@ def plan_sampling(model: ModelFacts, values: Mapping[str, Value]) -> Sampling:
     """Model's sampling with the settings applied; rejects a top-k above the image vocabulary."""
     given = {field: values[name].value for field, name in SAMPLING_SETTINGS.items()}
     sampling = replace(model.sampling(), **{name: held for name, held in given.items() if held is not None})
-    sampling = replace(sampling, entropy_scale=sampling.entropy_scale or None)
+    sampling = replace(
+        sampling, **{name: getattr(sampling, name) or None for name in ("entropy_scale", "min_p", "top_n_sigma")}
+    )
     if sampling.top_k > model.v_image:
         raise SpecbenchError(
             f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens", "0 keeps all of them"

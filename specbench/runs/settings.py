@@ -18,7 +18,7 @@ from typing import Any
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
-from specbench.specs.options import Option
+from specbench.specs.options import Option, parse_size
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system.torch_device import AUTO, chosen_device
 
@@ -212,6 +212,22 @@ _MODEL = (
         "NAME",
         choices=("official", "released"),
     ),
+    _model(
+        "guidance-schedule",
+        "official",
+        "guidance of lumina2: official (the scale that is asked for), or released (its code: every scale below 4 is "
+        "raised to 4, above 4 it falls back to 4 within the first row)",
+        "NAME",
+        choices=("official", "released"),
+    ),
+    _model(
+        "size",
+        "",
+        "image size in pixels, of models that were trained for several",
+        "WIDTHxHEIGHT",
+        "the model",
+        check=parse_size,
+    ),
     _model("random-weights", False, "use random weights in the true architecture; measures speed only"),
     _model(
         "scale",
@@ -261,6 +277,22 @@ _SAMPLING = (
         minimum=0.0,
         maximum=1e4,
     ),
+    _sampling(
+        "min-p",
+        0.0,
+        "sample from the tokens of at least P times the largest probability; 0 disables the filter",
+        "P",
+        minimum=0.0,
+        maximum=1.0,
+    ),
+    _sampling(
+        "top-n-sigma",
+        0.0,
+        "sample from the logits within N standard deviations of the largest one, after top-k; 0 disables the filter",
+        "N",
+        minimum=0.0,
+        maximum=1e4,
+    ),
 )
 _OUTPUT = (
     _output("out", "results", "results folder", "DIR"),
@@ -273,10 +305,10 @@ _OUTPUT = (
     _output("json", False, "print one JSON array on stdout"),
 )
 OPEN_IN_TABLES = {
-    *("model", "weights", "revision", "random-weights", "scale", "prompts", "limit", "ids", "samples", "seed"),
+    *("model", "weights", "revision", "random-weights", "scale", "size", "prompts", "limit", "ids", "samples", "seed"),
     *("offset", "sample", "per-category", "category"),
     *("batch", "shard", "dtype", "device", "threads", "compile", "cfg", "temperature", "top-k", "top-p"),
-    *("entropy-scale", "head", "out", "quiet", "json"),
+    *("entropy-scale", "min-p", "top-n-sigma", "head", "out", "quiet", "json"),
 }
 """Settings of `specbench run` that a paper's table does not fix, or whose values may override the table's."""
 

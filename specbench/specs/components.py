@@ -279,6 +279,19 @@ INITS = {
     "above-sample": Component(
         "specbench.decoding.drafters.token_init:above_sample", "sample from the distribution of the neighbour above"
     ),
+    "preview": Component(
+        "specbench.decoding.drafters.token_init:Preview",
+        "token of the preview grid at the same place, mixed with a uniform one; uniform in models without a preview",
+        (
+            Option(
+                "preview-weight",
+                0.5,
+                "probability that a draft is the preview's token; the rest of q is uniform",
+                minimum=0.0,
+                maximum=1.0,
+            ),
+        ),
+    ),
 }
 
 VERIFIERS = {

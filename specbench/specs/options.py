@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -71,6 +72,18 @@ class Option:
         if self.maximum is not None:
             parts.append(f"at most {plain(self.maximum)}")
         return " and ".join(parts) or "a number"
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Height and width in pixels of a size written WIDTHxHEIGHT.
+
+    Raises:
+        SpecbenchError: it is none.
+    """
+    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
+    if not found:
+        raise SpecbenchError(f"--size {text}: not WIDTHxHEIGHT", "for example --size 768x512")
+    return int(found[2]), int(found[1])
 
 
 def plain(value: object) -> str:

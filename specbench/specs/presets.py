@@ -7,6 +7,7 @@ options by name. Presets of plug-ins and of user modules join them. Importing th
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -25,11 +26,11 @@ LANTERNPP = "Park et al., LANTERN++ (arXiv 2502.06352)"
 ZIPAR = "He et al., ZipAR, ICML 2025 (arXiv 2412.04062)"
 BLOCK = "Sun et al., Block Verification Accelerates Speculative Decoding, ICLR 2025 (arXiv 2403.10444)"
 GBV = "Greedy Multi-Path Block Verification (arXiv 2602.16961), after a summary of its text"
-SJD_SV = "SJD-SV, ICML 2026 (arXiv 2609.13245), after a summary of its text; no code is public"
+SJD_SV = "SJD-SV, ICML 2026 (arXiv 2609.13245), after a summary of its text; no code was found"
 PJD = "PJD, Parallel Jacobi Decoding, CVPR 2026 (arXiv 2606.05703), after a summary of its text"
 PATHSPEC = "PathSpec (arXiv 2606.10492), released code, Haodong-Lei-Ray/PathSpec, commit 8a3df48"
 PJD_CODE = "released code of PJD, boyaliao/PJD, commit e7b93ad, Lumina's scheduler, read in part"
-OWN = "this project; a relative of {} whose formula is not public"
+OWN = "this project; a relative of {}, whose formula was not read here"
 OWN_HEAD = "this project, after FlashAR (arXiv 2605.09430) and SSD (arXiv 2606.20543), whose heads run unverified"
 SJD_CODE = "released code of SJD, tyshiwo1/Accelerating-T2I-AR-with-SJD, commit b389cfb"
 GSD_CODE = "released code of GSD, junhyukso/GSD, commit 4216c7c"
@@ -114,6 +115,13 @@ _PRESETS = (
         SJD,
         "sec. 4.2",
         _jacobi(init="above-repeat"),
+    ),
+    Preset(
+        "preview",
+        "SJD whose fresh drafts come from the image's own preview, which GLM-Image decodes first",
+        "this project",
+        "each fresh draft is the nearest preview token, mixed with a uniform one",
+        _jacobi(init="preview"),
     ),
     Preset(
         "sjd-norefine",
@@ -299,28 +307,28 @@ _PRESETS = (
         "sjd-sv",
         "SJD that accepts segments of rising probability by one test of their end",
         SJD_SV,
-        "segment verification; not public: whether a shorter segment is tested with the same coin (here: yes)",
+        "segment verification; a shortened segment is tested with the same random number",
         _jacobi(verifier="segments"),
     ),
     Preset(
         "sjd-pairs",
         "SJD that accepts chains of token pairs from a table by one test",
         OWN.format("SJD-PV (arXiv 2603.06666)"),
-        "the table and lengths of SJD-PV are not public; here, pairs from --pairs, or equal neighbours",
+        "the phrase library of SJD-PV was not read; here, pairs from --pairs, or equal neighbours",
         _jacobi(verifier="pair-segments"),
     ),
     Preset(
         "sjd-tilt",
         "SJD whose tail is resampled from p tilted towards tokens whose probability rose",
         OWN.format("SJD-VP (arXiv 2603.27115)"),
-        "the weight of SJD-VP is not public; here, clip(p/q)^tilt, recorded as q",
+        "the weight of SJD-VP was not read; here, clip(p/q)^tilt, recorded as q",
         _jacobi(refine="tilt"),
     ),
     Preset(
         "sjd-relax",
         "SJD that accepts more where the target is certain",
         OWN.format("CSD (arXiv 2606.27829)"),
-        "the weight of CSD is not public; here, 1 + delta exp(-H/relax-scale)",
+        "the weight of CSD was not read; here, 1 + delta exp(-H/relax-scale)",
         _jacobi(verifier="relax", residual="optimal"),
     ),
     Preset(
@@ -342,7 +350,7 @@ _PRESETS = (
         "pjd",
         "Jacobi windows in several image rows; rows below the first incomplete one commit accepted drafts only",
         PJD,
-        "not public: the window (here 8, as in the code); what leads a row in models without row ends",
+        "not stated in what was read: the window (here 8, as in the code); what leads a row in models without row ends",
         _jacobi(drafter="row-jacobi"),
         {"fresh-q": "onehot", "rows-window": 16},
     ),
@@ -366,7 +374,7 @@ _PRESETS = (
         "zipar-adaptive",
         "ZipAR that starts a row once its first token passes a test with one more token of the row above",
         ZIPAR,
-        "version 3, adaptive window, after its abstract; not public: the least window, whether one pass is enough",
+        "version 3, adaptive window, after its abstract; not read: the least window, whether one pass is enough",
         _jacobi(drafter="zipar"),
         {"adaptive": True},
     ),
@@ -429,7 +437,7 @@ def decoder_name(reference: str) -> str:
     if ":" not in reference:
         return reference
     name, _, given = reference.partition(":")
-    if name in PRESETS:
+    if name in PRESETS and name not in sys.modules:  # a file's decoder may have the file's name
         meant = f"did you mean {name}:{given.replace(':', '=')}?" if ":" in given else f"for example {name}:window=16"
         raise SpecbenchError(f"decoder '{reference}': an option is written NAME=VALUE", meant)
     preset = load_user_object(reference, "decoder")

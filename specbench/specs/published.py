@@ -16,8 +16,8 @@ class Published(NamedTuple):
 
 
 @functools.cache
-def _entries() -> list[dict[str, Any]]:
-    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["entry"]
+def _read() -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def published(decoder: str, model: str, kind: str = "options") -> dict[str, Published]:
@@ -26,5 +26,12 @@ def published(decoder: str, model: str, kind: str = "options") -> dict[str, Publ
     Args:
         kind: "options", which a run takes by default (components among them), or "shared", which it does not.
     """
-    here = [entry for entry in _entries() if decoder in entry["decoders"] and model in entry["models"]]
+    here = [entry for entry in _read()["entry"] if decoder in entry["decoders"] and model in entry["models"]]
     return {name: Published(value, entry["source"]) for entry in here for name, value in entry.get(kind, {}).items()}
+
+
+def printed_acceptances(head: str) -> list[tuple[float, str, str]]:
+    """Tokens per step, model and source of what papers print for exact decoders with a kind of draft head ("eagle", or
+    "vertical" for heads in two dimensions)."""
+    found = [entry for entry in _read()["acceptance"] if entry["head"] == head]
+    return [(entry["tokens_per_step"], entry["model"], entry["source"]) for entry in found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from specbench.specs.presets import DecoderSpec
@@ -11,8 +12,8 @@ from specbench.specs.presets import DecoderSpec
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters: target distribution p from logits, in this order: guidance, temperature, top-k, top-p; all
-    float32.
+    """Sampling parameters: target distribution p from logits, in this order: guidance, temperature, top-k, top-n-sigma,
+    top-p, min-p; all float32. None stands for a filter that is off.
 
     Attributes:
         guidance: classifier-free guidance scale s in u + s (c - u); 1 runs the conditional rows only.
@@ -20,7 +21,10 @@ class Sampling:
         top_k: keep the k largest logits, ties included; 0 keeps all.
         top_p: keep the smallest set of tokens holding this mass, ties included; 1 keeps all.
         entropy_scale: multiplies the temperature by 2.5 exp(-H/entropy_scale) + 0.6, H being the entropy in nats after
-            top-k at temperature 1; None for no such factor.
+            top-k at temperature 1.
+        min_p: keep the tokens of at least this share of the largest probability.
+        top_n_sigma: keep the logits within this number of standard deviations of the largest one, the deviation being
+            that of the logits that top-k keeps.
     """
 
     guidance: float = 3.0
@@ -28,6 +32,8 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     entropy_scale: float | None = None
+    min_p: float | None = None
+    top_n_sigma: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,25 +83,32 @@ class RunSpec:
             del content["threads"]
         return content
 
-    def canonical(self) -> str:
-        """Canonical JSON of `identity` with sorted keys; input of the hash."""
-        return json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
-
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.canonical().encode()).hexdigest()
+        return _hashed(self.identity())
 
     @property
     def run_id(self) -> str:
         """Readable slug plus a short hash, safe as a folder name."""
-        return self._named(self.decoder.full_name)
+        return _as_id(self.model, self.decoder.full_name, self.digest)
 
     @property
-    def earlier_id(self) -> str:
-        """The id it had while ids named the preset alone; its folder may have that name."""
-        return self._named(self.decoder.name)
+    def earlier_ids(self) -> tuple[str, ...]:
+        """The ids it had while ids named the preset alone, and on a GPU while they held its name and the CPU threads;
+        its folder may have one of these names."""
+        before = _hashed(self.content())
+        return (
+            _as_id(self.model, self.decoder.name, self.digest),
+            *(_as_id(self.model, name, before) for name in (self.decoder.full_name, self.decoder.name)),
+        )
 
-    def _named(self, decoder: str) -> str:
-        name = f"{self.model}-{decoder}"[:100]
-        slug = "".join(c if (c.isascii() and c.isalnum()) or c in "+-." else "-" for c in name).lstrip("+-.")
-        return f"{slug or 'run'}-{self.digest[:8]}"
+
+def _hashed(content: Mapping[str, object]) -> str:
+    """SHA-256 of canonical JSON with sorted keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _as_id(model: str, decoder: str, digest: str) -> str:
+    name = f"{model}-{decoder}"[:100]
+    slug = "".join(c if (c.isascii() and c.isalnum()) or c in "+-." else "-" for c in name).lstrip("+-.")
+    return f"{slug or 'run'}-{digest[:8]}"

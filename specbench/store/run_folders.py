@@ -67,9 +67,9 @@ def _runs_at(path: str) -> list[Path]:
 
 
 def run_folder(out: Path | str, spec: RunSpec) -> Path:
-    """Folder of a run in a results folder; that of its earlier id where it is there."""
-    earlier = Path(out) / spec.earlier_id
-    return earlier if earlier.name != spec.run_id and (earlier / RUN_JSON).is_file() else Path(out) / spec.run_id
+    """Folder of a run in a results folder; that of an earlier id where it is there."""
+    places = [Path(out) / name for name in (spec.run_id, *spec.earlier_ids)]
+    return next((place for place in places if (place / RUN_JSON).is_file()), places[0])
 
 
 def runs_in(folder: Path) -> list[Path]:

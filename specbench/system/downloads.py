@@ -7,6 +7,7 @@ none. Imports no torch.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import http.client
 import io
@@ -134,8 +135,25 @@ def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
     return wanted
 
 
-def fetch_what_can_be_had(needs: Mapping[K, Callable[[], Sequence[Download]]]) -> dict[K, SpecbenchError]:
-    """Download what several things need, all of it together; return why some of them cannot have it."""
+def total_of(downloads: Sequence[Download]) -> list[str]:
+    """Number, size and licences of downloads, in words; empty without any."""
+    from rich.filesize import decimal
+
+    size = decimal(sum(one.size or 0 for one in downloads))
+    more = " and more" if any(one.size is None for one in downloads) else ""
+    licences = ", ".join(dict.fromkeys(one.licence for one in downloads))
+    return [f"downloads: {len(downloads)}, {size}{more} ({licences})"] if downloads else []
+
+
+def fetch_what_can_be_had(
+    needs: Mapping[K, Callable[[], Sequence[Download]]],
+    announce: Callable[[Mapping[K, Sequence[Download]]], None] = lambda needed: None,
+) -> dict[K, SpecbenchError]:
+    """Download what several things need, all of it together; return why some of them cannot have it.
+
+    Args:
+        announce: receives what each of them needs, before anything is downloaded.
+    """
     problems: dict[K, SpecbenchError] = {}
     wanted: dict[K, Sequence[Download]] = {}
     for one, ask in needs.items():
@@ -143,6 +161,7 @@ def fetch_what_can_be_had(needs: Mapping[K, Callable[[], Sequence[Download]]]) -
             wanted[one] = ask()
         except SpecbenchError as error:
             problems[one] = error
+    announce(wanted)
     failed: dict[Download, SpecbenchError] = {}
     fetch_all(chain(*wanted.values()), failed)
     return problems | {one: failed[part] for one, parts in wanted.items() for part in parts if part in failed}
@@ -494,7 +513,7 @@ def _open_url(url: str, headers: Mapping[str, str], method: str = "GET") -> http
     """Send one request, over TLS unless the server is on this machine; an error of urllib where it is refused."""
     _require_tls(url)
     request = urllib.request.Request(url, method=method, headers={"User-Agent": f"specbench/{__version__}", **headers})
-    return _OPENER.open(request, timeout=TIMEOUT_S)
+    return _opener().open(request, timeout=TIMEOUT_S)
 
 
 def _require_tls(url: str) -> None:
@@ -511,7 +530,17 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-_OPENER = urllib.request.build_opener(_Redirects)
+@functools.cache
+def _opener() -> urllib.request.OpenerDirector:
+    """Opener that trusts the system's certificates and certifi's, unless SSL_CERT_FILE names others: some Pythons know
+    none of the system's, as on RHEL.
+    """
+    import certifi
+
+    context = ssl.create_default_context()
+    if not os.environ.get("SSL_CERT_FILE"):
+        context.load_verify_locations(certifi.where())
+    return urllib.request.build_opener(_Redirects, urllib.request.HTTPSHandler(context=context))
 
 
 class _TooLarge(Exception):

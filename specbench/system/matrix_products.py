@@ -15,6 +15,9 @@ LARGE = 2**18
 SUMMED_STATES = (1, 2)
 """Numbers of hidden states, those of AR without and with guidance, whose products are compiled to sums."""
 
+SUMMED_ON = {"cpu"}
+"""Kinds of devices on which they are; a part of `make gpu` tries a GPU."""
+
 _READ_AS_FLOAT = (torch.float32, torch.bfloat16)
 
 
@@ -31,11 +34,11 @@ def product(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     holds, and 0.8 of it with four; with eight, and in bfloat16, x W' is as fast or faster.
     """
     rows, columns, _ = hidden.shape
-    if hidden.device.type == "cpu":
-        if _is_summed(rows, columns) and hidden.dtype in _READ_AS_FLOAT:
-            return _plus(sums_by_state(hidden, weight), bias)
-        if hidden.dtype == torch.float32 and weight.numel() >= LARGE and _are_few(rows, columns):
-            return _plus(weights_times_states(hidden, weight), bias)
+    kind, dtype = hidden.device.type, hidden.dtype
+    if kind in SUMMED_ON and _is_summed(rows, columns) and dtype in _READ_AS_FLOAT:
+        return _plus(sums_by_state(hidden, weight), bias)
+    if kind == "cpu" and dtype == torch.float32 and weight.numel() >= LARGE and _are_few(rows, columns):
+        return _plus(weights_times_states(hidden, weight), bias)
     return nn.functional.linear(hidden, weight, bias)
 
 

@@ -124,7 +124,7 @@ class Prompted(TinyModel):
         embeds = [torch.randn(length, WIDTH, generator=draw) for length, draw in zip(lengths, drawn, strict=True)]
         return Prefix(embeds, (torch.stack([row.mean(0) for row in embeds]),))
 
-    def render(self, image_tokens):
+    def render(self, image_tokens, prompts=(), seeds=()):
         return torch.zeros(len(image_tokens), 3, 2, 2, dtype=torch.uint8)
 
 

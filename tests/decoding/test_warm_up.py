@@ -34,7 +34,7 @@ class Tall(tiny_llama.Tiny):
         super().__init__()
         self.layout = TokenLayout.with_row_ends(12, 12, tiny_llama.VOCAB)
 
-    def render(self, image_tokens):
+    def render(self, image_tokens, prompts=(), seeds=()):
         return torch.zeros(len(image_tokens), 3, 2, 2, dtype=torch.uint8)
 
 

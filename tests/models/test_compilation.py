@@ -50,7 +50,7 @@ class Tiny(tiny_llama.Tiny):
                 weight.data.mul_(8)
         return head
 
-    def render(self, image_tokens):
+    def render(self, image_tokens, prompts=(), seeds=()):
         return torch.zeros(len(image_tokens), 3, 2, 2, dtype=torch.uint8)
 
 

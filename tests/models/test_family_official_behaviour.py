@@ -62,10 +62,12 @@ def tiny_of(tmp_path_factory):
         ("lumina", 2304, 2352, 49),
         ("lumina-1024", 4096, 4160, 65),
         ("lumina-34b", 1024, 1056, 33),
+        ("lumina2", 9216, 9312, 97),
         ("anole", 1024, 1024, None),
         ("llamagen", 256, 256, None),
         ("llamagen-512", 1024, 1024, None),
         ("janus", 576, 576, None),
+        ("liquid", 1024, 1024, None),
         ("simplear", 4096, 4096, None),
         ("emu3", 8100, 8190, 91),
     ],
@@ -154,6 +156,20 @@ def official_lumina(c, u, ids, k):
     return _top_k(_only(u + 3.0 * (c - u), ids), k).softmax(-1)
 
 
+def official_lumina2(c, u, ids, k):
+    return _top_k(_only(u + 4.0 * (c - u), ids), k).softmax(-1)
+
+
+def official_liquid(c, u, ids, k):
+    """Temperature, only image words, top-k, top-p."""
+    scores = _top_k(_only((u + (c - u) * 7.0) / 0.99, ids), k)
+    ranked, order = scores.softmax(-1).sort(descending=True)
+    above = ranked.cumsum(-1) > 0.96
+    above[1:], above[0] = above[:-1].clone(), False
+    scores[order[above]] = -torch.inf
+    return scores.softmax(-1)
+
+
 def official_anole(c, u, ids, k):
     scores = _only(u + 3.0 * (c - u), ids) / 0.7
     ranked, order = scores.softmax(-1).sort(descending=True)
@@ -196,6 +212,8 @@ def _top_k(scores, k):
     ("name", "official"),
     [
         ("lumina", official_lumina),
+        ("lumina2", official_lumina2),
+        ("liquid", official_liquid),
         ("anole", official_anole),
         ("llamagen", official_llamagen),
         ("janus", official_janus),
@@ -245,10 +263,11 @@ def test_official_sampling_is_the_default():
     assert {name: sampling.guidance for name, sampling in given.items()} == {
         "lumina-512": 3.0, "lumina": 3.0, "lumina-1024": 3.0, "lumina-34b": 3.0, "anole": 3.0, "llamagen": 7.5,
         "llamagen-512": 7.5, "janus": 5.0, "janus-7b": 5.0, "simplear": 6.0, "simplear-1.5b": 6.0, "emu3": 3.0,
+        "lumina2": 4.0, "liquid": 7.0,
     }  # fmt: skip
     assert {name: sampling.top_k for name, sampling in given.items() if sampling.top_k} == {
         "lumina-512": 2000, "lumina": 2000, "lumina-1024": 2000, "lumina-34b": 2000, "llamagen": 1000,
-        "llamagen-512": 1000, "emu3": 2048,
+        "llamagen-512": 1000, "emu3": 2048, "lumina2": 4096, "liquid": 4096,
     }  # fmt: skip
     assert (given["anole"].temperature, given["anole"].top_p) == (0.7, 0.9)
 
@@ -319,7 +338,7 @@ def test_facts_need_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     facts, heavy = json.loads(done.stdout)
-    assert heavy == [] and len(facts) == 12
+    assert heavy == [] and len(facts) == 14
     sizes = {name: tuple(resolution) for name, resolution, *_ in facts}
     assert sizes["lumina"] == (768, 768) and sizes["emu3"] == (720, 720) and sizes["simplear"] == (1024, 1024)
     gib = {name: memory / 2**30 for name, _, _, memory, *_ in facts}

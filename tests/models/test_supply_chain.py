@@ -10,6 +10,7 @@ import json
 import re
 import ssl
 import urllib.error
+import urllib.request
 
 import pytest
 import torch
@@ -137,6 +138,16 @@ def test_a_certificate_that_cannot_be_verified_is_said_at_once(monkeypatch, tmp_
 
 def _raise(error):
     raise error
+
+
+@pytest.mark.parametrize("own", ["", "/bundle.pem"])
+def test_a_python_that_knows_no_certificates_takes_those_of_certifi_or_of_the_user(monkeypatch, own):
+    monkeypatch.setenv("SSL_CERT_FILE", own)
+    monkeypatch.setattr(ssl, "create_default_context", lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    [handler] = [
+        one for one in downloads._opener.__wrapped__().handlers if isinstance(one, urllib.request.HTTPSHandler)
+    ]
+    assert bool(handler._context.get_ca_certs()) == (own == "")
 
 
 def test_files_of_metrics_on_the_hub_follow_its_mirror(monkeypatch):

@@ -111,9 +111,9 @@ def test_the_options_of_run_are_frozen():
             "shard",
             "mode",
         ),
-        *("model", "weights", "revision", "guidance-rows", "prompt-form", "random-weights", "scale", "dtype", "device"),
-        *("threads", "compile"),
-        *("cfg", "temperature", "top-k", "top-p", "entropy-scale"),
+        *("model", "weights", "revision", "guidance-rows", "prompt-form", "guidance-schedule", "size"),
+        *("random-weights", "scale", "dtype", "device", "threads", "compile"),
+        *("cfg", "temperature", "top-k", "top-p", "entropy-scale", "min-p", "top-n-sigma"),
         *("out", "trace", "quiet", "json"),
     ]
 

@@ -26,18 +26,67 @@ def broken(device, scale):
 
 
 def test_parts_give_claims_and_a_broken_one_is_a_row(program, tmp_path, monkeypatch):
-    parts = ["exactness", "families", "forwards", "generate", "steps", "eager-steps", "memory", "energy"]
+    parts = ["exactness", "families", "repeats", "forwards", "form-sums", "generate", "steps", "eager-steps"]
+    parts += ["memory", "energy"]
     monkeypatch.setitem(program.PARTS, "families", program.PARTS["families"]._replace(run=broken))
-    folder, found = program.prove("cpu", "tiny", tmp_path, parts, apart=False)
+    folder, found, left = program.prove("cpu", "tiny", tmp_path, parts, apart=False)
+    assert not left
     raw = json.loads((folder / "raw.json").read_text())
     assert raw["parts"] == json.loads(json.dumps(found)) and raw["versions"]["torch"]
     claims = {part["part"]: part["claims"] for part in found}
     assert [one["verdict"] for one in claims.pop("families")] == ["failed"]
     assert all(one["verdict"] != "failed" for of_part in claims.values() for one in of_part), claims
     assert claims["exactness"][0]["verdict"] == "met" and claims["memory"][0]["verdict"] == "met"
+    assert claims["repeats"][0]["verdict"] == "met"
     shown = (folder / "report.md").read_text()
     assert "| families | the part runs to its end | RuntimeError: planted | - | failed |" in shown
     assert all(f"| {name} |" in shown for name in parts)
+
+
+def test_the_queue_goes_on_where_it_stopped(program, tmp_path, monkeypatch):
+    ran = []
+
+    def part(name):
+        def run(device, scale):
+            ran.append(name)
+            if name == "fails" and ran.count(name) == 1:
+                raise RuntimeError("planted")
+            return [{"what": name, "value": 1, "goal": "-", "verdict": "told"}], []
+
+        return program.PARTS["energy"]._replace(run=run, seconds=60 if name == "long" else 1)
+
+    monkeypatch.setattr(program, "PARTS", {name: part(name) for name in ("quick", "long", "fails")})
+
+    def queue(names=(), minutes=0.5):
+        return program.prove("cpu", "tiny", tmp_path, names, minutes, apart=False)[2]
+
+    assert queue() == ["long"] and ran == ["quick", "fails"]
+    assert queue() == ["long"] and ran[2:] == ["fails"]  # what failed is measured again, what did not is not
+    assert queue(minutes=2) == [] and ran[3:] == ["long"]
+    assert queue() == [] and len(ran) == 4
+    assert queue(["quick"]) == [] and ran[4:] == ["quick"]  # a part that is named
+    monkeypatch.setattr(program, "_digest", lambda files: "other code")
+    assert queue(minutes=None) == [] and ran[5:] == ["quick", "long", "fails"]
+
+
+def test_the_files_behind_a_part_are_those_that_its_process_and_its_commands_imported(program, monkeypatch):
+    other = str(program.ROOT / "specbench" / "cli" / "demo.py")
+
+    def run(device, scale):
+        return ([], [{"files": [other, "/elsewhere/x.py"]}])
+
+    monkeypatch.setitem(program.PARTS, "energy", program.PARTS["energy"]._replace(run=run))
+    found = program.run_part("energy", "cpu", "tiny")
+    assert {"specbench/cli/demo.py", "dev/gpu/parts/energy.py", "specbench/system/environment.py"} <= set(
+        found["files"]
+    )
+    assert not any("elsewhere" in file for file in found["files"]) and "files" not in found["rows"][0]
+
+
+def test_a_command_at_true_size_is_typed_and_told(program):
+    claims, [row] = program.PARTS["janus"].run("cpu", program.SCALES["tiny"])
+    assert claims[0]["value"].startswith("exit code 0") and {one["label"] for one in row["rows"]} >= {"ar"}
+    assert any("specbench/decoding/loop.py" in file for file in row["files"])
 
 
 def test_a_part_that_dies_or_hangs_is_a_failed_row_and_the_exit_code_says_so(program, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def shown(document: Path) -> set[Path]:
 
 @pytest.fixture(scope="module")
 def drawn() -> dict:
+    sys.path.insert(0, str(ROOT / "dev" / "pictures"))
     return runpy.run_path(str(ROOT / "dev" / "pictures" / "draw.py"))["PICTURES"]
 
 
@@ -43,3 +45,6 @@ def test_a_picture_that_needs_no_run_is_drawn_as_it_is_committed(drawn, tmp_path
     sheet = Path("results/readme/grid.png")
     drawn[sheet](tmp_path / "grid.png")
     assert Image.open(tmp_path / "grid.png").tobytes() == Image.open(ROOT / sheet).tobytes()
+    for drawing in [place for place in drawn if place.suffix == ".svg"]:
+        drawn[drawing](tmp_path / drawing.name)
+        assert (tmp_path / drawing.name).read_text() == (ROOT / drawing).read_text(), drawing

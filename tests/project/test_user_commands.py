@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -54,7 +55,10 @@ def test_run_score_and_report_as_typed(hub, tmp_path):
     ]  # fmt: skip
     scored = typed(hub, tmp_path, "specbench score")
     assert scored.returncode == 0, scored.stderr
-    assert "scoring 1 run on cpu: clip[b16+299], hpsv2[v2.1]" in scored.stderr
+    said = scored.stderr.splitlines()[0]
+    assert re.fullmatch(
+        r"scoring 1 run on cpu: clip\[b16\+299\], hpsv2\[v2\.1\]; downloads: 2, [\d.]+ MB \(test\)", said
+    ), said
     assert "downloading ViT-B-16.pt" in scored.stderr and "downloading HPS.pt" in scored.stderr
     report = typed(hub, tmp_path, "specbench report")
     assert report.returncode == 0, report.stderr

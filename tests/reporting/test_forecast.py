@@ -9,7 +9,7 @@ import synthetic
 import specbench
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
-from specbench.reporting.forecast import Accepted, ForecastSetting, forecast_rows
+from specbench.reporting.forecast import Accepted, ForecastSetting, Printed, forecast_rows
 from specbench.specs.presets import resolve
 from specbench.system.device_peaks import peak_of
 
@@ -60,6 +60,26 @@ def test_the_first_layer_of_a_vertical_head_is_read_once_for_all_drafts():
     first, each = 6 * width * hidden, 2 * width * hidden + hidden**2 + 8192 * width
     drafting = 1e3 * 2 * (first + 7 * each) / (0.5 * 2039e9)
     assert row["step_ms"] - row["forward_ms"] - 1 == pytest.approx(drafting, rel=0.05)  # and activations
+
+
+def test_a_forecast_from_another_model_reaches_to_what_papers_print_for_its_kind(cli, tmp_path):
+    printed = (Printed(1.25, "janus", "a paper"), Printed(2.5, "lumina", "another paper"))
+    (row,) = forecast_rows([dataclasses.replace(VERTICAL, printed=printed)], setting())
+    ends = [
+        forecast_rows([dataclasses.replace(VERTICAL, tokens_per_step=tokens)], setting())[0] for tokens in (1.25, 5)
+    ]
+    assert (row["tokens_per_step_low"], row["tokens_per_step"], row["tokens_per_step_high"]) == (1.25, 5, 5)
+    for name in ("seconds", "speed_up"):
+        known = [end[name] for end in ends]
+        assert (row[f"{name}_low"], row[f"{name}_high"]) == pytest.approx((min(known), max(known))), name
+    assert any("1.25 on janus (a paper) to 2.5 on lumina" in line for line in row["assumptions"])
+
+    vertical = dataclasses.replace(synthetic.AR, model="shapes", decoder=resolve("vertical"))
+    synthetic.folder(tmp_path, vertical, synthetic.ar())
+    (far,) = json.loads(cli("forecast", "--on", "A100", "--model", "lumina", "--out", tmp_path, "--json").out)
+    assert far["tokens_per_step_high"] == 1.14 and any("SSD (arXiv 2606.20543)" in line for line in far["assumptions"])
+    (near,) = json.loads(cli("forecast", "--on", "A100", "--model", "shapes", "--out", tmp_path, "--json").out)
+    assert near["tokens_per_step_low"] == near["tokens_per_step_high"] == 1
 
 
 def test_every_assumption_is_printed_and_the_table_says_that_it_is_none_of_measurements(cli, tmp_path):
@@ -122,9 +142,6 @@ def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
         (("gsd-fig2", "--on", "A100"), "prints no steps"),
         (("no-such-run", "--on", "A100"), "no-such-run"),
         (("gsd-99", "--on", "A100"), "unknown table 'gsd-99'"),
-        (("--printed", "gsd-2"), "no latency is printed"),
-        (("--printed", "--on", "A100"), "leave out all other options"),
-        (("--printed", "--bandwidth-share", "0.1,0.2"), "leave out all other options"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(arguments, said, cli, tmp_path):

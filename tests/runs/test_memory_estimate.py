@@ -116,7 +116,7 @@ class Narrow(TransformerModel):
     def head(self, hidden):
         return torch.nn.functional.linear(hidden, self.matrix)
 
-    def render(self, image_tokens):
+    def render(self, image_tokens, prompts=(), seeds=()):
         return image_tokens.new_zeros(len(image_tokens), 3, 1, 1, dtype=torch.uint8)
 
     @classmethod

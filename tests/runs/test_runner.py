@@ -67,12 +67,12 @@ def test_a_decoder_with_other_components_has_its_own_name_and_no_prefix_of_it_is
     assert plain.run_id.startswith("enumerable-sjd-") and grouped.run_id.startswith("enumerable-sjd+grouped+couple-")
     run(tiny.executor(), [plain, isp, grouped], requests_for(tiny.prompts(1)), tmp_path)
     named = tmp_path / grouped.run_id
-    named = named.rename(tmp_path / grouped.earlier_id)  # as it was called before
+    named = named.rename(tmp_path / grouped.earlier_ids[0])  # as it was called before
     again = run(tiny.executor(), [grouped], requests_for(tiny.prompts(2)), tmp_path)
     assert again.folders == [named] and again.resumed == 1, "it is continued"
     assert find_runs(tmp_path, ["enumerable-sjd"]) == [tmp_path / plain.run_id]
     assert find_runs(tmp_path, ["enumerable-sjd-isp"]) == [tmp_path / isp.run_id]
-    assert find_runs(tmp_path, [grouped.earlier_id[:-2]]) == [named]
+    assert find_runs(tmp_path, [grouped.earlier_ids[0][:-2]]) == [named]
     with pytest.raises(SpecbenchError, match="ambiguous"):
         find_runs(tmp_path, ["enumerable-s"])
 

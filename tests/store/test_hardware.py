@@ -17,7 +17,7 @@ from specbench.reporting.report_rows import report_rows
 from specbench.reporting.sections import circumstances, sections
 from specbench.runs.preparation import _twins
 from specbench.store.merge_shards import merge_runs
-from specbench.store.run_folders import find_runs_like
+from specbench.store.run_folders import find_runs_like, run_folder
 from specbench.store.run_info import Invocation, RunInfo
 from specbench.store.run_store import RunStore
 
@@ -51,6 +51,16 @@ def test_a_run_continues_on_a_node_with_another_number_of_cores(tmp_path):
     info = store.info()
     assert [(call.device, call.threads) for call in info.invocations] == [("cuda", 8), ("cuda:1", 96)]
     assert list(find_runs_like(tmp_path, **vars(replace(ON_CUDA, threads=1)))) == [store.folder]
+
+
+def test_a_run_on_a_gpu_is_resumed_under_the_id_that_had_its_number_and_threads(tmp_path):
+    earlier = tmp_path / ON_CUDA.earlier_ids[1]
+    store = RunStore(earlier)
+    assert earlier.name == "enumerable-ar-b27d703c" != ON_CUDA.run_id
+    with store.lock(ON_CUDA):
+        store.begin(ON_CUDA, INVOCATION)
+    assert run_folder(tmp_path, ON_CUDA) == earlier and RunStore(earlier).check(ON_CUDA) is None
+    assert run_folder(tmp_path, replace(ON_CUDA, threads=9)).name == ON_CUDA.run_id, "of 9 threads there was none"
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from specbench import api
+from specbench.checks import doctor
 from specbench.decoding.timing import Spans
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.base import Settings
-from specbench.models.catalog import load_model
+from specbench.models.catalog import find_model, load_model
+from specbench.models.transformer.compilation import graph_bytes
 from specbench.runs import compiler
 from specbench.system import device_peaks, environment
 from specbench.system.torch_device import check_device_name, require_device, use_device
@@ -126,6 +128,18 @@ def test_a_measurement_of_a_card_waits_for_it(cards, monkeypatch):
     assert set(cards) == {("synchronize", "cuda:1")} and peak.name == "card of cuda:1"
 
 
+def test_an_allocator_without_an_account_of_graphs_gives_no_bytes_of_them(monkeypatch):
+    segments = [{"total_size": 7, "segment_pool_id": pool} for pool in ((0, 0), (0, 1), (2, 0))]
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert graph_bytes() == 14
+
+    def refuse():
+        raise RuntimeError("cudaMallocAsync does not yet support snapshot")
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", refuse)
+    assert graph_bytes() is None
+
+
 def test_float32_is_not_tf32_on_a_card(cards, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     torch.set_float32_matmul_precision("high")
@@ -163,6 +177,19 @@ def test_a_card_without_bfloat16_decodes_in_float32_and_eagerly_and_one_line_say
         ("bfloat16", "on", ("bfloat16", False)),
     ]:
         assert compiler.settle_precision(asked, "bfloat16", mode, "cuda")[:2] == expected
+
+
+def test_a_dry_run_and_doctor_count_on_the_number_format_of_the_card(old_card, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (16 * 2**30, 16 * 2**30))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    rows = [
+        api.dry_run(model="janus", device="cuda", decoder="ar", limit=1, out=tmp_path, dtype=dtype)[0]
+        for dtype in (None, "float16")
+    ]
+    assert [row["dtype"] for row in rows] == ["float32", "float16"]
+    assert rows[0]["memory_gib"] == pytest.approx(2 * rows[1]["memory_gib"], rel=0.1)
+    [memory] = doctor._memory(find_model("janus"))
+    assert memory["detail"].startswith(f"about {rows[0]['memory_gib']:.1f} GiB in float32")
 
 
 def test_other_devices_keep_their_number_format(old_card, monkeypatch):

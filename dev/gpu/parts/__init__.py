@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from parts.against_generate import generate
@@ -10,12 +11,15 @@ from parts.claims import Outcome
 from parts.energy import energy
 from parts.exactness import exactness
 from parts.families import families
+from parts.forms import FORMS, form
 from parts.forwards import forwards
 from parts.graphs import graphs
 from parts.planned_memory import memory
+from parts.repeats import repeats
 from parts.scales import Scale
 from parts.steps import eager_steps, steps
 from parts.throughput import throughput
+from parts.true_size import one_model, small_card
 
 
 class Part(NamedTuple):
@@ -33,15 +37,20 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "exactness": Part(exactness, 300, alone=False),
-    "families": Part(families, 200, alone=False),
-    "graphs": Part(graphs, 300, alone=False),
-    "forwards": Part(forwards, 45),
-    "generate": Part(generate, 330),
     "steps": Part(steps, 330),
-    "eager-steps": Part(eager_steps, 60),
-    "throughput": Part(throughput, 45),
+    "lumina": Part(partial(one_model, "lumina", "ar,sjd,gsd:G=50,scd-mc", 2), 540),
+    **{name: Part(partial(form, name), 200) for name in FORMS},
+    "exactness": Part(exactness, 300, alone=False),
+    "repeats": Part(repeats, 60, alone=False),
+    "graphs": Part(graphs, 300, alone=False),
+    "families": Part(families, 200, alone=False),
+    "generate": Part(generate, 330),
+    "forwards": Part(forwards, 45),
+    **{name: Part(partial(one_model, name, "ar,sjd", 1), 300) for name in ("janus", "llamagen", "simplear", "emu3")},
+    "small-card": Part(small_card, 540),
     "memory": Part(memory, 30),
+    "throughput": Part(throughput, 45),
+    "eager-steps": Part(eager_steps, 60),
     "energy": Part(energy, 45),
 }
-"""The parts in the order of the report, 20 minutes in all: those that are not alone run side by side."""
+"""The parts in the order of their worth, with what each may take; those that are not alone run side by side."""

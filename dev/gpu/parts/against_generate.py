@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from generate import causal_lm, timed_generate
 from llama import PROMPT
 from timing import in_turns, median, timed_decode
 
 from parts.claims import Outcome, claim
-from parts.scales import Scale, filtered, has_graphs, random_llama
+from parts.scales import AIM, Scale, filtered, floor_ms, has_graphs, random_llama
 from specbench.specs.presets import resolve
-from specbench.system.device_peaks import find_peak
 
 
 def generate(device: str, scale: Scale) -> Outcome:
@@ -39,17 +37,10 @@ def generate(device: str, scale: Scale) -> Outcome:
         claim("AR over the best of generate()", f"{ours / spent[best]:.2f} ({best})", "0.9", ours <= 0.9 * spent[best]),
         claim("milliseconds a token: AR, generate()", f"{ours:.2f}, {spent[best]:.2f}"),
     ]
-    size, item = model.size, scale.dtype.itemsize
-    dtype = str(scale.dtype).removeprefix("torch.")
-    peak_here = find_peak(device, dtype, torch.get_num_threads())
-    if peak_here is None:
-        return [
-            *claims,
-            claim("AR over the weight-read floor", "the device's peaks are unknown: doctor --measure"),
-        ], rows
-    floor = 1e3 * item * size.weights / peak_here.bandwidth(item * size.weights)
-    billions = f"{size.weights / 1e9:.2g} billion weights, {floor:.2f} ms"
-    claims.append(
-        claim(f"AR over the weight-read floor ({billions})", f"{ours / floor:.2f}", "1.3", ours <= 1.3 * floor)
-    )
+    floor = floor_ms(model, device, scale)
+    if floor is None:
+        claims.append(claim("AR over the weight-read floor", "the device's peaks are unknown: doctor --measure"))
+    else:
+        what = f"AR over the weight-read floor ({model.size.weights / 1e9:.2g} billion weights, {floor:.2f} ms)"
+        claims.append(claim(what, f"{ours / floor:.2f}", str(AIM), ours <= AIM * floor))
     return claims, rows

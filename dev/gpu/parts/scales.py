@@ -8,8 +8,12 @@ import torch
 from llama import RandomLlama
 
 from specbench.specs.run_spec import Sampling
+from specbench.system.device_peaks import find_peak
 
 GIB = 2**30
+AIM = 1.45
+"""Goal of AR over the weight-read floor: what gpt-fast and torchao publish at batch 1 for 7 billion weights in bfloat16
+on an A100."""
 SIDE = 48
 """Tokens in an image row of Lumina-mGPT at 768 pixels."""
 
@@ -26,6 +30,7 @@ class Scale:
         dtype: of it.
         rounds: timed rounds of each contender.
         batches: rows of the batches.
+        card_batches: batches of Lumina-mGPT that are tried in the memory of a smaller card.
         memory: models whose memory is planned and measured, at random weights if they have any.
     """
 
@@ -36,14 +41,15 @@ class Scale:
     dtype: torch.dtype
     rounds: int
     batches: tuple[int, ...]
+    card_batches: tuple[int, ...]
     memory: tuple[str, ...]
 
 
 _LUMINA = {"vocabulary": 8192, "side": 8, "width": 4096, "inner": 11_008, "layers": 32, "heads": 32}
 _TINY = {"vocabulary": 32, "side": 3, "width": 32, "inner": 48, "layers": 2, "heads": 2}
 SCALES = {
-    "full": Scale(6000, (), (), _LUMINA, torch.bfloat16, 3, (1, 16, 64), ("shapes", "lumina")),
-    "tiny": Scale(60, ("ar", "sjd"), ("lumina",), _TINY, torch.float32, 1, (1, 2), ("shapes",)),
+    "full": Scale(6000, (), (), _LUMINA, torch.bfloat16, 3, (1, 16, 64), (1, 4, 16), ("shapes", "lumina")),
+    "tiny": Scale(60, ("ar", "sjd"), ("lumina",), _TINY, torch.float32, 1, (1, 2), (2,), ("shapes",)),
 }
 
 
@@ -56,6 +62,13 @@ def random_llama(device: str, scale: Scale, side: int | None = None) -> RandomLl
 def filtered(scale: Scale) -> Sampling:
     """Lumina's sampling, its top-k cut to small vocabularies."""
     return Sampling(3.0, 1.0, min(2000, scale.llama["vocabulary"] // 2))
+
+
+def floor_ms(model: RandomLlama, device: str, scale: Scale) -> float | None:
+    """Milliseconds that reading the weights takes at the device's peak; None where the peak is unknown."""
+    peak = find_peak(device, str(scale.dtype).removeprefix("torch."), torch.get_num_threads())
+    read = scale.dtype.itemsize * model.size.weights
+    return None if peak is None else 1e3 * read / peak.bandwidth(read)
 
 
 def has_graphs(device: str) -> bool:

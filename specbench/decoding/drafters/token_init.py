@@ -1,8 +1,8 @@
 """Token initialisation: tokens for fresh window slots, each with the proposal distribution q it was drawn from.
 
 A fresh slot either copies a neighbour in the image grid (q one-hot), or draws from the distribution its neighbour was
-drawn from (q that distribution), or is uniformly random. Where the neighbour is fresh too, its own source is used; a
-slot without a source is uniformly random.
+drawn from (q that distribution), or copies a preview with some probability, or is uniformly random. Where the neighbour
+is fresh too, its own source is used; a slot without a source is uniformly random.
 """
 
 from __future__ import annotations
@@ -113,6 +113,28 @@ class Spatial:
         for _ in range(width.bit_length()):
             root = root.gather(1, root)
         return neighbour.gather(1, root), root
+
+
+class Preview:
+    """The token at the same place of the grid before this one, such as a preview, with probability `weight`, else a
+    uniformly random one; q is that mixture. Slots whose preview is absent or not committed are uniformly random."""
+
+    needs_history = False
+
+    def __init__(self, context: Context, preview_weight: float):
+        self._nearest = torch.tensor([*context.layout.nearest_before(), -1], device=context.device)
+        self._v_image, self._vocab, self._weight = context.layout.v_image, context.layout.vocab, preview_weight
+
+    def fill(self, slots: Slots, noise: Noise) -> tuple[Tensor, Tensor]:
+        source = self._nearest[slots.positions.clamp(max=len(self._nearest) - 1)]
+        weight = torch.where((source >= 0) & (source < slots.start[:, None]), self._weight, 0.0)
+        seen = slots.tokens.gather(1, source.clamp(min=0))
+        uniform = noise.uniform(slots.positions, Stream.FRESH, slots.step)
+        # What is left of the uniform number once it has decided against the preview is uniform, too.
+        rest = ((uniform - weight) / (1 - weight).clamp(min=1e-6)).clamp(0, 1 - 2.0**-24)
+        q = one_hot(seen, self._vocab) * weight[..., None]
+        q[..., : self._v_image] += (1 - weight[..., None]) / self._v_image
+        return torch.where(uniform < weight, seen, (rest * self._v_image).long()), q
 
 
 def left_repeat(context: Context) -> Spatial:

@@ -59,7 +59,7 @@ class EntropyWeighted(RatioTest):
     """min(1, w p/q) with w = 1 + delta exp(-H/relax_scale), H the entropy of p in nats: relaxed most where p is
     certain.
 
-    CSD (arXiv 2606.27829) relaxes by entropy too, but its formula is not public; this weight is our own.
+    CSD (arXiv 2606.27829) relaxes by entropy too, but its formula was not read here; this weight is our own.
     """
 
     def __init__(self, context: Context, delta: float, relax_scale: float):

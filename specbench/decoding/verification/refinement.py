@@ -88,7 +88,7 @@ class Tilt(Resample):
     are preferred, or avoided where `tilt` is negative.
 
     Lossless, as t is recorded as the q of the new draft. A slot without a draft is drawn from p. The weight of SJD-VP
-    (arXiv 2603.27115) is not public; this rule is our own.
+    (arXiv 2603.27115) was not read here; this rule is our own.
     """
 
     def __init__(self, context: Context, tilt: float, clip: float):

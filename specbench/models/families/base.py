@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -56,8 +57,9 @@ class LoadRequest:
         """
         if v_image != self.info.v_image and not self.info.choice.tiny:
             raise self.found[0].refusal(f" has {v_image} image tokens, {self.info.name} has {self.info.v_image}")
-        make = TokenLayout.with_row_ends if self.info.row_ends else TokenLayout.plain
-        return make(*self.info.grid, v_image)
+        if self.info.row_ends:
+            return TokenLayout.with_row_ends(*self.info.grid, v_image)
+        return TokenLayout.plain(*self.info.grid, v_image, self.info.grids_before)
 
     def sized(self, full: Mapping[str, object], tiny: Mapping[str, object]) -> dict[str, object]:
         """Settings of an architecture at the size that was asked for."""
@@ -113,6 +115,7 @@ class FamilyModel(TransformerModel):
         self.layout = request.layout(len(head))
         self.released_rows = request.info.choice.released_rows
         self.released_prompt = request.info.choice.released_prompt
+        self.released_guidance = request.info.choice.released_guidance
         self.tokenizer = tokenizer
         self.backbone = backbone
         self.weights_sha256 = request.weights_sha256
@@ -120,6 +123,19 @@ class FamilyModel(TransformerModel):
         self._head = head
         self._stream_ids = torch.tensor(stream_ids, device=request.device)
         self._decoder = decoder
+
+    @classmethod
+    def after_words(
+        cls,
+        request: LoadRequest,
+        tokenizer: Tokenizer,
+        network: nn.Module,
+        words: int,
+        decoder: vq_decoder.ImageDecoder,
+    ) -> Self:
+        """A model whose image tokens follow the tokenizer's own `words`, as many as the head has rows left."""
+        head = network.lm_head.weight[words:]
+        return cls(request, tokenizer, network.model, head, range(words, words + len(head)), decoder)
 
     def words(self, text: str) -> list[int]:
         """Vocabulary ids of a text in which special tokens are written by name; nothing is added to it."""
@@ -145,5 +161,5 @@ class FamilyModel(TransformerModel):
     def head(self, hidden: Tensor) -> Tensor:
         return product(hidden, self._head)
 
-    def render(self, image_tokens: Tensor) -> Tensor:
+    def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         return vq_decoder.render_codes(self._decoder, image_tokens.view(-1, self.layout.height, self.layout.width))

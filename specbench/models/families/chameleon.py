@@ -34,8 +34,8 @@ FIRST_IMAGE_ID = 4
 LARGEST_PLAIN_WIDTH = 4096
 """Larger Chameleon models than 7B have their norms after attention and feed-forward layers (swin norm)."""
 
-_SPECIALS = {START: 0, "<pad>": 1, "</s>": 2, END_IMAGE: 8196, BEGIN_IMAGE: 8197}
 _RESERVED = {f"<reserved{number:05d}>": number + 4 for number in range(8706, 8900)}
+SPECIALS = {START: 0, "<pad>": 1, "</s>": 2, END_IMAGE: 8196, BEGIN_IMAGE: 8197, **_RESERVED}
 _TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 _TINY_VQ = {"latent_channels": 32, "embed_dim": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
 
@@ -50,10 +50,16 @@ class Trunk(NamedTuple):
     image_tensors: dict[str, Tensor]
 
 
-def load_trunk(request: LoadRequest) -> Trunk:
-    """The language model; its tokenizer is the one of the last source that has one."""
+def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: Mapping[str, int] = SPECIALS) -> Trunk:
+    """The language model; its tokenizer is the one of the last source that has one.
+
+    Args:
+        image_ids: vocabulary ids of the image tokens, where a checkpoint's `vocabulary_map` does not list them.
+        specials: special tokens of the stand-in tokenizer of random weights.
+    """
     if not request.found:
-        return _random_trunk(request)
+        ids = image_ids or range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
+        return _random_trunk(request, ids, specials)
     main = request.found[0]
     if is_meta(main):
         return _meta_trunk(request, main)
@@ -64,7 +70,9 @@ def load_trunk(request: LoadRequest) -> Trunk:
     with_tokenizer = next(
         found for found in request.found if any(path.name == "tokenizer.json" for path in found.paths)
     )
-    image_ids = _image_ids(config.vocabulary_map, main, main.named("config.json"))
+    image_ids = image_ids or _image_ids(config.vocabulary_map, main, main.named("config.json"))
+    if image_ids.stop > config.vocab_size:
+        raise main.refusal(f": its vocabulary of {config.vocab_size} ends before the image token {image_ids.stop - 1}")
     image_tensors = {name: tensors[name] for name in tensors.keys() - language.keys()}
     return _trunk(network, read_tokenizer(with_tokenizer), image_ids, image_tensors)
 
@@ -90,14 +98,13 @@ def _filled(
     return fill(network, tensors, files, request.device, request.dtype)
 
 
-def _random_trunk(request: LoadRequest) -> Trunk:
+def _random_trunk(request: LoadRequest, ids: range, specials: Mapping[str, int]) -> Trunk:
     swin = {"swin_norm": request.info.network.width > LARGEST_PLAIN_WIDTH}
     config = ChameleonConfig(
         **request.sized_network(swin, _TINY | {"num_key_value_heads": 4}), vocabulary_map={"<image>": 8711}
     )
     network = randomise(_language_model(config), request.device, request.dtype)
-    ids = range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
-    return _trunk(network, stand_in_tokenizer(_SPECIALS | _RESERVED, first_byte=10_000), ids, {})
+    return _trunk(network, stand_in_tokenizer(specials, first_byte=10_000), ids, {})
 
 
 def _trunk(network: nn.Module, tokenizer: Tokenizer, image_ids: range, image_tensors: dict[str, Tensor]) -> Trunk:

@@ -30,7 +30,6 @@ from specbench.models.checkpoint_loading import (
     read_model_config,
     read_tensors,
     read_tokenizer,
-    rename,
     token_id,
 )
 from specbench.models.families import vq_decoder
@@ -89,7 +88,7 @@ def load(request: LoadRequest) -> Emu3:
             read_tensors(files),
         )
         image_files = request.found[1]
-        image_tensors = _converted(read_tensors(image_files))
+        image_tensors = vq_decoder.movq_tensors(read_tensors(image_files))
         image_config = _published_image_config(image_files)
     else:
         config = read_model_config(files, Emu3Config)
@@ -142,20 +141,6 @@ def _parts(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> tuple[dict[
             raise files.refusal(f" holds unknown '{name}'")
         parts[prefix][name.removeprefix(prefix)] = tensor
     return parts["text_model."], parts["vqmodel."]
-
-
-def _converted(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """BAAI's image tokenizer under transformers' names; its 1 x 1 convolutions of attention are matrices there."""
-    renamed = rename(tensors, _converted_name)
-    return {name: tensor.flatten(1) if "_proj.weight" in name else tensor for name, tensor in renamed.items()}
-
-
-def _converted_name(name: str) -> str:
-    name = name.replace("decoder.mid.attn_1.norm.", "decoder.middle_block.attn_norm.")
-    name = name.replace("decoder.mid.", "decoder.middle_block.").replace("decoder.up.", "decoder.up_block.up.")
-    name = re.sub(r"\.attn\.(\d+)\.norm\.", r".attn_norms.\1.", name)
-    name = re.sub(r"\.(attn\.\d+|attn_1)\.([qkv])\.", r".\1.\2_proj.", name)
-    return re.sub(r"\.(attn\.\d+|attn_1)\.proj_out\.", r".\1.out_proj.", name)
 
 
 def _published_image_config(files: CheckpointFiles) -> Emu3VQVAEConfig:

@@ -22,6 +22,7 @@ from specbench.models.checkpoint_loading import (
     build_network,
     drop,
     fill,
+    named_token,
     randomise,
     read_model_config,
     read_tensors,
@@ -90,8 +91,8 @@ def load(request: LoadRequest) -> Janus:
         tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(files).items()}
         config, start, pad = (
             read_model_config(files, JanusConfig),
-            _named(files, "bos_token"),
-            _named(files, "pad_token"),
+            named_token(files, "bos_token"),
+            named_token(files, "pad_token"),
         )
     network = _network(config, files)
     fill(network, drop(tensors, UNUSED), files, request.device, request.dtype)
@@ -147,15 +148,6 @@ def _network(config: JanusConfig, found: CheckpointFiles | None = None) -> nn.Mo
     network = build_network(JanusModel, config, found=found)
     del network.vision_model, network.aligner, network.vqmodel.encoder, network.vqmodel.quant_conv
     return network
-
-
-def _named(files: CheckpointFiles, role: str) -> str:
-    path = files.named("tokenizer_config.json")
-    held = read_json(files.source, path).get(role)
-    name = held.get("content") if isinstance(held, dict) else held
-    if not isinstance(name, str):
-        raise files.refusal(f" names no {role}", path)
-    return name
 
 
 def _random_config(request: LoadRequest) -> JanusConfig:

@@ -21,15 +21,21 @@ class Lumina(FamilyModel):
     """The unconditional prompt is the image's beginning alone, at positions from 0.
 
     In SJD's and GSD's released code it keeps the last token of the conditional prompt before it.
+
+    Attributes:
+        start: name of the first token of a prompt.
+        patch: pixels per image token, each way.
     """
 
+    start, patch = START, 16
+
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
-        height, width = self.layout.height * 16, self.layout.width * 16
+        height, width = self.layout.height * self.patch, self.layout.width * self.patch
         asked = f"Generate an image of {width}x{height} according to the following prompt:\n{text}"
         sizes = "".join(f"<reserved{_FIRST_SIZE + side // _SIZE_UNIT:05d}>" for side in (height, width))
         image = self.words(BEGIN_IMAGE + sizes)
         unconditional = self.words(END_OF_TURN) + image if self.released_rows else image
-        return self.words(START + asked + END_OF_TURN) + image, unconditional
+        return self.words(self.start + asked + END_OF_TURN) + image, unconditional
 
 
 def load(request: LoadRequest) -> Lumina:

@@ -5,10 +5,12 @@ Sources of the facts: each family's official repository and its configuration on
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specbench.models import network_sizes as sizes
 from specbench.models.checkpoint_files import Source
 from specbench.models.checkpoint_layouts import Layout
-from specbench.models.hub_model import HubModel
+from specbench.models.hub_model import HubModel, Sizes
 from specbench.specs.run_spec import Sampling
 
 _CHAMELEON = "Chameleon research licence (Meta), non-commercial"
@@ -63,9 +65,15 @@ def _lumina(name: str, side: int, repo: str, size: sizes.NetworkSize) -> HubMode
         v_image=8192,
         defaults=Sampling(guidance=3.0, top_k=2000),
         network=size,
+        sizes=_square(16 * side),
         other_bytes=165_831_180,
         pixel_numbers=_VQGAN_NUMBERS,
     )
+
+
+def _square(side: int, least: int = 0) -> Sizes:
+    """Sizes up to the area of a square."""
+    return Sizes(pixels=(least**2, side**2))
 
 
 def _llamagen(name: str, side: int, file: str) -> HubModel:
@@ -135,6 +143,35 @@ MODELS = (
     _lumina("lumina-1024", 64, "Lumina-mGPT-7B-1024", sizes.CHAMELEON_7B),
     _lumina("lumina-34b", 32, "Lumina-mGPT-34B-512", sizes.CHAMELEON_34B),
     HubModel(
+        name="lumina2",
+        summary="Lumina-mGPT 2.0 7B at 768 px",
+        target="specbench.models.families.lumina2:load",
+        source=Source(
+            "the language model",
+            "Alpha-VLLM/Lumina-mGPT-2.0",
+            (*_LM, "tokenizer.json", "tokenizer_config.json"),
+            "Apache-2.0",
+        ),
+        companions=(
+            Source(
+                "the image decoder (MoVQGAN 270M)",
+                "ai-forever/MoVQGAN",
+                ("movqgan_270M.ckpt",),
+                "Apache-2.0",
+                beside=("movqgan_270M.ckpt", "movqgan/270M/movqgan_270M.ckpt"),
+            ),
+        ),
+        grid=(96, 96),
+        patch=8,
+        row_ends=True,
+        sizes=_square(768),
+        v_image=16384,
+        defaults=Sampling(guidance=4.0, top_k=4096),
+        network=sizes.LUMINA2_7B,
+        other_bytes=644_735_068,
+        pixel_numbers=2900,
+    ),
+    HubModel(
         name="anole",
         summary="Anole 7B at 512 px",
         target="specbench.models.families.anole:load",
@@ -170,6 +207,23 @@ MODELS = (
     _janus("janus-7b", "7B", sizes.JANUS_7B),
     _simplear("simplear", "0.5B", sizes.SIMPLEAR_05B),
     _simplear("simplear-1.5b", "1.5B", sizes.SIMPLEAR_15B),
+    HubModel(
+        name="liquid",
+        summary="Liquid 7B at 512 px",
+        target="specbench.models.families.liquid:load",
+        source=Source(
+            "the language model", "Junfeng5/Liquid_V1_7B", (*_LM, "tokenizer.json"), "MIT, Gemma terms of use"
+        ),
+        companions=(
+            replace(_VQ, beside=("vqgan.ckpt", "chameleon/vqgan.ckpt"), note="Meta's vqgan.ckpt serves as well"),
+        ),
+        grid=(32, 32),
+        v_image=8192,
+        defaults=Sampling(guidance=7.0, temperature=0.99, top_k=4096, top_p=0.96),
+        network=sizes.LIQUID_7B,
+        other_bytes=165_831_180,
+        pixel_numbers=_VQGAN_NUMBERS,
+    ),
     HubModel(
         name="emu3",
         summary="Emu3-Gen 8B at 720 px",

@@ -6,7 +6,6 @@ sampled. A repetition penalty in `generation_config.json`, which the official sc
 
 from __future__ import annotations
 
-from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from specbench.models.checkpoint_loading import (
@@ -20,7 +19,6 @@ from specbench.models.checkpoint_loading import (
 from specbench.models.families import cosmos
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.generation_config import read_repetition_penalty
-from specbench.models.families.vq_decoder import ImageDecoder
 from specbench.models.transformer.attention import use_grouped_attention
 from specbench.models.transformer.model import Prefix, TransformerSession
 from specbench.models.transformer.repetition_penalty import PenalisedSession
@@ -67,7 +65,7 @@ def load(request: LoadRequest) -> SimpleAR:
         config = Qwen2Config(**request.sized_network(_QWEN, _TINY))
         network = randomise(build_network(Qwen2ForCausalLM, config), request.device, request.dtype)
         decoder = cosmos.random_cosmos(cosmos.TINY if request.info.choice.tiny else cosmos.PUBLISHED, request.device)
-        return _model(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, _WORDS, decoder)
+        return SimpleAR.after_words(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, _WORDS, decoder)
     files, decoder_files = request.found
     penalty = read_repetition_penalty(files)
     config = read_model_config(files, Qwen2Config)
@@ -77,12 +75,7 @@ def load(request: LoadRequest) -> SimpleAR:
     fill(network, read_tensors(files), files, request.device, request.dtype)
     tokenizer = read_tokenizer(files)
     decoder = cosmos.load_cosmos(decoder_files, request.device)
-    model = _model(request, tokenizer, network, tokenizer.get_vocab_size(with_added_tokens=True), decoder)
+    words = tokenizer.get_vocab_size(with_added_tokens=True)
+    model = SimpleAR.after_words(request, tokenizer, network, words, decoder)
     model.repetition_penalty = penalty
     return model
-
-
-def _model(request: LoadRequest, tokenizer, network: nn.Module, words: int, decoder: ImageDecoder) -> SimpleAR:
-    """Image tokens follow the tokenizer's own words, as many as the head has rows left."""
-    head = network.lm_head.weight[words:]
-    return SimpleAR(request, tokenizer, network.model, head, range(words, words + len(head)), decoder)

@@ -13,7 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import JanusVQVAEConfig
+from transformers import Emu3VQVAE, JanusVQVAEConfig
+from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 from transformers.models.janus.modeling_janus import JanusVQVAE
 
 from specbench.models.checkpoint_files import CheckpointFiles
@@ -144,6 +145,75 @@ def llamagen_name(name: str) -> str:
     for index, part in enumerate(("block_1", "attn_1", "block_2")):
         name = name.replace(f"decoder.mid.{index}.", f"decoder.mid.{part}.")
     return name
+
+
+def movq_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A MoVQ under its authors' names, as BAAI keeps them, under those of `Emu3VQVAE`, whose 1 x 1 convolutions of
+    attention are matrices."""
+    renamed = rename(tensors, _movq_name)
+    return {name: tensor.flatten(1) if "_proj.weight" in name else tensor for name, tensor in renamed.items()}
+
+
+def _movq_name(name: str) -> str:
+    name = name.replace("decoder.mid.attn_1.norm.", "decoder.middle_block.attn_norm.")
+    name = name.replace("decoder.mid.", "decoder.middle_block.").replace("decoder.up.", "decoder.up_block.up.")
+    name = re.sub(r"\.attn\.(\d+)\.norm\.", r".attn_norms.\1.", name)
+    name = re.sub(r"\.(attn\.\d+|attn_1)\.([qkv])\.", r".\1.\2_proj.", name)
+    return re.sub(r"\.(attn\.\d+|attn_1)\.proj_out\.", r".\1.out_proj.", name)
+
+
+MOVQ = {"codebook_size": 16_384, "embed_dim": 4, "latent_channels": 4, "base_channels": 256, "num_res_blocks": 2}
+MOVQ |= {"channel_multiplier": [1, 2, 2, 4], "attn_resolutions": [3], "hidden_size": 1024}
+"""Settings of ai-forever's MoVQGAN of 270 M parameters."""
+
+
+class MovqDecoder:
+    """The decoder of MoVQGAN: that of Emu3's video tokenizer without its layers over time.
+
+    Args:
+        network: see `movq_network`.
+    """
+
+    def __init__(self, network: nn.Module):
+        self._network = network
+        self.codebook = network.quantize.embedding.weight.float()
+
+    def decode(self, codes: Tensor) -> Tensor:
+        latents = self.codebook[codes].permute(0, 3, 1, 2)
+        return self._network.decoder(self._network.post_quant_conv(latents)[:, None], latents[:, None])
+
+
+def movq_network(settings: Mapping[str, object]) -> nn.Module:
+    """The decoding half of a MoVQGAN, without memory; settings as in `MOVQ`."""
+    network = build_network(Emu3VQVAE, Emu3VQVAEConfig(**settings))
+    del network.encoder, network.quant_conv
+    network.decoder.time_res_stack, network.decoder.time_conv = nn.ModuleList(), nn.ModuleList()
+    channels = settings["embed_dim"], settings["latent_channels"]
+    network.post_quant_conv = build_network(lambda: nn.Conv2d(*channels, 1))
+    return network
+
+
+def load_movq(tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str) -> MovqDecoder:
+    """MoVQGAN's decoder from `movqgan_270M.ckpt`, in float32."""
+    kept = drop(movq_tensors(tensors), (*ENCODER_SIDE, "ema_"))
+    try:
+        codes, width = kept["quantize.embedding.weight"].shape
+        ups = {int(name.split(".")[3]) for name in kept if name.startswith("decoder.up_block.up.")}
+        outputs = [len(kept[f"decoder.up_block.up.{level}.block.0.conv1.weight"]) for level in sorted(ups)]
+        blocks = len({name.split(".")[5] for name in kept if name.startswith("decoder.up_block.up.0.block.")})
+        settings = MOVQ | {
+            "codebook_size": codes,
+            "embed_dim": width,
+            "latent_channels": len(kept["post_quant_conv.weight"]),
+            "base_channels": outputs[0],
+            "channel_multiplier": [output // outputs[0] for output in outputs],
+            "num_res_blocks": blocks - 1,
+            "attn_resolutions": [level for level in ups if f"decoder.up_block.up.{level}.attn.0.q_proj.bias" in kept],
+            "hidden_size": outputs[-1],
+        }
+    except (KeyError, ValueError, IndexError):
+        settings = MOVQ
+    return MovqDecoder(fill(movq_network(settings), kept, found, device, torch.float32))
 
 
 class Emu3Decoder:

@@ -67,7 +67,7 @@ class ShapesModel(TransformerModel):
             tokens.append(self._tokenizer.encode(pixels.to(self.device)))
         return tuple(texts), torch.cat(tokens)
 
-    def render(self, image_tokens: Tensor) -> Tensor:
+    def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         return self._tokenizer.decode(image_tokens)
 
 

@@ -23,6 +23,9 @@ from specbench.models.transformer.compilation import Compiled
 from specbench.models.transformer.forward import ForwardInputs, StepModel, run_step
 from specbench.models.transformer.kv_cache import PositionCache
 
+CUDA_OPTIONS: dict[str, object] = {"triton.cudagraphs": True}
+"""Options of Inductor on a GPU."""
+
 
 class CompiledStep:
     """`run_step` of one model under one guidance."""
@@ -83,7 +86,7 @@ class CompiledStep:
 def compiled_step(model: StepModel, guidance: float) -> CompiledStep:
     """A `CompiledStep` for the model's device."""
     if model.device.type == "cuda":
-        return CompiledStep(model, guidance, True, {"triton.cudagraphs": True})
+        return CompiledStep(model, guidance, True, CUDA_OPTIONS)
     return CompiledStep(model, guidance, False, {"cpp_wrapper": True})
 
 

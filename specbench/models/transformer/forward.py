@@ -26,6 +26,10 @@ class StepModel(Protocol):
         """Image logits [R, T, v_image] of hidden states [R, T, d]."""
         ...
 
+    def guide(self, logits: Tensor, guidance: float, positions: Tensor) -> Tensor:
+        """Guided logits [B, T, v_image] of float32 logits [R, T, v_image] that predict stream slots [R, T]."""
+        ...
+
 
 class ForwardInputs(NamedTuple):
     """Inputs of a forward besides the cache. R rows, T columns, S cache slots that attention reads.
@@ -67,7 +71,7 @@ def run_step(model: StepModel, guidance: float, cache: PositionCache, inputs: Fo
         mask = inputs.index <= inputs.slots[..., None]
     mask = None if mask is None else mask[:, None]
     features = last_hidden_state(model.backbone, embeds, inputs.last + inputs.positions + inputs.shift, mask, cache)
-    return features, guide(model.head(features).float(), guidance)
+    return features, model.guide(model.head(features).float(), guidance, inputs.positions)
 
 
 def last_hidden_state(
@@ -88,9 +92,10 @@ def last_hidden_state(
     return backbone.norm(embeds)
 
 
-def guide(logits: Tensor, guidance: float) -> Tensor:
-    """Classifier-free guidance u + s (c - u) of logits [R, ...], conditional rows first; float32."""
-    if guidance == 1.0:
+def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:
+    """Classifier-free guidance u + s (c - u) of logits [R, ...], conditional rows first; float32. The scale s may
+    differ by column."""
+    if isinstance(guidance, float) and guidance == 1.0:
         return logits
     conditional, unconditional = logits.chunk(2)
     return torch.lerp(unconditional, conditional, guidance)

@@ -87,7 +87,11 @@ class TransformerModel:
         """Logits [R, T, v_image] over image ids only, of hidden states [R, T, d]."""
         raise NotImplementedError
 
-    def render(self, image_tokens: Tensor) -> Tensor:
+    def guide(self, logits: Tensor, guidance: float, positions: Tensor) -> Tensor:
+        """Guided logits [B, T, v_image] of float32 logits [R, T, v_image] that predict stream slots [R, T]."""
+        return guide(logits, guidance)
+
+    def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         raise NotImplementedError
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checkpoints import baai, chameleon, deepseek, emu3, gair, janus, llamagen, simplear
+from checkpoints import baai, chameleon, deepseek, emu3, gair, janus, liquid, llamagen, simplear
 from checkpoints.parts import Tiny
 
 WRITERS = {
@@ -17,6 +17,7 @@ WRITERS = {
     "lumina": lambda folder: chameleon.write_lumina(folder, 768),
     "lumina-1024": lambda folder: chameleon.write_lumina(folder, 1024),
     "lumina-34b": chameleon.write_lumina_34b,
+    "lumina2": chameleon.write_lumina2,
     "anole": chameleon.write_anole,
     "llamagen": lambda folder: llamagen.write(folder, "t2i_XL_stage1_256.pt"),
     "llamagen-512": lambda folder: llamagen.write(folder, "t2i_XL_stage2_512.pt"),
@@ -25,6 +26,7 @@ WRITERS = {
     "simplear": simplear.write,
     "simplear-1.5b": simplear.write_sharded,
     "emu3": emu3.write,
+    "liquid": liquid.write,
 }
 
 AUTHORS = {

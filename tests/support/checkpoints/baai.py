@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -126,8 +127,17 @@ def _write_language_model(folder: Path, network: Emu3ForConditionalGeneration, t
 
 def _write_image_tokenizer(folder: Path, network: Emu3ForConditionalGeneration) -> None:
     folder.mkdir()
+    tensors = published_vq(network.model.vqmodel.state_dict())
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {"model_type": "Emu3VisionVQ", "codebook_size": CODES, "ch": 32, "ch_mult": [1, 1, 1, 2]}
+    config |= {"num_res_blocks": 1, "embed_dim": 4, "z_channels": 4, "attn_resolutions": [3], "dropout": 0.0}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def published_vq(held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of an `Emu3VQVAE` under the authors' names, which are MoVQGAN's."""
     tensors = {}
-    for name, tensor in network.model.vqmodel.state_dict().items():
+    for name, tensor in held.items():
         for side, block, names in (("decoder", "up_block.up", "up"), ("encoder", "down_block.down", "down")):
             name = name.replace(f"{side}.{block}.", f"{side}.{names}.").replace(f"{side}.middle_block.", f"{side}.mid.")
         name = name.replace(".mid.attn_norm.", ".mid.attn_1.norm.")
@@ -137,10 +147,7 @@ def _write_image_tokenizer(folder: Path, network: Emu3ForConditionalGeneration) 
         if (matrices or outputs) and name.endswith("weight"):
             tensor = tensor[:, :, None, None]
         tensors[name] = tensor.clone()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {"model_type": "Emu3VisionVQ", "codebook_size": CODES, "ch": 32, "ch_mult": [1, 1, 1, 2]}
-    config |= {"num_res_blocks": 1, "embed_dim": 4, "z_channels": 4, "attn_resolutions": [3], "dropout": 0.0}
-    (folder / "config.json").write_text(json.dumps(config))
+    return tensors
 
 
 def _write_tokenizer(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
-from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration, Emu3VQVAE
+from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
+from checkpoints.baai import published_vq
 from checkpoints.parts import VQ_SIZES, Tiny, byte_tokenizer, in_two_shards, randomise, stored, vocabulary, vq_network
 
 CODES = vocabulary(official=8192)
@@ -56,6 +59,41 @@ def write_lumina(folder: Path, size: int, **changes: object) -> Tiny:
     return _tiny(folder, network, prompt, decoder)
 
 
+CODES_2, FIRST_2 = vocabulary(official=16_384), 155_000
+SPECIALS_2 = {"<|endoftext|>": 300, "<eoss>": 301, "<racm3:break>": 302}
+SPECIALS_2 |= {name: 303 + index for index, name in enumerate(RESERVED)}
+
+
+def write_lumina2(folder: Path) -> Tiny:
+    """Image tokens follow at the id that the authors' code names; the tokenizer has an end of text and no beginning."""
+    network = _network(vocab_size=FIRST_2 + CODES_2, model_parallel_size=4)
+    network.save_pretrained(folder)
+    in_two_shards(folder, {n: t for n, t in stored(folder).items() if not n.startswith("model.vqmodel.")})
+    tokenizer = byte_tokenizer(SPECIALS_2, 0)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    roles = {"bos_token": None, "eos_token": {"content": "<|endoftext|>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(roles))
+    decoder = movq()
+    torch.save(decoder | {"loss.logvar": torch.zeros(1)}, folder / "movqgan_270M.ckpt")
+
+    def prompt(text: str, conditional: bool) -> list[int]:
+        asked = "Generate an image of 32x32 according to the following prompt:\n" + text
+        image = [SPECIALS_2[name] for name in ("<racm3:break>", "<reserved08801>", "<reserved08801>")]
+        return [300, *tokenizer.encode(asked).ids, SPECIALS_2["<reserved08706>"], *image] if conditional else image
+
+    ids = range(FIRST_2, FIRST_2 + CODES_2)
+    return _tiny(folder, network, prompt, decoder, [*ids, SPECIALS_2["<reserved08799>"]])
+
+
+def movq() -> dict[str, Tensor]:
+    """An image tokenizer under MoVQGAN's names: Emu3's without the layers over time."""
+    sizes = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 2], "hidden_size": 64, "num_res_blocks": 1}
+    network = Emu3VQVAE(Emu3VQVAEConfig(codebook_size=CODES_2, attn_resolutions=[3], **sizes))
+    network.post_quant_conv = torch.nn.Conv2d(4, 4, 1)
+    held = published_vq(randomise(network, seed=5).state_dict())
+    return {name: tensor for name, tensor in held.items() if ".time_" not in name}
+
+
 def write_anole(folder: Path) -> Tiny:
     network = _network()
     network.save_pretrained(folder)
@@ -81,8 +119,7 @@ def _network(**changes: object) -> ChameleonForConditionalGeneration:
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "model_parallel_size": 1}
     config = ChameleonConfig(
-        vocab_size=FIRST_BYTE + 256,
-        **sizes | changes,
+        **{"vocab_size": FIRST_BYTE + 256, **sizes, **changes},
         vocabulary_map={**SPECIALS, **IMAGE_WORDS, "<image>": RESERVED["<reserved08707>"]},
         vq_config={
             "num_embeddings": CODES,
@@ -100,8 +137,8 @@ def _tokenizer():
     return byte_tokenizer(SPECIALS, FIRST_BYTE, IMAGE_WORDS)
 
 
-def _tiny(folder: Path, network, prompt, decoder: dict[str, Tensor]) -> Tiny:
-    ids = [*range(4, 4 + CODES), RESERVED["<reserved08799>"]]
+def _tiny(folder: Path, network, prompt, decoder: dict[str, Tensor], ids: list[int] | None = None) -> Tiny:
+    ids = ids or [*range(4, 4 + CODES), RESERVED["<reserved08799>"]]
 
     @torch.no_grad()
     def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
@@ -115,7 +152,7 @@ def _tiny(folder: Path, network, prompt, decoder: dict[str, Tensor]) -> Tiny:
         inputs = prompt(text, conditional) + [ids[token] for token in stream]
         return inputs, network.model(torch.tensor([inputs])).last_hidden_state[0]
 
-    image_ids = range(4, 4 + CODES)
+    image_ids = range(ids[0], ids[-2] + 1)
     output = network.lm_head.weight[image_ids.start : image_ids.stop].detach()
     return Tiny(folder, logits, image_ids, lambda codes: meta_decode(decoder, codes.view(1, 4, 4)), seen, output)
 
@@ -132,13 +169,21 @@ def meta_vq() -> dict[str, Tensor]:
 
 
 def meta_decode(tensors: dict[str, Tensor], codes: Tensor) -> Tensor:
-    """The published VQGAN decoder, written out: codes [1, h, w] to [1, 3, 16 h, 16 w]."""
+    """The published VQGAN decoder, written out: codes [1, h, w] to [1, 3, 16 h, 16 w]. A MoVQ has attention
+    in its lowest level, too, and norms that are scaled and shifted by the latents."""
+    latents = tensors["quantize.embedding.weight"][codes].permute(0, 3, 1, 2)
 
     def convolve(name: str, x: Tensor) -> Tensor:
         weight = tensors[f"{name}.weight"]
         return functional.conv2d(x, weight, tensors[f"{name}.bias"], padding=weight.shape[-1] // 2)
 
     def normalise(name: str, x: Tensor) -> Tensor:
+        if f"{name}.conv_y.weight" in tensors:
+            at = functional.interpolate(latents, size=x.shape[-2:])
+            own = [tensors[f"{name}.norm_layer.{part}"] for part in ("weight", "bias")]
+            return functional.group_norm(x, 32, *own, 1e-6) * convolve(f"{name}.conv_y", at) + convolve(
+                f"{name}.conv_b", at
+            )
         return functional.group_norm(x, 32, tensors[f"{name}.weight"], tensors[f"{name}.bias"], eps=1e-6)
 
     def residual(name: str, x: Tensor) -> Tensor:
@@ -153,13 +198,15 @@ def meta_decode(tensors: dict[str, Tensor], codes: Tensor) -> Tensor:
         out = (q @ k.transpose(1, 2) / q.shape[-1] ** 0.5).softmax(-1) @ v
         return x + convolve(f"{name}.proj_out", out.transpose(1, 2).reshape(x.shape))
 
-    x = tensors["quantize.embedding.weight"][codes].permute(0, 3, 1, 2)
-    x = convolve("decoder.conv_in", convolve("post_quant_conv", x))
+    x = convolve("decoder.conv_in", convolve("post_quant_conv", latents))
     x = residual("decoder.mid.block_1", x)
     x = residual("decoder.mid.block_2", attend("decoder.mid.attn_1", x))
-    for level in reversed(range(len(VQ_SIZES["channel_multiplier"]))):
+    levels = {int(name.split(".")[2]) for name in tensors if name.startswith("decoder.up.")}
+    for level in reversed(range(len(levels))):
         for block in range(VQ_SIZES["num_res_blocks"] + 1):
             x = residual(f"decoder.up.{level}.block.{block}", x)
+            if f"decoder.up.{level}.attn.{block}.q.weight" in tensors:
+                x = attend(f"decoder.up.{level}.attn.{block}", x)
         if level:
             x = convolve(f"decoder.up.{level}.upsample.conv", functional.interpolate(x, scale_factor=2.0))
     return convolve("decoder.conv_out", functional.silu(normalise("decoder.norm_out", x)))

@@ -29,7 +29,7 @@ class Greys:
         """Prefill for a batch. No later forward has more than `columns` columns."""
         return GreysSession(self, prefix, guidance)
 
-    def render(self, image_tokens):
+    def render(self, image_tokens, prompts=(), seeds=()):
         """[B, 64] image tokens to uint8 pixels [B, 3, 8, 8]."""
         return (image_tokens * 17).to(torch.uint8).view(-1, 1, 8, 8).expand(-1, 3, -1, -1)
 

@@ -1,0 +1,47 @@
+"""Liquid 7B (512 px): transformers' `GemmaForCausalLM` whose vocabulary ends with the 8192 codes of Chameleon's VQGAN.
+
+In the official script top-k 0 with top-p 1 leaves text tokens in the target, which it clamps to code 0; here only codes
+can be sampled.
+"""
+
+from __future__ import annotations
+
+from transformers import GemmaConfig, GemmaForCausalLM
+
+from specbench.models.checkpoint_loading import (
+    build_network,
+    fill,
+    randomise,
+    read_model_config,
+    read_tensors,
+    read_tokenizer,
+)
+from specbench.models.families import vq_decoder
+from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.chameleon import random_decoder
+
+START, BEGIN_IMAGE, NO_PROMPT = "<bos>", "<boi>", "<unconditional>"
+_WORDS = 256_000
+_SPECIALS = {START: 2, BEGIN_IMAGE: 7, NO_PROMPT: 9}
+_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+_TINY |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
+
+
+class Liquid(FamilyModel):
+    def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
+        asked = f"{START}{text} Generate an image based on this description.{BEGIN_IMAGE}"
+        return self.words(asked), self.words(START + NO_PROMPT + BEGIN_IMAGE)
+
+
+def load(request: LoadRequest) -> Liquid:
+    if not request.found:
+        config = GemmaConfig(**request.sized_network({}, _TINY))
+        network = randomise(build_network(GemmaForCausalLM, config), request.device, request.dtype)
+        tokenizer = stand_in_tokenizer(_SPECIALS, first_byte=1000)
+        return Liquid.after_words(request, tokenizer, network, _WORDS, random_decoder(request))
+    files, vq_files = request.found
+    network = build_network(GemmaForCausalLM, read_model_config(files, GemmaConfig), found=files)
+    fill(network, read_tensors(files), files, request.device, request.dtype)
+    tokenizer = read_tokenizer(files)
+    decoder = vq_decoder.load_chameleon_vq(read_tensors(vq_files), vq_files, request.device)
+    return Liquid.after_words(request, tokenizer, network, tokenizer.get_vocab_size(with_added_tokens=True), decoder)

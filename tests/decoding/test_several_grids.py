@@ -1,0 +1,123 @@
+"""A stream of several grids: geometry follows the layout of each, an image's ids stay in the ranges of their grids, and
+decoders stay exact.
+
+It concerns several modules: the token layout, the target, initialisations, ZipAR and PJD.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from specbench.checks.audit_settings import AuditSetting
+from specbench.checks.divergence import AUDIT_LEVEL, p_value
+from specbench.checks.enumerable_model import EnumerableModel, joint
+from specbench.checks.losslessness import observe
+from specbench.decoding.drafters.token_init import Preview, Slots
+from specbench.decoding.interfaces import Context
+from specbench.decoding.noise import Noise
+from specbench.decoding.sampling import Target, truncate
+from specbench.decoding.verification.residuals import standard
+from specbench.models.interface import TokenLayout
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
+
+PREVIEWED = TokenLayout.plain(2, 3, 3, before=((1, 2),))
+OWN_IDS = TokenLayout(2, 2, 4, (-1, -1, 4, -1, -1, 5, -1, -1, 5), before=((1, 2),), ranges=((0, 2), (1, 4)))
+"""Two grids with ids and ends of rows of their own."""
+
+
+def test_neighbours_stay_in_their_grid():
+    assert PREVIEWED.rows == [[[0, 1]], [[2, 3, 4], [5, 6, 7]]]
+    assert PREVIEWED.neighbour(1, 0) == [-1, -1, -1, -1, -1, 2, 3, 4]
+    assert PREVIEWED.neighbour(0, 1) == [-1, 0, -1, 2, 3, -1, 5, 6]
+    assert PREVIEWED.neighbour(1, 1) == [-1, -1, -1, -1, -1, -1, 2, 3]
+    assert OWN_IDS.neighbour(1, 0) == [-1] * 6 + [3, 4, -1]
+
+
+def test_the_nearest_preview_token_is_the_one_below_the_middle_of_the_cell():
+    assert PREVIEWED.nearest_before() == [-1, -1, 0, 1, 1, 0, 1, 1]
+    layout = TokenLayout.plain(36, 24, 5, before=((19, 13),))
+    found = np.array(layout.nearest_before()[19 * 13 :]).reshape(36, 24)
+    for row, column in ((0, 0), (17, 11), (35, 23), (20, 5)):
+        above, left = int((row + 0.5) / 36 * 19), int((column + 0.5) / 24 * 13)
+        assert found[row, column] == above * 13 + left
+
+
+@pytest.mark.parametrize(
+    "changed", [{"before": ((1, 2), (1, 1))}, {"ranges": ((0, 3),)}, {"height": 3}], ids=["grids", "ranges", "height"]
+)
+def test_a_layout_whose_parts_do_not_fit_is_refused(changed):
+    with pytest.raises(ValueError, match="need"):
+        replace(PREVIEWED, **changed)
+
+
+def test_ids_outside_the_range_of_a_grid_have_no_probability():
+    target = Target(OWN_IDS, Sampling(1.0), torch.device("cpu"))
+    p = target(torch.zeros(1, 9, 4), torch.arange(9)[None])[0]
+    assert p[0].tolist() == [0.5, 0.5, 0, 0, 0, 0] and p[2].argmax() == 4
+    assert p[3].tolist() == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3, 0, 0])
+
+
+EXACT = {
+    "ar": {},
+    "sjd": {"window": 4},
+    "sjd-isp": {"window": 5},
+    "scd-mc": {"window": 5},
+    "best-lossless": {"window": 5},
+    "preview": {"window": 4, "preview-weight": 0.7},
+    "vertical": {"window": 4},
+    "zipar": {"rows-window": 9},
+    "pjd": {"rows-window": 9, "lower-rows": "commit"},
+}
+
+
+@pytest.mark.parametrize("layout", [PREVIEWED, OWN_IDS], ids=["preview", "own ids"])
+@pytest.mark.parametrize("name", EXACT)
+def test_decoders_keep_the_distribution_of_several_grids(name, layout):
+    setting = AuditSetting("two grids", layout, Sampling(2.0, 0.9))
+    assert p_value(observe(setting, resolve(name, EXACT[name]), 8_000, seed=0)) > AUDIT_LEVEL
+
+
+def test_a_zipar_row_may_not_start_before_the_preview_is_complete():
+    setting = AuditSetting("two grids", PREVIEWED, Sampling(1.0))
+    assert p_value(observe(setting, resolve("zipar", {"rows-window": 1}), 8_000, seed=0)) < AUDIT_LEVEL
+    one_row = AuditSetting("rows of one token", TokenLayout.plain(1, 3, 3, before=((1, 2), (1, 1))), Sampling(1.0))
+    assert p_value(observe(one_row, resolve("zipar", {"rows-window": 1}), 8_000, seed=0)) > AUDIT_LEVEL
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0, min_p=0.4), Sampling(2.0, 0.7, 3, top_n_sigma=0.9)], ids=str)
+def test_filters_by_share_and_by_deviation_are_part_of_the_target(sampling):
+    setting = AuditSetting("2x3 of 4", TokenLayout.plain(2, 3, 4), sampling, window=3)
+    assert p_value(observe(setting, resolve("sjd"), 8_000, seed=0)) > AUDIT_LEVEL
+    plain = Sampling(sampling.guidance, sampling.temperature, sampling.top_k)
+    model = EnumerableModel(setting.layout)
+    assert np.abs(joint(model, sampling) - joint(model, plain)).sum() > 0.05
+
+
+def test_drafts_come_from_the_preview_with_the_q_that_is_recorded():
+    """Over many images, fresh drafts are the preview's token with probability w + (1 - w) / V, others with the rest."""
+    context = Context(PREVIEWED, None, torch.device("cpu"), standard)
+    init = Preview(context, preview_weight=0.6)
+    images = 20_000
+    tokens = torch.randint(3, (images, 8), generator=torch.Generator().manual_seed(0))
+    positions = torch.arange(1, 6).expand(images, -1)
+    start, fresh = torch.full((images,), 2), torch.ones(images, 5, dtype=torch.bool)
+    slots = Slots(start, positions, fresh, tokens, None, torch.ones(images, 1, dtype=torch.long))
+    drawn, q = init.fill(slots, Noise(range(images), 3))
+    seen = tokens[:, [0, 0, 1, 1, 0]]
+    assert torch.equal(q[:, 0], torch.full((images, 3), 1 / 3)), "the preview itself has none"
+    assert torch.allclose(q.gather(2, seen[..., None])[:, 1:], torch.tensor(0.6 + 0.4 / 3))
+    assert torch.allclose(q.sum(-1), torch.ones(images, 5))
+    assert ((drawn == seen).float().mean(0)[1:] - (0.6 + 0.4 / 3)).abs().max() < 0.015
+    assert ((drawn == (seen + 1) % 3).float().mean(0)[1:] - 0.4 / 3).abs().max() < 0.015
+
+
+def test_the_deviation_is_that_of_the_logits_that_top_k_keeps():
+    """The authors of Lumina-mGPT 2.0 mask after top-k, by the population's deviation of what is left."""
+    logits = np.random.default_rng(3).normal(0, 2, (20, 30))
+    found = truncate(torch.from_numpy(logits).float(), Sampling(1.0, 1.0, 8, top_n_sigma=1.0)).numpy()
+    for row, kept in zip(logits, found, strict=True):
+        best = sorted(row)[-8:]
+        assert (kept > -np.inf).tolist() == [value in best and value >= max(row) - np.std(best) for value in row]
