@@ -115,6 +115,11 @@ METRICS: dict[str, MetricEntry] = {
         "specbench.metrics.geneval:GenEval",
         "fraction of images that fulfil the GenEval prompt by transformers' Mask2Former, mean over tags",
     ),
+    "geneval2[qwen3-vl-8b]": MetricEntry(
+        "specbench.metrics.geneval2:GenEval2",
+        "Soft-TIFA: probability of the right answers by Qwen3-VL-8B, geometric mean over a prompt's atoms, mean over "
+        "images",
+    ),
     "compbench[blip-vqa]": MetricEntry(
         "specbench.metrics.compbench:BlipVqa",
         "T2I-CompBench++: BLIP-VQA probability of the noun phrases of colour, shape and texture prompts, "
@@ -169,6 +174,7 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "": PROTOCOLS["sjd"][1:],
     "coco": PROTOCOLS["sjd"][:1],
     "geneval": ("geneval[hf-m2f]",),
+    "geneval2": ("geneval2[qwen3-vl-8b]",),
     "t2i-compbench": tuple(name for name in METRICS if name.startswith("compbench[")),
 }
 """What is computed of models other than `shapes` where no metric is named, by prompt set: what the papers of protocol

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -26,9 +26,8 @@ from specbench.stats import Difference, mean_interval
 from specbench.store.schema import read_meta
 from specbench.system.images import png_bytes
 
-TABLE_COLUMNS = ("item_id", "text", "keywords", "proposition_id", "dependency", "category_broad", "category_detailed",
-           "tuple", "question_natural_language")  # fmt: skip
-"""Of the published table; the program reads five of them."""
+TABLE_COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natural_language")
+"""Of the published table: those that the program reads."""
 GRID_IMAGES = 4
 """Of a grid, row by row."""
 _VERDICT = re.compile(r"(.+), \((\d{1,6}), (\d{1,6}), (\d{1,6}), (\d{1,6})\), (.+), (.*)")
@@ -36,17 +35,11 @@ Answers = Mapping[int, bool]
 """Whether the judge said yes, by question id."""
 
 
-class JudgeAnswer(NamedTuple):
-    """One answer of the judge: item, number of the image in its grid, question and answer."""
-
-    item: str
-    sample: int
-    question: str
-    answer: str
-
-
-def read_verdict(line: str) -> JudgeAnswer:
+def read_verdict(line: str) -> tuple[str, int, str, str]:
     """Parse a line of the released program's `_detail.txt`: path of the grid, crop, question, answer.
+
+    Returns:
+        The item, the number of the image in its grid, the question and the answer.
 
     Raises:
         ValueError: it has another form.
@@ -58,7 +51,7 @@ def read_verdict(line: str) -> JudgeAnswer:
     side = right - left
     if side <= 0 or bottom - top != side or left not in (0, side) or top not in (0, side):
         raise ValueError(f"({left}, {top}, {right}, {bottom}) is no quarter of a 2x2 grid")
-    return JudgeAnswer(re.split(r"[/\\]", found[1])[-1].partition(".")[0], (left + 2 * top) // side, found[6], found[7])
+    return re.split(r"[/\\]", found[1])[-1].partition(".")[0], (left + 2 * top) // side, found[6], found[7]
 
 
 def dpg_score(questions: Sequence[Mapping], answers: Answers, strict: bool = False) -> float:
@@ -143,14 +136,12 @@ def write_grids(rows: Sequence[Any], folder: ExportFolder) -> None:
 def questions_table(items: Sequence[tuple[str, Sequence[Mapping]]]) -> bytes:
     """The table of the given items for the released program, with a row before them that it skips."""
     sink = io.StringIO()
-    writer = csv.DictWriter(sink, TABLE_COLUMNS, restval="")
-    writer.writeheader()
-    rows = [
-        {"item_id": name, "proposition_id": one["id"], "dependency": ",".join(map(str, one["parents"])),
-         "tuple": one["tuple"], "question_natural_language": one["question"]}
-        for name, questions in items for one in questions
-    ]  # fmt: skip
-    writer.writerows([*rows[:1], *rows])
+    values = [
+        (name, one["id"], ",".join(map(str, one["parents"])), one["tuple"], one["question"])
+        for name, questions in items
+        for one in questions
+    ]
+    csv.writer(sink).writerows([TABLE_COLUMNS, *values[:1], *values])
     return sink.getvalue().encode()
 
 

@@ -351,10 +351,11 @@ def _read_dpg_bench(path: Path) -> dict[tuple[str, int], dict[str, str]]:
     """Answers to questions, by item and number of the image."""
     found: dict[tuple[str, int], dict[str, str]] = {}
     with _reading(path, "is not a `_detail.txt` of DPG-Bench's program"):
-        for one in (read_verdict(line) for line in _text(path).split("\n") if line.strip()):
-            answers = found.setdefault((one.item, one.sample), {})
-            _refuse_contradiction(path, f"'{one.question:.80}'", one.answer, answers.get(one.question, one.answer))
-            answers[one.question] = one.answer
+        for line in filter(str.strip, _text(path).split("\n")):
+            item, sample, question, answer = read_verdict(line)
+            answers = found.setdefault((item, sample), {})
+            _refuse_contradiction(path, f"'{question:.80}'", answer, answers.get(question, answer))
+            answers[question] = answer
     return found
 
 

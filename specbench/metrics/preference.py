@@ -16,16 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import PerImageMetric, Sample, described
+from specbench.metrics.base import Sample, Settings, described
 from specbench.metrics.blip import linear_layers, load_weights, part_of
-from specbench.metrics.clip import CosineMetric, clip_versions
-from specbench.metrics.openclip import (
-    OPENCLIP_PACKAGES,
-    image_embeddings,
-    load_openai,
-    normalised,
-    short_side_centre,
-)
+from specbench.metrics.clip import Clip, CosineMetric, clip_versions
+from specbench.metrics.openclip import image_embeddings, normalised, short_side_centre
 
 PICKSCORE_REPOSITORY = "yuvalkirstain/PickScore_v1"
 
@@ -78,14 +72,15 @@ class PickScore(CosineMetric):
         return normalised(short_side_centre(pixels, self.network.visual.image_size[0]))
 
 
-class Aesthetic(PerImageMetric):
+class Aesthetic(Clip):
     """LAION aesthetic predictor V2 (Schuhmann 2022): linear layers on the unit CLIP ViT-L/14 embedding, about 1 to
     10."""
 
-    name = "aesthetic[sac+logos+ava1]"
     summary = "LAION aesthetic predictor V2 on CLIP ViT-L/14 (how much people like a picture), mean over images"
-    checkpoints = ("aesthetic", "clip-l14")
-    packages = OPENCLIP_PACKAGES
+
+    def __init__(self, settings: Settings | None = None):
+        super().__init__("l14", settings)
+        self.name, self.checkpoints = "aesthetic[sac+logos+ava1]", ("aesthetic", "clip-l14")
 
     def identity(self) -> Mapping[str, str]:
         return {
@@ -95,18 +90,11 @@ class Aesthetic(PerImageMetric):
         }
 
     @cached_property
-    def clip(self) -> nn.Module:
-        return load_openai(checkpoints.require_weights_file("clip-l14", self.settings.offline), self.settings.device)
-
-    @cached_property
     def head(self) -> nn.Module:
         weights = load_weights(checkpoints.require_weights_file("aesthetic", self.settings.offline))
         return linear_layers(part_of(weights, "layers.")).requires_grad_(False)
 
-    def preprocess(self, pixels: np.ndarray) -> Tensor:
-        return normalised(short_side_centre(pixels, self.clip.visual.image_size[0]))
-
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        images = image_embeddings(self.clip, self.preprocessed(samples), self.settings.device)
+        images = image_embeddings(self.network, self.preprocessed(samples), self.settings.device)
         with torch.inference_mode():
             return [{"value": value} for value in self.head(images)[:, 0].tolist()]

@@ -30,6 +30,12 @@ from specbench.system.downloads import (
 
 _FILES = ("config.json", "model.safetensors")
 """Of a model folder: no pickles."""
+GENEVAL2_JUDGE = "Qwen/Qwen3-VL-8B-Instruct"
+_TOKENIZED = {
+    GENEVAL2_JUDGE: ("config.json", "*.safetensors*", "tokenizer.json", "tokenizer_config.json",
+                     "preprocessor_config.json", "chat_template*")
+}  # fmt: skip
+"""Files of networks that come with a tokenizer and in several parts."""
 
 
 @dataclass(frozen=True)
@@ -222,9 +228,13 @@ def hub_problem(repository: str) -> tuple[str, str] | None:
 
 def folder_identity(folder: Path) -> str:
     """Digest the files of a model folder, and name its commit in the hub's cache."""
-    digests = hashlib.sha256("".join(sha256_of(folder / name) for name in _FILES).encode()).hexdigest()
+    several = sorted(path.name for path in folder.glob("*") if path.suffix in (".json", ".jinja", ".safetensors"))
+    names = _FILES if (folder / _FILES[1]).is_file() else several
+    digests = hashlib.sha256("".join(sha256_of(folder / name) for name in names).encode()).hexdigest()
     return f"sha256:{digests} at {folder.name}"
 
 
 def _source(repository: str) -> Source:
-    return Source("the metric's network", repository, _FILES, "see its card")
+    optional = ("generation_config.json", "*processor_config.json") if repository in _TOKENIZED else ()
+    files = _TOKENIZED.get(repository, _FILES)
+    return Source("the metric's network", repository, files, "see its card", optional=optional)

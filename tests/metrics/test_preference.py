@@ -96,7 +96,7 @@ def test_the_aesthetic_predictor_is_linear_in_the_unit_embedding(tmp_path, monke
     metric, asked = preference.Aesthetic(Settings(offline=True)), samples()
     with torch.no_grad():
         inputs = torch.stack([normalised(short_side_centre(one.pixels, 64)) for one in asked])
-        x = metric.clip.encode_image(inputs)
+        x = metric.network.encode_image(inputs)
         x = x / x.norm(dim=1, keepdim=True)
         for number in (0, 2, 4, 6, 7):
             x = x @ weights[f"layers.{number}.weight"].T + weights[f"layers.{number}.bias"]

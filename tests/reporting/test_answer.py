@@ -66,7 +66,8 @@ def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
         return [same, same | {"name": "aesthetic", "value": 0.1, "low": -0.1, "high": 0.3, "p": 0.4}]
 
     monkeypatch.setattr("specbench.reporting.answer.quality_rows", rows)
-    found = answer([AR, row("predictive", 1.3, 1.2, 1.4)])
+    scored = AR | {"scores": [{"metric": "aesthetic", "prompts_needed": 321}, {"metric": "fid", "prompts_needed": 9}]}
+    found = answer([scored, row("predictive", 1.3, 1.2, 1.4)])
     assert "predictive (window 16) has AR's own scores, image by image, in clip." in found
     assert any("aesthetic [" in text and "clip" not in text for text in found)
 

@@ -1,0 +1,118 @@
+"""`geneval2[qwen3-vl-8b]`: GenEval 2 (Kamath et al. 2025), Soft-TIFA by Qwen3-VL through transformers.
+
+The judge is asked one question per atom of the prompt; an atom scores the probability of the right answer as the
+first token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import torch
+from PIL import Image
+
+from specbench.errors import SpecbenchError
+from specbench.metrics.base import Metric, Sample, Score, column_difference
+from specbench.metrics.published_weights import GENEVAL2_JUDGE, folder_identity, hub_folder
+from specbench.stats import Difference, mean_interval
+
+_NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_YES = ("Yes", "yes", " yes", " Yes")
+Judge = Callable[[np.ndarray, str, Sequence[str]], float]
+"""An image uint8 [H, W, 3], a question and its right answers, to their probability."""
+
+
+def right_answers(question: str, answer: str) -> tuple[str, ...]:
+    """What counts as right, as in the authors' program."""
+    if not question.startswith("How many"):
+        return _YES
+    number = str(_NUMBERS.index(answer) + 1) if answer in _NUMBERS else "other"
+    return answer, answer.capitalize(), f" {answer}", f" {answer.capitalize()}", number, f" {number}"
+
+
+class QwenJudge:
+    """First-token probabilities of a vision-language model of transformers."""
+
+    def __init__(self, model: torch.nn.Module, processor: Any):
+        self.model, self.processor = model.eval(), processor
+
+    @classmethod
+    def load(cls, folder: Path, device: str) -> QwenJudge:
+        from transformers import AutoProcessor, Qwen3VLForConditionalGeneration  # takes seconds
+
+        model = Qwen3VLForConditionalGeneration.from_pretrained(
+            folder, local_files_only=True, use_safetensors=True, dtype="auto"
+        )
+        return cls(model.to(device), AutoProcessor.from_pretrained(folder, local_files_only=True))
+
+    @torch.inference_mode()
+    def __call__(self, pixels: np.ndarray, question: str, answers: Sequence[str]) -> float:
+        image = {"type": "image", "image": Image.fromarray(pixels)}
+        text = {"type": "text", "text": f"{question} Answer in one word."}
+        inputs = self.processor.apply_chat_template(
+            [{"role": "user", "content": [image, text]}],
+            tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt",
+        ).to(self.model.device)  # fmt: skip
+        shares = self.model(**inputs).logits[0, -1].float().softmax(0)
+        return sum(shares[self.processor.tokenizer.encode(answer)[0]].item() for answer in answers)
+
+
+class GenEval2(Metric):
+    """Soft-TIFA: the geometric mean of a prompt's atoms, mean over images; `:atoms` is the arithmetic mean, the other
+    parts are its skills."""
+
+    name = "geneval2[qwen3-vl-8b]"
+    summary = "Soft-TIFA: probability of right answers by Qwen3-VL-8B, geometric mean per prompt, mean over images"
+    batch = 4
+    columns: ClassVar = {"value": pa.float32(), "atoms": pa.float32(), "answers": pa.string()}
+    repositories: ClassVar = {"judge": GENEVAL2_JUDGE}
+    packages: ClassVar = {"torchvision": "pip install torchvision"}
+
+    def identity(self) -> Mapping[str, str]:
+        judge = folder_identity(hub_folder(GENEVAL2_JUDGE, self.settings.offline))
+        return {"judge": judge, **{name: version(name) for name in ("torch", "transformers", "torchvision")}}
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return "vqa_list" in meta and "skills" in meta
+
+    @cached_property
+    def judge(self) -> Judge:
+        return QwenJudge.load(hub_folder(GENEVAL2_JUDGE, self.settings.offline), self.settings.device)
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        return [self._kept(sample) for sample in samples]
+
+    def _kept(self, sample: Sample) -> dict[str, object]:
+        asked, skills = sample.meta["vqa_list"], sample.meta["skills"]
+        if not asked or len(asked) != len(skills):
+            what = f"prompt '{sample.prompt_id}' has {len(asked)} questions and {len(skills)} skills"
+            raise SpecbenchError(what, "take the prompts of: specbench fetch geneval2")
+        found = [self.judge(sample.pixels, question, right_answers(question, answer)) for question, answer in asked]
+        with np.errstate(divide="ignore"):
+            geometric = float(np.exp(np.mean(np.log(found))))
+        kept = json.dumps(list(zip(skills, found, strict=True)))
+        return {"value": geometric, "atoms": float(np.mean(found)), "answers": kept}
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        if statistics.empty:
+            return []
+        prompts = statistics["prompt_id"]
+        found = [
+            Score(name, mean_interval(statistics[column], prompts), len(statistics))
+            for name, column in ((self.name, "value"), (f"{self.name}:atoms", "atoms"))
+        ]
+        kept = [(row.prompt_id, *one) for row in statistics.itertuples() for one in json.loads(row.answers)]
+        parts = pd.DataFrame(kept, columns=["prompt_id", "skill", "share"]).groupby("skill", sort=True)
+        means = [(skill, mean_interval(rows["share"], rows["prompt_id"]), len(rows)) for skill, rows in parts]
+        return found + [Score(f"{self.name}:{skill}", estimate, n) for skill, estimate, n in means]
+
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
+        return column_difference(features, baseline, "value")
