@@ -150,14 +150,14 @@ class ContinuousBatch:
         rows = torch.tensor(done, device=model.device)
         with self._spans("render"):
             requests = [self._in_work[row].request for row in done]
-            pixels = rendered(model, loop.tokens[rows], requests, self._seed).cpu().numpy()
+            pixels = rendered(model, loop.tokens[rows], requests, self._seed)
         self._share(done, "render")
         slots = [self._in_work.pop(row) for row in done]
         forced = np.array(model.layout.forced) >= 0
         images = loop.recorder.rows(rows, loop.tokens[:, : len(forced)], forced, [slot.share_ms for slot in slots])
-        for image, shown in zip(images, pixels, strict=True):
+        for image, shown in zip(images, [None] * len(images) if pixels is None else pixels, strict=True):
             image.image = shown
-        return [(request, checked(image, request)) for request, image in zip(requests, images, strict=True)]
+        return [(request, checked(image, request, model)) for request, image in zip(requests, images, strict=True)]
 
     def _start_next(self, free: Sequence[int]) -> list[int]:
         """Start the next requests in free rows; return the rows refilled."""

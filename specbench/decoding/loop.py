@@ -29,7 +29,7 @@ from specbench.decoding.timing import Spans
 from specbench.decoding.verification.chain_verification import verify_chain
 from specbench.decoding.verification.tree_verification import verify_tree
 from specbench.errors import SpecbenchError
-from specbench.models.interface import Call, CompilableModel, ImageModel, PartedSession, Session
+from specbench.models.interface import Call, CompilableModel, FallibleModel, ImageModel, PartedSession, Session
 from specbench.models.transformer.compilation import call_eager
 from specbench.models.transformer.host_sync import to_host
 from specbench.prompts import Request
@@ -80,15 +80,15 @@ def decode(
     pixels = None
     if render:
         with spans("render"):
-            pixels = rendered(model, tokens, requests, seed).cpu().numpy()
+            pixels = rendered(model, tokens, requests, seed)
     spans_ms = spans.totals_ms()
     spans_ms["host"] = max(0.0, total_ms - sum(spans_ms[name] for name in ("draft", "target", "verify")))
     spans_ms["verify"] -= spans_ms.pop("trace", 0.0)
     every = torch.arange(len(requests), device=model.device)
     rows = loop.recorder.rows(every, tokens, np.array(model.layout.forced) >= 0, [spans_ms] * len(requests))
-    for row, image in zip(rows, pixels if render else [None] * len(rows), strict=True):
+    for row, image in zip(rows, [None] * len(rows) if pixels is None else pixels, strict=True):
         row.image = image
-    return [checked(row, request) for row, request in zip(rows, requests, strict=True)]
+    return [checked(row, request, model) for row, request in zip(rows, requests, strict=True)]
 
 
 @torch.inference_mode()
@@ -137,13 +137,16 @@ def warm_up_steps(
     tokens, every = loop.tokens[:, : model.layout.length], torch.arange(len(requests), device=model.device)
     loop.recorder.rows(every, tokens, np.array(model.layout.forced) >= 0, [{}] * len(requests))
     if render:
-        rendered(model, tokens, requests, seed).cpu()
+        rendered(model, tokens, requests, seed)
 
 
-def rendered(model: ImageModel, tokens: Tensor, requests: Sequence[Request], seed: int) -> Tensor:
-    """Pixels [B, 3, H, W] of the stream tokens [B, N] of `requests`; an image's seed is its noise key."""
+def rendered(model: ImageModel, tokens: Tensor, requests: Sequence[Request], seed: int) -> np.ndarray | None:
+    """Pixels [B, 3, H, W] of the stream tokens [B, N] of `requests`, an image's seed being its noise key; None of a
+    model that lacks what draws them."""
+    if not getattr(model, "draws", True):
+        return None
     texts = [request.text for request in requests]
-    return model.render(model.layout.image_tokens(tokens), texts, noise_keys(requests, seed))
+    return model.render(model.layout.image_tokens(tokens), texts, noise_keys(requests, seed)).cpu().numpy()
 
 
 def begin(
@@ -180,8 +183,10 @@ def noise_keys(requests: Sequence[Request], seed: int) -> list[int]:
     return [row_key(seed, request.prompt_id, request.sample) for request in requests]
 
 
-def checked(row: Generation, request: Request) -> Generation | SpecbenchError:
+def checked(row: Generation, request: Request, model: ImageModel) -> Generation | SpecbenchError:
     """The image, or the error that made it fail."""
+    if isinstance(model, FallibleModel) and (problem := model.problem(row.tokens)):
+        return SpecbenchError(f"prompt '{request.prompt_id}': {problem}", exit_code=1)
     if np.isnan(row.entropy).any():
         slot = int(np.isnan(row.entropy).argmax())
         return SpecbenchError(f"prompt '{request.prompt_id}': the model gave NaN logits at token {slot}", exit_code=1)

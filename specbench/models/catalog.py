@@ -61,6 +61,7 @@ class ModelInfo(ModelFacts):
     pixel_numbers: int = 0
 
     renders_together = True
+    guided = True
 
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelInfo:
         """Reject other weights, which these models do not support."""

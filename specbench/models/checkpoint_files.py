@@ -292,7 +292,7 @@ def _in_folder(source: Source, folder: Path, repo: str | None = None) -> Checkpo
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
     """Files of a pattern, less what a download in progress leaves behind."""
-    known = (*_WEIGHTS, ".json", ".txt", ".tiktoken")
+    known = (*_WEIGHTS, ".json", ".txt", ".tiktoken", ".jinja")
     place = folder / pattern
     return [path for path in files_named(place.parent, place.name) if path.is_file() and path.suffix in known]
 
@@ -305,8 +305,8 @@ def _check_shards(source: Source, folder: Path, paths: Sequence[Path], repo: str
         if not isinstance(files, dict) or not files:
             raise source.damaged(index, ValueError("no weight_map inside"))
         for name in sorted(set(map(str, files.values()))):
-            if not (folder / name).is_file():
-                raise _missing(source, f"{folder} has no {name}, which its {index.name} lists", repo)
+            if not (index.parent / name).is_file():
+                raise _missing(source, f"{index.parent} has no {name}, which its {index.name} lists", repo)
     for path in paths:
         shard = _SHARD.fullmatch(path.name)
         if shard and not indices:

@@ -23,7 +23,7 @@ from specbench.system.downloads import Download
 from specbench.system.files import read_regular
 from specbench.system.json_values import parse_json
 
-_MARKS = ("config.json", "params.json", "models/7b/params.json", INDEX)
+_MARKS = ("config.json", "params.json", "models/7b/params.json", INDEX, "vision_language_encoder/config.json")
 """Small files that suffice to recognise a repository."""
 
 
@@ -102,6 +102,11 @@ def _holds(folder: Path, prefix: str) -> bool | None:
         return None
 
 
+def _has_head_norms(folder: Path) -> bool:
+    """Emu3.5 has the model type of Emu3, which has no norms of queries and keys."""
+    return bool(_holds(folder, "model.layers.0.self_attn.q_norm."))
+
+
 def _any(*patterns: str) -> Callable[[Path], bool]:
     return lambda folder: any(next(folder.glob(pattern), None) for pattern in patterns)
 
@@ -115,6 +120,7 @@ LAYOUTS = {
     "janus-deepseek": Mark(
         "janus", "janus or janus-7b", "Janus-Pro as deepseek-ai publishes it", _model_type("multi_modality")
     ),
+    "emu3.5": Mark("emu35", "emu3.5", "Emu3.5", lambda folder: _model_type("Emu3")(folder) and _has_head_norms(folder)),
     "emu3": Mark("emu3", "emu3", "Emu3 converted for transformers", _model_type("emu3")),
     "emu3-baai": Mark("emu3", "emu3", "Emu3 as BAAI publishes it", _any_of(_model_type("Emu3"), _any("emu3.tiktoken"))),
     "lumina2": Mark("lumina2", "lumina2", "Lumina-mGPT 2.0", _chameleon(decodes=None)),
@@ -129,6 +135,7 @@ LAYOUTS = {
     "llamagen": Mark(
         "llamagen", "llamagen or llamagen-512", "LlamaGen text-to-image", _any("t2i_*.pt", "vq_ds16_t2i.pt")
     ),
+    "glm": Mark("glm", "glm-image", "GLM-Image", _any("vision_language_encoder/config.json")),
     "liquid": Mark("liquid", "liquid", "Liquid", _model_type("gemma")),
     "simplear": Mark("simplear", "simplear or simplear-1.5b", "SimpleAR", _model_type("qwen2")),
 }

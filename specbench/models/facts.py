@@ -21,7 +21,8 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 RANDOM = "+random"
 """Part of the name of every model with random weights, and so of all records of its runs."""
-TINY_GRID = (4, 4)
+TINY_GRID, TINY_BEFORE = (4, 4), (2, 3)
+"""Grid of an image at tiny scale, and the one before it in models that have a preview."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,7 @@ class ModelFacts(Protocol):
         slot_numbers: numbers held per row and stream slot to embed image tokens with.
         pixel_numbers: float32 numbers per pixel alive at once while an image is rendered.
         renders_together: whether a batch is rendered at once.
+        guided: whether it has an unconditional prompt, as guidance needs it.
         ready: whether all files are on this disk.
     """
 
@@ -136,6 +138,7 @@ class ModelFacts(Protocol):
     slot_numbers: int
     pixel_numbers: int
     renders_together: bool
+    guided: bool
     ready: bool
 
     @property

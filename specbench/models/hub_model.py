@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder
+from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder, read_json
 from specbench.models.checkpoint_layouts import Layout, find_marks, locate, missing_files, recognise, require_known
-from specbench.models.facts import AS_PUBLISHED, BYTES, TINY_GRID, ModelChoice, ModelFacts
+from specbench.models.facts import AS_PUBLISHED, BYTES, TINY_BEFORE, TINY_GRID, ModelChoice, ModelFacts
 from specbench.models.network_sizes import NetworkSize, stored_size
 from specbench.models.transformer.size import Size
 from specbench.specs.options import parse_size
@@ -79,6 +79,7 @@ class HubModel(ModelFacts):
         grid: image tokens, height and width.
         row_ends: whether the grammar closes every row with a forced token.
         sizes: image sizes besides that of `grid`; None if there are none.
+        guided: whether it has an unconditional prompt, as guidance needs it.
         before: gives the grids before the last one in the stream from its height and width.
         v_image: image vocabulary.
         defaults: the official sampling.
@@ -104,6 +105,7 @@ class HubModel(ModelFacts):
     patch: int = 16
     row_ends: bool = False
     sizes: Sizes | None = None
+    guided: bool = True
     before: Callable[[int, int], tuple[tuple[int, int], ...]] | None = None
     dtype: str = "bfloat16"
     choice: ModelChoice = AS_PUBLISHED
@@ -215,7 +217,9 @@ class HubModel(ModelFacts):
     @property
     def grids_before(self) -> tuple[tuple[int, int], ...]:
         """Height and width of the grids that stand before the image's own in the stream."""
-        return self.before(*self.grid) if self.before else ()
+        if self.before is None:
+            return ()
+        return (TINY_BEFORE,) if self.choice.tiny else self.before(*self.grid)
 
     @property
     def stream(self) -> int:
@@ -241,8 +245,11 @@ class HubModel(ModelFacts):
         """Accepts any text."""
 
     def sampling(self) -> Sampling:
-        """The sampling the model is meant to be used with."""
-        return self.defaults
+        """The sampling the model is meant to be used with; where the authors leave it to a file of generation
+        settings, that of the file, once it is here."""
+        if self.guided or self.choice.random or not self.ready:
+            return self.defaults
+        return read_sampling(self.find()[0], self.defaults)
 
     @property
     def size(self) -> Size | None:
@@ -356,6 +363,16 @@ class HubModel(ModelFacts):
         if self.choice.random:
             return hashlib.sha256(self.name.encode()).hexdigest()
         return digest(self.find())
+
+
+def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
+    """What `generate` of transformers samples by with these files: their generation settings, and where those say
+    nothing, its own."""
+    if not files.holds("generation_config.json"):
+        return defaults
+    held = read_json(files.source, files.named("generation_config.json"))
+    usual = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+    return replace(defaults, **{name: held.get(name) or value for name, value in usual.items()})
 
 
 def digest(found: tuple[CheckpointFiles, ...]) -> str:

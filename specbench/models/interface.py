@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -283,6 +284,21 @@ class ImageModel(Protocol):
 
         `prompts` and `seeds` of the images are for decoders that draw from noise, such as diffusion.
         """
+        ...
+
+
+@runtime_checkable
+class FallibleModel(Protocol):
+    """A model that may draw tokens of which no picture can be made.
+
+    Attributes:
+        draws: whether pictures can be drawn at all; models without it always can.
+    """
+
+    draws: bool
+
+    def problem(self, tokens: np.ndarray) -> str | None:
+        """Why no picture can be made of stream tokens [N]; None if one can."""
         ...
 
 

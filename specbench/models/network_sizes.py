@@ -25,6 +25,7 @@ class NetworkSize:
         width, inner, layers: of the network; `inner` is the width of a feed-forward layer.
         heads, kv_heads: attention heads of queries, and of keys and values.
         head_width: of one head; width / heads if 0.
+        head_norms: norms of a layer that are as wide as a head.
         layer_extra: parameters of a layer besides its six or seven matrices and two norms.
         extra, step_extra: parameters beside the layers, the token table and the head: all, and those read in a step.
         head_rows: rows of the output matrix that are stored; 0 where it shares the token table.
@@ -38,6 +39,7 @@ class NetworkSize:
     heads: int
     kv_heads: int
     head_width: int = 0
+    head_norms: int = 0
     layer_extra: int = 0
     extra: int = 0
     step_extra: int = 0
@@ -62,18 +64,22 @@ class NetworkSize:
 
     @property
     def query_width(self) -> int:
-        return self.heads * (self.head_width or self.width // self.heads)
+        return self.heads * self.one_head
 
     @property
     def key_width(self) -> int:
-        return self.kv_heads * (self.head_width or self.width // self.heads)
+        return self.kv_heads * self.one_head
+
+    @property
+    def one_head(self) -> int:
+        return self.head_width or self.width // self.heads
 
     @property
     def trunk(self) -> int:
         """Parameters of the layers and the last norm."""
         attention = 2 * self.width * (self.query_width + self.key_width)
         layer = attention + 3 * self.width * self.inner + 2 * self.width + self.layer_extra
-        return self.layers * layer + self.width
+        return self.layers * (layer + self.head_norms * self.one_head) + self.width
 
     @property
     def parameters(self) -> int:
@@ -139,6 +145,17 @@ def emu3(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: 
     return NetworkSize(words, width, inner, layers, heads, kv_heads, head_rows=words)
 
 
+def glm(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int, codes: int = 16_512) -> NetworkSize:
+    """GLM-Image: four norms a layer, queries, keys and values with biases, and a head of its own for image tokens."""
+    more = width + 2 * kv_heads * (width // heads) + 2 * width
+    return NetworkSize(words, width, inner, layers, heads, kv_heads, layer_extra=more, head_rows=codes)
+
+
+def emu35(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> NetworkSize:
+    """Emu3.5: as Emu3, with a norm that all heads of the queries share and one for the keys; heads of 128."""
+    return NetworkSize(words, width, inner, layers, heads, kv_heads, 128, head_norms=2, head_rows=words)
+
+
 CHAMELEON_7B = chameleon(65_536, 4096, 11_008, 32, 32, 32)
 CHAMELEON_34B = chameleon(65_536, 8192, 22_016, 48, 64, 8)
 LUMINA2_7B = chameleon(171_384, 4096, 11_008, 32, 32, 32)
@@ -149,7 +166,9 @@ JANUS_7B = janus(102_400, 4096, 11_008, 30, 32, 32)
 SIMPLEAR_05B = qwen(215_672, 896, 4864, 24, 14, 2)
 SIMPLEAR_15B = qwen(215_672, 1536, 8960, 28, 12, 2)
 LIQUID_7B = NetworkSize(264_192, 3072, 24_576, 28, 16, 16, head_width=256)
+GLM_9B = glm(168_064, 4096, 13_696, 40, 32, 2)
 EMU3_8B = emu3(184_622, 4096, 14_336, 32, 32, 8)
+EMU35_34B = emu35(282_926, 5120, 25_600, 64, 64, 8)
 OFFICIAL = {
     "anole": {"anole": CHAMELEON_7B},
     "lumina": {"lumina": CHAMELEON_7B, "lumina-34b": CHAMELEON_34B},
@@ -159,6 +178,8 @@ OFFICIAL = {
     "simplear": {"simplear": SIMPLEAR_05B, "simplear-1.5b": SIMPLEAR_15B},
     "emu3": {"emu3": EMU3_8B},
     "liquid": {"liquid": LIQUID_7B},
+    "glm": {"glm-image": GLM_9B},
+    "emu35": {"emu3.5": EMU35_34B},
 }
 """Published sizes of each family by the name of a model that has it."""
 _LLAMA = {"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32}
@@ -170,9 +191,11 @@ _DEFAULTS = {
     "simplear": _LLAMA | {"vocab_size": 151_936, "intermediate_size": 22_016},
     "emu3": EMU3_8B.config(),
     "liquid": LIQUID_7B.config(),
+    "glm": GLM_9B.config(),
+    "emu35": EMU3_8B.config() | {"head_dim": 128},
 }
 """What transformers takes for an entry that a configuration leaves out."""
-_MAKERS = {"liquid": NetworkSize, "janus": janus, "simplear": qwen, "emu3": emu3}
+_MAKERS = {"liquid": NetworkSize, "glm": glm, "emu35": emu35, "janus": janus, "simplear": qwen, "emu3": emu3}
 _MAKERS |= dict.fromkeys(("anole", "lumina", "lumina2"), chameleon)
 _DOES_NOT_TELL = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError)
 """What reading sizes off files of others may raise."""
@@ -198,18 +221,22 @@ def stored_size(family: str, official: NetworkSize, folder: Path, weights: str |
     return size
 
 
+CONFIGS = ("config.json", "vision_language_encoder/config.json")
+"""Where a repository keeps the configuration of its language model."""
+
+
 def _configured_size(family: str, folder: Path) -> NetworkSize:
     meta = next((path for path in (folder / "models/7b/params.json", folder / "params.json") if path.is_file()), None)
     if family == "anole" and meta:
         return _meta_size(_read_object(meta))
-    held = _read_object(folder / "config.json")
+    held = _read_object(next((path for path in map(folder.joinpath, CONFIGS) if path.is_file()), folder / CONFIGS[0]))
     text = held.get("text_config", held.get("language_config", held))
     given = _DEFAULTS[family] | {name: text[name] for name in EMU3_8B.config() if name in text}
     given.setdefault("num_key_value_heads", given["num_attention_heads"])
     if min(map(int, given.values())) < 1 or given["hidden_size"] % given["num_attention_heads"]:
         raise ValueError("sizes that make no network")
     size = _MAKERS[family](*(int(given[name]) for name in EMU3_8B.config()))
-    head = text.get("head_dim") or 0
+    head = text.get("head_dim") or _DEFAULTS[family].get("head_dim", 0)
     return replace(size, head_width=int(head) if head * size.heads != size.width else 0)
 
 

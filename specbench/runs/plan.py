@@ -412,6 +412,8 @@ def plan_sampling(model: ModelFacts, values: Mapping[str, Value]) -> Sampling:
     sampling = replace(
         sampling, **{name: getattr(sampling, name) or None for name in ("entropy_scale", "min_p", "top_n_sigma")}
     )
+    if sampling.guidance != 1 and not model.guided:
+        raise SpecbenchError(f"--cfg {sampling.guidance:g}: {model.name} has no unconditional prompt", "omit it")
     if sampling.top_k > model.v_image:
         raise SpecbenchError(
             f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens", "0 keeps all of them"

@@ -29,6 +29,10 @@ KINDS = {
     "simplear": ("simplear", WRITERS["simplear"]),
     "emu3": ("emu3", WRITERS["emu3"]),
     "emu3-baai": ("emu3", AUTHORS["emu3"]),
+    "lumina2": ("lumina2", WRITERS["lumina2"]),
+    "liquid": ("liquid", WRITERS["liquid"]),
+    "emu3.5": ("emu3.5", WRITERS["emu3.5"]),
+    "glm": ("glm-image", WRITERS["glm-image"]),
 }
 """Layout to the model and the writer of a small checkpoint."""
 

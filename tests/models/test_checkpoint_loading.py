@@ -19,7 +19,7 @@ from specbench.models.facts import ModelChoice
 from specbench.models.families.model_specs import MODELS
 
 INFO = {info.name: info for info in MODELS}
-FAMILIES = ("lumina", "anole", "llamagen", "janus", "simplear", "emu3")
+FAMILIES = ("lumina", "anole", "llamagen", "janus", "simplear", "emu3", "lumina2", "liquid", "glm-image", "emu3.5")
 PICKLED = {"llamagen": "t2i_XL_stage1_256.pt"}
 NEEDED = {
     "lumina": "model.layers.1.self_attn.q_norm.bias",
@@ -28,6 +28,10 @@ NEEDED = {
     "janus": "model.generation_aligner.fc1.bias",
     "simplear": "model.layers.0.self_attn.k_proj.bias",
     "emu3": "text_model.model.layers.1.mlp.gate_proj.weight",
+    "lumina2": "model.layers.0.self_attn.k_norm.weight",
+    "emu3.5": "model.layers.1.self_attn.q_norm.weight",
+    "liquid": "model.layers.1.post_attention_layernorm.weight",
+    "glm-image": "model.language_model.layers.1.post_mlp_layernorm.weight",
 }
 
 
@@ -61,6 +65,7 @@ def change(name: str, folder, edit) -> None:
         edit(held["model"])
         torch.save(held, folder / PICKLED[name])
         return
+    folder = folder / "vision_language_encoder" if name == "glm-image" else folder
     tensors = stored(folder)
     edit(tensors)
     for path in (*folder.glob("*.safetensors"), *folder.glob(INDEX)):

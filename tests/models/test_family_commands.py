@@ -26,7 +26,7 @@ def run_tiny(cli, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", [name for name in WRITERS if name != "glm-image"])  # which draws no pictures here
 def test_every_model_decodes_from_its_checkpoint(name, run_tiny, cli, tmp_path):
     folder = tmp_path / "weights"
     folder.mkdir()

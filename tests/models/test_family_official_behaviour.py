@@ -68,8 +68,10 @@ def tiny_of(tmp_path_factory):
         ("llamagen-512", 1024, 1024, None),
         ("janus", 576, 576, None),
         ("liquid", 1024, 1024, None),
+        ("glm-image", 1280, 1280, None),
         ("simplear", 4096, 4096, None),
         ("emu3", 8100, 8190, 91),
+        ("emu3.5", 4015, 4070, 74),
     ],
 )
 def test_row_ends_stand_where_the_official_stream_has_them(name, free, stream, row):
@@ -193,8 +195,11 @@ def official_simplear(c, u, ids, k):
 
 
 def official_emu3(c, u, ids, k):
-    mixed = 3.0 * (c.log_softmax(-1) - u.log_softmax(-1)) + u.log_softmax(-1)
-    return _top_k(_only(mixed, ids), k).softmax(-1)
+    return _top_k(_only(_mixed(c, u, 3.0), ids), k).softmax(-1)
+
+
+def _mixed(c, u, scale):
+    return scale * (c.log_softmax(-1) - u.log_softmax(-1)) + u.log_softmax(-1)
 
 
 def _only(scores, ids):
@@ -219,6 +224,7 @@ def _top_k(scores, k):
         ("janus", official_janus),
         ("simplear", official_simplear),
         ("emu3", official_emu3),
+        ("emu3.5", lambda c, u, ids, k: _top_k(_only(_mixed(c, u, 5.0), ids), k).softmax(-1)),
     ],
 )
 def test_the_default_target_is_the_official_distribution(name, official, tiny_of):
@@ -263,11 +269,12 @@ def test_official_sampling_is_the_default():
     assert {name: sampling.guidance for name, sampling in given.items()} == {
         "lumina-512": 3.0, "lumina": 3.0, "lumina-1024": 3.0, "lumina-34b": 3.0, "anole": 3.0, "llamagen": 7.5,
         "llamagen-512": 7.5, "janus": 5.0, "janus-7b": 5.0, "simplear": 6.0, "simplear-1.5b": 6.0, "emu3": 3.0,
-        "lumina2": 4.0, "liquid": 7.0,
+        "lumina2": 4.0, "liquid": 7.0, "glm-image": 1.0, "emu3.5": 5.0,
     }  # fmt: skip
     assert {name: sampling.top_k for name, sampling in given.items() if sampling.top_k} == {
         "lumina-512": 2000, "lumina": 2000, "lumina-1024": 2000, "lumina-34b": 2000, "llamagen": 1000,
         "llamagen-512": 1000, "emu3": 2048, "lumina2": 4096, "liquid": 4096,
+        "glm-image": 50, "emu3.5": 5120,
     }  # fmt: skip
     assert (given["anole"].temperature, given["anole"].top_p) == (0.7, 0.9)
 
@@ -338,7 +345,7 @@ def test_facts_need_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     facts, heavy = json.loads(done.stdout)
-    assert heavy == [] and len(facts) == 14
+    assert heavy == [] and len(facts) == 16
     sizes = {name: tuple(resolution) for name, resolution, *_ in facts}
     assert sizes["lumina"] == (768, 768) and sizes["emu3"] == (720, 720) and sizes["simplear"] == (1024, 1024)
     gib = {name: memory / 2**30 for name, _, _, memory, *_ in facts}

@@ -1,17 +1,31 @@
-"""Lumina-mGPT 2.0: what its authors' code does where a reader goes wrong.
+"""Lumina-mGPT 2.0 and GLM-Image: what the authors' code does where a reader goes wrong.
 
-The numbers are those of their own code (Alpha-VLLM/Lumina-mGPT-2.0, f44a4d7), run on the shapes named here.
+Numbers of Lumina-mGPT 2.0 are those of its authors' code (Alpha-VLLM/Lumina-mGPT-2.0, f44a4d7), run on the shapes named
+here; GLM-Image is compared with transformers' own network and processor.
 """
 
+import json
+import sys
+from types import SimpleNamespace
+
+import checkpoints.glm
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from checkpoints import chameleon, write
+from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
+from specbench.decoding.loop import decode_tokens
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model, recorded_model
 from specbench.models.facts import ModelChoice
+from specbench.models.families import glm as families_glm
 from specbench.models.families import lumina2
 from specbench.models.families.model_specs import MODELS
+from specbench.prompts import Request
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
 
 INFO = {info.name: info for info in MODELS}
 
@@ -75,3 +89,106 @@ def test_a_size_is_part_of_the_name_and_reaches_prompt_and_grid(tmp_path):
 def test_a_size_that_a_model_was_not_trained_for_is_refused(model, size, said, cli, tmp_path):
     outcome = cli("run", "--model", model, "--size", size, "--dry-run", "--out", tmp_path / "results")
     assert outcome.code == 2 and said in outcome.err and "Traceback" not in outcome.err
+
+
+def glm(folder, **choice):
+    return INFO["glm-image"].configured(ModelChoice(str(folder), tiny=True, **choice))
+
+
+@pytest.mark.parametrize("size", [(36, 24), (49, 33), (64, 64), (16, 16), (32, 32)])
+def test_the_preview_of_glm_image_has_the_processors_grid(size):
+    *_, height, width = GlmImageProcessor._get_target_shape(None, 32 * size[0], 32 * size[1])
+    assert INFO["glm-image"].before(*size) == ((height, width),)
+
+
+def test_the_stream_of_glm_image_is_the_preview_then_the_large_grid():
+    info = INFO["glm-image"].configured(ModelChoice(size="768x1152"))
+    assert (info.grid, info.grids_before) == ((36, 24), ((19, 13),))
+    assert info.stream == info.tokens == 36 * 24 + 19 * 13 and INFO["glm-image"].tokens == 1024 + 256
+
+
+@torch.inference_mode()
+def test_glm_image_draws_the_tokens_of_its_own_generate(tmp_path):
+    """Greedy: `generate` of transformers, with the grids that the processor gives, stops at an end; ours goes on."""
+    write("glm-image", tmp_path)
+    network = GlmImageForConditionalGeneration.from_pretrained(tmp_path / "vision_language_encoder").eval()
+    model = load_model(glm(tmp_path), "cpu", "float32")
+    for text in ("a red cat", "two dogs", "a house"):
+        ids = torch.tensor([model.prompt_ids(text)[0]])
+        given = {"image_grid_thw": checkpoints.glm.GRIDS, "images_per_sample": torch.tensor([2])}
+        drawn = network.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=22, do_sample=False, top_p=None,
+            temperature=None, **given,
+        )[0, ids.shape[1] :].tolist()  # fmt: skip
+        network.model.rope_deltas = None
+        ours = decode_tokens(model, [Request(text, "a")], resolve("sjd", {"window": 4}), Sampling(1.0, top_k=1), 0)
+        ended = checkpoints.glm.END in drawn
+        assert len(drawn) == 22 or ended
+        assert ours[0].tolist()[: len(drawn)] == drawn
+
+
+def test_sampling_of_glm_image_is_that_of_its_generation_settings(tmp_path):
+    """top-k is 50 where the file has none, as transformers has it."""
+    write("glm-image", tmp_path)
+    assert glm(tmp_path).sampling() == Sampling(1.0, 0.9, 50, 0.75)
+    settings = tmp_path / "vision_language_encoder" / "generation_config.json"
+    settings.write_text(json.dumps({"do_sample": True, "top_k": 16384}))
+    assert glm(tmp_path).sampling() == Sampling(1.0, 1.0, 16384, 1.0)
+    assert INFO["glm-image"].configured(ModelChoice(random=True)).sampling() == INFO["glm-image"].defaults
+
+
+def test_an_image_on_which_the_pipeline_fails_is_a_failed_row(tmp_path, cli):
+    """An end anywhere, or an id that is no code in the large grid; one in the preview is only seen."""
+    folder, out = tmp_path / "weights", tmp_path / "results"
+    folder.mkdir()
+    write("glm-image", folder)
+    model = load_model(glm(folder), "cpu", "float32")
+    tokens, codes = np.zeros(22, dtype=int), checkpoints.glm.CODES
+    assert model.problem(tokens) is None and not model.draws
+    assert model.problem(np.where(np.arange(22) == 3, codes, tokens)) is None
+    assert "token 9 is" in model.problem(np.where(np.arange(22) == 9, codes + 2, tokens))
+    assert "end of the image was drawn at token 3" in model.problem(np.where(np.arange(22) == 3, codes + 1, tokens))
+    (tmp_path / "one.txt").write_text("a red circle\n")
+    fixed = ("--model", "glm-image", "--scale", "tiny", "--weights", folder, "--dtype", "float32", "--samples", "20")
+    outcome = cli("run", *fixed, "--prompts", tmp_path / "one.txt", "--decoder", "preview", "--out", out, "--json")
+    assert "draws no pictures" in outcome.err and "Traceback" not in outcome.err
+    [run] = [path.parent for path in out.glob("*/samples")]
+    rows = pd.read_parquet(run / "samples")
+    failed = rows[rows["status"] != "ok"]
+    assert 0 < len(failed) < 20 and failed["error"].str.contains("GLM-Image's pipeline").all()
+    assert rows["image"].isna().all() and not list(run.glob("images/*"))
+    refused = cli("run", *fixed, "--prompts", tmp_path / "one.txt", "--cfg", "3", "--out", out)
+    assert refused.code == 2 and "has no unconditional prompt" in refused.err
+
+
+def test_the_diffusion_model_gets_every_code_four_times_the_prompt_and_the_images_seed(tmp_path, monkeypatch):
+    class Pipeline:
+        """Stands in for diffusers' pipeline; it was run itself with tiny parts, too (diffusers 0.42.1)."""
+
+        def from_pretrained(self, folder, **without):
+            assert folder == str(tmp_path) and without["vision_language_encoder"] is None
+            return self
+
+        def to(self, device):
+            return self
+
+        def set_progress_bar_config(self, disable): ...
+
+        def __call__(self, prompt, height, width, prior_token_ids, generator, output_type):
+            grey = prior_token_ids.view(8, 8).repeat_interleave(16, 0).repeat_interleave(16, 1) / 23
+            asked.append((prompt, height, width, generator.initial_seed()))
+            return SimpleNamespace(images=grey.expand(1, 3, -1, -1))
+
+    write("glm-image", tmp_path)
+    asked = []
+    assert not load_model(glm(tmp_path), "cpu", "float32").draws
+    for part in families_glm.PARTS:
+        (tmp_path / part).mkdir()
+    assert not load_model(glm(tmp_path), "cpu", "float32").draws, "diffusers is not installed"
+    monkeypatch.setattr(families_glm, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "diffusers", SimpleNamespace(GlmImagePipeline=Pipeline()))
+    model = load_model(glm(tmp_path), "cpu", "float32")
+    tokens = torch.randint(24, (2, 22))
+    pixels = model.render(tokens, ["a", "b"], [-5, 7])
+    assert asked == [("a", 128, 128, 2**63 - 5), ("b", 128, 128, 7)] and pixels.shape == (2, 3, 128, 128)
+    assert torch.equal(pixels[:, 0, ::32, ::32], (tokens[:, 6:] / 23 * 255).round().to(torch.uint8).view(2, 4, 4))

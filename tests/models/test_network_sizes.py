@@ -15,7 +15,8 @@ from specbench.models.families.model_specs import MODELS
 from specbench.models.network_sizes import OFFICIAL, stored_size
 
 INFO = {info.name: info for info in MODELS}
-KINDS = {name: (name, WRITERS[name]) for name in ("lumina-34b", "anole", "llamagen", "janus", "simplear", "emu3")}
+NAMES = ("lumina-34b", "lumina2", "anole", "llamagen", "janus", "simplear", "emu3", "liquid", "glm-image", "emu3.5")
+KINDS = {name: (name, WRITERS[name]) for name in NAMES}
 KINDS |= {f"{name} by its authors": (name, AUTHORS[name]) for name in ("janus-7b", "emu3", "anole")}
 
 
@@ -32,7 +33,7 @@ def test_the_size_is_the_one_of_the_loaded_network(kind, tmp_path):
     model = load_model(INFO[name].configured(ModelChoice(weights=str(tmp_path), tiny=True)), "cpu", "float32")
     config = model.backbone.config
     assert info.layers == config.num_hidden_layers
-    width = config.hidden_size // config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     assert info.kv_numbers == 2 * config.num_hidden_layers * config.num_key_value_heads * width
     trunk = sum(weights.numel() for weights in model.backbone.parameters())
     assert info.network.trunk == trunk - model.backbone.embed_tokens.weight.numel()

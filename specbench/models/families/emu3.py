@@ -46,8 +46,8 @@ _NEGATIVE = (
 RANKS, VISION_TOKENS = "emu3.tiktoken", "emu3_vision_tokens.txt"
 TEXT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
 """Special tokens that follow the byte strings of the authors' tokenizer; the vision tokens come after them."""
-_FIRST_CODE = 151_854
-_SPECIALS = {LINE_END: 151_846, START: 151_849, IMAGE_TOKENS: 151_851, BEGIN_IMAGE: 151_852}
+FIRST_CODE = 151_854
+SPECIALS = {LINE_END: 151_846, START: 151_849, IMAGE_TOKENS: 151_851, BEGIN_IMAGE: 151_852}
 _TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 _TINY_VQ = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1], "hidden_size": 32}
 _QWEN_PATTERN = (
@@ -98,12 +98,9 @@ def load(request: LoadRequest) -> Emu3:
     fill(language, language_tensors, files, request.device, request.dtype)
     fill(image, drop(image_tensors, vq_decoder.ENCODER_SIDE), image_files, request.device, torch.float32)
     words = language.config.vocab_size
-    tokenizer = _ranked_tokenizer(files, words) if published else _converted_tokenizer(files)
-    first, last = (_visual_token(tokenizer, code) for code in (0, image_config.codebook_size - 1))
-    if last != first + image_config.codebook_size - 1:
-        listed = files.named(VISION_TOKENS if published else "tokenizer.json")
-        raise files.refusal(": visual tokens are not in the order of their codes", listed)
-    return _model(request, tokenizer, language, range(first, last + 1), image)
+    tokenizer = ranked_tokenizer(files, words) if published else _converted_tokenizer(files)
+    ids = visual_ids(tokenizer, image_config.codebook_size, files, VISION_TOKENS if published else "tokenizer.json")
+    return _model(request, tokenizer, language, ids, image)
 
 
 def _random(request: LoadRequest) -> Emu3:
@@ -112,8 +109,8 @@ def _random(request: LoadRequest) -> Emu3:
     image = _image_network(Emu3VQVAEConfig(**request.sized({}, _TINY_VQ)))
     randomise(language, request.device, request.dtype)
     randomise(image, request.device, torch.float32)
-    ids = range(_FIRST_CODE, _FIRST_CODE + request.info.v_image)
-    return _model(request, stand_in_tokenizer(_SPECIALS, first_byte=0), language, ids, image)
+    ids = range(FIRST_CODE, FIRST_CODE + request.info.v_image)
+    return _model(request, stand_in_tokenizer(SPECIALS, first_byte=0), language, ids, image)
 
 
 def _model(
@@ -128,8 +125,16 @@ def _language_model(config: Emu3TextConfig, files: CheckpointFiles) -> nn.Module
     return build_network(Emu3ForCausalLM, config, found=files)
 
 
-def _visual_token(tokenizer: Tokenizer | RankedBpe, code: int) -> int:
-    return token_id(tokenizer, f"<|visual token {code:06d}|>")
+def visual_ids(tokenizer: Tokenizer | RankedBpe, codes: int, files: CheckpointFiles, listed: str) -> range:
+    """Vocabulary ids of the image tokens, which the file `listed` names.
+
+    Raises:
+        SpecbenchError: they are not in the order of their codes.
+    """
+    first, last = (token_id(tokenizer, f"<|visual token {code:06d}|>") for code in (0, codes - 1))
+    if last != first + codes - 1:
+        raise files.refusal(": visual tokens are not in the order of their codes", files.named(listed))
+    return range(first, last + 1)
 
 
 def _parts(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -160,7 +165,7 @@ def _image_network(config: Emu3VQVAEConfig, found: CheckpointFiles | None = None
     return network
 
 
-def _ranked_tokenizer(files: CheckpointFiles, words: int) -> RankedBpe:
+def ranked_tokenizer(files: CheckpointFiles, words: int) -> RankedBpe:
     """The authors' tokenizer from its two files, which have all the `words` of the model between them."""
     path = files.named(RANKS)
     try:

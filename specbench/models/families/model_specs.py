@@ -5,6 +5,7 @@ Sources of the facts: each family's official repository and its configuration on
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from specbench.models import network_sizes as sizes
@@ -46,6 +47,10 @@ _COSMOS = Source(
 _EMU3_VQ = Source("the image tokenizer", "BAAI/Emu3-VisionTokenizer", _LM, "Apache-2.0")
 
 
+_EMU35_GRIDS = ((55, 73), (41, 97), (47, 85), (52, 78), (64, 64), (73, 55), (85, 47), (78, 52))
+"""Height and width in tokens of the authors' aspect ratios, the default first."""
+
+
 def _lumina(name: str, side: int, repo: str, size: sizes.NetworkSize) -> HubModel:
     holds_tokenizer = repo == "Lumina-mGPT-7B-768"
     tokenizer = Source(
@@ -74,6 +79,13 @@ def _lumina(name: str, side: int, repo: str, size: sizes.NetworkSize) -> HubMode
 def _square(side: int, least: int = 0) -> Sizes:
     """Sizes up to the area of a square."""
     return Sizes(pixels=(least**2, side**2))
+
+
+def _glm_preview(height: int, width: int) -> tuple[tuple[int, int], ...]:
+    """Height and width of GLM-Image's preview of a grid: about 256 tokens in its ratio, rounded down as its processor
+    does."""
+    ratio = height / width
+    return ((int(math.sqrt(ratio) * 16), int(math.sqrt(1 / ratio) * 16)),)
 
 
 def _llamagen(name: str, side: int, file: str) -> HubModel:
@@ -157,7 +169,7 @@ MODELS = (
                 "the image decoder (MoVQGAN 270M)",
                 "ai-forever/MoVQGAN",
                 ("movqgan_270M.ckpt",),
-                "Apache-2.0",
+                "not seen",
                 beside=("movqgan_270M.ckpt", "movqgan/270M/movqgan_270M.ckpt"),
             ),
         ),
@@ -225,6 +237,34 @@ MODELS = (
         pixel_numbers=_VQGAN_NUMBERS,
     ),
     HubModel(
+        name="glm-image",
+        summary="GLM-Image 9B at 1024 px, a preview first",
+        target="specbench.models.families.glm:load",
+        source=Source(
+            "the language model",
+            "zai-org/GLM-Image",
+            (
+                "vision_language_encoder/config.json",
+                "vision_language_encoder/*.safetensors*",
+                "processor/tokenizer.json",
+                "processor/tokenizer_config.json",
+                "processor/chat_template.jinja",
+            ),
+            "not seen; code Apache-2.0",
+            optional=("vision_language_encoder/generation_config.json",),
+        ),
+        grid=(32, 32),
+        patch=32,
+        before=_glm_preview,
+        sizes=_square(2048, 512),
+        v_image=16512,
+        guided=False,
+        defaults=Sampling(guidance=1.0, temperature=0.9, top_k=50, top_p=0.75),
+        network=sizes.GLM_9B,
+        other_bytes=134_217_728,
+        pixel_numbers=0,
+    ),
+    HubModel(
         name="emu3",
         summary="Emu3-Gen 8B at 720 px",
         target="specbench.models.families.emu3:load",
@@ -251,5 +291,32 @@ MODELS = (
         network=sizes.EMU3_8B,
         other_bytes=645_007_932,
         pixel_numbers=10_385,
+    ),
+    HubModel(
+        name="emu3.5",
+        summary="Emu3.5-Image 34B, 4:3 at 1 megapixel",
+        target="specbench.models.families.emu35:load",
+        source=Source("the language model", "BAAI/Emu3.5-Image", _LM, "Apache-2.0"),
+        companions=(
+            Source(
+                "the tokenizer",
+                "BAAI/Emu3.5-Image",
+                ("emu3.tiktoken", "emu3_vision_tokens.txt"),
+                "Apache-2.0",
+                note="the authors' code has it in src/tokenizer_emu3_ibq",
+                folders=("tokenizer_emu3_ibq", "src/tokenizer_emu3_ibq"),
+            ),
+            Source(
+                "the image decoder (IBQ)", "BAAI/Emu3.5-VisionTokenizer", ("model.ckpt|*.safetensors",), "Apache-2.0"
+            ),
+        ),
+        grid=(55, 73),
+        row_ends=True,
+        sizes=Sizes(tuple((16 * height, 16 * width) for height, width in _EMU35_GRIDS)),
+        v_image=131_072,
+        defaults=Sampling(guidance=5.0, top_k=5120),
+        network=sizes.EMU35_34B,
+        other_bytes=350_000_000,
+        pixel_numbers=_VQGAN_NUMBERS,
     ),
 )

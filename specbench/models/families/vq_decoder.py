@@ -99,7 +99,8 @@ def taming_config(tensors: Mapping[str, Tensor]) -> JanusVQVAEConfig:
 
 
 def load_chameleon_vq(tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str) -> TamingDecoder:
-    """Chameleon's decoder from Meta's `vqgan.ckpt`, or from the converted repositories, in float32.
+    """Chameleon's decoder from Meta's `vqgan.ckpt`, or from the converted repositories, or another of its kind, which
+    may have attention in the lowest level; in float32.
 
     Their levels are numbered from the image down, transformers' from the latent up.
     """
@@ -107,7 +108,8 @@ def load_chameleon_vq(tensors: Mapping[str, Tensor], found: CheckpointFiles, dev
     inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     levels = 1 + max((int(name.split(".")[2]) for name in inner if name.startswith("decoder.up.")), default=0)
     renamed = rename(inner, lambda name: _reverse_level(name, levels))
-    return _load_taming(renamed, found, device, normalise=False, attention=False)
+    attention = any(name.startswith("decoder.up.0.attn.") for name in renamed)
+    return _load_taming(renamed, found, device, normalise=False, attention=attention)
 
 
 def load_llamagen_vq(tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str) -> TamingDecoder:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checkpoints import baai, chameleon, deepseek, emu3, gair, janus, liquid, llamagen, simplear
+from checkpoints import baai, chameleon, deepseek, emu3, emu35, gair, glm, janus, liquid, llamagen, simplear
 from checkpoints.parts import Tiny
 
 WRITERS = {
@@ -27,6 +27,8 @@ WRITERS = {
     "simplear-1.5b": simplear.write_sharded,
     "emu3": emu3.write,
     "liquid": liquid.write,
+    "glm-image": glm.write,
+    "emu3.5": emu35.write,
 }
 
 AUTHORS = {

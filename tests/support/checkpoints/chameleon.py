@@ -159,8 +159,12 @@ def _tiny(folder: Path, network, prompt, decoder: dict[str, Tensor], ids: list[i
 
 def meta_vq() -> dict[str, Tensor]:
     """An image tokenizer under Meta's names, whose levels are numbered from the image down."""
+    return published_taming(vq_network(CODES, 32, attention=False))
+
+
+def published_taming(network: torch.nn.Module) -> dict[str, Tensor]:
+    """Tensors of a `JanusVQVAE` under the names of taming-transformers."""
     levels = len(VQ_SIZES["channel_multiplier"])
-    network = vq_network(CODES, 32, attention=False)
     names = {
         name: re.sub(r"^decoder\.up\.(\d+)", lambda level: f"decoder.up.{levels - 1 - int(level[1])}", name)
         for name in network.state_dict()

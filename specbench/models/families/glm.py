@@ -1,0 +1,186 @@
+"""GLM-Image (AR of 9B): transformers' `GlmImageTextModel`, which writes a preview and then the large grid, both of the
+same codes, without guidance. A diffusion model of 7B, run by diffusers, turns the large grid into pixels.
+
+Nothing masks the stream: the end of the image and other ids that are no codes can be drawn, and the authors' pipeline
+fails on such an image, unless they are no ends and stand in the preview. Here such an image is decoded to its last slot
+and recorded as failed. What follows the last slot is not drawn, because the pipeline does not read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from transformers import GlmImageConfig, GlmImageForConditionalGeneration
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from specbench.models.checkpoint_files import CheckpointFiles
+from specbench.models.checkpoint_loading import (
+    build_network,
+    drop,
+    fill,
+    named_token,
+    randomise,
+    read_model_config,
+    read_tensors,
+    read_tokenizer,
+)
+from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.vq_decoder import to_pixels
+from specbench.models.interface import TokenLayout
+from specbench.models.transformer.model import Prefix
+from specbench.system.console import warn
+
+CODEBOOK = "model.vqmodel.quantize.embedding.weight"
+PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
+"""Folders of the repository that only the diffusion model needs."""
+_ROLES = ("grid_bos_token", "grid_eos_token", "bos_token")
+_SPECIALS = {"<sop>": 167_843, "<eop>": 167_844, "<|image|>": 16_384}
+_ROTARY = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+_TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+class GridsRotary(nn.Module):
+    """Rotation by temporal place, row and column: a grid's tokens share the temporal place at which it begins, and the
+    next grid begins after its longer side. Positions count from the first image token; those of words are negative and
+    the same three times.
+
+    Args:
+        rotary: the network's own, which takes positions [3, R, T].
+    """
+
+    def __init__(self, rotary: nn.Module, layout: TokenLayout):
+        super().__init__()
+        self._rotary, places, start = rotary, [], 0
+        for height, width in layout.grids:
+            cell = torch.cartesian_prod(torch.arange(height), torch.arange(width))
+            places.append(start + torch.cat([torch.zeros(len(cell), 1, dtype=torch.long), cell], dim=1))
+            start += max(height, width)
+        self.register_buffer("_places", torch.cat([*places, torch.full((1, 3), start)]).T, persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        slots = position_ids.expand(3, -1, -1)[0]
+        placed = self._places[:, slots.clamp(0, self._places.shape[1] - 1)]
+        return self._rotary(x, torch.where(slots < 0, slots, placed))
+
+
+class GlmImage(FamilyModel):
+    """Attributes: draws: whether the diffusion model is here, without which no pictures are drawn."""
+
+    draws = False
+    _pipeline = None
+
+    def __init__(
+        self,
+        request: LoadRequest,
+        tokenizer: Tokenizer,
+        network: nn.Module,
+        codebook: Tensor,
+        names: Sequence[str],
+        template: str | None,
+    ):
+        """`names` of the tokens of `_ROLES`; `template`: Jinja source that writes a conversation as text."""
+        head = network.lm_head.weight
+        self.codebook = nn.functional.normalize(codebook.float(), dim=-1)
+        # Ids that are no codes are far from all codes.
+        others = self.codebook.new_full((len(head) - len(codebook), codebook.shape[1]), 10.0)
+        self._codes, self.codebook = len(codebook), torch.cat([self.codebook, others]).to(request.device)
+        super().__init__(request, tokenizer, network.model.language_model, head, range(len(head)), self)
+        self.backbone.rotary_emb = GridsRotary(self.backbone.rotary_emb, self.layout).to(request.device)
+        self._names, self._template, self._is_random = names, template, not request.found
+        ends = self.backbone.config.eos_token_id
+        self._ends = ends if isinstance(ends, list) else [ends]
+
+    def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
+        start, end, image = self._names
+        if self._template:
+            asked = [{"role": "user", "content": [{"type": "text", "text": text}]}]
+            (text,), _ = render_jinja_template([asked], chat_template=self._template)
+        sizes = "".join(f"{start}{height} {width}{end}" for height, width in reversed(self.layout.grids))
+        begins = text.startswith(image)
+        ids = self.tokenizer.encode(text + sizes + image, add_special_tokens=not begins).ids
+        return ids, ids
+
+    def encode(self, prompts: Sequence[str]) -> Prefix:
+        prefix = super().encode(prompts)
+        shift = torch.tensor([-len(row) for row in prefix.embeds], device=self.device)
+        return Prefix(prefix.embeds, prefix.state, shift, prefix.ids)
+
+    def problem(self, tokens: np.ndarray) -> str | None:
+        """Why the authors' pipeline makes no picture of stream tokens [N]; None if it does."""
+        if self._is_random:
+            return None
+        if len(ends := np.flatnonzero(np.isin(tokens, self._ends))):
+            return f"the end of the image was drawn at token {ends[0]}, where GLM-Image's pipeline stops and fails"
+        first = len(tokens) - self.layout.height * self.layout.width
+        if len(others := first + np.flatnonzero(tokens[first:] >= self._codes)):
+            return f"token {others[0]} is {tokens[others[0]]}, no code of an image, on which GLM-Image's pipeline fails"
+        return None
+
+    def add_diffusion(self, files: CheckpointFiles) -> None:
+        """Load the diffusion model from beside the language model; without it, warn that no pictures are drawn."""
+        folder = files.named("config.json").parent.parent
+        if lacking := [part for part in PARTS if not (folder / part).is_dir()]:
+            warn(f"{self.name} draws no pictures: {folder} has no {lacking[0]} of its diffusion model")
+        elif find_spec("diffusers") is None:
+            warn(f"{self.name} draws no pictures: its diffusion model needs diffusers (pip install diffusers)")
+        else:
+            from diffusers import GlmImagePipeline  # an extra
+
+            without = {"vision_language_encoder": None, "processor": None, "dtype": torch.bfloat16}
+            self._pipeline = GlmImagePipeline.from_pretrained(str(folder), **without).to(self.device)
+            self._pipeline.set_progress_bar_config(disable=True)
+            self.draws = True
+
+    def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
+        """Every code stands for two by two places of the diffusion model; its seed is the image's."""
+        height, width = self.layout.height, self.layout.width
+        grids = image_tokens[:, -height * width :].clamp(max=self._codes - 1).view(-1, height, width)
+        pictures = []
+        for codes, prompt, seed in zip(grids, prompts, seeds, strict=True):
+            prior = codes.repeat_interleave(2, 0).repeat_interleave(2, 1).view(1, -1)
+            drawn = self._pipeline(
+                prompt=prompt,
+                height=32 * height,
+                width=32 * width,
+                prior_token_ids=prior,
+                generator=torch.Generator(self.device).manual_seed(seed % 2**63),
+                output_type="pt",
+            )
+            pictures.append(to_pixels(2 * drawn.images - 1))
+        return torch.cat(pictures)
+
+
+def load(request: LoadRequest) -> GlmImage:
+    if not request.found:
+        text = request.sized_network({}, _TINY)
+        section = [2, 1, 1] if request.info.choice.tiny else [8, 12, 12]
+        config = GlmImageConfig(text_config={**text, "rope_parameters": {**_ROTARY, "mrope_section": section}})
+        network = randomise(_network(config), request.device, request.dtype)
+        codebook = torch.randn(config.vq_config.num_embeddings, 8, generator=torch.Generator().manual_seed(0))
+        tokenizer = stand_in_tokenizer(_SPECIALS, first_byte=17_000)
+        model = GlmImage(request, tokenizer, network, codebook, tuple(_SPECIALS), None)
+        warn(f"{model.name} draws no pictures: random weights have no diffusion model")
+        return model
+    files = request.found[0]
+    config, tensors = read_model_config(files, GlmImageConfig), read_tensors(files)
+    network, codebook = _network(config, files), tensors.get(CODEBOOK)
+    if codebook is None:
+        raise files.refusal(f" lacks '{CODEBOOK}'")
+    fill(network, drop(tensors, ("model.visual.", "model.vqmodel.")), files, request.device, request.dtype)
+    names = [named_token(files, role) for role in _ROLES]
+    template = files.named("chat_template.jinja").read_text(encoding="utf-8")
+    model = GlmImage(request, read_tokenizer(files), network, codebook, names, template)
+    model.add_diffusion(files)
+    return model
+
+
+def _network(config: GlmImageConfig, found: CheckpointFiles | None = None) -> nn.Module:
+    network = build_network(GlmImageForConditionalGeneration, config, found=found)
+    del network.model.visual, network.model.vqmodel
+    return network

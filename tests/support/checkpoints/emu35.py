@@ -1,0 +1,52 @@
+"""Tiny checkpoint of Emu3.5-Image, with its tokenizer and image decoder in folders of their own."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from checkpoints.baai import RANKS, TEXT_SPECIALS, slow_ids
+from checkpoints.chameleon import meta_decode, published_taming
+from checkpoints.parts import Tiny, in_bfloat16, in_two_shards, randomise, vocabulary, vq_network
+
+CODES = vocabulary(official=131_072)
+VISION = ("<|image token|>", "<|image start|>", "<|image end|>")
+NAMES = (*TEXT_SPECIALS, *VISION, *(f"<|visual token {code:06d}|>" for code in range(CODES)))
+SPECIALS = {name: len(RANKS) + index for index, name in enumerate(NAMES)}
+FIRST = SPECIALS["<|visual token 000000|>"]
+
+
+def write(folder: Path) -> Tiny:
+    """Heads are wider than the hidden states have room for, as in the published model."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"vocab_size": len(RANKS) + len(SPECIALS), "num_key_value_heads": 2, "head_dim": 12, "rms_norm_eps": 1e-5}
+    rotary = {"rope_type": "default", "rope_theta": 1_000_000.0}
+    network = in_bfloat16(randomise(Qwen3ForCausalLM(Qwen3Config(**sizes, rope_parameters=rotary))))
+    in_two_shards(folder, {name: tensor.bfloat16() for name, tensor in network.state_dict().items()})
+    config = {"architectures": ["Emu3ForCausalLM"], "model_type": "Emu3", "rope_theta": 1000000.0, "rope_scaling": None}
+    del sizes["rms_norm_eps"]
+    (folder / "config.json").write_text(json.dumps(config | sizes))
+    words, image = folder / "tokenizer_emu3_ibq", folder / "Emu3.5-VisionTokenizer"
+    words.mkdir()
+    lines = [f"{base64.b64encode(token).decode()} {rank}" for token, rank in RANKS.items()]
+    (words / "emu3.tiktoken").write_text("\n".join(lines) + "\n")
+    (words / "emu3_vision_tokens.txt").write_text("\n".join(NAMES[len(TEXT_SPECIALS) :]) + "\n")
+    image.mkdir()
+    decoder = published_taming(vq_network(CODES, 32))
+    torch.save({"state_dict": decoder}, image / "model.ckpt")
+    ids = [*range(FIRST, FIRST + CODES), SPECIALS["<|extra_200|>"], SPECIALS["<|image end|>"]]
+
+    @torch.no_grad()
+    def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
+        asked = f" for t2i task. USER: {text}" if conditional else ". USER: "
+        start = [SPECIALS["<|extra_203|>"], *slow_ids(f"You are a helpful assistant{asked} ASSISTANT: ")]
+        size = [SPECIALS["<|image start|>"], *b"4*4", SPECIALS["<|image token|>"]]
+        start += [SPECIALS["<|extra_100|>"], *size]
+        return network(torch.tensor([start + [ids[token] for token in stream]])).logits[0, len(start) - 1 :]
+
+    return Tiny(folder, logits, range(FIRST, FIRST + CODES), lambda codes: meta_decode(decoder, codes.view(1, 4, 4)))
