@@ -38,7 +38,7 @@ const frames = () => new Promise((done) => requestAnimationFrame(() => requestAn
 const press = (page, target, key) =>
   target.dispatchEvent(new page.defaultView.KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
 async function used(page) {
-  const viewer = page.querySelector("dialog"), all = [...page.querySelectorAll(".gallery .frame")];
+  const viewer = page.querySelector("dialog"), all = [...page.querySelectorAll(".pictures .frame")];
   if (!viewer || !all.length) return null;
   const title = () => viewer.querySelector("h4").textContent;
   all[0].click();
@@ -64,7 +64,7 @@ async function used(page) {
   const rest = page.querySelector(".contents a");
   rest.click();
   seen.unfolded = page.querySelector(rest.hash).open;
-  const dot = [...page.querySelectorAll("[data-chart] svg [aria-label=dot] circle")][0];
+  const dot = [...page.querySelectorAll("[data-chart] svg [aria-label=dot] :is(circle, path)")][0];
   const box = dot.getBoundingClientRect();
   const place = { clientX: box.x + box.width / 2, clientY: box.y + box.height / 2, bubbles: true };
   for (const kind of ["pointerenter", "pointermove"])
