@@ -22,6 +22,7 @@ import numpy as np
 from markupsafe import Markup, escape
 from PIL import Image
 
+from specbench.metrics.catalog import unjudged
 from specbench.reporting import charts, maps
 from specbench.reporting.columns import FASTEST, TOO_FEW, ReportColumn, failed_audit, number, with_interval
 from specbench.reporting.compare import SIGNIFICANT, corrected, quality_rows
@@ -134,11 +135,10 @@ def _section(section: Section, limit: int) -> dict:
     marks = {name: charts.mark_of(row["decoder"]) for name, row in names.items()}
     accepted = {name: maps.mean_map(Path(row["folder"]), "accepted") for name, row in names.items()}
     values = {name: values_per_image(Path(row["folder"])) for name, row in names.items()}
-    speed, *others = section.tables
-    whole = [_table("Speed, every column", speed.columns, section.runs)]
-    whole += [
-        _table(table.title or "Quality, every column", table.columns, section.runs, table.remark)
-        for table in others
+    titles = iter(("Speed, every column", "Quality, every column", "Drafting"))
+    folded = [
+        _table(table.title or next(titles), table.columns, section.runs, table.remark)
+        for table in section.tables
         if table.title is None or _has_intervals(table.columns, section.runs)
     ]
     columns = shown_columns(section.runs, _TABLE_WIDTH)
@@ -149,7 +149,7 @@ def _section(section: Section, limit: int) -> dict:
         "table": _table("", columns, section.runs, best=True),
         "marks": [marks[name] for name in names],
         "legend": {row["decoder"]: marks[name] for name, row in names.items()},
-        "folded": whole + _differences(names),
+        "folded": folded + _differences(names),
         "charts": [*_quality_charts(names, marks), *_speed_charts(names, marks)],
         "folded_charts": [*_category_charts(values, marks), *_step_charts(names, marks)],
         "maps": [
@@ -368,7 +368,7 @@ def _gallery(names: Mapping[str, Mapping], marks: charts.Marks, limit: int) -> d
         "rows": rows,
         "left_out": max(0, most - len(rows)),
         "columns": len(columns),
-        "unjudged": [],
+        "unjudged": unjudged(score["metric"] for row in names.values() for score in row["scores"]),
         "categories": categories if len(categories) > 1 else [],
     }
 

@@ -18,6 +18,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from specbench.metrics.catalog import unjudged
 from specbench.reporting.answer import disturbances
 from specbench.reporting.columns import (
     AUDIT,
@@ -190,7 +191,7 @@ def image_view(card: Mapping, tile: Tile, console: Console) -> RenderableType:
         _block("numbers", [*_numbers(shown), *by_offset]),
         _block("time", spans),
         _block("decoder statistics", _numbers(card["facts"])),
-        _block("scores", _numbers(card["scores"])),
+        _block("scores", [*_numbers(card["scores"]), *(("remark", text) for text in unjudged(card["scores"]))]),
         *_pictures(tile, console),
         Text(card["image"] or "no image file"),
     )
