@@ -34,6 +34,18 @@ class MetricEntry(NamedTuple):
     bundled: bool = False
 
 
+_UNJUDGED = {
+    "shapes-detector": "backgrounds, how well objects are drawn, or objects that the caption does not name",
+    "geneval[hf-m2f]": "how well objects are drawn, or objects that the caption does not name",
+}
+"""What a detector's score of a picture leaves out."""
+
+
+def unjudged(metrics: Iterable[str]) -> list[str]:
+    """Sentences about what the detectors among these metrics do not judge."""
+    return [f"{name} does not judge {_UNJUDGED[name]}." for name in dict.fromkeys(metrics) if name in _UNJUDGED]
+
+
 _FRONT_ENDS = {
     "pytorch-fid": "bilinear",
     "tf1": "TensorFlow 1 bilinear",

@@ -6,6 +6,7 @@ scales) and `layers`, each a mark of Observable Plot with its points and options
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +15,19 @@ import numpy as np
 
 from specbench.reporting.columns import between, number
 from specbench.reporting.plot_data import LOGP_EDGES, STEP_SPANS, Point, lower_is_better
+from specbench.specs.presets import PRESETS
 from specbench.stats import Estimate
 from specbench.system.console import printable
 
-PALETTE = (
-    *("#8a8a8a", "#3d8bd4", "#e0862a", "#2fa36f", "#cf5ca0", "#8d74dd", "#b3932b", "#d9584a", "#3aa8b8", "#86a336"),
-    *("#a4714f", "#5f7fb8", "#d98fb5", "#6fae94", "#b58ad6", "#c9773f"),
-)
-"""Colours distinguishable on white and on black; further runs repeat them."""
+PALETTE = ("#0096ff", "#874b0f", "#5a4bb4", "#d27869", "#c32d5a", "#00694b", "#788700", "#b469b4")
+"""Colours told apart on white and on black, by readers with protanopia and deuteranopia, too (CIEDE2000 above 12)."""
+_SYMBOLS = {"circle": "●", "square": "■", "triangle": "▲", "diamond": "◆", "star": "★", "cross": "✚"}
+"""Shapes of a point by their names in Observable Plot: a colour and a shape together are one decoder's alone."""
+_FIRST = ("sjd", "jacobi", "sjd-isp", "sjd++", "gsd", "scd-mc", "scd-gs", "predictive", "eagle", "vertical")
+"""Decoders that are circles, then squares; the others follow in the order of the presets."""
 _SPAN_LABELS = dict(zip(STEP_SPANS, ("target forward", "draft", "verify + sample", "host gap"), strict=True))
 _PARTS = ("steps saved", "window cost", "overhead", "speed-up")
+_PART_COLOURS = ("#00694b", "#d27869", "#b469b4", "#0096ff")
 _DASH = "5,4"
 _ROOM = 0.1
 """Share of the only value of an axis that is shown on both sides of it."""
@@ -31,6 +35,35 @@ MOST_NUMBERS = 100
 """Points of a chart that stand in its list of numbers."""
 Chart = dict[str, Any]
 Points = Sequence[Mapping[str, object]]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Colour and shape of a decoder's points, with the shape as a character."""
+
+    colour: str
+    symbol: str
+
+    @property
+    def glyph(self) -> str:
+        return _SYMBOLS[self.symbol]
+
+
+Marks = Mapping[str, Mark]
+"""Marks by name of a run, in the order of the runs."""
+
+
+def mark_of(decoder: str) -> Mark:
+    """The mark of a decoder, the same in all pages and figures; AR is grey."""
+    if decoder == "ar":
+        return Mark("#7d8087", "circle")
+    names = [*_FIRST, *(name for name in PRESETS if name not in (*_FIRST, "ar"))]
+    return _mark(names.index(decoder) if decoder in names else zlib.crc32(decoder.encode()))
+
+
+def _mark(place: int) -> Mark:
+    symbols = list(_SYMBOLS)
+    return Mark(PALETTE[place % len(PALETTE)], symbols[place // len(PALETTE) % len(symbols)])
 
 
 @dataclass(frozen=True)
@@ -61,11 +94,11 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Seq
             layers.append(_lines(points, None if curve.measured else _DASH))
         layers.append(_dots(points, curve.measured))
     x = {"label": x_label, "type": "point", "domain": categories} if categories else _number_axis(curves, x_label)
-    colours = _colours(list(named.values()), start=1) | {"legend": groups != [""]}
+    marks = {name: _mark(place) for place, name in enumerate(named.values())}
     return _chart(
         f"{y_label} against {x_label}" if x_label else y_label,
         _figure_caption(curves),
-        {"x": x, "y": {"label": y_label, "nice": True, "grid": True}, "color": colours},
+        {"x": x, "y": {"label": y_label, "nice": True, "grid": True}, **_scales(marks, legend=groups != [""])},
         layers,
     )
 
@@ -81,12 +114,8 @@ def _figure_caption(curves: Sequence[Curve]) -> str:
     return "Hollow and dashed: the paper's values." + (f" Filled: {ours}." if measured else "")
 
 
-def pareto_chart(points: Sequence[Point], metric: str, order: Sequence[str]) -> Chart:
-    """Speed-up against a score, both with intervals; up and right is better. Dominated runs are hollow.
-
-    Args:
-        order: names of all runs of the page, which determine the colours.
-    """
+def pareto_chart(points: Sequence[Point], metric: str, marks: Marks) -> Chart:
+    """Speed-up against a score, both with intervals; up and right is better. Dominated runs are hollow."""
     data = [
         _estimates(point.speed, point.quality)
         | {
@@ -112,17 +141,20 @@ def pareto_chart(points: Sequence[Point], metric: str, order: Sequence[str]) -> 
                 "grid": True,
                 "reverse": lower,
             },
-            "color": _colours(order, shown={point.label for point in points}),
+            **_scales(marks, {point.label for point in points}),
         },
         [
             *_bars(data),
             _dots([one for one in data if one["kept"]]),
             _dots([one for one in data if not one["kept"]], False),
+            _names(data),
         ],
     )
 
 
-def prompts_chart(ratios: Mapping[str, Sequence[tuple[str, float]]], speed: Mapping[str, Estimate]) -> Chart:
+def prompts_chart(
+    ratios: Mapping[str, Sequence[tuple[str, float]]], speed: Mapping[str, Estimate], marks: Marks
+) -> Chart:
     """Speed-up of every prompt, a row of points per run; a bar marks the run's own speed-up.
 
     Args:
@@ -138,21 +170,22 @@ def prompts_chart(ratios: Mapping[str, Sequence[tuple[str, float]]], speed: Mapp
         {"x": speed[name].value, "y": name, "run": name, "told": f"{name}, all prompts: {_told(speed[name])}"}
         for name in ratios
     ]
-    names = [name for name in ratios]
     return _chart(
         "Speed-up of each prompt",
         "A point per image in common with AR; the bar is the speed-up over all of them.",
         {
             "x": {"label": "speed-up over AR", "nice": True, "grid": True},
-            "y": {"label": None, "domain": names},
-            "color": {**_colours(names, start=1), "legend": False},
+            "y": {"label": None, "domain": list(ratios)},
+            **_scales(marks, ratios),
         },
         [
             _one(),
-            _layer("dot", points, x="x", y="y", fill="run", r=3.5, fillOpacity=0.6, title="told", tip=True),
+            _layer(
+                "dot", points, x="x", y="y", fill="run", symbol="run", r=3.5, fillOpacity=0.6, title="told", tip=True
+            ),
             _layer("tickX", totals, x="x", y="y", stroke="currentColor", strokeWidth=2.5, inset=9, title="told"),
         ],
-        rows=len(names),
+        rows=len(ratios),
     )
 
 
@@ -187,7 +220,7 @@ def parts_chart(rows: Mapping[str, Mapping]) -> Chart:
             "x": {"label": "times as fast as AR", "type": "log", "grid": True, "ticks": 6, "tickFormat": "~g"},
             "y": {"label": None, "domain": list(_PARTS), "axis": None},
             "fy": {"label": None, "domain": list(rows)},
-            "color": {"domain": list(_PARTS), "range": [PALETTE[place] for place in (3, 2, 7, 1)], "legend": True},
+            "color": {"domain": list(_PARTS), "range": _PART_COLOURS, "legend": True},
         },
         [
             _one(),
@@ -198,9 +231,7 @@ def parts_chart(rows: Mapping[str, Mapping]) -> Chart:
     )  # fmt: skip
 
 
-def categories_chart(
-    metric: str, means: Mapping[str, Mapping[str, tuple[Estimate, int]]], order: Sequence[str]
-) -> Chart:
+def categories_chart(metric: str, means: Mapping[str, Mapping[str, tuple[Estimate, int]]], marks: Marks) -> Chart:
     """Mean score of each category, a point per run.
 
     Args:
@@ -218,21 +249,19 @@ def categories_chart(
         "Mean over the category's images; intervals of too few images are left out.",
         {
             "x": {"label": metric, "nice": True, "grid": True},
-            "y": {"label": None, "axis": None, "domain": [name for name in order if name in runs]},
+            "y": {"label": None, "axis": None, "domain": [name for name in marks if name in runs]},
             "fy": {"label": None, "domain": [_cut(category) for category in means]},
-            "color": _colours(order, shown=runs),
+            **_scales(marks, runs),
         },
         [
             _layer("ruleY", [p for p in points if p["x1"] is not None], x1="x1", x2="x2", y="y", fy="fy", stroke="run"),
-            _layer("dot", points, x="x", y="y", fy="fy", fill="run", r=4, title="told", tip=True),
+            _layer("dot", points, x="x", y="y", fy="fy", fill="run", symbol="run", r=4, title="told", tip=True),
         ],
         rows=max(2, len(runs) / 2) * len(means),
     )
 
 
-def sweep_chart(
-    option: str, curves: Mapping[str, Sequence[tuple[object, Estimate, float]]], order: Sequence[str]
-) -> Chart:
+def sweep_chart(option: str, curves: Mapping[str, Sequence[tuple[object, Estimate, float]]], marks: Marks) -> Chart:
     """Speed-up against a swept option, a line per decoder; the dashed line is what the saved steps alone would bring.
 
     Args:
@@ -253,18 +282,20 @@ def sweep_chart(
         {
             "x": {"label": option, **({"type": "point"} if text else {})},
             "y": {"label": "times AR", "grid": True, "nice": True},
-            "color": _colours(order, start=1),
+            **_scales(marks),
         },
-        [*_bars(solid), _lines(dashed, _DASH), _lines(solid, None), _dots(dashed, False, r=3), _dots(solid)],
+        [
+            *(*_bars(solid), _lines(dashed, _DASH), _lines(solid, None), _dots(dashed, False, r=3), _dots(solid)),
+            _ends(solid),
+        ],
     )  # fmt: skip
 
 
-def offsets_chart(rates: Mapping[str, Sequence[float | None]], order: Sequence[str]) -> Chart:
+def offsets_chart(rates: Mapping[str, Sequence[float | None]], marks: Marks) -> Chart:
     """Acceptance by window offset, one line per run with drafts.
 
     Args:
         rates: per run, acceptance at each offset; None where no draft was verified.
-        order: all runs of the page.
     """
     points = [
         {"x": place, "y": value, "run": name, "told": f"{name}\noffset {place}: {number(value, 3)}"}
@@ -278,9 +309,9 @@ def offsets_chart(rates: Mapping[str, Sequence[float | None]], order: Sequence[s
         {
             "x": {"label": "position of the draft in the window", "tickFormat": "d"},
             "y": {"label": "acceptance", "domain": [0, 1], "grid": True},
-            "color": _colours(order, shown=rates),
+            **_scales(marks, rates),
         },
-        [_lines(points, None), _dots(points, r=2.5)],
+        [_lines(points, None), _dots(points, r=2.5), _ends(points)],
     )
 
 
@@ -298,14 +329,14 @@ def time_chart(step_ms: Mapping[str, Mapping[str, float]]) -> Chart:
         {
             "x": {"label": "milliseconds per step", "grid": True},
             "y": {"label": None, "domain": list(step_ms)},
-            "color": {"domain": list(_SPAN_LABELS.values()), "range": PALETTE[1:5], "legend": True},
+            "color": {"domain": list(_SPAN_LABELS.values()), "range": _PART_COLOURS[::-1], "legend": True},
         },
         [_layer("barX", points, x="x", y="y", fill="span", order="span", title="told", tip=True)],
         rows=len(step_ms),
     )
 
 
-def logp_chart(shares: Mapping[str, np.ndarray], order: Sequence[str]) -> Chart:
+def logp_chart(shares: Mapping[str, np.ndarray], marks: Marks) -> Chart:
     """Histogram of log p of the committed tokens, one line per run."""
     middles = (LOGP_EDGES[1:] + LOGP_EDGES[:-1]) / 2
     points = [
@@ -321,9 +352,9 @@ def logp_chart(shares: Mapping[str, np.ndarray], order: Sequence[str]) -> Chart:
         {
             "x": {"label": "log p in nats (first bin: and below)"},
             "y": {"label": "% of free tokens", "type": "log", "grid": True, "ticks": 4, "tickFormat": "~g"},
-            "color": _colours(order, shown=shares),
+            **_scales(marks, shares),
         },
-        [_lines(points, None), _dots(points, r=1.5)],
+        [_lines(points, None), _dots(points, r=1.5), _ends(points)],
     )
 
 
@@ -381,7 +412,18 @@ def _lines(points: Points, dash: str | None) -> dict[str, object]:
 
 def _dots(points: Points, filled: bool = True, r: float = 4.5) -> dict[str, object]:
     colour = {"fill": "run"} if filled else {"stroke": "run", "fill": "var(--paper)", "strokeWidth": 1.6}
-    return _layer("dot", points, x="x", y="y", r=r, title="told", tip=True, **colour)
+    return _layer("dot", points, x="x", y="y", r=r, symbol="run", title="told", tip=True, **colour)
+
+
+def _names(points: Points) -> dict[str, object]:
+    """The run's name beside each point; the page's script moves names that would cover each other."""
+    place = {"dx": 8, "textAnchor": "start", "stroke": "var(--paper)", "strokeWidth": 3}
+    return _layer("text", points, x="x", y="y", text="run", fill="run", **place)
+
+
+def _ends(points: Points) -> dict[str, object]:
+    """The run's name at the end of its line."""
+    return _names(list({point["run"]: point for point in points}.values()))
 
 
 def _estimates(x: Estimate, y: Estimate) -> dict[str, float | None]:
@@ -407,13 +449,12 @@ def _told(estimate: Estimate, digits: int = 2) -> str:
     return number(estimate.value, digits) + bounds
 
 
-def _colours(order: Sequence[str], start: int = 0, shown: Container[str] | None = None) -> dict[str, object]:
-    """Colour scale of all runs, or of those of `shown`, each in the colour of its place."""
-    places = [place for place, name in enumerate(order) if shown is None or name in shown]
+def _scales(marks: Marks, shown: Container[str] | None = None, legend: bool = False) -> dict[str, object]:
+    """Scales of colours and shapes of all runs, or of those of `shown`; a page has one legend of its decoders."""
+    kept = {name: mark for name, mark in marks.items() if shown is None or name in shown}
     return {
-        "domain": [order[place] for place in places],
-        "range": [PALETTE[(start + place) % len(PALETTE)] for place in places],
-        "legend": True,
+        "color": {"domain": list(kept), "range": [mark.colour for mark in kept.values()], "legend": legend},
+        "symbol": {"domain": list(kept), "range": [mark.symbol for mark in kept.values()]},
     }
 
 

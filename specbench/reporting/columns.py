@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
+from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import window_of
 from specbench.stats.intervals import FEW_UNITS
 
@@ -26,11 +27,13 @@ class ReportColumn:
     Attributes:
         cell: formats a report row as text.
         source: function whose docstring defines the number, or the definition.
+        better: 1 if a higher number is better, -1 if a lower one is, 0 if neither.
     """
 
     heading: str
     cell: Callable[[Mapping], str]
     source: Callable | str | None = None
+    better: int = 0
 
     def definition(self) -> str | None:
         """Definition on one line under the column's own heading: the text, or the first paragraph of the docstring."""
@@ -169,25 +172,27 @@ DECODER = ReportColumn("decoder", _label)
 WINDOW = ReportColumn("window", lambda row: str(window_of(row["options"]) or "-"), _WINDOW)
 IMAGES = ReportColumn("images", _images)
 
+FASTEST = ReportColumn("vs fastest AR", _fastest, _FASTEST)
+
 SPEED = (
     DECODER,
     WINDOW,
     IMAGES,
-    ReportColumn("steps", _plain("nfe", 1), stats.nfe),
-    ReportColumn("tokens per step", _plain("step_compression", 2), stats.step_compression),
+    ReportColumn("steps", _plain("nfe", 1), stats.nfe, -1),
+    ReportColumn("tokens per step", _plain("step_compression", 2), stats.step_compression, 1),
     ReportColumn("window cost", _plain("window_cost", 2, "x"), stats.window_cost),
     ReportColumn("overhead", _plain("overhead", 2, "x"), stats.overhead),
-    ReportColumn("speed-up [95 %]", _speedup, stats.speedup),
-    ReportColumn("vs fastest AR", _fastest, _FASTEST),
+    ReportColumn("speed-up [95 %]", _speedup, stats.speedup, 1),
+    FASTEST,
     ReportColumn("step ms", _duration("step_ms"), stats.step_ms),
-    ReportColumn("latency ms", _duration("latency_ms"), stats.latency_ms),
-    ReportColumn("median ms", _duration("latency_median_ms"), stats.latency_median_ms),
+    ReportColumn("latency ms", _duration("latency_ms"), stats.latency_ms, -1),
+    ReportColumn("median ms", _duration("latency_median_ms"), stats.latency_median_ms, -1),
     ReportColumn("end-to-end ms", _duration("latency_e2e_ms"), stats.latency_e2e_ms),
     ReportColumn("roofline ratio", _roofline, stats.roofline_ratio),
 )
 
 LOSSLESS = ReportColumn("lossless", lambda row: "yes" if row["lossless"] else "no", _LOSSLESS)
-IMAGES_PER_HOUR = ReportColumn("images per hour", _plain("images_per_hour", 0), stats.images_per_hour)
+IMAGES_PER_HOUR = ReportColumn("images per hour", _plain("images_per_hour", 0), stats.images_per_hour, 1)
 
 THROUGHPUT = (DECODER, WINDOW, IMAGES, *SPEED[3:5], IMAGES_PER_HOUR, SPEED[-1])
 
@@ -265,7 +270,8 @@ def _columns_of(name: str, heading: str, rows: Sequence[Mapping], definition: st
     scores = [score for row in rows for score in row["scores"] if score["metric"] == name]
     fingerprints = list(dict.fromkeys(score["fingerprint"] for score in scores))
     shown = {digest: f"{heading} ({digest})" if len(fingerprints) > 1 else heading for digest in fingerprints}
-    return [ReportColumn(shown[digest], _score_cell(name, digest), definition) for digest in fingerprints]
+    better = -1 if lower_is_better(name) else 1
+    return [ReportColumn(shown[digest], _score_cell(name, digest), definition, better) for digest in fingerprints]
 
 
 def _score_cell(name: str, fingerprint: str) -> Callable[[Mapping], str]:

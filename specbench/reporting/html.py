@@ -1,6 +1,6 @@
-"""HTML report (`specbench report --html`): one self-contained file for small and large screens, light and dark.
+"""HTML report (`specbench report --html`): one self-contained file for small and large screens, light, dark and paper.
 
-The template escapes all text. The page runs two scripts of its own, named by their digests in its content security
+The template escapes all text. The page runs scripts of its own, named by their digests in its content security
 policy, which forbids any other script and loading anything.
 """
 
@@ -11,8 +11,9 @@ import functools
 import hashlib
 import io
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -21,14 +22,17 @@ import numpy as np
 from markupsafe import Markup, escape
 from PIL import Image
 
+from specbench.metrics.catalog import unjudged
 from specbench.reporting import charts, maps
-from specbench.reporting.columns import MISSING, number, with_interval
-from specbench.reporting.compare import corrected, quality_rows
+from specbench.reporting.columns import FASTEST, TOO_FEW, ReportColumn, failed_audit, number, with_interval
+from specbench.reporting.compare import SIGNIFICANT, corrected, quality_rows
 from specbench.reporting.image_tiles import Tile, category_means, first_prompts, tiles, values_per_image
 from specbench.reporting.plot_data import lower_is_better, pareto, speed_by_prompt, step_data, sweeps
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.sections import Section, circumstances, definitions, sections
+from specbench.reporting.terminal import KEPT, shown_columns
 from specbench.stats import Estimate
+from specbench.system.console import counted, shared_cells, used_columns
 from specbench.system.environment import now
 from specbench.system.files import write_output
 from specbench.system.json_values import nonfinite_as_null
@@ -44,6 +48,11 @@ _LONGEST_NAME = 34
 _LONG_WORD = 16
 _EXACT_SIDE = 128
 """Images up to this size are embedded losslessly; larger ones as small JPEGs."""
+_TABLE_WIDTH = 130
+"""Characters of the terminal whose short table the page shows."""
+_NAMED = 4
+"""Decoders named in the title."""
+_NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?")
 
 
 def write_page(folders: Sequence[Path], path: Path, limit: int = PROMPTS) -> Path:
@@ -63,14 +72,26 @@ def page(rows: Sequence[Mapping], limit: int = PROMPTS) -> str:
     """Render the page of report rows; images and plot data are read from their run folders."""
     found = sections(rows)
     shown = [_section(section, limit) for section in found]
+    drawn = [chart for section in shown for chart in (*section["charts"], *section["folded_charts"])]
     return template("page.html.jinja").render(
+        title=_title(rows),
         sections=shown,
-        **scripts([chart for section in shown for chart in section["charts"]], "gallery.js"),
+        **scripts(drawn, "page.js"),
         definitions=[text.partition(": ")[::2] for text in definitions(found)],
         circumstances=circumstances(rows),
         made=f"specbench {__version__}, {now()[:10]}",
         runs=len(rows),
     )
+
+
+def _title(rows: Sequence[Mapping]) -> str:
+    """What was compared: the decoders, AR last, and the models."""
+    decoders, models = (list(dict.fromkeys(str(row[name]) for row in rows)) for name in ("decoder", "model"))
+    others = [name for name in decoders if name != "ar"]
+    some = others[:_NAMED] if len(others) > _NAMED + 1 else others
+    more = f" and {len(others) - len(some)} more" if len(others) > len(some) else ""
+    against = " compared with ar" if others and "ar" in decoders else "" if others else "ar"
+    return f"{', '.join(some)}{more}{against} on {', '.join(models)}"
 
 
 def template(name: str) -> jinja2.Template:
@@ -111,28 +132,127 @@ def _script(name: str) -> str:
 
 def _section(section: Section, limit: int) -> dict:
     names = _names(section.runs)
+    marks = {name: charts.mark_of(row["decoder"]) for name, row in names.items()}
     accepted = {name: maps.mean_map(Path(row["folder"]), "accepted") for name, row in names.items()}
+    values = {name: values_per_image(Path(row["folder"])) for name, row in names.items()}
+    titles = iter(("Speed, every column", "Quality, every column", "Drafting"))
+    folded = [
+        _table(table.title or next(titles), table.columns, section.runs, table.remark)
+        for table in section.tables
+        if table.title is None or _has_intervals(table.columns, section.runs)
+    ]
+    columns = shown_columns(section.runs, _TABLE_WIDTH)
     return {
         "heading": section.heading,
         "answer": section.answer,
-        "tables": [
-            {
-                "title": table.title,
-                "remark": table.remark,
-                "headings": [column.heading for column in table.columns],
-                "rows": [[column.cell(row) for column in table.columns] for row in section.runs],
-            }
-            for table in section.tables
-        ],
-        "differences": _differences(names),
-        "charts": [*_quality_charts(names), *_speed_charts(names), *_step_charts(names)],
+        "headline": _headline(names, marks),
+        "table": _table("", columns, section.runs, best=True),
+        "marks": [marks[name] for name in names],
+        "legend": {row["decoder"]: marks[name] for name, row in names.items()},
+        "folded": folded + _differences(names),
+        "charts": [*_quality_charts(names, marks), *_speed_charts(names, marks)],
+        "folded_charts": [*_category_charts(values, marks), *_step_charts(names, marks)],
         "maps": [
             {"name": name, "picture": data_url(maps.share_picture(shares))}
             for name, shares in accepted.items()
             if shares is not None
         ],
-        "gallery": _gallery(names, limit),
+        "gallery": _gallery(names, marks, limit),
     }
+
+
+def _table(
+    title: str, columns: Sequence[ReportColumn], runs: Sequence[Mapping], remark: str | None = None, best: bool = False
+) -> dict:
+    """A table without empty columns; what all rows share stands below it. `best`: mark the best number of a column."""
+    if all(row["speedup_fastest"] in (None, row["speedup"]) for row in runs):
+        columns = [column for column in columns if column is not FASTEST]  # it repeats the speed-up
+    cells, headings = [[column.cell(row) for column in columns] for row in runs], [one.heading for one in columns]
+    used = used_columns(cells, [place for place, heading in enumerate(headings) if heading in KEPT])
+    found = {place: _best(columns[place].better, [row[place] for row in cells]) for place in used if best}
+    return {
+        "title": title,
+        "remark": " ".join(filter(None, (f"{shared_cells(headings, cells, used)}.".lstrip("."), remark))),
+        "headings": [headings[place] for place in used],
+        "rows": [[(row[place], number in found.get(place, ())) for place in used] for number, row in enumerate(cells)],
+    }
+
+
+def _best(better: int, cells: Sequence[str]) -> list[int]:
+    """The rows whose number is the best of its column; none where all are the same."""
+    numbers = {
+        row: float(found[0].replace(",", "")) for row, cell in enumerate(cells) if (found := _NUMBER.match(cell))
+    }
+    if not better or len(set(numbers.values())) < 2:
+        return []
+    best = max(numbers.values(), key=lambda value: better * value)
+    return [row for row, value in numbers.items() if value == best]
+
+
+def _has_intervals(columns: Sequence[ReportColumn], runs: Sequence[Mapping]) -> bool:
+    """Whether some part of a metric has enough images to say something about it."""
+    return any("[" in cell and TOO_FEW not in cell for row in runs for cell in (one.cell(row) for one in columns))
+
+
+def _headline(names: Mapping[str, Mapping], marks: charts.Marks) -> dict:
+    """The speed and up to two scores of each run as places on a line, in percent: lossless runs apart, the fastest
+    first."""
+    measures = [_speed(names), *_two_scores(names)]
+    spans = [_span((*found.values(), Estimate(ar, None, None))) for _, _, found, ar in measures]
+    groups: dict[str, list] = {"lossless": [], "not lossless": []}
+    for name in sorted(names, key=lambda name: -measures[0][2][name].value if name in measures[0][2] else math.inf):
+        cells = []
+        for (_, digits, found, ar), span in zip(measures, spans, strict=True):
+            one = found.get(name)
+            places = [_percent(value, span) for value in (one.value, one.low, one.high, ar)] if one else []
+            cells.append(places and [*places, with_interval(one.value, one.low, one.high, digits)])
+        exact = names[name]["lossless"] and not failed_audit(names[name])
+        groups["lossless" if exact else "not lossless"].append((name, marks[name], cells))
+    return {"headings": [heading for heading, *_ in measures], "groups": {kind: g for kind, g in groups.items() if g}}
+
+
+_Measure = tuple[str, int, dict[str, Estimate], float | None]
+"""Heading, digits, value by run, and AR's value."""
+
+
+def _speed(names: Mapping[str, Mapping]) -> _Measure:
+    """The speed-up; without any, images per hour; else tokens per step."""
+    found = {n: Estimate(r["speedup"], r["speedup_low"], r["speedup_high"]) for n, r in names.items() if r["speedup"]}
+    if found:
+        return "speed-up [95 %]", 2, found, 1.0
+    key = "images_per_hour" if any(row["images_per_hour"] for row in names.values()) else "step_compression"
+    values = {name: row[key] for name, row in names.items() if row[key] is not None}
+    ar = next((value for name, value in values.items() if names[name]["decoder"] == "ar"), None)
+    heading = "images per hour" if key == "images_per_hour" else "tokens per step"
+    return heading, 2, {name: Estimate(value, None, None) for name, value in values.items()}, ar
+
+
+def _two_scores(names: Mapping[str, Mapping]) -> list[_Measure]:
+    """The two scores that most runs have."""
+    found: dict[tuple[str, str], dict[str, Estimate]] = {}
+    for name, row in names.items():
+        for score in row["scores"]:
+            if ":" not in score["metric"]:
+                estimate = Estimate(score["value"], score["low"], score["high"])
+                found.setdefault((score["metric"], score["fingerprint"]), {})[name] = estimate
+    ar = next((name for name, row in names.items() if row["decoder"] == "ar"), None)
+    most = sorted(found.items(), key=lambda pair: -len(pair[1]))[:2]
+    return [
+        (f"{metric}{' (lower is better)' * lower_is_better(metric)}", 3, values, getattr(values.get(ar), "value", None))
+        for (metric, _), values in most
+    ]
+
+
+def _span(found: Iterable[Estimate]) -> tuple[float, float]:
+    every = [one for estimate in found for one in (estimate.value, estimate.low, estimate.high)]
+    known = [one for one in every if one is not None and math.isfinite(one)]
+    return (min(known), max(known)) if known else (0.0, 0.0)
+
+
+def _percent(value: float | None, span: tuple[float, float]) -> float | None:
+    low, high = span
+    share = min(max(((value or 0.0) - low) / (high - low), 0.0), 1.0) if high > low else 0.5
+    return None if value is None else round(2 + 96 * share, 1)
 
 
 def _names(runs: Sequence[Mapping]) -> dict[str, Mapping]:
@@ -149,20 +269,25 @@ def _names(runs: Sequence[Mapping]) -> dict[str, Mapping]:
     return names
 
 
-def _quality_charts(names: Mapping[str, Mapping]) -> list[charts.Chart]:
-    """Each score against speed, and by category where there are several."""
-    runs, order = [{**row, "label": name} for name, row in names.items()], list(names)
+def _quality_charts(names: Mapping[str, Mapping], marks: charts.Marks) -> list[charts.Chart]:
+    """Each score against speed."""
+    runs = [{**row, "label": name} for name, row in names.items()]
     metrics = {(s["metric"], s["fingerprint"]): None for row in runs for s in row["scores"] if ":" not in s["metric"]}
     fronts = {metric: pareto(runs, metric, fingerprint) for metric, fingerprint in metrics}
-    found = [charts.pareto_chart(points, metric, order) for metric, points in fronts.items() if len(points) > 1]
-    values = {name: values_per_image(Path(row["folder"])) for name, row in names.items()}
-    for metric in dict.fromkeys(metric for metric, _ in metrics):
+    return [charts.pareto_chart(points, metric, marks) for metric, points in fronts.items() if len(points) > 1]
+
+
+def _category_charts(values: Mapping[str, Mapping], marks: charts.Marks) -> list[charts.Chart]:
+    """Each score by category, where categories have enough images for an interval."""
+    found = []
+    for metric in dict.fromkeys(metric for scored in values.values() for metric in scored):
         means = category_means(values, metric)
-        found += [charts.categories_chart(metric, means, order)] if len(means) > 1 else []
+        bounded = any(mean.low is not None for runs in means.values() for mean, _ in runs.values())
+        found += [charts.categories_chart(metric, means, marks)] if len(means) > 1 and bounded else []
     return found
 
 
-def _speed_charts(names: Mapping[str, Mapping]) -> list[charts.Chart]:
+def _speed_charts(names: Mapping[str, Mapping], marks: charts.Marks) -> list[charts.Chart]:
     """The parts of the speed-up, the speed-up of each prompt, and sweeps."""
     timed = {name: row for name, row in names.items() if row["speedup"] is not None and row["decoder"] != "ar"}
     if not timed:
@@ -172,53 +297,60 @@ def _speed_charts(names: Mapping[str, Mapping]) -> list[charts.Chart]:
         for name, row in timed.items()
     }
     total = {name: Estimate(row["speedup"], row["speedup_low"], row["speedup_high"]) for name, row in timed.items()}
-    found = [charts.parts_chart(timed), charts.prompts_chart(ratios, total)]
+    found = [charts.parts_chart(timed), charts.prompts_chart(ratios, total, marks)]
     for option, curves in sweeps(list(timed.values())).items():
-        found.append(charts.sweep_chart(option, curves, list(curves)))
+        found.append(charts.sweep_chart(option, curves, {name: charts.mark_of(name.split()[0]) for name in curves}))
     return found
 
 
-def _step_charts(names: Mapping[str, Mapping]) -> list[charts.Chart]:
+def _step_charts(names: Mapping[str, Mapping], marks: charts.Marks) -> list[charts.Chart]:
     """Acceptance, time and log-probabilities of the steps."""
-    order, data = list(names), {name: step_data(Path(row["folder"])) for name, row in names.items()}
+    data = {name: step_data(Path(row["folder"])) for name, row in names.items()}
     rates = {name: row["acceptance_by_offset"] for name, row in names.items() if row["acceptance"] is not None}
     times = {name: found.step_ms for name, found in data.items() if found.step_ms}
     logp = {name: found.logp for name, found in data.items() if found.logp is not None}
-    found = [charts.offsets_chart(rates, order)] if rates else []
+    found = [charts.offsets_chart(rates, marks)] if rates else []
     found += [charts.time_chart(times)] if times else []
-    return found + ([charts.logp_chart(logp, order)] if logp else [])
+    return found + ([charts.logp_chart(logp, marks)] if logp else [])
 
 
-def _differences(names: Mapping[str, Mapping]) -> list[list[str]]:
-    """Paired score differences of every run from AR, Holm-corrected together. Distances to reference images need those
-    images and are left to `specbench score --against`."""
+def _differences(names: Mapping[str, Mapping]) -> list[dict]:
+    """Paired score differences of every run from AR, Holm-corrected together: a table of the significant ones, and a
+    sentence about the others. Distances to reference images are left to `specbench score --against`, which has those.
+    """
     baselines = {row["baseline"] for row in names.values()} - {None}
     baseline = next((row for row in names.values() if row["run_id"] in baselines), None)
-    if baseline is None:
-        return []
     found = [
         {**difference, "run": name}
         for name, row in names.items()
-        if row is not baseline
+        if baseline is not None and row is not baseline
         for difference in quality_rows(
             Path(baseline["folder"]), Path(row["folder"]), wanted=lambda metric: not lower_is_better(metric)
         )
     ]
+    tested = [row for row in corrected(found) if row["p_holm"] is not None]
+    if not tested:
+        return []
+    real = [row for row in tested if row["p_holm"] < SIGNIFICANT]
+    least = min((row["p_holm"] for row in tested if row not in real), default=None)
+    headings = ("decoder", "score", "difference [95 %]", "p, corrected")
+    cells = (
+        (r["run"], r["name"], with_interval(r["value"], r["low"], r["high"], 3), f"{r['p_holm']:.4f}") for r in real
+    )
+    said = f"{counted(len(tested), 'paired t test')} with prompts as units, Holm-corrected together: "
+    said += f"{len(real) or 'none'} below p = {SIGNIFICANT:g}"
+    said += "." if least is None else f"; the smallest p of the others is {number(least, 3)}."
     return [
-        [
-            row["run"],
-            row["name"],
-            with_interval(row["value"], row["low"], row["high"], 3, too_few=True)
-            if row["value"] is not None
-            else row["note"],
-            number(row["p_holm"], 3),
-            f"{row['prompts_needed']:,}" if row["prompts_needed"] else MISSING,
-        ]
-        for row in corrected(found)
+        {
+            "title": "Score differences from AR",
+            "remark": said,
+            "headings": headings if real else (),
+            "rows": [[(cell, False) for cell in row] for row in cells],
+        }
     ]
 
 
-def _gallery(names: Mapping[str, Mapping], limit: int) -> dict:
+def _gallery(names: Mapping[str, Mapping], marks: charts.Marks, limit: int) -> dict:
     folders = {name: Path(row["folder"]) for name, row in names.items()}
     prompts = first_prompts(next(iter(folders.values())), limit)
     columns = {name: tiles(folder, list(prompts)) for name, folder in folders.items()}
@@ -226,7 +358,7 @@ def _gallery(names: Mapping[str, Mapping], limit: int) -> dict:
         {
             "prompt": shown.text,
             "category": shown.category,
-            "tiles": [_shown(name, column.get(prompt)) for name, column in columns.items()],
+            "tiles": [_shown(name, marks[name], column.get(prompt)) for name, column in columns.items()],
         }
         for prompt, shown in prompts.items()
     ]
@@ -235,19 +367,21 @@ def _gallery(names: Mapping[str, Mapping], limit: int) -> dict:
     return {
         "rows": rows,
         "left_out": max(0, most - len(rows)),
-        "columns": list(columns),
+        "columns": len(columns),
+        "unjudged": unjudged(score["metric"] for row in names.values() for score in row["scores"]),
         "categories": categories if len(categories) > 1 else [],
     }
 
 
-def _shown(name: str, tile: Tile | None) -> dict:
+def _shown(name: str, mark: charts.Mark, tile: Tile | None) -> dict:
     if tile is None or tile.problem:
-        return {"name": name, "problem": tile.problem if tile else "not decoded"}
+        return {"name": name, "mark": mark, "problem": tile.problem if tile else "not decoded", "facts": []}
     facts = [f"{tile.nfe} steps"]
     facts += [f"{tile.latency_ms / 1e3:.2f} s"] if tile.latency_ms is not None else []
     facts += [f"{metric} {number(value, 0 if value in (0, 1) else 3)}" for metric, value in tile.scores.items()]
     return {
         "name": name,
+        "mark": mark,
         "problem": None,
         "picture": _picture(tile.pixels),
         "steps": tile.steps is not None and data_url(maps.step_picture(tile.steps)),

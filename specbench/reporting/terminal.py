@@ -18,6 +18,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from specbench.metrics.catalog import unjudged
 from specbench.reporting.answer import disturbances
 from specbench.reporting.columns import (
     AUDIT,
@@ -41,7 +42,7 @@ from specbench.system.console import fitted_distinct, one_line, panel_count, use
 
 _MORE = "specbench report --explain defines the columns; specbench report | less shows all of them"
 _LEFT = ("decoder", "lossless", "audit")
-_KEPT = ("decoder", "speed-up [95 %]")
+KEPT = ("decoder", "speed-up [95 %]")
 """Columns that are shown even if all rows agree."""
 _FIRST = ("decoder", "lossless", "steps", "speed-up [95 %]")
 """Columns of a table in one panel, at any width."""
@@ -87,7 +88,7 @@ def summary_table(runs: Sequence[Mapping], width: int, whole: bool = False) -> G
     """
     columns = shown_columns(runs, width, whole)
     headings = [column.heading for column in columns]
-    kept = [place for place, heading in enumerate(headings) if heading in _KEPT]
+    kept = [place for place, heading in enumerate(headings) if heading in KEPT]
     right = [place for place, heading in enumerate(headings) if heading not in _LEFT]
     return fitted_distinct(headings, _cells(columns, runs), width, kept, right)
 
@@ -107,7 +108,7 @@ def _panels(every: Sequence[ReportColumn], shown: Sequence[str], runs: Sequence[
     """Into how many panels a table of these columns is cut."""
     columns = [column for column in every if column.heading in shown]
     cells = _cells(columns, runs)
-    used = used_columns(cells, [place for place, column in enumerate(columns) if column.heading in _KEPT])
+    used = used_columns(cells, [place for place, column in enumerate(columns) if column.heading in KEPT])
     headings = [columns[place].heading for place in used]
     return panel_count(headings, [[row[place] for place in used] for row in cells], width)
 
@@ -190,7 +191,7 @@ def image_view(card: Mapping, tile: Tile, console: Console) -> RenderableType:
         _block("numbers", [*_numbers(shown), *by_offset]),
         _block("time", spans),
         _block("decoder statistics", _numbers(card["facts"])),
-        _block("scores", _numbers(card["scores"])),
+        _block("scores", [*_numbers(card["scores"]), *(("remark", text) for text in unjudged(card["scores"]))]),
         *_pictures(tile, console),
         Text(card["image"] or "no image file"),
     )

@@ -200,18 +200,24 @@ def fitted_distinct(
         kept: indices of columns that stay if they are constant.
     """
     shown = used_columns(rows, kept)
-    alike = [
-        f"{heading} {rows[0][place]}"
-        for place, heading in enumerate(headings)
-        if rows and place not in shown and rows[0][place] != _NO_CELL
-    ]
+    alike = shared_cells(headings, rows, shown)
     table = fitted(
         [headings[place] for place in shown],
         [[row[place] for place in shown] for row in rows],
         width,
         right=[index for index, place in enumerate(shown) if place in right],
     )
-    return Group(table, *([Text(f"in every row: {', '.join(alike)}", style="dim")] if alike else []))
+    return Group(table, *([Text(alike, style="dim")] if alike else []))
+
+
+def shared_cells(headings: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[int]) -> str:
+    """What all rows share in the columns that are not `shown`, in one line; "" if nothing."""
+    alike = [
+        f"{heading} {rows[0][place]}"
+        for place, heading in enumerate(headings)
+        if rows and place not in shown and rows[0][place] not in ("", _NO_CELL)
+    ]
+    return f"In every row: {', '.join(alike)}" if alike else ""
 
 
 def used_columns(rows: Sequence[Sequence[str]], kept: Sequence[int]) -> list[int]:
@@ -224,7 +230,7 @@ def used_columns(rows: Sequence[Sequence[str]], kept: Sequence[int]) -> list[int
     for place in range(len(rows[0]) if rows else 0):
         texts = {row[place] for row in rows}
         constant = len(texts) == 1 and len(rows) > 1 and place not in kept
-        if texts != {_NO_CELL} and not constant:
+        if texts not in ({_NO_CELL}, {""}) and not constant:
             found.append(place)
     return found
 

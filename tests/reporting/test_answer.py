@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbench.reporting.answer import answer
+from specbench.reporting.answer import _gaps, answer
 from specbench.reporting.compare import verdict
 
 
@@ -105,3 +105,13 @@ def test_the_command_that_scores_names_the_folder_of_the_runs(folder, out):
     of_lumina = {"model": "lumina", "setting": {"prompts": "parti"}, "scores": [{"metric": "hpsv2[v2.1]"}]}
     (said,) = answer([row("ar", 1.0, options={}, folder=f"{folder}/lumina-ar-0", **of_lumina)])
     assert said == f"Not scored by clip[b16+299]; to score them: specbench score{out}"
+
+
+def test_a_gap_beyond_its_error_is_one_of_so_many_looked_at():
+    def row(label, gap, **other):
+        row = {"label": label, "lossless": True, "options": {}, "nll_gap": gap, "nll_gap_se": 0.006}
+        return row | other
+
+    rows = [row("ar", 0.001), row("sjd", -0.015), row("gsd", 0.4, lossless=False), row("eagle", None, nll_gap_se=None)]
+    (said,) = _gaps(rows)
+    assert "1 of 2 lossless decoders: sjd (-0.015 ± 0.006)" in said and _gaps(rows[:1]) == []

@@ -38,7 +38,7 @@ const frames = () => new Promise((done) => requestAnimationFrame(() => requestAn
 const press = (page, target, key) =>
   target.dispatchEvent(new page.defaultView.KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
 async function used(page) {
-  const viewer = page.querySelector("dialog"), all = [...page.querySelectorAll(".gallery .frame")];
+  const viewer = page.querySelector("dialog"), all = [...page.querySelectorAll(".pictures .frame")];
   if (!viewer || !all.length) return null;
   const title = () => viewer.querySelector("h4").textContent;
   all[0].click();
@@ -54,15 +54,17 @@ async function used(page) {
   const select = page.querySelector(".gallery select");
   select.value = select.options[1].value;
   select.dispatchEvent(new page.defaultView.Event("change"));
-  seen.left = [...page.querySelectorAll(".gallery tbody tr")].filter((row) => row.checkVisibility()).length;
-  const sheet = page.querySelector(".sheet"), head = sheet.querySelector("thead th");
+  seen.left = [...page.querySelectorAll(".gallery .prompt-row")].filter((row) => row.checkVisibility()).length;
   select.value = "";
   select.dispatchEvent(new page.defaultView.Event("change"));
-  sheet.style.maxHeight = "200px";
-  sheet.scrollTop = 150;
-  const fixed = Math.abs(head.getBoundingClientRect().top - sheet.getBoundingClientRect().top) < 3;
-  seen.stuck = fixed && sheet.scrollTop > 100;
-  const dot = [...page.querySelectorAll("[data-chart] svg [aria-label=dot] circle")][0];
+  const table = page.querySelector("table.sortable"), heads = [...table.tHead.rows[0].cells];
+  const speed = heads.find((head) => head.textContent.startsWith("speed-up"));
+  speed.querySelector("button").click();
+  seen.sorted = speed.ariaSort + " " + table.tBodies[0].rows[0].cells[0].textContent.trim();
+  const rest = page.querySelector(".contents a");
+  rest.click();
+  seen.unfolded = page.querySelector(rest.hash).open;
+  const dot = [...page.querySelectorAll("[data-chart] svg [aria-label=dot] :is(circle, path)")][0];
   const box = dot.getBoundingClientRect();
   const place = { clientX: box.x + box.width / 2, clientY: box.y + box.height / 2, bubbles: true };
   for (const kind of ["pointerenter", "pointermove"])
@@ -188,7 +190,8 @@ def test_the_page_opens_without_network_or_complaint(tmp_path, trap, dark):
         used = view["used"]
         assert used["opened"] and [used["first"], used["second"], used["lower"][0]] == ["ar", "sjd", "sjd"]
         assert " ".join(used["lower"][1].split()) == " ".join(HOSTILE[1].replace("PORT", str(port)).split())
-        assert used["overlay"] == "block difference" and used["left"] == 2 and used["stuck"]
+        assert used["overlay"] == "block difference" and used["left"] == 1
+        assert used["sorted"] == "descending ● sjd" and used["unfolded"]
         assert "sjd: 1.29x" in used["tip"], "a point says what it is"
         for text in HOSTILE:
             assert " ".join(text.replace("PORT", str(port)).split()) in view["text"]

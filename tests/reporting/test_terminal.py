@@ -37,7 +37,7 @@ def test_it_fits_and_breaks_no_word(rows, width):
 def test_a_stalled_image_is_named_and_the_median_stands_beside_the_mean(rows):
     text = " ".join(shown(rows, 80).split())
     assert "1 of 4 images stalled, the slowest took 8.00 s" in text and "median" in text
-    assert "images 4" in text.split("in every row:")[1], "what all rows share is said once"
+    assert "images 4" in text.split("In every row:")[1], "what all rows share is said once"
 
 
 def test_definitions_are_there_on_demand(rows):

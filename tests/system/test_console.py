@@ -43,7 +43,7 @@ def test_empty_and_constant_columns_say_nothing():
     with console.capture() as text:
         console.print(fitted_distinct(("name", "note", "images", "value"), rows, 60, kept=[0], right=[3]))
     shown = text.get()
-    assert "in every row: images 4" in shown and "note" not in shown and shown.split()[:2] == ["name", "value"]
+    assert "In every row: images 4" in shown and "note" not in shown and shown.split()[:2] == ["name", "value"]
 
 
 def test_the_first_column_does_not_wrap_where_all_columns_fit():

@@ -2,18 +2,19 @@
 // A chart names marks of Observable Plot with their points and options; see specbench/reporting/charts.py.
 (() => {
   const charts = JSON.parse(document.getElementById("charts").textContent);
-  const ROW = 26, FRAME = 84, HEIGHT = 270;
+  const ROW = 26, FRAME = 84, HEIGHT = 300, LINE = 13;
 
-  const longest = (domain) => Math.max(0, ...(domain || []).map((text) => String(text).length));
+  const longest = (texts) => Math.max(0, ...(texts || []).map((text) => String(text).length));
 
   function draw(chart, width) {
-    const { x, y, fy, color } = chart.scales;
+    const { x, y, fy, color, symbol } = chart.scales;
     const rows = fy || (y.label === null ? y : null); // what is named beside the rows of the chart, if it has rows
+    const named = chart.layers.filter(({ mark }) => mark === "text").flatMap(({ points }) => points);
     return Plot.plot({
       width,
       height: chart.rows ? FRAME + ROW * chart.rows : HEIGHT,
       marginLeft: rows ? Math.max(40, Math.min(width / 2.6, 14 + 6.6 * longest(rows.domain))) : 48,
-      marginRight: 16,
+      marginRight: named.length ? Math.min(width / 3, 16 + 6.6 * longest(named.map((point) => point.run))) : 16,
       marginTop: 24,
       marginBottom: 40,
       style: { fontSize: "12px", fontFamily: "inherit", background: "transparent", overflow: "visible" },
@@ -22,8 +23,30 @@
       y,
       ...(fy ? { fy } : {}),
       color,
+      symbol,
       marks: chart.layers.map(({ mark, points, options }) => Plot[mark](points, options)),
     });
+  }
+
+  // Moves names down, or up from the chart's foot, until no two of them cover each other.
+  function part(place) {
+    const names = [...place.querySelectorAll("[aria-label=text] text")].map((text) => ({ text, box: text.getBBox(),
+      matrix: text.transform.baseVal.consolidate().matrix })).map((one) => ({ ...one, left: one.matrix.e + one.box.x,
+      right: one.matrix.e + one.box.x + one.box.width, top: one.matrix.f, from: one.matrix.f }));
+    const foot = HEIGHT - 44;
+    names.sort((a, b) => a.top - b.top);
+    names.forEach((one, place) => names.slice(0, place).forEach((other) => {
+      const beside = one.left < other.right && other.left < one.right;
+      if (beside && one.top < other.top + LINE) one.top = other.top + LINE;
+    }));
+    names.reverse().forEach((one, place) => {
+      one.top = Math.min(one.top, foot);
+      names.slice(0, place).forEach((other) => {
+        const beside = one.left < other.right && other.left < one.right;
+        if (beside && one.top > other.top - LINE) one.top = other.top - LINE;
+      });
+    });
+    names.forEach((one) => one.text.setAttribute("transform", `translate(${one.matrix.e},${one.top})`));
   }
 
   document.querySelectorAll("[data-chart]").forEach((place) => {
@@ -31,9 +54,11 @@
     let drawn = 0;
     const fit = () => {
       const width = Math.floor(Math.min(640, place.clientWidth));
-      if (width > 0 && width !== drawn) place.replaceChildren(draw(chart, (drawn = width)));
+      if (width <= 0 || width === drawn) return;
+      place.replaceChildren(draw(chart, (drawn = width)));
+      part(place);
     };
     fit();
-    window.addEventListener("resize", fit);
+    new ResizeObserver(fit).observe(place);
   });
 })();
