@@ -8,7 +8,7 @@ import pytest
 from specbench.papers.table_files import load_tables
 
 sys.path.insert(0, str(Path(__file__).parents[2] / ".ci"))
-from printed_floors import device_of, printed_latencies  # noqa: E402
+from printed_floors import device_of, printed_latencies
 
 
 def test_ar_of_the_sjd_paper_stands_beside_the_weight_read_of_its_gpu():
