@@ -25,7 +25,6 @@ ELSEWHERE = (
     "specbench.prompts.loading.fetch_prompts",
     "specbench.models.shapes.caption_images.render_shapes",
     "specbench.papers.forecasts.forecast",
-    "specbench.papers.forecasts.printed_latencies",
     "specbench.checks.cross_check.cross_check",
     "specbench.training.head.train_head",
     "specbench.training.head.check_head",

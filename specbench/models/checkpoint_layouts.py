@@ -44,7 +44,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Mark:
+class LayoutMark:
     """What identifies a folder of a layout.
 
     Attributes:
@@ -116,28 +116,34 @@ def _any_of(*tests: Callable[[Path], bool]) -> Callable[[Path], bool]:
 
 
 LAYOUTS = {
-    "janus": Mark("janus", "janus or janus-7b", "Janus-Pro converted for transformers", _model_type("janus")),
-    "janus-deepseek": Mark(
+    "janus": LayoutMark("janus", "janus or janus-7b", "Janus-Pro converted for transformers", _model_type("janus")),
+    "janus-deepseek": LayoutMark(
         "janus", "janus or janus-7b", "Janus-Pro as deepseek-ai publishes it", _model_type("multi_modality")
     ),
-    "emu3.5": Mark("emu35", "emu3.5", "Emu3.5", lambda folder: _model_type("Emu3")(folder) and _has_head_norms(folder)),
-    "emu3": Mark("emu3", "emu3", "Emu3 converted for transformers", _model_type("emu3")),
-    "emu3-baai": Mark("emu3", "emu3", "Emu3 as BAAI publishes it", _any_of(_model_type("Emu3"), _any("emu3.tiktoken"))),
-    "lumina2": Mark("lumina2", "lumina2", "Lumina-mGPT 2.0", _chameleon(decodes=None)),
-    "anole": Mark("anole", "anole", "Anole converted for transformers", _chameleon(decodes=True)),
-    "anole-meta": Mark(
+    "emu3.5": LayoutMark(
+        "emu35", "emu3.5", "Emu3.5", lambda folder: _model_type("Emu3")(folder) and _has_head_norms(folder)
+    ),
+    "emu3": LayoutMark("emu3", "emu3", "Emu3 converted for transformers", _model_type("emu3")),
+    "emu3-baai": LayoutMark(
+        "emu3", "emu3", "Emu3 as BAAI publishes it", _any_of(_model_type("Emu3"), _any("emu3.tiktoken"))
+    ),
+    "lumina2": LayoutMark("lumina2", "lumina2", "Lumina-mGPT 2.0", _chameleon(decodes=None)),
+    "anole": LayoutMark("anole", "anole", "Anole converted for transformers", _chameleon(decodes=True)),
+    "anole-meta": LayoutMark(
         "anole",
         "anole",
         "a Chameleon model in Meta's layout",
         _any("models/7b/params.json", "params.json", "models/7b/consolidated*.pth", "consolidated*.pth"),
     ),
-    "lumina": Mark("lumina", "lumina, lumina-512, lumina-1024 or lumina-34b", "Lumina-mGPT", _chameleon(decodes=False)),
-    "llamagen": Mark(
+    "lumina": LayoutMark(
+        "lumina", "lumina, lumina-512, lumina-1024 or lumina-34b", "Lumina-mGPT", _chameleon(decodes=False)
+    ),
+    "llamagen": LayoutMark(
         "llamagen", "llamagen or llamagen-512", "LlamaGen text-to-image", _any("t2i_*.pt", "vq_ds16_t2i.pt")
     ),
-    "glm": Mark("glm", "glm-image", "GLM-Image", _any("vision_language_encoder/config.json")),
-    "liquid": Mark("liquid", "liquid", "Liquid", _model_type("gemma")),
-    "simplear": Mark("simplear", "simplear or simplear-1.5b", "SimpleAR", _model_type("qwen2")),
+    "glm": LayoutMark("glm", "glm-image", "GLM-Image", _any("vision_language_encoder/config.json")),
+    "liquid": LayoutMark("liquid", "liquid", "Liquid", _model_type("gemma")),
+    "simplear": LayoutMark("simplear", "simplear or simplear-1.5b", "SimpleAR", _model_type("qwen2")),
 }
 
 

@@ -1,4 +1,4 @@
-"""Lumina-mGPT 2.0 and GLM-Image: what the authors' code does where a reader goes wrong.
+"""Several modules: Lumina-mGPT 2.0 and GLM-Image, what the authors' code does where a reader goes wrong.
 
 Numbers of Lumina-mGPT 2.0 are those of its authors' code (Alpha-VLLM/Lumina-mGPT-2.0, f44a4d7), run on the shapes named
 here; GLM-Image is compared with transformers' own network and processor.
@@ -182,7 +182,7 @@ def test_the_diffusion_model_gets_every_code_four_times_the_prompt_and_the_image
     write("glm-image", tmp_path)
     asked = []
     assert not load_model(glm(tmp_path), "cpu", "float32").draws
-    for part in families_glm.PARTS:
+    for part in families_glm.PIPELINE_PARTS:
         (tmp_path / part).mkdir()
     assert not load_model(glm(tmp_path), "cpu", "float32").draws, "diffusers is not installed"
     monkeypatch.setattr(families_glm, "find_spec", lambda name: name)

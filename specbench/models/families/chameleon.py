@@ -35,7 +35,7 @@ LARGEST_PLAIN_WIDTH = 4096
 """Larger Chameleon models than 7B have their norms after attention and feed-forward layers (swin norm)."""
 
 _RESERVED = {f"<reserved{number:05d}>": number + 4 for number in range(8706, 8900)}
-SPECIALS = {START: 0, "<pad>": 1, "</s>": 2, END_IMAGE: 8196, BEGIN_IMAGE: 8197, **_RESERVED}
+SPECIALS_1 = {START: 0, "<pad>": 1, "</s>": 2, END_IMAGE: 8196, BEGIN_IMAGE: 8197, **_RESERVED}
 _TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 _TINY_VQ = {"latent_channels": 32, "embed_dim": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
 
@@ -50,7 +50,7 @@ class Trunk(NamedTuple):
     image_tensors: dict[str, Tensor]
 
 
-def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: Mapping[str, int] = SPECIALS) -> Trunk:
+def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: Mapping[str, int] = SPECIALS_1) -> Trunk:
     """The language model; its tokenizer is the one of the last source that has one.
 
     Args:

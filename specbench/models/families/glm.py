@@ -36,7 +36,7 @@ from specbench.models.transformer.model import Prefix
 from specbench.system.console import warn
 
 CODEBOOK = "model.vqmodel.quantize.embedding.weight"
-PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
+PIPELINE_PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
 """Folders of the repository that only the diffusion model needs."""
 _ROLES = ("grid_bos_token", "grid_eos_token", "bos_token")
 _SPECIALS = {"<sop>": 167_843, "<eop>": 167_844, "<|image|>": 16_384}
@@ -125,7 +125,7 @@ class GlmImage(FamilyModel):
     def add_diffusion(self, files: CheckpointFiles) -> None:
         """Load the diffusion model from beside the language model; without it, warn that no pictures are drawn."""
         folder = files.named("config.json").parent.parent
-        if lacking := [part for part in PARTS if not (folder / part).is_dir()]:
+        if lacking := [part for part in PIPELINE_PARTS if not (folder / part).is_dir()]:
             warn(f"{self.name} draws no pictures: {folder} has no {lacking[0]} of its diffusion model")
         elif find_spec("diffusers") is None:
             warn(f"{self.name} draws no pictures: its diffusion model needs diffusers (pip install diffusers)")
