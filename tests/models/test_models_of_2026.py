@@ -1,4 +1,5 @@
-"""Several modules: Lumina-mGPT 2.0 and GLM-Image, what the authors' code does where a reader goes wrong.
+"""Lumina-mGPT 2.0 and GLM-Image: what the authors' code does where a reader goes wrong. It concerns several modules:
+the two families, their layouts, sizes and sampling.
 
 Numbers of Lumina-mGPT 2.0 are those of its authors' code (Alpha-VLLM/Lumina-mGPT-2.0, f44a4d7), run on the shapes named
 here; GLM-Image is compared with transformers' own network and processor.
