@@ -108,9 +108,11 @@ class Fid(ReferenceMetric):
         scores.append(Score(f"kid[{self.variant}]", own_kid, images.n, note))
         found = neighbourhood(images.features, self.reference_features)
         scores += [] if found is None else self._neighbour_scores(found, prompts)
-        mean, deviation = inception_score(self.network.unbiased_logits(torch.tensor(images.features)))
-        note = None if deviation is None else f"standard deviation over {_IS_SPLITS} splits: {deviation:.3g}"
-        return [*scores, Score(f"inception-score[{self.variant}]", Estimate(mean, None, None), images.n, note)]
+        if images.n >= 2 * _IS_SPLITS:  # a split of one image scores 1, whatever it shows
+            mean, deviation = inception_score(self.network.unbiased_logits(torch.tensor(images.features)))
+            note = f"standard deviation over {_IS_SPLITS} splits: {deviation:.3g}"
+            scores.append(Score(f"inception-score[{self.variant}]", Estimate(mean, None, None), images.n, note))
+        return scores
 
     def _neighbour_scores(self, found: NearestNeighbours, prompts: Sequence[str]) -> list[Score]:
         """Recall and coverage are means over reference images and have no interval over prompts."""
@@ -310,16 +312,15 @@ def kid(images: np.ndarray, reference: np.ndarray) -> float:
     return mean.item()
 
 
-def inception_score(logits: Tensor) -> tuple[float, float | None]:
-    """Inception score of logits [n, classes]: mean over 10 splits in a fixed order, and their standard deviation (None
-    for a single image)."""
+def inception_score(logits: Tensor) -> tuple[float, float]:
+    """Inception score of logits [n, classes]: mean over 10 splits in a fixed order, and their standard deviation."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         states = _torchmetrics("inception").InceptionScore(nn.Identity(), _IS_SPLITS)
         states.update(logits.double())
         torch.manual_seed(_KID_SEED)
         mean, deviation = states.compute()
-    return mean.item(), None if len(logits) < 2 else deviation.item()
+    return mean.item(), deviation.item()
 
 
 class FeaturesAsImages(nn.Module):

@@ -395,8 +395,7 @@ def test_metric_from_images_to_scores_with_a_reference_folder(published, tmp_pat
     metric = Fid("tm-aa+center256", Settings(reference=folder, batch=2))
     rows = metric.features(samples(calibrated.images(3, 40, 40)))
     frame = pd.DataFrame([{"prompt_id": f"p{i}", "sample": 0} | row for i, row in enumerate(rows)])
-    fid, kid, inception = metric.scores(metric.statistics(frame))
-    assert inception.name == "inception-score[tm-aa+center256]" and inception.estimate.value >= 1
+    fid, kid = metric.scores(metric.statistics(frame))
     assert (fid.name, kid.name, fid.n) == ("fid[tm-aa+center256]", "kid[tm-aa+center256]", 3)
     assert "too large" in fid.note and "no interval" in fid.note
     mine, real = np.stack(frame["feature"].to_list()), metric.reference_features

@@ -189,7 +189,7 @@ def test_prompts_that_show_a_change_of_two_percent_follow_from_the_spread_over_p
     wanted = stats.prompts_needed(np.sqrt(2) * values.std(ddof=1), 0.02 * values.mean())
     assert stats.prompts_for_change(estimate, 60) == wanted > 1000
     assert stats.prompts_for_change(stats.Estimate(0.7, None, None), 60) is None
-    drawn = np.random.default_rng(1).normal(0.7, 0.2, (2000, 2, wanted))
-    drawn[:, 1] += 0.014
+    drawn = np.random.default_rng(1).normal(values.mean(), values.std(ddof=1), (2000, 2, wanted))
+    drawn[:, 1] += 0.02 * values.mean()
     gap = drawn.mean(2) @ [-1, 1] / (drawn.var(2, ddof=1).sum(1) / wanted) ** 0.5
     assert 0.75 < (gap > 1.96).mean() < 0.86, "power 80 %"
