@@ -57,7 +57,10 @@ def on_files(files, config):
         if not (ROOT / path).is_file():
             continue
         for target in _targets(path):
-            if target.startswith("docs/") or files.get_file_from_path(target):
+            known = files.get_file_from_path(target.removeprefix("docs/"))
+            if known and known.inclusion.is_excluded():  # an example
+                known.inclusion = known.inclusion.NOT_IN_NAV
+            if known or target.startswith("docs/"):
                 continue
             added = File.generated(config, target, abs_src_path=str(ROOT / target))
             if target.endswith(".md"):
