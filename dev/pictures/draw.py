@@ -30,7 +30,6 @@ from specbench.store.run_folders import find_runs
 ROOT = Path(__file__).parents[2]
 RUNS = Path("results/readme")
 REFERENCE = Path("results/reference")
-WITHOUT_TABLES = "<style>main > section > :not(h2, .answer, .figures, .gallery) { display: none }</style></head>"
 COLOURS = 256
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -59,7 +58,7 @@ def gallery(path: Path) -> None:
 
 
 def page_shot(path: Path, width: int, height: int, dark: bool) -> None:
-    """Upper part of the HTML report of the README's runs, without its tables.
+    """Upper part of the HTML report of the README's runs.
 
     Raises:
         SpecbenchError: there is no Chromium.
@@ -71,7 +70,6 @@ def page_shot(path: Path, width: int, height: int, dark: bool) -> None:
         )
     with tempfile.TemporaryDirectory() as folder:
         page = write_page(find_runs(ROOT / RUNS), Path(folder) / "page.html")
-        page.write_text(page.read_text(encoding="utf-8").replace("</head>", WITHOUT_TABLES, 1), encoding="utf-8")
         subprocess.run(
             [
                 chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
