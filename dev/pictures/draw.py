@@ -79,7 +79,7 @@ def page_shot(path: Path, width: int, height: int, dark: bool) -> None:
             ],
             check=True, capture_output=True, timeout=240,
         )  # fmt: skip
-    Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)
+    Image.open(path).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
 
 
 def program(path: Path, command: tuple[str, ...]) -> None:
