@@ -31,7 +31,6 @@ from specbench.store.run_folders import find_runs
 ROOT = Path(__file__).parents[2]
 RUNS = Path("results/readme")
 REFERENCE = Path("results/reference")
-WITHOUT_TABLES = "<style>main > section > :not(h2, .answer, .figures, .gallery) { display: none }</style></head>"
 COLOURS = 256
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -60,7 +59,7 @@ def gallery(path: Path) -> None:
 
 
 def page_shot(path: Path, width: int, height: int, dark: bool) -> None:
-    """Upper part of the HTML report of the README's runs, without its tables.
+    """Upper part of the HTML report of the README's runs.
 
     Raises:
         SpecbenchError: there is no Chromium.
@@ -72,7 +71,6 @@ def page_shot(path: Path, width: int, height: int, dark: bool) -> None:
         )
     with tempfile.TemporaryDirectory() as folder:
         page = write_page(find_runs(ROOT / RUNS), Path(folder) / "page.html")
-        page.write_text(page.read_text(encoding="utf-8").replace("</head>", WITHOUT_TABLES, 1), encoding="utf-8")
         subprocess.run(
             [
                 chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
@@ -82,7 +80,7 @@ def page_shot(path: Path, width: int, height: int, dark: bool) -> None:
             ],
             check=True, capture_output=True, timeout=240,
         )  # fmt: skip
-    Image.open(path).convert("RGB").quantize(COLOURS).save(path, optimize=True)
+    Image.open(path).convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(path, optimize=True)
 
 
 def headline(path: Path) -> None:

@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (Exception, SystemExit) as error:
         if COMPLETION in os.environ and isinstance(error, SystemExit):
             raise
-        code = _fail(_bug(error), debug)
+        code = 0 if _pipe_broke(error) else _fail(_bug(error), debug)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -169,6 +169,11 @@ def _leave_downloads() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(INTERRUPTED)
+
+
+def _pipe_broke(error: BaseException) -> bool:
+    """Whether rich, which ends the program where nobody reads its text, raised this error."""
+    return isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
 
 
 def _reader_left() -> bool:

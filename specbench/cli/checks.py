@@ -202,11 +202,11 @@ def _audit_decoders(
     decoders: Sequence[str], samples: int, seed: int, compiled: bool, thorough: bool, quiet: bool
 ) -> list[dict]:
     """Audit decoders on models small enough to enumerate, and say how far it is."""
-    from specbench.checks.losslessness import audit_named, verdict_line
-
     rows, started, every = [], time.monotonic(), len(decoders or PRESETS)
     if not decoders and not quiet:
         console.say(f"auditing all {every} decoders, each a minute or more; one alone: specbench audit sjd")
+    from specbench.checks.losslessness import audit_named, verdict_line
+
     for row in audit_named(decoders, samples, seed, os.cpu_count() or 1, compiled, thorough):
         rows.append(row)
         left = (every - len(rows)) * (time.monotonic() - started) / len(rows)

@@ -291,14 +291,14 @@ def test_half_blocks_are_the_picture(runs):
 
 def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_for(runs, cli, tmp_path):
     tex, page = tmp_path / "t.tex", tmp_path / "p.html"
-    written = cli("report", "--out", tmp_path, "--columns", "nfe,Speed-Up", "--to", tex, "--html", page)
+    written = cli("report", "--out", tmp_path, "--columns", "steps,Speed-Up", "--to", tex, "--html", page)
     assert (written.code, written.out.split()) == (0, [str(page), str(tex)])
     head = next(line for line in tex.read_text().splitlines() if line.startswith("decoder"))
-    assert head == r"decoder & NFE & speed-up {[}95 \%{]} \\" and "footnotesize" not in tex.read_text()
+    assert head == r"decoder & steps & speed-up {[}95 \%{]} \\" and "footnotesize" not in tex.read_text()
     assert "footnotesize" in cli("report", "--out", tmp_path, "--format", "latex", "--notes").out
     assert page.read_text().startswith("<!doctype html>")
     compared = cli("compare", runs[0], runs[1], "--to", tmp_path / "c.tex")
     assert compared.code == 0 and r"speed-up, B over A & " in (tmp_path / "c.tex").read_text()
     assert json.loads(cli("compare", runs[0], runs[1], "--json").out)[0]["name"] == "speedup"
-    refused = cli("report", "--out", tmp_path, "--columns", "nfe,sped", "--format", "latex")
+    refused = cli("report", "--out", tmp_path, "--columns", "steps,sped", "--format", "latex")
     assert refused.code == 2 and "unknown column 'sped'" in refused.err
