@@ -54,6 +54,7 @@ _QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Words of a text, from Qwen's tokenizer: one leading space or mark stays with a word, and every digit stands alone."""
+_SPECIAL = re.compile(r"<\|[^|]*\|>")
 _IMAGE_SETTINGS = {
     "codebook_size": "codebook_size",
     "embed_dim": "embed_dim",
@@ -221,14 +222,13 @@ class RankedBpe:
 
     Args:
         ranks: token bytes to id; a lower id is merged first.
-        specials: names of special tokens to ids; they are recognised anywhere in a text.
+        specials: names of special tokens, all like "<|this|>", to ids; they are recognised anywhere in a text.
     """
 
     def __init__(self, ranks: Mapping[bytes, int], specials: Mapping[str, int]):
         self._ranks = ranks
         self._specials = specials
         self._split = _qwen_split()
-        self._special = re.compile("|".join(map(re.escape, sorted(specials, key=len, reverse=True))) or "(?!)")
 
     def encode(self, text: str, add_special_tokens: bool = False) -> Encoding:
         """Ids of a text in which special tokens are written by name; nothing is added to it."""
@@ -239,7 +239,9 @@ class RankedBpe:
 
     def _ids(self, text: str) -> Iterator[int]:
         start = 0
-        for found in self._special.finditer(text):
+        for found in _SPECIAL.finditer(text):
+            if found[0] not in self._specials:
+                continue
             yield from self._ordinary(text[start : found.start()])
             yield self._specials[found[0]]
             start = found.end()
