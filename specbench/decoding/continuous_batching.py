@@ -17,7 +17,7 @@ import torch
 from specbench.decoding.build import Method, build
 from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import RestartableDrafter
-from specbench.decoding.loop import begin, checked, decode, decode_tokens, noise_keys
+from specbench.decoding.loop import begin, checked, decode, decode_tokens, noise_keys, rendered
 from specbench.decoding.recorder import NoRecorder
 from specbench.decoding.timing import Spans
 from specbench.errors import SpecbenchError
@@ -149,7 +149,7 @@ class ContinuousBatch:
         model, loop = self._model, self._loop
         rows = torch.tensor(done, device=model.device)
         with self._spans("render"):
-            pixels = model.render(model.layout.image_tokens(loop.tokens[rows])).cpu().numpy()
+            pixels = rendered(model, loop.tokens[rows])
         self._share(done, "render")
         slots = [self._in_work.pop(row) for row in done]
         forced = np.array(model.layout.forced) >= 0

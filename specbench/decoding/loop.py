@@ -80,7 +80,7 @@ def decode(
     pixels = None
     if render:
         with spans("render"):
-            pixels = model.render(model.layout.image_tokens(tokens)).cpu().numpy()
+            pixels = rendered(model, tokens)
     spans_ms = spans.totals_ms()
     spans_ms["host"] = max(0.0, total_ms - sum(spans_ms[name] for name in ("draft", "target", "verify")))
     spans_ms["verify"] -= spans_ms.pop("trace", 0.0)
@@ -137,7 +137,15 @@ def warm_up_steps(
     tokens, every = loop.tokens[:, : model.layout.length], torch.arange(len(requests), device=model.device)
     loop.recorder.rows(every, tokens, np.array(model.layout.forced) >= 0, [{}] * len(requests))
     if render:
-        model.render(model.layout.image_tokens(tokens)).cpu()
+        rendered(model, tokens)
+
+
+def rendered(model: ImageModel, tokens: Tensor) -> np.ndarray:
+    """Pixels uint8 [B, 3, H, W] of stream tokens [B, N]; a SpecbenchError where the model gives others."""
+    pixels = model.render(model.layout.image_tokens(tokens)).cpu().numpy()
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[:2] != (len(tokens), 3) or not pixels.size:
+        raise SpecbenchError(f"the model drew {pixels.dtype} {list(pixels.shape)}, not uint8 [{len(tokens)}, 3, H, W]")
+    return pixels
 
 
 def begin(
