@@ -151,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = _fail(SpecbenchError(f"{where}{error.strerror or error}", "check the path"), debug)
     except MemoryError:
         code = _fail(SpecbenchError("not enough memory", "see 'ulimit -v' and what else runs here", FAILURE), debug)
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # a plug-in may raise anything
         if COMPLETION in os.environ and isinstance(error, SystemExit):
             raise
         code = 0 if _pipe_broke(error) else _fail(_bug(error), debug)
@@ -159,6 +159,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _bug(error: BaseException) -> SpecbenchError:
+    from specbench.system.plugins import PluginError, foreign_place  # for this error alone
+
+    if foreign_place(error):
+        return PluginError("a plug-in", error)
     what = f"{type(error).__name__}: {error}"
     return SpecbenchError(what, f"a bug{place(error)}; {_DEBUG} shows the traceback", FAILURE)
 

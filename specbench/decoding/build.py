@@ -13,6 +13,7 @@ from specbench.decoding.verification.refinement import Refinement
 from specbench.models.interface import ImageModel
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import DecoderSpec
+from specbench.system.plugins import naming_plugin
 
 
 class Method(NamedTuple):
@@ -47,7 +48,8 @@ def build(decoder: DecoderSpec, model: ImageModel) -> Method:
         component = CHOICES[kind][getattr(decoder, kind)]
         given = dict(decoder.options)
         options = {_parameter(o.name): given.get(o.name, o.default) for o in component.options}
-        return load_target(component.target)(*arguments, **options)
+        with naming_plugin(kind, getattr(decoder, kind), component.target):
+            return load_target(component.target)(*arguments, **options)
 
     residual = load_target(CHOICES["residual"][decoder.residual].target)
     context = Context(model.layout, model.codebook, model.device, residual, model=model)

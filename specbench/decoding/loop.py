@@ -141,12 +141,19 @@ def warm_up_steps(
 
 
 def rendered(model: ImageModel, tokens: Tensor, requests: Sequence[Request], seed: int) -> np.ndarray | None:
-    """Pixels [B, 3, H, W] of the stream tokens [B, N] of `requests`, an image's seed being its noise key; None of a
-    model that lacks what draws them."""
+    """Pixels uint8 [B, 3, H, W] of the stream tokens [B, N] of `requests`, an image's seed being its noise key; None of
+    a model that lacks what draws them.
+
+    Raises:
+        SpecbenchError: the model gives something else.
+    """
     if not getattr(model, "draws", True):
         return None
     texts = [request.text for request in requests]
-    return model.render(model.layout.image_tokens(tokens), texts, noise_keys(requests, seed)).cpu().numpy()
+    pixels = model.render(model.layout.image_tokens(tokens), texts, noise_keys(requests, seed)).cpu().numpy()
+    if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[:2] != (len(tokens), 3) or not pixels.size:
+        raise SpecbenchError(f"the model drew {pixels.dtype} {list(pixels.shape)}, not uint8 [{len(tokens)}, 3, H, W]")
+    return pixels
 
 
 def begin(

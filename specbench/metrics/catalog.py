@@ -6,12 +6,18 @@ The code of metrics is imported on use; no torch here.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.system.plugins import is_reference, load_object, load_user_object, plugins
+from specbench.system.plugins import (
+    is_reference,
+    load_object,
+    load_user_object,
+    naming_plugin,
+    path_component,
+    plugins,
+)
 
 if TYPE_CHECKING:
     from specbench.metrics.base import Settings
@@ -233,15 +239,49 @@ def metric(name: str) -> Callable[..., Any]:
     raise unknown_name("metric", name, metric_names())
 
 
+_RETURNED = {
+    **dict.fromkeys(("identity", "feature_identity"), Mapping),
+    **dict.fromkeys(("missing", "missing_packages", "downloads", "features", "scores"), Sequence),
+}
+"""What methods of a metric return, checked where they are a plug-in's."""
+
+
 def _foreign(found: Any, reference: str) -> Callable[..., Any]:
-    """Check a metric that is not specbench's; its name becomes that of files and of columns."""
-    if not all(hasattr(found, part) for part in ("features", "scores", "identity", "name")):
+    """A metric that is not specbench's: each of its methods names it in whatever it raises or returns wrongly, and its
+    name, which becomes that of files and of columns, is checked."""
+    if not (isinstance(found, type) and all(hasattr(found, part) for part in ("features", "scores", "identity"))):
         raise SpecbenchError(f"metric '{reference}' is no specbench metric", "subclass specbench.metrics.base.Metric")
-    if not re.fullmatch(r"\w[\w.+ \[\]-]{0,99}", str(found.name)):
-        raise SpecbenchError(f"metric '{reference}' is called {found.name!r}", "letters, digits and .+-[] make a name")
-    if found.name in METRICS:
-        raise SpecbenchError(f"metric '{reference}' is called '{found.name}', which is a metric of specbench")
-    return found
+
+    def guarded(method: str) -> Callable[..., Any]:
+        def call(self: Any, *given: Any, **named: Any) -> Any:
+            with naming_plugin("metric", str(getattr(self, "name", reference)), found.__module__):
+                value = getattr(found, method)(self, *given, **named)
+                if not isinstance(value, kind := _RETURNED.get(method, object)):
+                    raise TypeError(f"{method}() returns {type(value).__name__}, not a {kind.__name__}")
+                return value
+
+        return call
+
+    def made(self: Any, *given: Any) -> None:
+        with naming_plugin("metric", reference, found.__module__):
+            found.__init__(self, *given)
+            if not 1 <= self.batch < 2**31:
+                raise ValueError(f"batch = {self.batch}")
+        name = getattr(self, "name", None)
+        if not path_component(name):
+            advice = "letters, digits and .+-[] make a name"
+            raise SpecbenchError(f"metric '{reference}' is called {name!r:.100}", advice)
+        if name in METRICS:
+            raise SpecbenchError(f"metric '{reference}' is called '{name}', which is a metric of specbench")
+
+    from specbench.metrics.base import Metric  # which a plug-in has imported
+
+    methods = [name for name in vars(Metric) if not name.startswith("_") and callable(getattr(found, name, None))]
+    return type(
+        found.__name__,
+        (found,),
+        {name: guarded(name) for name in methods} | {"__init__": made, "__module__": found.__module__},
+    )
 
 
 def downloads(names: Iterable[str], settings: Settings | None = None) -> list[Download]:

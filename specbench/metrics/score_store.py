@@ -206,8 +206,12 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
         }
         for item in metric.scores(metric.statistics(features))
     ]
+    table = pa.Table.from_pylist(rows)
+    for row in map(_known_score, table.to_pylist()):  # a plug-in's, which a reader could not refuse without the run
+        if row["metric"].partition(":")[0] != metric.name or not row["metric"].isprintable():
+            raise ValueError(f"a score called {row['metric']!r:.100}, which is not '{metric.name}' or a part of it")
     sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), sink)
+    pq.write_table(table, sink)
     target = _scores_file(folder, metric)
     for leftover in files_named(target.parent, ".*.tmp"):  # of a killed writer; this one holds the lock
         leftover.unlink()
@@ -226,6 +230,8 @@ def feature_parts(folder: Path, metric: Metric) -> ParquetLog:
         ("started_at", pa.string()),
         ("category", pa.string()),
     ]
+    if taken := [name for name, _ in fixed if name in metric.columns]:
+        raise ValueError(f"a column {taken[0]}")
     schema = pa.schema([*fixed, *metric.columns.items()])
     return ParquetLog(folder / "scores" / f"{metric.name}-{feature_fingerprint(metric)}", schema, KEY)
 

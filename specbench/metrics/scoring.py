@@ -212,15 +212,13 @@ def _made(names: Iterable[str], settings: Settings | None) -> dict[str, Metric]:
     """Metrics by their names, which differ from those given for "package.module:NAME"."""
     made = {}
     for name in names:
-        factory = metric_catalog.metric(name)
-        with naming_plugin("metric", name, factory if isinstance(factory, type) else Metric):
-            metric = factory(settings)
+        metric = metric_catalog.metric(name)(settings)
         made[metric.name] = metric
     return made
 
 
 def _blamed(metric: Metric) -> AbstractContextManager:
-    return naming_plugin("metric", metric.name, type(metric))
+    return naming_plugin("metric", metric.name, type(metric).__module__)
 
 
 def _left_out(images: Images, metric: str, problem: SpecbenchError, reporter: ScoreReporter) -> Scored:
@@ -307,8 +305,8 @@ def score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRep
     fitting = [metric for metric in metrics if len(wanted[metric.name])]
     logs = []
     for metric in fitting:
+        metric.prepare()
         with _blamed(metric):
-            metric.prepare()
             logs.append(feature_parts(images.folder, metric))
     with writing(images.folder, logs) if logs else nullcontext():
         tasks = [_task(metric, wanted[metric.name], log) for metric, log in zip(fitting, logs, strict=True)]
@@ -400,11 +398,7 @@ def _add_features(
 
 def _samples(pixels: np.ndarray, row: Any, metrics: Sequence[Metric]) -> dict[str, Sample]:
     about = (row.prompt_id, int(row.sample), row.prompt, _text(row.category), read_meta(row.meta), pixels)
-    samples = {}
-    for metric in metrics:
-        with _blamed(metric):
-            samples[metric.name] = Sample(*about, metric.preprocess(pixels))
-    return samples
+    return {metric.name: Sample(*about, metric.preprocess(pixels)) for metric in metrics}
 
 
 def _feature_rows(metric: Metric, images: Sequence[_Image]) -> Iterator[dict[str, object]]:
@@ -414,11 +408,11 @@ def _feature_rows(metric: Metric, images: Sequence[_Image]) -> Iterator[dict[str
         raise ValueError(f"features of {len(features)} images instead of {len(samples)}")
     for (row, _), sample, kept in zip(images, samples, features, strict=True):
         yield {
+            **kept,
             "prompt_id": row.prompt_id,
             "sample": row.sample,
             "started_at": row.started_at,
             "category": sample.category,
-            **kept,
         }
 
 
@@ -432,10 +426,7 @@ def _write_scores(folder: Path, task: _Task) -> None:
 
 def _accepted(rows: pd.DataFrame, metric: Metric) -> Iterator[bool]:
     """Tell of each image whether a metric can score it."""
-    for row in rows.itertuples():
-        with _blamed(metric):
-            accepted = metric.accepts(_text(row.category), read_meta(row.meta))
-        yield accepted
+    return (metric.accepts(_text(row.category), read_meta(row.meta)) for row in rows.itertuples())
 
 
 def _unfit(images: Images) -> str:

@@ -109,7 +109,13 @@ class ModelInfo(ModelFacts):
         import torch  # not for `list models`
 
         make = plugins.load_object(self.target, f"model {self.name}")
-        return make(device=device, dtype=getattr(torch, dtype or self.dtype))
+        with plugins.naming_plugin("model", self.name, self.target):
+            loaded = make(device=device, dtype=getattr(torch, dtype or self.dtype))
+            for part in ("layout", "codebook", "device", "encode", "begin", "render"):
+                getattr(loaded, part)
+            if not isinstance(loaded.weights_sha256, str):
+                raise TypeError(f"weights_sha256 = {loaded.weights_sha256!r:.40}")
+        return loaded
 
     @property
     def ready(self) -> bool:
@@ -162,9 +168,12 @@ class ModelInfo(ModelFacts):
                 ) from None
 
     def _read_config(self) -> Mapping:
-        if not self.config.is_file():
-            self.require_weights()
-        return json.loads(self.config.read_text())
+        with plugins.naming_plugin("model", self.name, self.target):
+            if not self.config.is_file():
+                self.require_weights()
+            content = json.loads(self.config.read_text())
+            content["network"]["codes"]
+        return content
 
 
 _SHAPES = Path(__file__).parent / "shapes" / "weights"
@@ -193,10 +202,14 @@ def models() -> dict[str, ModelFacts]:
     """All models, built-in ones first; built-in names take precedence over plug-ins'."""
     found: dict[str, ModelFacts] = {model.name: model for model in (*_BUILT_IN, *MODELS)}
     for name in plugins.plugins("models"):
-        model = plugins.load_plugin("models", name, lambda one: isinstance(one, ModelInfo | HubModel), "a ModelInfo")
+        model = plugins.load_plugin("models", name, _is_model, "a ModelInfo with a name of letters, digits and .+-[]")
         if model is not None:
             found.setdefault(model.name, model)
     return found
+
+
+def _is_model(found: object) -> bool:
+    return isinstance(found, ModelInfo | HubModel) and plugins.path_component(found.name)
 
 
 def find_model(name: str) -> ModelFacts:
@@ -215,6 +228,8 @@ def _own_model(reference: str) -> ModelFacts:
     found = plugins.load_user_object(reference, "model")
     if not isinstance(found, ModelInfo | HubModel):
         raise SpecbenchError(f"model '{reference}' is a {type(found).__name__}, not a specbench ModelInfo")
+    if not _is_model(found):
+        raise SpecbenchError(f"model '{reference}' is called {found.name!r}", "letters, digits and .+-[] make a name")
     if models().setdefault(found.name, found) is not found:
         raise SpecbenchError(f"model '{reference}' is called '{found.name}', a name already taken")
     return found

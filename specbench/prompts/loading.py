@@ -123,7 +123,8 @@ def _plugin_path(name: str) -> Path:
 
 def _path_of(found: object, name: str) -> Path:
     """The file that a plug-in names, or that its function returns."""
-    place = found() if callable(found) else found
+    with plugins.naming_plugin("prompt set", name, getattr(found, "__module__", "")):
+        place = found() if callable(found) else found
     if not isinstance(place, str | os.PathLike):
         raise SpecbenchError(f"prompt set '{name}' is a {type(place).__name__}, not the path of a file")
     return Path(place)

@@ -68,13 +68,13 @@ class Outlook:
 
 def outlooks(
     values: Mapping[str, Value],
-    digests: dict[str, str] | None = None,
+    kept: dict[object, object] | None = None,
     load: Callable[[str], PromptSet] = load_prompts,
 ) -> list[Outlook]:
     """The runs of merged settings, one for each decoder.
 
     Args:
-        digests: of weights by model, kept for further calls.
+        kept: what is the same for many runs (digests of weights, stored paces), for further calls.
         load: how to load the prompts.
 
     Raises:
@@ -90,21 +90,24 @@ def outlooks(
         problems += _caught(lambda: require_ray(workers.address))
     if values["weights"].value and model.ready:  # files that no one has checked, as those of official weights are
         problems += _caught(lambda: check_model(model))
-    digest = _digest(model, {} if digests is None else digests)
+    kept = {} if kept is None else kept
+    digest = _once(kept, model.name, model.weights_sha256) if model.ready else None
     chosen = plan.decoders if plan else plan_decoders(values["decoder"].value, values)
     heads = [{str(error) for error in _caught(lambda one=one: _require_own_head(model, one))} for one in chosen]
     of_heads = set().union(*heads)
     return [
-        _outlook(one, model, sampling, plan, digest, values, [p for p in problems if str(p) not in of_heads - own])
+        _outlook(
+            one, model, sampling, plan, digest, values, kept, [p for p in problems if str(p) not in of_heads - own]
+        )
         for one, own in zip(chosen, heads, strict=True)
     ]
 
 
 def distinct_outlooks(settings: Iterable[Mapping[str, Value]]) -> list[Outlook]:
     """The distinct runs of several merged settings."""
-    digests: dict[str, str] = {}
+    kept: dict[object, object] = {}
     load = cache(load_prompts)
-    found = [one for values in settings for one in outlooks(values, digests, load)]
+    found = [one for values in settings for one in outlooks(values, kept, load)]
     return list({json.dumps(one.row, default=str): one for one in reversed(found)}.values())[::-1]
 
 
@@ -122,10 +125,10 @@ def _require_own_head(model: ModelFacts, planned: PlannedDecoder) -> None:
         require_head(given, model.name, model.heads.get(planned.spec.head_kind))
 
 
-def _digest(model: ModelFacts, digests: dict[str, str]) -> str | None:
-    if model.name not in digests and model.ready:
-        digests[model.name] = model.weights_sha256()
-    return digests.get(model.name)
+def _once(kept: dict[object, object], key: object, make: Callable[[], object]) -> object:
+    if key not in kept:
+        kept[key] = make()
+    return kept[key]
 
 
 def _caught(work) -> list[SpecbenchError]:
@@ -143,6 +146,7 @@ def _outlook(
     plan: Plan | None,
     digest: str | None,
     values: Mapping[str, Value],
+    kept: dict[object, object],
     problems: Sequence[SpecbenchError],
 ) -> Outlook:
     value = {name: held.value for name, held in values.items()}
@@ -152,7 +156,9 @@ def _outlook(
     run_id = None if planned.auto_window else _run_id(plan, planned, digest)
     wanted = {request.key for request in plan.requests} if plan else set()
     done = len(wanted & RunStore(plan.out / run_id).completed(plan.trace)) if run_id else 0
-    pace = seconds_per_image(Path(value["out"]), model.name, planned.spec.name, device, run_id)
+    alike = Path(value["out"]), model.name, planned.spec.name, device
+    own = seconds_per_image(*alike, run_id) if done else None
+    pace = own or _once(kept, alike, lambda: seconds_per_image(*alike))
     batch = plan.batch if plan else value["batch"]
     need = footprint(model, planned.spec, sampling, dtype, device)
     height, width = model.resolution

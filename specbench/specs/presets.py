@@ -432,10 +432,16 @@ def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict
     }
 
 
+_imported: dict[str, str] = {}
+"""Names of the decoders of the user's own modules, by reference; a module may be called as its decoder is."""
+
+
 def decoder_name(reference: str) -> str:
     """Name of a decoder for `resolve`; "package.module:NAME" imports and registers that preset first."""
     if ":" not in reference:
         return reference
+    if reference in _imported:
+        return _imported[reference]
     name, _, given = reference.partition(":")
     if name in PRESETS and name not in sys.modules:  # a file's decoder may have the file's name
         meant = f"did you mean {name}:{given.replace(':', '=')}?" if ":" in given else f"for example {name}:window=16"
@@ -443,9 +449,12 @@ def decoder_name(reference: str) -> str:
     preset = load_user_object(reference, "decoder")
     if not isinstance(preset, Preset):
         raise SpecbenchError(f"decoder '{reference}' is a {type(preset).__name__}, not a specbench Preset")
+    for kind, choice in preset.choices.items():
+        if choice not in CHOICES.get(kind, ()):
+            raise SpecbenchError(f"decoder '{reference}': there is no {kind} '{choice}'", "specbench list components")
     if PRESETS.setdefault(preset.name, preset) is not preset:
         raise SpecbenchError(f"decoder '{reference}' is called '{preset.name}', a name already taken")
-    return preset.name
+    return _imported.setdefault(reference, preset.name)
 
 
 def require_decoders(pieces: Sequence[str]) -> None:

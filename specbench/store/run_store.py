@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,6 +106,9 @@ class RunStore:
                 "the same command decodes what is missing, with --out for a folder that was moved",
                 PARTIAL,
             )
+        if self._began and not (self.folder / RUN_JSON).exists():
+            advice = "put it back, and the same command decodes what is missing"
+            raise SpecbenchError(f"{self.folder / RUN_JSON} was removed while this run wrote", advice, PARTIAL)
 
     @contextmanager
     def _in_place(self) -> Iterator[None]:
@@ -261,12 +265,11 @@ class RunStore:
         """`batches` of these columns, and of the numbers in `facts` as columns of their own; one batch at least."""
         columns = [*columns, "facts"]
         for rows in chain([self._samples.no_rows(columns)], self._samples.batches(columns)):
-            self._checked(rows.drop_columns("facts"))
             try:
                 rows = with_facts(rows)
             except ValueError as error:
                 raise self._foreign("facts") from error
-            yield rows
+            yield self._checked(rows)
 
     def _checked(self, rows: pa.Table) -> pa.Table:
         """The rows, unless they cannot be specbench's: a folder may come from strangers."""
@@ -286,8 +289,8 @@ class RunStore:
                 except ValueError:
                     wrong.append(name)
         for name in filter(_NOT_NEGATIVE.fullmatch, rows.column_names):
-            lowest = pc.min(rows[name]).as_py()
-            wrong += [name] * (lowest is not None and lowest < 0)
+            least, most = pc.min_max(rows[name]).as_py().values()
+            wrong += [name] * (least is not None and not 0 <= least <= most < math.inf)
         wrong += _uneven(rows)
         if wrong:
             raise self._foreign(wrong[0])

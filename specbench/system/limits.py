@@ -28,8 +28,8 @@ def available_memory() -> int | None:
     free = [_table(_PROCESS / "meminfo").get("MemAvailable:", 0) * 1024 or _free_pages()]
     for group in _groups("memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            most, held = _words(group / limit), _words(group / used)
-            if most and held and most[0].isdecimal():
+            most = _words(group / limit)
+            if most and most[0].isdecimal() and (held := _words(group / used)):
                 kept = _table(group / "memory.stat")
                 cached = sum(kept.get(f"total_{name}", kept.get(name, 0)) for name in ("active_file", "inactive_file"))
                 free.append(max(0, int(most[0]) - int(held[0]) + cached))

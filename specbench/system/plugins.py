@@ -24,7 +24,10 @@ from specbench.errors import PARTIAL, SpecbenchError
 from specbench.system.console import one_line
 
 _REFERENCE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
+_NAME = re.compile(r"\w[\w.+ \[\]-]{0,99}")
 PLUGIN_KINDS = ("decoders", "models", "metrics", "prompts")
+_loaded: set[str] = set()
+"""Top names of the modules that plug-ins came from."""
 
 
 class PluginWarning(UserWarning):
@@ -35,36 +38,47 @@ class PluginError(SpecbenchError):
     """Failure of code that is not specbench's.
 
     Args:
-        kind, owner: what it is: "metric", and its name.
-        code: class of the module that is to blame.
+        who: what it is and how it is called, "metric 'mine'".
+        owner: its name alone.
     """
 
-    def __init__(self, kind: str, owner: str, code: type, error: BaseException):
-        file = getattr(sys.modules.get(code.__module__), "__file__", None)
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        where = f" ({os.path.basename(file)}:{lines[-1]})" if lines else ""
+    def __init__(self, who: str, error: BaseException, owner: str = ""):
+        where = f" ({found})" if (found := foreign_place(error)) else ""
         told = ": ".join(filter(None, (type(error).__name__, one_line(str(error), 200))))
         what = "ended the program" if isinstance(error, SystemExit) else f"raised {told}"
         advice = "its code is not specbench's, and can be mended there only"
-        super().__init__(f"{kind} '{owner}'{where} {what}", advice, PARTIAL)
+        super().__init__(f"{who}{where} {what}", advice, PARTIAL)
         self.owner = owner
 
 
+def foreign_place(error: BaseException) -> str | None:
+    """The last line of a plug-in's code on the way to an error, "mine.py:12"; None where there is none."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__")).partition(".")[0] in _loaded:
+            found = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+    return found
+
+
 @contextmanager
-def naming_plugin(kind: str, owner: str, code: type) -> Iterator[None]:
-    """Name `owner` in whatever the block raises, if its class `code` is not specbench's.
+def naming_plugin(kind: str, owner: str, module: str) -> Iterator[None]:
+    """Name `owner` in whatever the block raises, if the `module` that it is from is not specbench's.
 
     Raises:
-        PluginError: for every error but a SpecbenchError.
+        PluginError: for every error but a SpecbenchError, and Ctrl-C.
     """
     try:
         yield
-    except SpecbenchError:
+    except (SpecbenchError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:
-        if code.__module__.partition(".")[0] == __name__.partition(".")[0]:
+    except BaseException as error:
+        if _is_ours(module):
             raise
-        raise PluginError(kind, owner, code, error) from error
+        raise PluginError(f"{kind} '{owner}'", error, owner) from error
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] == __name__.partition(".")[0]
 
 
 def load_object(target: str, kind: str = "object") -> object:
@@ -74,6 +88,8 @@ def load_object(target: str, kind: str = "object") -> object:
         SpecbenchError: the module or the name does not exist, or importing it fails.
     """
     module_name, _, attribute = target.partition(":")
+    if not _is_ours(module_name):
+        _loaded.add(module_name.partition(".")[0])
     try:
         return functools.reduce(getattr, attribute.split("."), importlib.import_module(module_name))
     except SpecbenchError:
@@ -124,6 +140,11 @@ def search_current_folder() -> None:
     """Let imports find modules in the current folder."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+
+
+def path_component(name: object) -> bool:
+    """Whether a plug-in's name can be that of a file: a single one, on every system."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
 def is_reference(name: str) -> bool:

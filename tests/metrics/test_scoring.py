@@ -216,7 +216,8 @@ def test_a_score_of_one_image_is_marked_as_one_of_few(monkeypatch, tmp_path, n, 
 
 FOREIGN = """
 import sys
-from specbench.metrics.base import PerImageMetric
+import pyarrow as pa
+from specbench.metrics.base import PerImageMetric, Score
 
 class Sound(PerImageMetric):
     name, summary = "mine", "a number"
@@ -238,6 +239,23 @@ class Picture(Sound):
     def preprocess(self, pixels): return 1 / 0
 class Identity(Sound):
     def identity(self): return 5
+class Missing(Sound):
+    def missing_packages(self): return 1 / 0
+class Downloads(Sound):
+    def downloads(self): return None
+class Batch(Sound): batch = 0
+class Count(Sound):
+    def scores(self, statistics): return [Score(self.name, one.estimate, "x") for one in super().scores(statistics)]
+class Part(Sound):
+    def scores(self, statistics): return [Score("shapes-clip", one.estimate, 1) for one in super().scores(statistics)]
+class Key(Sound): columns = {"prompt_id": pa.string(), "value": pa.float32()}
+class Odd(Sound):
+    def features(self, samples): raise GeneratorExit
+class Late(Sound):
+    def __init__(self, settings=None):
+        super().__init__(settings)
+        self.name = "../../../outside"
+class Nameless(Sound): name = None
 class Outside(Sound): name = "../../../outside"
 class Builtin(Sound): name = "shapes-detector"
 """
@@ -247,11 +265,13 @@ def test_a_foreign_metric_is_named_for_its_faults_and_others_go_on(tmp_path, mon
     drawn_run(tmp_path / "out")
     (tmp_path / "foreign.py").write_text(FOREIGN)
     monkeypatch.syspath_prepend(tmp_path)
-    for fault in ("Exit", "Pipe", "Shape", "Few", "Picture", "Identity", "Unmade"):
+    while_scoring = ("Exit", "Pipe", "Shape", "Few", "Picture", "Identity", "Odd", "Downloads", "Count", "Part", "Key")
+    before = ("Unmade", "Missing", "Batch")
+    for fault in (*while_scoring, *before):
         answer = cli("score", "--out", tmp_path / "out", "--metric", f"foreign:{fault}", *("--metric", DETECTOR[0]))
-        assert answer.code == PARTIAL and "metric '" in answer.err and "a bug" not in answer.err, answer.err
-        assert ("shapes-detector" in answer.out) == (fault != "Unmade")
-    for fault in ("Outside", "Builtin"):
+        assert answer.code == PARTIAL and "metric '" in answer.err and "a bug" not in answer.err, (fault, answer.err)
+        assert ("shapes-detector" in answer.out) == (fault not in before)
+    for fault in ("Outside", "Late", "Nameless", "Builtin"):
         answer = cli("score", "--out", tmp_path / "out", "--metric", f"foreign:{fault}")
         assert answer.code == BAD_INPUT and "is called" in answer.err
     assert cli("score", "--out", tmp_path / "out", "--metric", "foreign:Sound").code == 0

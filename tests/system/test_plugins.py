@@ -69,6 +69,49 @@ def test_a_decoder_that_leaves_the_program_is_a_failed_image(tmp_path):
     assert done.returncode == 3 and "SystemExit" in done.stderr, done.stderr
 
 
+MODEL = """
+import sys
+from types import SimpleNamespace as Object
+import torch
+from specbench.models.catalog import ModelInfo, _SHAPES
+from specbench.models.shapes.adapter import load as shapes
+
+class Drawing:
+    def __init__(self, pixels, **parts):
+        self._model, self._pixels = shapes("cpu", torch.float32), pixels
+        vars(self).update(parts)
+    def __getattr__(self, name): return getattr(self._model, name)
+    def render(self, tokens): return self._pixels(len(tokens))
+
+def leave(*_, **__): sys.exit(0)
+def numbers(device, dtype): return Drawing(lambda n: torch.zeros(n, 3, 8, 8))
+def empty(device, dtype): return Drawing(lambda n: torch.zeros(n, 3, 0, 0, dtype=torch.uint8))
+def leaving(device, dtype): return Drawing(leave)
+def undigested(device, dtype): return Drawing(leave, weights_sha256=5)
+def nothing(device, dtype): return None
+def full(device, dtype): raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+def of(target, name=None, config=_SHAPES / "config.json"):
+    return ModelInfo(name or target, "", f"mine:{target}", (64, 64), 256, "-", config)
+NUMBERS, EMPTY, LEAVING, UNDIGESTED, NOTHING, FULL = map(of, "numbers empty leaving undigested nothing full".split())
+LEAVE, OUTSIDE = of("leave"), of("empty", "../../outside")
+CONFIG = of("leaving", "config", _SHAPES / "network.safetensors")
+"""
+
+
+def test_a_foreign_model_is_named_for_its_faults(tmp_path, monkeypatch, cli):
+    (tmp_path / "mine.py").write_text(MODEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    codes = dict.fromkeys(("NUMBERS", "EMPTY", "LEAVING", "LEAVE", "UNDIGESTED", "NOTHING", "CONFIG"), 3)
+    for name, code in {**codes, "FULL": 1, "OUTSIDE": 2}.items():
+        answer = cli("run", "--model", f"mine:{name}", "--decoder", "ar", "--limit", 1, "--out", tmp_path / name)
+        assert answer.code == code and "a bug" not in answer.err, answer.err
+        assert any(
+            told in answer.err for told in (f"model '{name.lower()}'", "mine.py:", "the model drew", "is called")
+        )
+    assert not list(tmp_path.rglob("outside*"))
+
+
 def test_an_option_of_a_plugin_is_a_flag(site, tmp_path):
     done = specbench(tmp_path, "run", "--help", site=site)
     assert "--power" in done.stdout

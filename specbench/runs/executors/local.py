@@ -26,6 +26,7 @@ from specbench.store.schema import base_row, failed_row, sample_row, trace_row
 from specbench.system import environment
 from specbench.system.device_failures import check_alive, is_out_of_memory, out_of_memory, release_memory
 from specbench.system.monitor import MachineMonitor
+from specbench.system.plugins import foreign_place
 
 WARM_UP_ID = "(warm-up)"
 MISFITS = 2
@@ -175,10 +176,7 @@ def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], reporter: Report
             for request, outcome in decode_each(model, requests(waiting), *settings, watch=watch):
                 chunk, started_at, monitor = begun.pop(request.key)
                 yield _rows(chunk, [outcome], started_at, monitor.read())
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # one image broke the batch, or each of them fails: decode them one by one
+        except (Exception, SystemExit) as error:  # an image broke the batch, or each fails: decode them one by one
             check_alive(model.device, error)
             if is_out_of_memory(error):
                 misfits += 1
@@ -223,7 +221,8 @@ def _decode(
         failure = copy(error)
     except (Exception, SystemExit) as error:  # any failure of an image becomes its row
         check_alive(model.device, error)
-        failure = SpecbenchError(f"{type(error).__name__}: {error}")
+        of_plugin = f" at {found}" if (found := foreign_place(error)) else ""
+        failure = SpecbenchError(f"{type(error).__name__}{of_plugin}: {error}")
     # After the error, whose traceback holds the tensors of the batch.
     if is_out_of_memory(failure):
         release_memory()
