@@ -1,6 +1,6 @@
 """Audit exact decoders with new seeds: how many are flagged that should not be? Continues where it stopped.
 
-    python dev/audit/false_alarms.py                      200 audits, the lossless presets in turn, each with a seed of its own
+    python dev/audit/false_alarms.py                      200 audits, the lossless presets in turn, a seed for each
     python dev/audit/false_alarms.py --samples 27000      the same with fewer images each
 
 A line per audit goes to results/audit/false_alarms.jsonl at once. An exact decoder is flagged with probability
