@@ -12,7 +12,7 @@ FIT_TORCHVISION := $(BIN)/python -c "import torchvision" 2>/dev/null || \
 # environment of their own, with a torchvision that fits its torch.
 HPSV2_VENV ?= .venv-hpsv2
 
-.PHONY: help demo install test test-hpsv2 audit-menu test-commands check docs docs-site pictures page-library train-shapes train-head speed gpu drills release-matrix clean
+.PHONY: help demo install test test-hpsv2 audit-menu test-commands check docs docs-site pictures page-library train-shapes train-head speed gpu drills numbers release-matrix clean
 
 help: ## List these targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -116,6 +116,9 @@ drills: $(VENV)/.dev ## Kill runs 200 times and more, and feed 10,000 hostile in
 	$(BIN)/python dev/drills/kills.py ray-node --kills 2 --seconds 3600
 	$(BIN)/python dev/drills/kills.py report
 	$(BIN)/python dev/drills/fuzz.py
+
+numbers: $(VENV)/.run ## Compare the numbers that the pages quote with their raw files
+	$(BIN)/python dev/release/quoted.py
 
 RELEASE_PYTHONS ?= $(PYTHON)
 release-matrix: ## Try the last commit on fresh machines (an hour; PyTorch from the network); writes results/release

@@ -1,13 +1,15 @@
 """Audit a stored run of any model: the Rosenblatt transform of its tokens, recorded while decoding or recomputed.
 
 Recorded values rely on the decoder; recomputation feeds the finished tokens through the model once, teacher-forced in
-float32, and relies on nothing but the tokens.
+float32 with the whole context, and relies on nothing but the tokens. It also compares what was recorded with what it
+finds, and counts tokens that the target cannot draw.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +19,7 @@ import pandas as pd
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model, recorded_model
 from specbench.models.facts import ModelFacts
+from specbench.models.interface import ImageModel
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.stats.rosenblatt import LEVEL, Deviation, RosenblattResult, Tokens, audit_tokens
 from specbench.store.run_audits import images_fingerprint, write_audit
@@ -38,7 +41,19 @@ OF_TARGET = ("u_id", "u_p")
 """Orders that need the model and the tokens alone."""
 _CHUNK = 2**24
 """Maximum number of probabilities in memory while recomputing."""
+CONSISTENT, DEVIATES = "consistent", "deviates"
+IMPOSSIBLE = "impossible tokens"
+OTHERS = "recorded p is not the model's"
 _TOLERANCE = 0.01
+"""Difference of a float32 run's recorded value to the recomputed one, in nats or of u, that rounding never makes."""
+_BEYOND = 0.001
+"""Share of the tokens of a float32 run that may be beyond it: a token at the edge of top-p falls to either side."""
+_CONTROL = 16
+"""Images of a run of fewer bits that are also recomputed in its own dtype: how far apart rounding alone brings them."""
+_ROUNDING = 1.5
+"""Mean distance of such a run's values to those recomputed, over the control's, that rounding never makes."""
+_EDGE = 0.001
+"""A token of a float32 run is possible if it is with this many nats more, and with so much more top-p."""
 _COLUMNS = (
     *KEY,
     "prompt",
@@ -48,6 +63,7 @@ _COLUMNS = (
     "tokens",
     "forced",
     "committed_step",
+    "logp",
     "entropy",
     *PRINTED_ORDERS,
 )
@@ -94,13 +110,17 @@ def audit_run(
         keep: store the result with the run, for reports.
 
     Returns:
-        A flat dict: `run_id, decoder, declared, verdict` ("consistent" or "deviates"), `deviates, failed` (it claims
-        to be lossless and deviates), `tv, tv_low, tv_high` (the lower bound on the mean total variation per token),
+        A flat dict: `run_id, decoder, declared, verdict` (CONSISTENT, DEVIATES, IMPOSSIBLE or OTHERS, the last that
+        holds), `deviates` (so do tokens of probability 0), `failed` (it claims to be lossless and deviates, or what it
+        recorded is not the model's), `tv, tv_low, tv_high` (the lower bound on the mean total variation per token),
         `p_value` (smallest, corrected), `level, order, kind, group` (of the test with the smallest p-value),
         `place, entropy` (the place in the window and the range of entropy that deviate most, None where none does),
         `detectable` (see `specbench.stats.rosenblatt.detectable`), `images, tokens, tests, by_order`, `recomputed`,
-        `unavailable` (orders without values), `agreement` (stored against recomputed, by order), and `fingerprint`
-        (of the rows, see `specbench.store.run_audits`).
+        `unavailable` (orders without values), `fingerprint` (of the rows, see `specbench.store.run_audits`), and where
+        p was recomputed: `impossible_tokens, impossible_images` (tokens of probability 0 given all tokens before them,
+        and the images with one), `nll_gap, nll_gap_se` (of the possible tokens, in nats), `agreement` (of recorded
+        values with those recomputed, by value: mean distance `mean`, the share `beyond` 0.01, `rounding` (the mean
+        distance that the run's dtype explains, None for float32), `differs`; empty where the loop records none).
 
     Raises:
         SpecbenchError: no decoded images, no recorded values, other weights than the run's; exit code 5 where the
@@ -109,13 +129,12 @@ def audit_run(
     folder = Path(folder)
     store = RunStore(folder)
     info, rows = store.info(), _decoded(store)
+    found: dict[str, object] = {}
     if recompute:
-        values = _recomputed(info.spec, rows, *_checkpoint(info, weights, revision), device)
-        stored = _stacked(rows, OF_TARGET)
-        agreement = {name: _agreement(stored[name], values.u[name]) for name in stored}
+        values, found = _recomputed(info.spec, rows, *_checkpoint(info, weights, revision), device)
     else:
         rows = _with_values(rows, folder)
-        values, agreement = Values(_stacked(rows, PRINTED_ORDERS), np.stack(rows["entropy"])), {}
+        values = Values(_stacked(rows, PRINTED_ORDERS), np.stack(rows["entropy"]))
     try:
         result = audit_tokens(_tokens(rows, values), level)
     except ValueError as error:
@@ -123,9 +142,13 @@ def audit_run(
     described = _described(info, result) | {
         "recomputed": recompute,
         "unavailable": [PRINTED_ORDERS[name] for name in PRINTED_ORDERS if name not in values.u],
-        "agreement": agreement,
         "fingerprint": images_fingerprint(rows),
+        **found,
     }
+    if found.get("impossible_tokens"):
+        described |= {"verdict": IMPOSSIBLE, "deviates": True, "failed": described["declared"] == "lossless"}
+    if any(held["differs"] for held in found.get("agreement", {}).values()):
+        described |= {"verdict": OTHERS, "failed": True}
     if keep:
         write_audit(folder, described)
     return described
@@ -143,10 +166,14 @@ class Values(NamedTuple):
     Attributes:
         u: [K, N] uniforms of the Rosenblatt transform by order, NaN where an image has none.
         entropy: [K, N] of p.
+        logp: [K, N] of the tokens under p.
+        possible: [K, N] bool, whether the target can draw the token.
     """
 
     u: dict[str, np.ndarray]
     entropy: np.ndarray
+    logp: np.ndarray | None = None
+    possible: np.ndarray | None = None
 
 
 def _decoded(store: RunStore) -> pd.DataFrame:
@@ -171,7 +198,7 @@ def _with_values(rows: pd.DataFrame, folder: Path) -> pd.DataFrame:
 
 def _tokens(rows: pd.DataFrame, values: Values) -> Tokens:
     """Input of the test: the values of the free slots, with their place in the window."""
-    free = ~np.stack(rows["forced"])[0]
+    free = _free(rows)[0]
     place = _place(np.stack(rows["committed_step"]))
     u = {name: held[:, free].astype(float) for name, held in values.u.items()}
     return Tokens(u, None if place is None else place[:, free], values.entropy[:, free].astype(float))
@@ -183,7 +210,7 @@ def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
         "run_id": info.run_id,
         "decoder": decoder.name,
         "declared": "lossless" if decoder.lossless else "lossy",
-        "verdict": "deviates" if result.deviates else "consistent",
+        "verdict": DEVIATES if result.deviates else CONSISTENT,
         "deviates": result.deviates,
         "failed": result.deviates and bool(decoder.lossless),
         "tv": result.deviation.value,
@@ -233,40 +260,110 @@ def _place(steps: np.ndarray) -> np.ndarray | None:
     return np.arange(steps.shape[1]) - np.stack([np.searchsorted(row, row) for row in steps])
 
 
-def _agreement(stored: np.ndarray, recomputed: np.ndarray) -> dict[str, float]:
-    """Mean difference between recorded and recomputed values, and the share of tokens beyond `_TOLERANCE`."""
-    gap = np.abs(stored - recomputed)
-    gap = gap[~np.isnan(gap)]
-    if not len(gap):
-        return {"mean": math.nan, "beyond": math.nan}
-    return {"mean": float(gap.mean()), "beyond": float((gap > _TOLERANCE).mean())}
+def _recomputed(
+    spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str
+) -> tuple[Values, dict[str, object]]:
+    """Values of a teacher-forced pass in float32, and what they say of the run (see `audit_run`)."""
+    facts = _model_of(spec, weights, revision)
+    model, edge = load_model(facts, device, "float32"), _EDGE
+    rounding: dict[str, float] = {}
+    if spec.dtype != "float32":
+        part = rows.iloc[:: -(-len(rows) // _CONTROL)]
+        control = teacher_forced(load_model(facts, device, spec.dtype), part, spec.sampling)
+        gaps = _gaps(_compared(control), _compared(teacher_forced(model, part, spec.sampling)), _free(part))
+        rounding = {name: _mean(gap) for name, gap in gaps.items()}
+        edge = float(max(gap[np.isfinite(gap)].max() for gap in gaps.values()))
+    values = teacher_forced(model, rows, spec.sampling, edge)
+    free, agreement = _free(rows), {}
+    if rows["u_id"].notna().any():
+        stored = {"logp": np.stack(rows["logp"]), **_stacked(rows, OF_TARGET)}
+        for name, gap in _gaps(stored, _compared(values), free).items():
+            mean, beyond, explained = _mean(gap), float((gap > _TOLERANCE).mean()), rounding.get(name)
+            differs = beyond > _BEYOND if explained is None else mean > _ROUNDING * explained
+            held = {"mean": mean, "beyond": beyond, "rounding": explained, "differs": bool(differs)}
+            agreement[_COMPARED[name]] = held
+    impossible = (~values.possible & free).sum(1)
+    # A token at the edge is possible, but has no log p here.
+    gap, error = nll_gap(values.logp, values.entropy, free & np.isfinite(values.logp))
+    return values, {
+        "impossible_tokens": int(impossible.sum()),
+        "impossible_images": int((impossible > 0).sum()),
+        "nll_gap": gap,
+        "nll_gap_se": error,
+        "agreement": agreement,
+    }
 
 
-def _recomputed(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str) -> Values:
-    """Values in the orders `OF_TARGET` from one teacher-forced pass."""
+_COMPARED = {"logp": "log p", "u_id": "u by token id", "u_p": "u by p descending"}
+"""Printed names of the recorded values that are compared with those recomputed."""
+
+
+def _compared(values: Values) -> dict[str, np.ndarray]:
+    return {"logp": values.logp, **values.u}
+
+
+def _free(rows: pd.DataFrame) -> np.ndarray:
+    """[K, N] bool, slots that the grammar leaves free."""
+    return ~np.stack(rows["forced"])
+
+
+def _gaps(some: dict[str, np.ndarray], others: dict[str, np.ndarray], free: np.ndarray) -> dict[str, np.ndarray]:
+    """Distances of the values of `free` slots that both have, by name; infinite where one p of the two is 0."""
+    found = {}
+    for name in some:
+        with np.errstate(invalid="ignore"):
+            gap = np.where(some[name] == others[name], 0.0, np.abs(some[name] - others[name]))
+        found[name] = gap[free & ~np.isnan(gap)]
+    return found
+
+
+def _mean(gap: np.ndarray) -> float:
+    return float(gap[np.isfinite(gap)].mean())
+
+
+def nll_gap(logp: np.ndarray, entropy: np.ndarray, counted: np.ndarray) -> tuple[float, float | None]:
+    """Mean of -log p minus mean entropy of the `counted` tokens [K, N], with its standard error over images."""
+    excess = np.where(counted, -np.where(counted, logp, 0.0) - entropy, 0.0).sum(1)
+    mean = float(excess.sum() / counted.sum())
+    off = np.square(excess - mean * counted.sum(1)).sum()
+    k = len(excess)
+    return mean, float(math.sqrt(k / (k - 1) * off) / counted.sum()) if k > 1 else None
+
+
+def teacher_forced(model: ImageModel, rows: pd.DataFrame, sampling: Sampling, edge: float = _EDGE) -> Values:
+    """Values in the orders `OF_TARGET`, log p and possible tokens, each token given all tokens before it.
+
+    Args:
+        rows: K images: the key, `seed`, `prompt`, `tokens`.
+        edge: a token is possible if it is with so many nats more, and with so much more top-p.
+    """
     from specbench.decoding.noise import Noise, row_key
     from specbench.decoding.uniforms import uniforms
 
-    model = load_model(_model_of(spec, weights, revision), device, "float32")
-    sampling, length = spec.sampling, model.layout.length
+    length = model.layout.length
     width = max(1, min(length, _CHUNK // model.layout.vocab))
     batch = max(1, min(16, _CHUNK // (model.layout.vocab * width)))
     pieces = []
     for start in range(0, len(rows), batch):
         part = rows.iloc[start : start + batch]
-        masses = [np.concatenate(held, 1) for held in zip(*_forced_masses(model, part, sampling, width), strict=True)]
+        masses = [
+            np.concatenate(held, 1) for held in zip(*_forced_masses(model, part, sampling, width, edge), strict=True)
+        ]
         keys = [row_key(int(row.seed), row.prompt_id, int(row.sample)) for row in part.itertuples()]
         v = Noise(keys, model.layout.vocab).tie_break(_slots(len(part), 0, length)).numpy()
-        pieces.append([uniforms(*masses[:2], v), uniforms(*masses[2:4], v), masses[4]])
-    by_id, by_p, entropy = (np.concatenate(piece) for piece in zip(*pieces, strict=True))
-    return Values({"u_id": by_id, "u_p": by_p}, entropy)
+        pieces.append([uniforms(*masses[:2], v), uniforms(*masses[2:4], v), *masses[4:]])
+    by_id, by_p, entropy, logp, possible = (np.concatenate(piece) for piece in zip(*pieces, strict=True))
+    return Values({"u_id": by_id, "u_p": by_p}, entropy, logp, possible)
 
 
-def _forced_masses(model, part: pd.DataFrame, sampling: Sampling, width: int) -> Iterator[list[np.ndarray]]:
-    """For `width` slots at a time: masses before and through the tokens by id and by p, and the entropy, [B, width]."""
+def _forced_masses(
+    model: ImageModel, part: pd.DataFrame, sampling: Sampling, width: int, edge: float
+) -> Iterator[list[np.ndarray]]:
+    """For `width` slots at a time: masses before and through the tokens by id and by p, entropy, log p, and whether the
+    tokens are possible, [B, width]."""
     import torch
 
-    from specbench.decoding.sampling import Target, entropy
+    from specbench.decoding.sampling import Target, at, entropy
     from specbench.decoding.uniforms import mass_before, mass_before_id
 
     with torch.inference_mode():
@@ -274,13 +371,18 @@ def _forced_masses(model, part: pd.DataFrame, sampling: Sampling, width: int) ->
         consumed = torch.nn.functional.pad(tokens[:, :-1], (1, 0))
         session = model.begin(model.encode(part["prompt"].tolist()), sampling.guidance, width)
         target = Target(model.layout, sampling, model.device)
+        # At most half of what top-p leaves out, so that something is left out.
+        wider = replace(sampling, top_p=sampling.top_p + min(edge, (1 - sampling.top_p) / 2))
+        loose = Target(model.layout, wider, model.device)
         for start in range(0, tokens.shape[1], width):
             end = min(start + width, tokens.shape[1])
             positions = _slots(len(part), start, end).to(model.device)
-            p = target(session.forward(consumed[:, start:end], positions), positions)
-            chosen = tokens[:, start:end]
-            masses = (*mass_before_id(p, chosen), *mass_before(p, p, chosen), entropy(p))
-            yield [mass.cpu().numpy() for mass in masses]
+            logits = session.forward(consumed[:, start:end], positions).float()
+            p, chosen = target(logits, positions), tokens[:, start:end]
+            masses = (*mass_before_id(p, chosen), *mass_before(p, p, chosen), entropy(p), at(p, chosen).log())
+            own = chosen.clamp(max=logits.shape[-1] - 1)[..., None]
+            raised = logits.scatter_add(-1, own, torch.full_like(own, edge, dtype=logits.dtype))
+            yield [mass.cpu().numpy() for mass in (*masses, at(loose(raised, positions), chosen) > 0)]
 
 
 def _slots(rows: int, start: int, end: int):

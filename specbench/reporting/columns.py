@@ -162,6 +162,8 @@ def audit_cell(row: Mapping) -> str:
     if audit["verdict"] == "deviates":
         bound = with_interval(audit["tv"], audit["tv_low"], audit["tv_high"], 3)
         cell = f"deviates, TV >= {bound}" if audit["tv"] else "deviates (too few images for its size)"
+    elif audit["verdict"] != "consistent":
+        cell = audit["verdict"]
     else:
         cell = f"consistent (detectable: {number(audit['detectable'], 3)})"
     notes = [f"n={audit['images']}"] * (audit["images"] != row["n"]) + ["out of date"] * (not audit["current"])

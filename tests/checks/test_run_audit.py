@@ -5,9 +5,10 @@ import shutil
 from contextlib import contextmanager
 
 import pytest
+from planted_bugs import RECORDING_FAULTS, plant
 
 from specbench import api
-from specbench.checks.run_audit import PRINTED_ORDERS, audit_run
+from specbench.checks.run_audit import CONSISTENT, IMPOSSIBLE, OTHERS, PRINTED_ORDERS, audit_run
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Target
 from specbench.errors import BAD_INPUT, GATE, MISSING_PREREQUISITE, SpecbenchError
@@ -18,7 +19,7 @@ from specbench.store.run_store import RunStore
 IMAGES = 12
 
 
-def decoded(out, decoder):
+def decoded(out, decoder, **settings):
     settings = {
         "limit": IMAGES,
         "batch": IMAGES,
@@ -27,7 +28,7 @@ def decoded(out, decoder):
         "temperature": 2.0,
         "top_p": 1.0,
         "quiet": True,
-    }
+    } | settings
     (folder,) = api.run(decoder=[decoder], out=str(out), **settings).folders
     return folder
 
@@ -89,9 +90,48 @@ def test_recomputed_values_are_those_recorded(folder_of):
     found = audit_run(folder, recompute=True)
     assert found["verdict"] == "consistent"
     assert found["unavailable"] == ["p/q descending", "q/q of the step before, descending"]
+    assert set(found["agreement"]) == {"log p", "u by token id", "u by p descending"}
     for agreement in found["agreement"].values():
         assert agreement["mean"] < 1e-4
         assert agreement["beyond"] == 0
+    assert found["impossible_tokens"] == 0
+
+
+SAMPLED = {"limit": 3, "batch": 3, "cfg": 1.5, "temperature": 1.0, "top_k": 60, "top_p": 0.95}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rounding_is_no_verdict(dtype, tmp_path):
+    found = audit_run(decoded(tmp_path, "sjd", dtype=dtype, **SAMPLED), recompute=True)
+    assert (found["verdict"], found["failed"]) == (CONSISTENT, False)
+
+
+@pytest.mark.parametrize("fault", RECORDING_FAULTS)
+def test_a_run_that_records_another_p_than_the_models_is_a_verdict(fault, tmp_path, monkeypatch, cli):
+    with monkeypatch.context() as patch:
+        plant([RECORDING_FAULTS[fault]], patch)
+        folder = decoded(tmp_path, "sjd", **SAMPLED)
+    outcome = cli("audit", "--run", folder, "--recompute")
+    assert outcome.code == GATE
+    assert OTHERS in outcome.out
+    assert f"{folder.name} ({OTHERS})" in outcome.err
+    assert OTHERS in cli("report", folder).out
+
+
+@pytest.mark.parametrize("fault", ["top-p in drafted columns", "guidance"])
+def test_bfloat16_does_not_hide_another_p(fault, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        plant([RECORDING_FAULTS[fault]], patch)
+        folder = decoded(tmp_path, "sjd", **SAMPLED | {"dtype": "bfloat16", "limit": 8, "batch": 8})
+    assert audit_run(folder, recompute=True)["verdict"] == OTHERS
+
+
+def test_tokens_that_the_target_cannot_draw_are_a_verdict(tmp_path, cli):
+    folder = decoded(tmp_path, "add", **SAMPLED)
+    outcome = cli("audit", "--run", folder, "--recompute")
+    assert outcome.code == 0  # it never claimed to be lossless
+    assert IMPOSSIBLE in outcome.out
+    assert "have probability 0 given all tokens before them" in outcome.err
 
 
 def test_recomputing_in_pieces_changes_nothing(folder_of, monkeypatch):
@@ -100,7 +140,7 @@ def test_recomputing_in_pieces_changes_nothing(folder_of, monkeypatch):
     monkeypatch.setattr("specbench.checks.run_audit._CHUNK", 512 * 50)  # 50 columns at a time, one image
     pieces = audit_run(folder, recompute=True)
     assert pieces["tv"] == pytest.approx(whole["tv"], abs=1e-3)
-    assert pieces["agreement"]["u_p"]["beyond"] == 0
+    assert pieces["agreement"]["u by p descending"]["beyond"] == 0
 
 
 def test_a_decoder_that_samples_from_another_distribution_fails_its_claim(folder_of, cli):
@@ -119,7 +159,7 @@ def test_a_decoder_that_records_another_p_is_found_out_by_recomputing(folder_of,
     assert outcome.code == GATE
     (found,) = json.loads(outcome.out)
     assert found["failed"]
-    assert found["agreement"]["u_p"]["beyond"] > 0.2
+    assert found["agreement"]["u by p descending"]["beyond"] > 0.2
 
 
 def test_a_run_without_recorded_values_names_the_flag_that_helps(folder_of, cli):

@@ -269,3 +269,25 @@ BUGS = (
     _bug("sampling", "guidance points the other way", "specbench.models.transformer.forward:guide",
          "torch.lerp(unconditional, conditional,", "torch.lerp(conditional, unconditional,", "ar", TRANSFORMER),
 )  # fmt: skip
+
+
+_TARGET, _FORWARD = _DECODING + "sampling:Target.__call__", "specbench.models.transformer.forward:"
+_SAMPLED = "truncate(logits.float(), self._sampling)"
+RECORDING_FAULTS = {
+    "temperature in drafted columns": Edit(
+        _TARGET, _SAMPLED, "truncate(torch.cat([logits[:, :1], logits[:, 1:] / 1.05], 1).float(), self._sampling)"
+    ),
+    "top-k": Edit(_TARGET, _SAMPLED, "truncate(logits.float(), Sampling(**{**vars(self._sampling), 'top_k': 50}))"),
+    "top-p in drafted columns": Edit(
+        _TARGET,
+        _SAMPLED,
+        "torch.cat([truncate(logits[:, :1].float(), self._sampling), "
+        "truncate(logits[:, 1:].float(), Sampling(**{**vars(self._sampling), 'top_p': 0.93}))], 1)",
+    ),
+    "guidance": Edit(_FORWARD + "guide", "conditional, guidance)", "conditional, guidance * 1.4 / 1.5)"),
+    "cache": Edit(_FORWARD + "run_step", "<= inputs.slots[..., None]", "< inputs.slots[..., None]"),
+    "prompt": Edit(
+        "specbench.models.shapes.network:ShapesNetwork.encode", "for text in prompts", "for text in prompts[::-1]"
+    ),
+}
+"""Faults after which a run records, and draws from, another p than its model's."""

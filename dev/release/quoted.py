@@ -1,0 +1,101 @@
+"""Compare numbers that the pages quote with the raw files they come from: `make numbers`.
+
+A quoted number agrees if the raw one, rounded to as many digits, is the same. Ends with exit code 1 if one does not, or
+if its sentence is gone. Then come the sentences that say themselves that they have no raw file, and how many numbers of
+each page are not compared: generated tables are made from raw files and left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+LOSSY = "docs/notes/lossy-search.md"
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w.]*[\w])")
+RELAXED, AMPLIFIED = "vertical verifier=relax residual=optimal delta=1 relax-scale=2", "vertical verifier=amplify k=2"
+UNMARKED = re.compile(r"[^.;|]*(?:no raw (?:file|data))[^.;|]*")
+
+
+def _json(name: str):
+    return json.loads((RESULTS / name).read_text())
+
+
+def _more_tokens(decoder: str) -> float:
+    """Tokens per step over those of `vertical`, in percent more."""
+    rows = {row["decoder"]: row["tokens"][0] for row in _json("frontier/lossy.json")["rows"]}
+    return 100 * (rows[decoder] / rows["vertical"] - 1)
+
+
+def _difference(decoder: str, metric: str) -> float:
+    rows = {row["decoder"]: row for row in _json("frontier/lossy.json")["rows"]}
+    return rows[decoder]["differences"][metric]["difference"]
+
+
+def _siblings() -> float:
+    nfe = _json("frontier/siblings.json")["nfe"]
+    return sum(nfe["scd-mc"].values()) / sum(nfe["sjd-pac"].values())
+
+
+def _false_alarms(what: str) -> float:
+    rows = pd.read_json(RESULTS / "audit" / "false_alarms.jsonl", lines=True)
+    p = rows[rows.asked == 27_000].p_value
+    return {"audits": len(p), "below": int((p < 0.05).sum()), "smallest": float(p.min())}[what]
+
+
+def _impossible(decoder: str, what: str) -> float:
+    rows = pd.read_json(RESULTS / "reference" / "teacher-forced.jsonl", lines=True)
+    own = rows[rows.decoder == decoder].impossible
+    return {"tokens": own.sum(), "images": (own > 0).sum(), "of": len(own)}[what]
+
+
+QUOTED: tuple[tuple[str, str, Callable[[], float]], ...] = (
+    (LOSSY, r"what they gain, ([\d.]+) to", lambda: _more_tokens(RELAXED)),
+    (LOSSY, r"what they gain, [\d.]+ to ([\d.]+) %", lambda: _more_tokens(AMPLIFIED)),
+    (LOSSY, r"\| `vertical` \| yes .*? \| (\+[\d.]+) \[", lambda: _difference("vertical", "shapes-detector")),
+    ("docs/notes/several-drafts.md", r"`scd-mc` takes ([\d.]+) times the steps", _siblings),
+    ("results/frontier/README.md", r"`scd-mc` takes ([\d.]+) \[", _siblings),
+    ("docs/exactness.md", r"False alarms.\*\* (\d+) audits", lambda: _false_alarms("audits")),
+    ("docs/exactness.md", r"0.0001, (\d+) with p below", lambda: _false_alarms("below")),
+    ("docs/exactness.md", r"smallest p ([\d.]+)", lambda: _false_alarms("smallest")),
+    ("docs/quality.md", r"\| zipar \|.*?; (\d+) impossible", lambda: _impossible("zipar", "tokens")),
+    ("docs/quality.md", r"\| zipar \|.*? in (\d+) of \d+ images", lambda: _impossible("zipar", "images")),
+    ("docs/quality.md", r"\| zipar \|.*? of (\d+) images", lambda: _impossible("zipar", "of")),
+)  # fmt: skip
+"""Page, pattern whose group is the quoted number, and the raw number."""
+
+
+def agrees(quoted: str, raw: float) -> bool:
+    digits = len(quoted.partition(".")[2])
+    return abs(float(quoted) - raw) <= 0.5 * 10**-digits + 1e-9
+
+
+def main() -> int:
+    wrong, compared = 0, dict.fromkeys((page for page, _, _ in QUOTED), 0)
+    for page, pattern, raw in QUOTED:
+        found = re.search(pattern, (ROOT / page).read_text())
+        right = found is not None and agrees(found[1], raw())
+        wrong += not right
+        compared[page] += 1
+        print(f"{'ok' if right else 'WRONG'}  {page}: {found[1] if found else 'gone: ' + pattern}, raw {raw():.6g}")
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    print("\nWithout a raw file, as the pages say:")
+    for page in pages:
+        for sentence in UNMARKED.findall(page.read_text()):
+            print(f"  {page.relative_to(ROOT)}: {' '.join(sentence.split())[:150]}")
+    print("\nNumbers in prose that are not compared:")
+    for page in pages:
+        prose = re.sub(r"<!-- begin:([\w-]+).*?<!-- end:\1 -->|```.*?```", "", page.read_text(), flags=re.S)
+        name = str(page.relative_to(ROOT))
+        print(f"  {len(NUMBER.findall(prose)) - compared.get(name, 0):4d} {name}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
