@@ -45,6 +45,10 @@ _NAMES = {
     "median_b_ms": "median latency of B, ms",
 }
 """Names of the numbers about speed; every other row is a score difference, B minus A."""
+_TESTED = ("", _NAMES["speedup"])
+"""Of the named numbers, those that are tested; a score has no such name."""
+MARK = "†"
+MARKED = f"{MARK}: differs from the baseline at the 5 % level, p-values corrected by Holm over the whole table."
 _LEAST_P = 0.0001
 _BOUNDS = {"": "value", ".low": "low", ".high": "high"}
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -65,6 +69,19 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dic
     runs = Run(a), Run(b)
     latencies = (row for name, run in zip("ab", runs, strict=True) for row in _latency_rows(name, run))
     return corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
+
+
+def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None) -> list[dict[str, dict]]:
+    """Compare runs with their baselines: for each (baseline, run) the speed-up and the score differences by name, with
+    p-values that are Holm-corrected over all pairs together. Keys as of `compare_runs`."""
+    found = [[row for row in compare_runs(*pair, settings) if _NAMES.get(row["name"], "") in _TESTED] for pair in pairs]
+    joint = iter(corrected([row for rows in found for row in rows]))
+    return [{row["name"]: next(joint) for row in rows} for rows in found]
+
+
+def marks(numbers: Mapping[str, Mapping]) -> dict[str, str]:
+    """The mark of each number of `against` that differs from the baseline's, by name."""
+    return {name: MARK for name, row in numbers.items() if row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT}
 
 
 def corrected(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:

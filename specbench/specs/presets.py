@@ -424,10 +424,16 @@ def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict
     }
 
 
+_IMPORTED: dict[str, str] = {}
+"""Names of the presets that were imported, by reference."""
+
+
 def decoder_name(reference: str) -> str:
     """Name of a decoder for `resolve`; "package.module:NAME" imports and registers that preset first."""
     if ":" not in reference:
         return reference
+    if reference in _IMPORTED:  # `power:DECODER` may be called `power`, which then is a name, too
+        return _IMPORTED[reference]
     name, _, given = reference.partition(":")
     if name in PRESETS:
         meant = f"did you mean {name}:{given.replace(':', '=')}?" if ":" in given else f"for example {name}:window=16"
@@ -437,7 +443,7 @@ def decoder_name(reference: str) -> str:
         raise SpecbenchError(f"decoder '{reference}' is a {type(preset).__name__}, not a specbench Preset")
     if PRESETS.setdefault(preset.name, preset) is not preset:
         raise SpecbenchError(f"decoder '{reference}' is called '{preset.name}', a name already taken")
-    return preset.name
+    return _IMPORTED.setdefault(reference, preset.name)
 
 
 def require_decoders(pieces: Sequence[str]) -> None:
