@@ -180,7 +180,8 @@ def metric(name: str) -> Callable[..., Any]:
         found = load_object(entry.target, f"metric {name}")
         return functools.partial(found, entry.variant) if entry.variant else found
     if name in plugins("metrics"):
-        return _foreign(load_object(plugins("metrics")[name].value, f"metric {name}"), name)
+        target = plugins("metrics")[name].value
+        return _foreign(load_object(target, f"metric {name}"), target)
     if is_reference(name):
         return _foreign(load_user_object(name, "metric"), name)
     raise unknown_name("metric", name, metric_names())
@@ -194,6 +195,7 @@ def _foreign(found: Any, reference: str) -> Callable[..., Any]:
         raise SpecbenchError(f"metric '{reference}' is called {found.name!r}", "letters, digits and .+-[] make a name")
     if found.name in METRICS:
         raise SpecbenchError(f"metric '{reference}' is called '{found.name}', which is a metric of specbench")
+    found.reference = reference
     return found
 
 

@@ -15,6 +15,7 @@ from specbench.runs.decoder_args import parse_decoders
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import PRESETS, decoder_name, options_of
 from specbench.specs.run_spec import RunSpec
+from specbench.system.plugins import is_reference
 
 NUMBERS = (
     *("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput"),
@@ -78,8 +79,9 @@ class Column:
 
     @property
     def metric(self) -> str | None:
-        """Metric of its score."""
-        return self.score and self.score.partition(":")[0]
+        """Metric of its score, by the name under which it is found."""
+        asked = self.key.removeprefix(SCORE).partition("/")[0]
+        return asked if is_reference(asked) else self.score and self.score.partition(":")[0]
 
     @property
     def measurable(self) -> bool:

@@ -22,6 +22,7 @@ from specbench.specs.presets import PRESETS, options_of
 from specbench.store.run_folders import runs_in
 from specbench.system import console
 from specbench.system.files import data_folder
+from specbench.system.plugins import is_reference
 
 _SAMPLING = {"guidance": float, "temperature": float, "top_k": int, "top_p": float, "entropy_scale": float}
 _CASE = {"model": str, "decoder": str, "options": dict, "prompts": str, "dtype": str, "sampling": dict}
@@ -206,6 +207,8 @@ def _score(text: str, protocol: str | None, file: str, place: str) -> str:
     """ "fid" by the protocol's variant, "geneval[hf-m2f]/counting" as the stored "geneval[hf-m2f]:counting"."""
     metric, _, part = text.partition("/")
     try:
+        if is_reference(metric):
+            return ":".join(filter(None, (metric_catalog.metric(metric).name, part)))
         variants = [name for name in find_protocol(protocol) if name.partition("[")[0] == metric] if protocol else []
         name = variants[0] if variants else metric
         metric_catalog.metric_summary(name)

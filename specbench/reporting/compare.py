@@ -24,6 +24,7 @@ from specbench.reporting.comparability import mismatched_fields, mismatched_for_
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import Run, latencies
 from specbench.stats.intervals import FEW_UNITS
+from specbench.system.plugins import is_reference, source_digest
 
 FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
 CHANGE = 0.02
@@ -168,15 +169,16 @@ def _plain_difference(mine: Mapping, theirs: Mapping) -> dict[str, object] | Non
 
 
 def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) -> dict[str, object]:
-    name = str(score["metric"])
-    if (stored := stored_difference(b, a, name, str(score["fingerprint"]))) is not None:
+    name, identity = str(score["metric"]), json.loads(score["identity"])
+    if (stored := stored_difference(b, a, name, str(score["fingerprint"]), identity)) is not None:
         estimate, n = stats.difference_to_show(stored[0]), stored[1]
         return _difference_row(name, estimate, n, estimate.p, estimate.spread, score)
-    if name not in metric_catalog.metric_names():
-        return _row(name, note="no paired difference is defined for this metric")
+    reference = name if name in metric_catalog.metric_names() else str(identity.get("class"))
+    if reference != name and (not is_reference(reference) or source_digest(reference) != identity.get("code")):
+        return _row(name, note=f"its class {reference} is not here as it was when it scored")
     try:
-        on = {"device": "cuda"} if "float32" in json.loads(score["identity"]) else {}
-        metric = metric_catalog.metric(name)(replace(settings or Settings(), **on))
+        on = {"device": "cuda"} if "float32" in identity else {}
+        metric = metric_catalog.metric(reference)(replace(settings or Settings(), **on))
         if fingerprint(metric) != score["fingerprint"]:
             return _row(
                 name, note=f"scored with a different {_fields_that_differ(score['identity'], whole_identity(metric))}"
