@@ -14,7 +14,9 @@ from specbench.cli import completion
 from specbench.cli.commands import help_of
 from specbench.cli.options import (
     TABLE_FORMATS,
+    Baseline,
     Columns,
+    Gates,
     Notes,
     OwnDecoders,
     To,
@@ -31,6 +33,7 @@ from specbench.system import console
 if TYPE_CHECKING:
     from specbench.papers.join import PaperTable
     from specbench.papers.table import Table
+    from specbench.reporting.compare import Gate
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -65,13 +68,17 @@ def bench(
     to: To = None,
     columns: Columns = None,
     notes: Notes = False,
+    baseline: Baseline = None,
+    gate: Gates = None,
 ) -> None:
     from specbench.papers.table import with_own_rows
     from specbench.papers.table_files import load_table
+    from specbench.reporting.compare import Gate
 
     check_environment()
     values = {name: held.value for name, held in merge(_SETTINGS, flags).items()}
     fmt = chosen_format(fmt, to, bool(values["json"]), TABLE_FORMATS)
+    gates = [Gate.parse(text) for text in gate or ()]
     table = with_own_rows(load_table(name), split_list(",".join(decoder or ())))
     if dry_run:
         return _print_estimate(table, flags, bool(values["json"]))
@@ -89,6 +96,7 @@ def bench(
         score_reporter=None if quiet else ScoreProgress(),
         warn=console.warn,
     )
+    joined = _against(joined, baseline, gates)
     print_tables([joined], fmt, to, split_list(columns or ""), notes)
     if values["shard"]:
         console.say("when all parts have ended: specbench merge, then the same command without --shard")
@@ -107,6 +115,9 @@ def report_tables(
     columns: Sequence[str],
     notes: bool,
     decoders: Sequence[str],
+    with_runs: Sequence[str],
+    baseline: str | None,
+    gates: Sequence[Gate],
 ) -> None:
     """Print tables from the runs in the results folder, write them as a page of HTML, or both.
 
@@ -115,21 +126,34 @@ def report_tables(
     """
     from specbench.papers.reproduce import measured_table
     from specbench.papers.table import with_own_rows
-    from specbench.papers.table_files import load_table, table_names
+    from specbench.papers.table_files import is_table, load_table
+    from specbench.store.run_folders import find_runs
+
+    folders = find_runs(out, with_runs) if with_runs else []
 
     joined = []
     for name in names:
-        if name not in table_names():
+        if not is_table(name):
             raise SpecbenchError(
                 f"unknown table '{name}'", "report takes runs or tables, not both; see: specbench list tables"
             )
-        joined.append(measured_table(with_own_rows(load_table(name), decoders), model, prompts, out))
+        table = with_own_rows(load_table(name), decoders)
+        joined.append(_against(measured_table(table, model, prompts, out, folders), baseline, gates))
         if model is None and not any(line.runs for line in joined[-1].lines):
             console.say(f"no runs in {out} for {name}; for runs of another model or prompt set use --model, --prompts")
     if html:
         print_tables(joined, "html", html, columns)
     if to or not html:
         print_tables(joined, fmt, to, columns, notes)
+    for one in joined:
+        if one.problem:
+            raise one.problem
+
+
+def _against(joined: PaperTable, baseline: str | None, gates: Sequence[Gate]) -> PaperTable:
+    from specbench.papers.join import with_baseline
+
+    return with_baseline(joined, baseline or "ar", gates) if baseline or gates else joined
 
 
 def print_tables(

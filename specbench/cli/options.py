@@ -138,6 +138,19 @@ OwnDecoders = Annotated[
         autocompletion=completion.decoders,
     ),
 ]
+Baseline = Annotated[
+    str | None,
+    option("--baseline", "ROW", "Add speed-ups over this row, and mark what differs from it (Holm-corrected)."),
+]
+Gates = Annotated[
+    list[str] | None,
+    option(
+        "--gate",
+        "CONDITION",
+        "Mark rows where this holds against the baseline (AR, unless --baseline), such as 'speedup<1' or "
+        "'shapes-clip<-0.01', and exit with code 4; may be repeated.",
+    ),
+]
 Notes = Annotated[bool, switch("--notes", "LaTeX: footnotes, definitions and machines below the table, too.")]
 To = Annotated[Path | None, option("--to", "FILE", "Write to this file, in the format of its ending.")]
 Offline = Annotated[bool, switch("--offline", "Disable downloads (also HF_HUB_OFFLINE=1).")]

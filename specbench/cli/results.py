@@ -12,7 +12,9 @@ from specbench.cli import completion
 from specbench.cli.commands import help_of
 from specbench.cli.options import (
     TABLE_FORMATS,
+    Baseline,
     Columns,
+    Gates,
     Json,
     Notes,
     Offline,
@@ -250,6 +252,17 @@ _TablePrompts = Annotated[
 ]
 
 
+_With = Annotated[
+    list[str] | None,
+    option(
+        "--with",
+        "RUN",
+        "Add a row of this stored run to a paper's table; may be repeated.",
+        autocompletion=completion.runs,
+    ),
+]
+
+
 def report(
     runs: Annotated[list[str] | None, runs_argument(with_tables=True)] = None,
     fmt: Annotated[str | None, format_option(TABLE_FORMATS)] = None,
@@ -261,26 +274,32 @@ def report(
     model: _TableModel = None,
     prompts: _TablePrompts = None,
     decoder: OwnDecoders = None,
+    with_run: _With = None,
+    baseline: Baseline = None,
+    gate: Gates = None,
     out: Out = "results",
     json: Json = False,
 ) -> None:
-    from specbench.papers.table_files import refuse_mistyped, table_names
+    from specbench.papers.table_files import is_table, refuse_mistyped
+    from specbench.reporting.compare import Gate
     from specbench.store.merge_shards import incomplete_shards, shards_in
 
     for text in incomplete_shards(shards_in(out)):
         console.warn(f"{text}: the tables lack their images")
     fmt = chosen_format(fmt, to, json, TABLE_FORMATS)
     chosen = split_list(columns or "")
-    if set(runs or ()) & set(table_names()):
+    gates = [Gate.parse(text) for text in gate or ()]
+    if any(map(is_table, runs or ())):
         from specbench.cli.bench import report_tables
 
         return report_tables(
-            runs, model, prompts, out, fmt, to, html, chosen, notes, split_list(",".join(decoder or ()))
-        )
+            runs, model, prompts, out, fmt, to, html, chosen, notes, split_list(",".join(decoder or ())),
+            with_run or (), baseline, gates,
+        )  # fmt: skip
     refuse_mistyped(runs or (), out)
-    if model or prompts or decoder:
+    if model or prompts or decoder or with_run:
         raise SpecbenchError(
-            "--model, --prompts and --decoder require the name of a table", "see: specbench list tables"
+            "--model, --prompts, --decoder and --with require the name of a table", "see: specbench list tables"
         )
     for page in filter(None, (html, to if fmt == "html" else None)):
         _write_page(runs, out, page)

@@ -22,6 +22,7 @@ import pyarrow as pa
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.stats import Difference, Estimate, mean_difference, mean_interval
 from specbench.system.downloads import Download
+from specbench.system.plugins import source_digest
 from specbench.system.torch_device import use_device
 
 # Imports inside functions: torch and downloads, not for `list metrics`.
@@ -98,6 +99,7 @@ class Metric:
         name: what users type and tables print.
         summary: one line for `specbench list metrics`.
         batch: images given to `features` at a time.
+        reference: where the class of a plug-in is, "package.module:NAME"; None for specbench's own.
         columns: name and arrow type of what `features` keeps of an image.
         checkpoints: names in `specbench.metrics.published_weights` of the files it needs.
         repositories: hub repositories whose networks it needs, by their names in its identity.
@@ -107,6 +109,7 @@ class Metric:
     name: str
     summary: str
     batch: int = 16
+    reference: str | None = None
     columns: Mapping[str, pa.DataType]
     checkpoints: Sequence[str] = ()
     repositories: Mapping[str, str] = MappingProxyType({})
@@ -266,12 +269,26 @@ def fingerprint(metric: Metric) -> str:
 
 def feature_fingerprint(metric: Metric) -> str:
     """Digest all that makes a metric's features to eight hex digits."""
-    return _digest(metric, {**metric.feature_identity(), **_precision(metric)})
+    return _digest(metric, {**metric.feature_identity(), **_precision(metric), **_code(metric)})
 
 
 def whole_identity(metric: Metric) -> dict[str, str]:
     """Describe a metric's identity with the arithmetic of the device that computed its features."""
-    return {**metric.identity(), **_precision(metric)}
+    return {**metric.identity(), **_precision(metric), **_code(metric)}
+
+
+MEAN = "mean"
+"""Says in an identity that the score is the mean of a stored `value` per image, of which differences can be paired."""
+
+
+def _code(metric: Metric) -> dict[str, str]:
+    """What tells a plug-in's class from another of its name: where it is, and the digest of its source."""
+    reference = getattr(metric, "reference", None)
+    if reference is None:
+        return {}
+    mean = getattr(type(metric), "difference", None) is PerImageMetric.difference
+    found = {"class": reference, "code": source_digest(reference) or "unknown"}
+    return found | ({"score": MEAN} if mean else {})
 
 
 def _precision(metric: Metric) -> dict[str, str]:

@@ -231,7 +231,8 @@ def metric(name: str) -> Callable[..., Any]:
         found = load_object(entry.target, f"metric {name}")
         return functools.partial(found, entry.variant) if entry.variant else found
     if name in plugins("metrics"):
-        return _foreign(load_object(plugins("metrics")[name].value, f"metric {name}"), name)
+        target = plugins("metrics")[name].value
+        return _foreign(load_object(target, f"metric {name}"), target)
     if is_reference(name):
         return _foreign(load_user_object(name, "metric"), name)
     if name in IMPORTED:
@@ -280,7 +281,8 @@ def _foreign(found: Any, reference: str) -> Callable[..., Any]:
     return type(
         found.__name__,
         (found,),
-        {name: guarded(name) for name in methods} | {"__init__": made, "__module__": found.__module__},
+        {name: guarded(name) for name in methods}
+        | {"__init__": made, "__module__": found.__module__, "reference": reference},
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import Metric, column_difference, feature_fingerprint, fingerprint, whole_identity
+from specbench.metrics.base import MEAN, Metric, column_difference, feature_fingerprint, fingerprint, whole_identity
 from specbench.metrics.catalog import METRICS
 from specbench.stats import Difference, Estimate, difference_to_show, prompts_for_change, without_few
 from specbench.store.parquet_log import ParquetLog
@@ -134,7 +134,9 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     }
 
 
-def stored_difference(folder: Path, baseline: Path, metric: str, fingerprint: str) -> tuple[Difference, int] | None:
+def stored_difference(
+    folder: Path, baseline: Path, metric: str, fingerprint: str, identity: Mapping[str, object]
+) -> tuple[Difference, int] | None:
     """Subtract the score of the run in `baseline` from that in `folder` over the images both have, and count those.
 
     It needs no network, so comparing two runs does not import the metric. Both runs' values have this fingerprint.
@@ -142,7 +144,7 @@ def stored_difference(folder: Path, baseline: Path, metric: str, fingerprint: st
     Returns:
         None if the metric is no plain mean, or if a run lacks values of this fingerprint; the metric itself may know.
     """
-    if metric not in METRICS or metric.startswith(_BY_CATEGORY):
+    if metric.startswith(_BY_CATEGORY) or (metric not in METRICS and identity.get("score") != MEAN):
         return None
     column = "correct" if metric in _OVER_CATEGORIES else "value"
     mine, theirs = [_stored_values(path / "scores" / f"{metric}-{fingerprint}", column) for path in (folder, baseline)]

@@ -25,6 +25,8 @@ _STALLING = ("latency_ms", "latency_e2e_ms", "step_ms", "speedup", "speedup_e2e"
 TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "speedup_e2e", "window_cost", "overhead")
 """Hardware-dependent numbers."""
 NOT_SCORED = "not scored"
+OVER_BASELINE = "over_baseline"
+"""Key of the column of speed-ups over a row of the table; no file can name it."""
 _BIASED = "Of other images than the paper's the distance is not comparable, so no difference from it is given."
 
 
@@ -70,6 +72,7 @@ class Cell:
         too_few: whether the interval is left out, because it is of too few prompts.
         outside: whether the printed value, including its rounding error, lies outside the measured interval.
         why: reason for a missing value.
+        mark: whether the value differs from a baseline's, see `specbench.reporting.compare.marks`.
         printed_notes, notes: notes on the printed and on the measured value.
     """
 
@@ -83,6 +86,7 @@ class Cell:
     outside: bool = False
     too_few: bool = False
     why: str | None = None
+    mark: str = ""
     printed_notes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -17,7 +17,7 @@ from specbench.models.draft_head_files import missing_head
 from specbench.models.hub_model import HubModel
 from specbench.papers.reproduce import resolve_cells
 from specbench.papers.table import Table
-from specbench.papers.table_files import load_table, table_names
+from specbench.papers.table_files import is_table, load_table, table_names
 from specbench.prompts.public import missing_set, public_sets
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import plan_model
@@ -55,7 +55,7 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
         return find_model(name).downloads() + missing_set(prompts.default_prompts(name))
     if name in prompts.prompt_set_names():
         return missing_set(name) + (missing_set(name, images=True) if images else [])
-    if name in table_names():
+    if is_table(name):
         return table_downloads(load_table(name))
     if name in metric_catalog.metric_names():
         return metric_catalog.downloads([name], Settings())

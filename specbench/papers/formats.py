@@ -23,7 +23,8 @@ from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, 
 from specbench.reporting.text_formats import LATEX_NEEDS, escape, inert, tex
 from specbench.system.json_values import nonfinite_as_null
 
-PAPER, HERE, INTERVAL, DIFFERENCE = "paper", "here", "95 %", "diff."
+PAPER, HERE, OWN, INTERVAL, DIFFERENCE = "paper", "here", "own", "95 %", "diff."
+OWN_ROWS = f"Rows marked {OWN} are not the paper's: they were added here, and measured like the others."
 BOLD = (
     "Bold: the best printed value of its group and column, and the measured values whose intervals reach that of the "
     "best one (none where nothing is shown to be worse)."
@@ -139,6 +140,7 @@ def records(joined: PaperTable) -> list[dict[str, object]]:
             "runs": list(line.runs),
             "images": line.images,
             "notes": list(line.notes),
+            **({"own": True} if line.own else {}),
             "chosen": list(line.chosen),
             "cells": {
                 column.name: {"header": column.header, **_plain(line.cells[column.name])}
@@ -153,7 +155,7 @@ def flat(joined: PaperTable) -> list[dict[str, object]]:
     """Records with flattened cells: "NAME paper", "NAME measured", ..., "NAME n", "NAME why"."""
     rows = []
     for record in records(joined):
-        row = {name: value for name, value in record.items() if name not in ("cells", "runs", "notes", "chosen")}
+        row = {name: value for name, value in record.items() if name not in ("cells", "runs", "notes", "chosen", "own")}
         notes = dict.fromkeys((*record["notes"], *record["chosen"]))
         row |= {"runs": " ".join(record["runs"]), "notes": " ".join(notes)}
         for name, cell in record["cells"].items():
@@ -195,7 +197,10 @@ def texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnot
         PAPER: tuple(line in _best_printed(joined, line.group, column) for column in columns),
         HERE: tuple(line in _best_measured(joined, line.group, column) for column in columns),
     }
-    return [TextLine(labels.get(kind, ""), kind, tuple(found), best.get(kind, ())) for kind, found in shown.items()]
+    return [
+        TextLine(labels.get(kind, ""), OWN if line.own and kind == HERE else kind, tuple(found), best.get(kind, ()))
+        for kind, found in shown.items()
+    ]
 
 
 def _with_best(text: TextLine) -> Iterator[tuple[str, bool]]:
@@ -240,7 +245,13 @@ def below(joined: PaperTable) -> list[str]:
     marked = any(cell.outside for line in joined.lines for cell in line.cells.values())
     bold = any(any(text.best) for line in joined.lines for text in texts(joined, line))
     few = any(cell.too_few for line in joined.lines for cell in line.cells.values())
-    legend = [*([LEGEND] if marked else []), *([BOLD] if bold else []), *([FEW_PROMPTS] if few else [])]
+    own = any(line.own for line in joined.lines) and joined.table.paper
+    legend = [
+        *([OWN_ROWS] if own else []),
+        *([LEGEND] if marked else []),
+        *([BOLD] if bold else []),
+        *([FEW_PROMPTS] if few else []),
+    ]
     return [*notes, *legend, *joined.definitions, *joined.remarks]
 
 
@@ -263,7 +274,7 @@ def _value(column: Column, cell: Cell, with_bounds: bool) -> str:
     if cell.value is None:
         return cell.why or MISSING
     bounds = _bounds(column, cell) if with_bounds else ""
-    return number(cell.value, column.precision) + (f" [{bounds}]" if bounds else "")
+    return number(cell.value, column.precision) + cell.mark + (f" [{bounds}]" if bounds else "")
 
 
 def _bounds(column: Column, cell: Cell) -> str:
@@ -303,6 +314,7 @@ def _plain(cell: Cell) -> dict[str, object]:
         "difference": cell.difference,
         "n": cell.n,
         "why": cell.why,
+        **({"differs_from_baseline": True} if cell.mark else {}),
         "notes": [*cell.printed_notes, *cell.notes],
     }
 

@@ -12,12 +12,21 @@ from specbench import prompts, stats
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.models.facts import ModelChoice
-from specbench.papers.cells import NOT_SCORED, Cell, Measured, column_fingerprint, make_cell, same_hardware
+from specbench.papers.cells import (
+    NOT_SCORED,
+    OVER_BASELINE,
+    Cell,
+    Measured,
+    column_fingerprint,
+    make_cell,
+    same_hardware,
+)
 from specbench.papers.table import CellSettings, Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.prompts import public
 from specbench.reporting.columns import FAILED_AUDIT, failed_audit
 from specbench.reporting.comparability import is_ar
+from specbench.reporting.compare import MARKED, Gate, against, marks
 from specbench.reporting.report_rows import Run, nearest_ar, report_row
 from specbench.store.run_folders import runs_in
 from specbench.store.run_info import RunInfo
@@ -27,7 +36,10 @@ from specbench.store.schema import KEY
 Prompts = frozenset[tuple[str, str]]
 """Ids with their texts."""
 NOT_RUN = "not run"
-_BESIDE = {"speedup_e2e": "End-to-end speed-up: the same ratio as speed-up, of end-to-end latencies."}
+_BESIDE = {
+    "speedup_e2e": "End-to-end speed-up: the same ratio as speed-up, of end-to-end latencies.",
+    OVER_BASELINE: f"the ratio of latencies over the images in common with that row. {MARKED}",
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class Line:
         images: how many of a run's images stand behind it; the fewest where there are several runs.
         expected: how many the table asks for, where that is another number.
         notes: remarks on the whole row.
-        chosen: see `specbench.papers.table.Row`.
+        chosen, own: see `specbench.papers.table.Row`.
     """
 
     label: str
@@ -53,6 +65,7 @@ class Line:
     chosen: tuple[str, ...] = ()
     expected: int | None = None
     folders: tuple[Path, ...] = ()
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,9 +106,12 @@ def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
     Raises:
         SpecbenchError: a damaged run folder.
     """
-    runs, asked_prompts = _runs(found), cache(_asked_prompts)
+    runs = _runs([*found.values(), *(row.run for row in table.rows)])
+    asked_prompts = cache(_asked_prompts)
 
     def measure(row: Row, column: Column) -> Measured | None:
+        if row.run is not None:
+            return Measured(*runs[row.run], (), None) if column.measurable else None
         settings = table.cell_settings(row, column)
         return (
             _measured(row, settings, runs[found[settings]], asked_prompts)
@@ -115,9 +131,9 @@ def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
     return PaperTable(table, _heading(table), tuple(lines), remarks, tuple(map(definition, table.columns)))
 
 
-def _runs(found: Mapping[CellSettings, Path | str]) -> dict[Path, tuple[Run, Mapping, Run | None]]:
+def _runs(found: Sequence[Path | str | None]) -> dict[Path, tuple[Run, Mapping, Run | None]]:
     """Each run folder with its report row and the AR run nearest to it."""
-    folders = list(dict.fromkeys(folder for folder in found.values() if isinstance(folder, Path)))
+    folders = list(dict.fromkeys(folder for folder in found if isinstance(folder, Path)))
     known = {folder: Run(folder) for folder in folders}
     pools: dict[Path, list[Run]] = {}
     for folder in folders:
@@ -212,7 +228,7 @@ def _line(
     cells, missing = {}, {}
     for column in table.columns:
         settings = table.cell_settings(row, column)
-        reason = found.get(settings, NOT_RUN)
+        reason = row.run or found.get(settings, NOT_RUN)
         why = row.not_runnable_reason or (None if isinstance(reason, Path) else reason)
         if why and column.measurable:
             missing[why] = None
@@ -231,6 +247,7 @@ def _line(
         min((one.row["n"] for one in there), default=None), tuple(notes), row.chosen,
         next((one.expected for one in there if one.partial and not one.unlike), None),
         tuple(dict.fromkeys(one.run.folder for one in there)),
+        row.own,
     )  # fmt: skip
 
 
@@ -249,6 +266,8 @@ def _failed(one: Measured) -> bool:
 
 
 def _heading(table: Table) -> str:
+    if table.paper is None:
+        return table.title
     paper = papers()[table.paper]
     parts = [paper["title"], " ".join(str(paper[key]) for key in ("venue", "year") if key in paper)]
     return f"{table.title} ({', '.join(part for part in parts if part)}, {table.source})"
@@ -272,6 +291,58 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
     if any(one.row["failed"] for one in used):
         remarks.append("Failed images are left out; `specbench show` tells of them.")
     return remarks
+
+
+def with_baseline(joined: PaperTable, name: str, gates: Sequence[Gate] = ()) -> PaperTable:
+    """The joined table with a column of the speed-ups over a row of each group, and with marks on scores and speed-ups
+    that differ from that row's. Holm's correction is over the whole table. A row that fails a gate has a note, and the
+    first such row's error is the table's `problem`.
+
+    Args:
+        name: the row's label, the name of its decoder, or the start of its run's id.
+
+    Raises:
+        SpecbenchError: no such row is measured.
+    """
+    bases: dict[str | None, Line] = {}
+    for row, line in zip(joined.table.rows, joined.lines, strict=True):
+        named = name.lower() in (line.label.lower(), str(row.settings.get("decoder")).lower())
+        if len(line.folders) == 1 and (named or line.runs[0].startswith(name)):
+            bases.setdefault(line.group, line)
+    others = {place: line for place, line in enumerate(joined.lines) if line.group in bases and len(line.folders) == 1}
+    others = {place: line for place, line in others.items() if line is not bases[line.group]}
+    if not others:
+        raise SpecbenchError(f"--baseline {name}: no measured row of {joined.table.name} has that name or decoder")
+    pairs = [(bases[line.group].folders[0], line.folders[0]) for line in others.values()]
+    found = dict(zip(others, against(pairs), strict=True))
+    label = next(iter(bases.values())).label
+    column = Column(OVER_BASELINE, OVER_BASELINE, f"speed-up over {label}", None, 2, "higher", 1.0, {})
+    lines, problem = [], joined.problem
+    for place, line in enumerate(joined.lines):
+        numbers, notes = found.get(place, {}), []
+        marked = marks(numbers)
+        for gate in gates if numbers else ():
+            try:
+                gate.check(list(numbers.values()))
+            except SpecbenchError as error:
+                notes, problem = [*notes, f"{error.what}."], problem or error
+        speed = numbers.get("speedup")
+        cell = Cell(None, None, why="-" if line in bases.values() else None)
+        if speed and speed["value"] is not None:
+            low, high = speed["low"], speed["high"]
+            cell = Cell(None, None, speed["value"], low, high, speed["n"], too_few=low is None)
+        cells = dict(line.cells) | {OVER_BASELINE: replace(cell, mark=marked.get("speedup", ""))}
+        for one in joined.table.columns:
+            if one.score in marked and cells[one.name].value is not None:
+                cells[one.name] = replace(cells[one.name], mark=marked[one.score])
+        lines.append(replace(line, cells=cells, notes=(*line.notes, *notes)))
+    return replace(
+        joined,
+        table=replace(joined.table, columns=(*joined.table.columns, column)),
+        lines=tuple(lines),
+        definitions=(*joined.definitions, definition(column)),
+        problem=problem,
+    )
 
 
 def definition(column: Column) -> str:

@@ -23,7 +23,7 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.score_store import read_scores
 from specbench.models.catalog import find_model
 from specbench.papers.join import PaperTable, join
-from specbench.papers.table import SCORE, CellSettings, Column, Row, Table, chosen_setting, takes
+from specbench.papers.table import SCORE, CellSettings, Column, Row, Table, chosen_setting, takes, with_runs
 from specbench.prompts import load_prompts
 from specbench.prompts.public import missing_set
 from specbench.reporting.plot_data import lower_is_better
@@ -31,6 +31,7 @@ from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
 from specbench.store.run_folders import find_runs_like, read_infos, run_folder, without_options
+from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
 from specbench.system.downloads import Download, fetch_all, fetch_what_can_be_had, offline
 
@@ -80,12 +81,17 @@ def bench_table(
 
 
 def measured_table(
-    table: Table, model: str | None = None, prompts: str | None = None, out: Path | str = "results"
+    table: Table,
+    model: str | None = None,
+    prompts: str | None = None,
+    out: Path | str = "results",
+    runs: Sequence[Path] = (),
 ) -> PaperTable:
     """A table joined with the runs of a results folder.
 
     Args:
         model, prompts: used in place of the table's own.
+        runs: stored runs that get a row each.
 
     Raises:
         SpecbenchError: an unknown model or prompt set, or a damaged run folder.
@@ -101,7 +107,8 @@ def measured_table(
     cells = resolve_cells(table, {"model": model, "prompts": prompts, "out": str(out)}, env={})
     found = find_measured(cells, out)
     folders = [folder for folder in found.values() if isinstance(folder, Path)]
-    return join(_as_run_here(table, cells, model, folders), found)
+    table = _as_run_here(table, cells, model, folders)
+    return join(with_runs(table, {folder: read_info(folder).spec for folder in runs}), found)
 
 
 def _as_run_here(table: Table, cells: Sequence[PlannedCell], model: object, folders: Iterable[Path]) -> Table:

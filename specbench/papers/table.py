@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.decoder_args import parse_decoders
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import PRESETS, decoder_name, options_of
+from specbench.specs.run_spec import RunSpec
+from specbench.system.plugins import is_reference
 
 NUMBERS = (
     *("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput"),
@@ -76,8 +79,9 @@ class Column:
 
     @property
     def metric(self) -> str | None:
-        """Metric of its score."""
-        return self.score and self.score.partition(":")[0]
+        """Metric of its score, by the name under which it is found."""
+        asked = self.key.removeprefix(SCORE).partition("/")[0]
+        return asked if is_reference(asked) else self.score and self.score.partition(":")[0]
 
     @property
     def measurable(self) -> bool:
@@ -96,6 +100,8 @@ class Row:
         not_runnable_reason: reason why specbench cannot run it; None if it can.
         hardware: what its values were measured on.
         chosen: settings about which the paper is silent, each with its value and the reason for it, a line each.
+        own: whether it is the user's and not the paper's.
+        run: the run folder behind an own row; None if its settings name one.
     """
 
     label: str
@@ -107,6 +113,8 @@ class Row:
     not_runnable_reason: str | None
     hardware: str | None
     chosen: tuple[str, ...] = ()
+    own: bool = False
+    run: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ class Table:
     """A table or data figure.
 
     Attributes:
-        paper: a name in `benchmarks/papers.toml`.
+        paper: a name in `benchmarks/papers.toml`; None for a table of one's own.
         source: its place in the paper, "Table 1" or "Figure 6".
         hardware: what its values were measured on, where known.
         axes: of each panel of a figure, by "x", "y": a column's name, "option:NAME", "sampling:NAME" or "model".
@@ -123,7 +131,7 @@ class Table:
     """
 
     name: str
-    paper: str
+    paper: str | None
     source: str
     title: str
     hardware: str | None
@@ -135,8 +143,9 @@ class Table:
     whole: bool = True
 
     def cell_settings(self, row: Row, column: Column) -> CellSettings | None:
-        """Settings of a cell; None if specbench cannot run it."""
-        return _merge(row.settings, column.settings) if row.not_runnable_reason is None and column.measurable else None
+        """Settings of a cell; None if specbench cannot run it, or a stored run is behind it."""
+        runs = row.not_runnable_reason is None and row.run is None and column.measurable
+        return _merge(row.settings, column.settings) if runs else None
 
     def all_settings(self) -> list[CellSettings]:
         """The distinct settings of its cells, in order."""
@@ -149,7 +158,7 @@ class Table:
 
     def shared_choices(self) -> tuple[str, ...]:
         """The choices that all rows have that can be run."""
-        rows = [row.chosen for row in self.rows if row.not_runnable_reason is None]
+        rows = [row.chosen for row in self.rows if row.not_runnable_reason is None and not row.own]
         return tuple(text for text in rows[0] if all(text in chosen for chosen in rows)) if rows else ()
 
     def metrics(self) -> list[str]:
@@ -183,7 +192,24 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
             options = {key: value for key, value in like.settings["options"].items() if key in known} | inline
             settings = {**like.settings, "decoder": reference, "options": options}
             last = max(place for place, row in enumerate(rows) if row.group == group)
-            rows.insert(last + 1, Row(label, group, settings, {}, {}, {}, None, None))
+            rows.insert(last + 1, Row(label, group, settings, {}, {}, {}, None, None, own=True))
+    return replace(table, rows=tuple(rows))
+
+
+def with_runs(table: Table, runs: Mapping[Path, RunSpec]) -> Table:
+    """The table with a row for each stored run, in the group whose prompts are the run's, or else in a group of runs.
+
+    Args:
+        runs: what each run is, by run folder.
+    """
+    rows = list(table.rows)
+    for folder, spec in runs.items():
+        sampling = {name: value for name, value in vars(spec.sampling).items() if value is not None}
+        settings = {"model": spec.model, "decoder": spec.decoder.name, "options": dict(spec.decoder.options)}
+        settings |= {"prompts": spec.prompts, "seed": spec.seed, "batch": spec.batch, "sampling": sampling}
+        alike = [place for place, row in enumerate(rows) if row.settings.get("prompts") == spec.prompts]
+        group, last = (rows[alike[-1]].group, alike[-1]) if alike else ("runs", len(rows) - 1)
+        rows.insert(last + 1, Row(folder.name, group, settings, {}, {}, {}, None, None, own=True, run=folder))
     return replace(table, rows=tuple(rows))
 
 

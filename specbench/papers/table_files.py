@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -21,7 +21,9 @@ from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.specs.run_spec import Sampling
 from specbench.store.run_folders import runs_in
+from specbench.system import console
 from specbench.system.files import data_folder
+from specbench.system.plugins import is_reference
 
 _SAMPLING = {field.name: int if field.name == "top_k" else float for field in fields(Sampling)}
 _CASE = {"model": str, "decoder": str, "options": dict, "prompts": str, "dtype": str, "sampling": dict}
@@ -53,12 +55,19 @@ def _natural(name: str) -> tuple:
     return head, not tail.isdigit(), int(digits or 0), tail
 
 
+def is_table(name: str) -> bool:
+    """Whether a name is that of a bundled table, or of a file with a table of one's own."""
+    return name in table_names() or name.endswith(".toml")
+
+
 def load_table(name: str) -> Table:
-    """Load a table by name.
+    """Load a table by name, or from a file of one's own.
 
     Raises:
         SpecbenchError: no such table, or any error of `read_table`.
     """
+    if name.endswith(".toml"):
+        return read_table(Path(name))
     if name not in table_names():
         raise unknown_name("table", name, table_names())
     return read_table(data_folder("benchmarks") / f"{name}.toml")
@@ -107,29 +116,37 @@ def conventions() -> Mapping[str, object]:
 
 
 def read_table(path: Path) -> Table:
-    """Read a table from its file.
+    """Read a table from its file. One of one's own needs no `name`, `paper` and `source`; the conventions hold for
+    tables of papers.
 
     Raises:
         SpecbenchError: not TOML, or a field that is unknown, missing, of another type or without meaning; the message
-            names the file and the field.
+            names the file and the field. Of several mistakes, all but the last are printed before.
     """
     content, file = _read_toml(path), path.name
     axes = content.pop("axes", [])
-    _check(content, _TABLE, ("name", "paper", "source", "title", "columns", "rows"), file)
+    own = "paper" not in content and path.parent != data_folder("benchmarks")
+    content = {"name": path.stem, "source": "own table"} | content if own else content
+    _check(content, _TABLE, ("name", *(() if own else ("paper",)), "source", "title", "columns", "rows"), file)
     if content["name"] != path.stem:
         raise _wrong(file, "name", f"'{content['name']}' is not the file's name")
-    if content["paper"] not in papers():
+    if not own and content["paper"] not in papers():
         raise _wrong(file, "paper", str(unknown_name("paper", content["paper"], papers())))
     defaults = dict(content.get("defaults", {}))
     _check(defaults, _CASE | {"protocol": str, "chosen": dict}, (), file, "defaults")
-    protocol, reasons = defaults.pop("protocol", None), conventions()["chosen"] | defaults.pop("chosen", {})
-    defaults["options"] = conventions()["options"] | defaults.get("options", {})
-    columns = tuple(_column(entry, protocol, file, f"columns[{i}]") for i, entry in enumerate(content["columns"]))
+    shared = {"options": {}, "chosen": {}} if own else conventions()
+    protocol, reasons = defaults.pop("protocol", None), shared["chosen"] | defaults.pop("chosen", {})
+    defaults["options"] = shared["options"] | defaults.get("options", {})
+    _check_reasons(reasons, file, "defaults")
+    mistakes: list[SpecbenchError] = []
+    read = _each(content["columns"], mistakes, lambda entry, i: _column(entry, protocol, file, f"columns[{i}]"))
+    columns = tuple(column for column in read if column)
     names = [column.name for column in columns]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise _wrong(file, "columns", f"two are called '{repeated[0]}'; give one another `name`")
-    _check_reasons(reasons, file, "defaults")
-    rows = tuple(_row(entry, names, defaults, content, file, f"rows[{i}]") for i, entry in enumerate(content["rows"]))
+    known = names if len(columns) == len(read) else None  # what rows say of a mistaken column is no mistake of theirs
+    rows = _each(content["rows"], mistakes, lambda entry, i: _row(entry, known, defaults, content, file, f"rows[{i}]"))
+    _raise_all(mistakes)
     shared = {**defaults, "protocol": protocol}
     rows = tuple(
         replace(row, chosen=_chosen(row, shared, reasons, entry.get("chosen", {})))
@@ -148,9 +165,28 @@ def read_table(path: Path) -> Table:
         if name not in MAPS:
             raise _wrong(file, "maps", str(unknown_name("map", str(name), MAPS)))
     return Table(
-        content["name"], content["paper"], content["source"], content["title"], content.get("hardware"),
+        content["name"], content.get("paper"), content["source"], content["title"], content.get("hardware"),
         tuple(notes), tuple(panels), columns, rows, tuple(maps),
     )  # fmt: skip
+
+
+def _each(entries: Sequence, mistakes: list[SpecbenchError], read: Callable[[object, int], object]) -> list:
+    """What `read` makes of each entry; None for one with a mistake, which is added to `mistakes`."""
+    found = []
+    for place, entry in enumerate(entries):
+        try:
+            found.append(read(entry, place))
+        except SpecbenchError as error:
+            mistakes.append(error)
+            found.append(None)
+    return found
+
+
+def _raise_all(mistakes: Sequence[SpecbenchError]) -> None:
+    for mistake in mistakes[:-1]:
+        console.show_error(mistake)
+    if mistakes:
+        raise mistakes[-1]
 
 
 def _column(entry: object, protocol: str | None, file: str, place: str) -> Column:
@@ -172,6 +208,8 @@ def _score(text: str, protocol: str | None, file: str, place: str) -> str:
     """ "fid" by the protocol's variant, "geneval[hf-m2f]/counting" as the stored "geneval[hf-m2f]:counting"."""
     metric, _, part = text.partition("/")
     try:
+        if is_reference(metric):
+            return ":".join(filter(None, (metric_catalog.metric(metric).name, part)))
         variants = [name for name in find_protocol(protocol) if name.partition("[")[0] == metric] if protocol else []
         name = variants[0] if variants else metric
         metric_catalog.metric_summary(name)
@@ -180,7 +218,9 @@ def _score(text: str, protocol: str | None, file: str, place: str) -> str:
     return f"{name}:{part}" if part else name
 
 
-def _row(entry: object, columns: Sequence[str], defaults: Mapping, content: Mapping, file: str, place: str) -> Row:
+def _row(
+    entry: object, columns: Sequence[str] | None, defaults: Mapping, content: Mapping, file: str, place: str
+) -> Row:
     _check(entry, _ROW, ("label",), file, place)
     runnable = entry.get("runnable", True)
     if runnable == ("why" in entry):
@@ -193,10 +233,10 @@ def _row(entry: object, columns: Sequence[str], defaults: Mapping, content: Mapp
     for field, kind, known in (
         ("paper", float, columns),
         ("spread", float, columns),
-        ("notes", str, [*columns, "row"]),
+        ("notes", str, columns and [*columns, "row"]),
     ):
         for name, value in entry.get(field, {}).items():
-            if name not in known:
+            if known is not None and name not in known:
                 raise _wrong(file, f"{place}.{field}", str(unknown_name("column", name, known)))
             if not _is(value, kind):
                 raise _wrong(file, f"{place}.{field}.{name}", f"{value!r} is no {_NOUNS[kind]}")

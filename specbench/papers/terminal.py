@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from specbench.papers.formats import HERE, PAPER, below, by_group, heading, texts
+from specbench.papers.formats import HERE, OWN, PAPER, below, by_group, heading, texts
 from specbench.papers.join import PaperTable
 
 _GAP, _KIND, _LONGEST_LABEL = 2, 6, 32
@@ -67,5 +67,5 @@ def _panel(
             cells = (
                 Text(line.texts[place], style="bold" if line.best and line.best[place] else "") for place in chosen
             )
-            table.add_row(Text(line.label), line.kind, *cells, style="cyan" if line.kind == HERE else None)
+            table.add_row(Text(line.label), line.kind, *cells, style="cyan" if line.kind in (HERE, OWN) else None)
     return Padding(table, (0, 0, 1, 0))

@@ -24,6 +24,7 @@ from specbench.reporting.comparability import mismatched_fields, mismatched_for_
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import Run, latencies
 from specbench.stats.intervals import CHANGE, FEW_UNITS
+from specbench.system.plugins import is_reference, source_digest
 
 FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
@@ -43,6 +44,10 @@ _NAMES = {
     "median_b_ms": "median latency of B, ms",
 }
 """Names of the numbers about speed; every other row is a score difference, B minus A."""
+_TESTED = ("", _NAMES["speedup"])
+"""Of the named numbers, those that are tested; a score has no such name."""
+MARK = "†"
+MARKED = f"{MARK}: differs from the baseline at the 5 % level, p-values corrected by Holm over the whole table."
 _LEAST_P = 0.0001
 _BOUNDS = {"": "value", ".low": "low", ".high": "high"}
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -63,6 +68,19 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dic
     runs = Run(a), Run(b)
     latencies = (row for name, run in zip("ab", runs, strict=True) for row in _latency_rows(name, run))
     return corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
+
+
+def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None) -> list[dict[str, dict]]:
+    """Compare runs with their baselines: for each (baseline, run) the speed-up and the score differences by name, with
+    p-values that are Holm-corrected over all pairs together. Keys as of `compare_runs`."""
+    found = [[row for row in compare_runs(*pair, settings) if _NAMES.get(row["name"], "") in _TESTED] for pair in pairs]
+    joint = iter(corrected([row for rows in found for row in rows]))
+    return [{row["name"]: next(joint) for row in rows} for rows in found]
+
+
+def marks(numbers: Mapping[str, Mapping]) -> dict[str, str]:
+    """The mark of each number of `against` that differs from the baseline's, by name."""
+    return {name: MARK for name, row in numbers.items() if row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT}
 
 
 def corrected(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
@@ -149,15 +167,16 @@ def _plain_difference(mine: Mapping, theirs: Mapping) -> dict[str, object] | Non
 
 
 def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) -> dict[str, object]:
-    name = str(score["metric"])
-    if (stored := stored_difference(b, a, name, str(score["fingerprint"]))) is not None:
+    name, identity = str(score["metric"]), json.loads(score["identity"])
+    if (stored := stored_difference(b, a, name, str(score["fingerprint"]), identity)) is not None:
         estimate, n = stats.difference_to_show(stored[0]), stored[1]
         return _difference_row(name, estimate, n, estimate.p, estimate.spread, score)
-    if name not in metric_catalog.metric_names():
-        return _row(name, note="no paired difference is defined for this metric")
+    reference = name if name in metric_catalog.metric_names() else str(identity.get("class"))
+    if reference != name and (not is_reference(reference) or source_digest(reference) != identity.get("code")):
+        return _row(name, note=f"its class {reference} is not here as it was when it scored")
     try:
-        on = {"device": "cuda"} if "float32" in json.loads(score["identity"]) else {}
-        metric = metric_catalog.metric(name)(replace(settings or Settings(), **on))
+        on = {"device": "cuda"} if "float32" in identity else {}
+        metric = metric_catalog.metric(reference)(replace(settings or Settings(), **on))
         if fingerprint(metric) != score["fingerprint"]:
             return _row(
                 name, note=f"scored with a different {_fields_that_differ(score['identity'], whole_identity(metric))}"

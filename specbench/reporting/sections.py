@@ -60,21 +60,29 @@ def with_columns(found: Sequence[Section], names: Sequence[str]) -> list[Section
     """The sections with one table each: the decoder, then the named columns in their order.
 
     Args:
-        names: headings, in any case and without "[95 %]".
+        names: headings, in any case and without "[95 %]", or their short names.
 
     Raises:
         SpecbenchError: a name that is in no table of any section.
     """
     found = list(found)
     known = [{_plain_heading(column): column for one in section.tables for column in one.columns} for section in found]
+    short = [_short_names(columns) | columns for columns in known]
     wanted = [name.strip().lower() for name in names if name.strip().lower() != DECODER.heading]
     for name in wanted:
-        if not any(name in columns for columns in known):
+        if not any(name in columns for columns in short):
             raise unknown_name("column", name, dict.fromkeys(name for columns in known for name in columns))
     return [
         replace(section, tables=(ReportTable((DECODER, *(columns[name] for name in wanted if name in columns))),))
-        for section, columns in zip(found, known, strict=True)
+        for section, columns in zip(found, short, strict=True)
     ]
+
+
+def _short_names(columns: Mapping[str, ReportColumn]) -> dict[str, ReportColumn]:
+    """What a column may be called besides its heading: the key of its number ("nfe", "speedup"), or a metric without
+    its variant."""
+    keys = {column.source.__name__: column for column in columns.values() if callable(column.source)}
+    return {heading.partition("[")[0]: column for heading, column in columns.items() if "[" in heading} | keys
 
 
 def _plain_heading(column: ReportColumn) -> str:

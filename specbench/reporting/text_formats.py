@@ -179,6 +179,7 @@ _TEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "↓": r"$\downarrow$",
     "–": "--",
     **{sign: rf"\textsuperscript{{{digit}}}" for digit, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
+    "†": r"\textsuperscript{\dag}",
     "±": r"$\pm$",
     "≥": r"$\geq$",
     "×": r"$\times$",

@@ -414,7 +414,7 @@ def test_a_pipe_among_the_scores_is_not_waited_for(tmp_path):
     (digest,) = {row["fingerprint"] for row in read_scores(folder)}
     part.unlink()
     os.mkfifo(part)
-    assert ends_in_time(lambda: stored_difference(folder, folder, "shapes-detector", digest))
+    assert ends_in_time(lambda: stored_difference(folder, folder, "shapes-detector", digest, {}))
     os.mkfifo(lock := tmp_path / ".lock")
     assert ends_in_time(lambda: take_lock(lock, "busy"))
 
@@ -424,11 +424,11 @@ def test_stored_values_that_are_no_numbers_are_no_difference(tmp_path):
     scoring.score([folder], DETECTOR)
     (part,) = (folder / "scores").glob("*/*.parquet")
     (digest,) = {row["fingerprint"] for row in read_scores(folder)}
-    assert stored_difference(folder, folder, "shapes-detector", digest)[0].value == 0
+    assert stored_difference(folder, folder, "shapes-detector", digest, {})[0].value == 0
     table = pq.read_table(part)
     words = pa.array([["a", "b"]] * len(table))
     pq.write_table(table.set_column(table.schema.get_field_index("correct"), "correct", words), part)
-    assert stored_difference(folder, folder, "shapes-detector", digest) is None
+    assert stored_difference(folder, folder, "shapes-detector", digest, {}) is None
 
 
 class Means(Metric):
