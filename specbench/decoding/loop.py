@@ -28,7 +28,7 @@ from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
 from specbench.decoding.verification.chain_verification import verify_chain
 from specbench.decoding.verification.tree_verification import verify_tree
-from specbench.errors import SpecbenchError
+from specbench.errors import PARTIAL, SpecbenchError
 from specbench.models.interface import Call, CompilableModel, FallibleModel, ImageModel, PartedSession, Session
 from specbench.models.transformer.compilation import call_eager
 from specbench.models.transformer.host_sync import to_host
@@ -152,7 +152,8 @@ def rendered(model: ImageModel, tokens: Tensor, requests: Sequence[Request], see
     texts = [request.text for request in requests]
     pixels = model.render(model.layout.image_tokens(tokens), texts, noise_keys(requests, seed)).cpu().numpy()
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[:2] != (len(tokens), 3) or not pixels.size:
-        raise SpecbenchError(f"the model drew {pixels.dtype} {list(pixels.shape)}, not uint8 [{len(tokens)}, 3, H, W]")
+        what = f"the model drew {pixels.dtype} {list(pixels.shape)}, not uint8 [{len(tokens)}, 3, H, W]"
+        raise SpecbenchError(what, exit_code=PARTIAL)
     return pixels
 
 

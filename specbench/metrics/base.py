@@ -277,7 +277,7 @@ def whole_identity(metric: Metric) -> dict[str, str]:
     return {**metric.identity(), **_precision(metric), **_code(metric)}
 
 
-MEAN = "mean"
+MEAN_OF_IMAGES = "mean"
 """Says in an identity that the score is the mean of a stored `value` per image, of which differences can be paired."""
 
 
@@ -288,7 +288,7 @@ def _code(metric: Metric) -> dict[str, str]:
         return {}
     mean = getattr(type(metric), "difference", None) is PerImageMetric.difference
     found = {"class": reference, "code": source_digest(reference) or "unknown"}
-    return found | ({"score": MEAN} if mean else {})
+    return found | ({"score": MEAN_OF_IMAGES} if mean else {})
 
 
 def _precision(metric: Metric) -> dict[str, str]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ from specbench.stats import mean_interval
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import read_meta
 from specbench.system.downloads import digest_of
-from specbench.system.files import read_error, read_regular
+from specbench.system.files import blaming, read_regular
 from specbench.system.images import png_bytes
 from specbench.system.json_values import parse_json
 
@@ -331,7 +330,7 @@ def _samples_per_prompt(category: str, rows: Sequence[_Row]) -> int:
 
 def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
     verdicts: dict[tuple[int, int], dict] = {}
-    with _reading(path, "is not a result of the official GenEval evaluator"):
+    with blaming(path, "is not a result of the official GenEval evaluator ({})"):
         for row in (parse_json(line) for line in _text(path).split("\n") if line.strip()):
             if not isinstance(row, dict) or not isinstance(row.get("filename"), str) or "correct" not in row:
                 raise ValueError("every line is an object with 'filename' and 'correct'")
@@ -371,7 +370,7 @@ def _verdict(path: Path, row: Mapping) -> bool:
 def _read_answers(path: Path, lowest: float) -> dict[int, float]:
     """Read answers by question, each between `lowest` and 1."""
     answers: dict[int, float] = {}
-    with _reading(path, "is not a result of the official scripts"):
+    with blaming(path, "is not a result of the official scripts ({})"):
         rows = parse_json(_text(path))
         if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= _ANSWER for row in rows):
             raise ValueError("not a list of objects with 'question_id' and 'answer'")
@@ -403,12 +402,3 @@ def _refuse_contradiction(path: Path, what: str, found: float | str, before: flo
 
 def _text(path: Path) -> str:
     return read_regular(path, MAX_RESULTS_BYTES).decode("utf-8")
-
-
-@contextmanager
-def _reading(path: Path, problem: str) -> Iterator[None]:
-    """Name the file in every error that its content may cause."""
-    try:
-        yield
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, MemoryError) as error:
-        raise read_error(path, error, f"{problem} ({error})") from None

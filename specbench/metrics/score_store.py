@@ -18,12 +18,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import MEAN, Metric, column_difference, feature_fingerprint, fingerprint, whole_identity
+from specbench.metrics.base import (
+    MEAN_OF_IMAGES,
+    Metric,
+    column_difference,
+    feature_fingerprint,
+    fingerprint,
+    whole_identity,
+)
 from specbench.metrics.catalog import METRICS
 from specbench.stats import Difference, Estimate, difference_to_show, prompts_for_change, without_few
 from specbench.store.parquet_log import ParquetLog
 from specbench.store.schema import KEY
-from specbench.system.files import check_regular, files_named, read_error, read_regular, take_lock, write_atomically
+from specbench.system.files import blaming, check_regular, files_named, read_regular, take_lock, write_atomically
 from specbench.system.json_values import parse_json
 
 RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "identity", "images")
@@ -46,11 +53,9 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
     """Read the run-level scores of a run folder: one dict per score with the keys of `RUN_SCORES`."""
     scores: list[dict[str, object]] = []
     for path in files_named(Path(folder) / "scores", "*.parquet"):
-        try:
+        with blaming(path, "is damaged: not readable as scores", "delete it and score again"):
             table = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES))).read()
             scores += [_known_score(row) for row in table.to_pylist()]
-        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-            raise read_error(path, error, "is damaged: not readable as scores", "delete it and score again") from error
     return scores
 
 
@@ -144,7 +149,7 @@ def stored_difference(
     Returns:
         None if the metric is no plain mean, or if a run lacks values of this fingerprint; the metric itself may know.
     """
-    if metric.startswith(_BY_CATEGORY) or (metric not in METRICS and identity.get("score") != MEAN):
+    if metric.startswith(_BY_CATEGORY) or (metric not in METRICS and identity.get("score") != MEAN_OF_IMAGES):
         return None
     column = "correct" if metric in _OVER_CATEGORIES else "value"
     mine, theirs = [_stored_values(path / "scores" / f"{metric}-{fingerprint}", column) for path in (folder, baseline)]

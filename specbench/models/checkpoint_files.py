@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +72,17 @@ class Source:
     def patterns(self) -> list[str]:
         """Glob patterns of its files on the hub."""
         return [*(pattern for group in self.files for pattern in group.split("|")), *self.optional]
+
+    @contextmanager
+    def blaming(self, path: Path) -> Iterator[None]:
+        """Name one of its files in whatever the block raises while it reads that file."""
+        try:
+            yield
+        except SpecbenchError:
+            raise
+        except Exception as error:  # readers promise nothing about damaged content
+            error = ValueError(f"no {error} in it") if isinstance(error, KeyError) else error
+            raise self.damaged(path, error) from error
 
     def damaged(self, path: Path, error: Exception) -> SpecbenchError:
         """One of its files is not what it should be."""
@@ -253,10 +265,8 @@ def read_json(source: Source, path: Path) -> dict[str, object]:
     Raises:
         SpecbenchError: exit code 5 if it does not.
     """
-    try:
+    with source.blaming(path):
         held = parse_json(read_regular(path, MAX_JSON_BYTES))
-    except (OSError, ValueError, MemoryError) as error:
-        raise source.damaged(path, error) from error
     if not isinstance(held, dict):
         raise source.damaged(path, ValueError("no JSON object inside"))
     for part in (held, *(part for part in held.values() if isinstance(part, dict))):

@@ -9,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
@@ -38,20 +38,15 @@ def read_tensors(found: CheckpointFiles) -> dict[str, Tensor]:
 
 
 def _read_safetensors(source: Source, path: Path) -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise source.damaged(path, error) from error
+    with source.blaming(path), safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
 def _read_pickle(source: Source, path: Path) -> dict[str, Tensor]:
-    try:
+    with source.blaming(path):
         # Training scripts like to store their parsed arguments beside the weights.
         with torch.serialization.safe_globals([argparse.Namespace]):
             held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as error:
-        raise source.damaged(path, error) from error
     for name in ("model", "module", "state_dict"):
         if isinstance(held, dict) and isinstance(held.get(name), dict):
             held = held[name]
@@ -61,29 +56,23 @@ def _read_pickle(source: Source, path: Path) -> dict[str, Tensor]:
 
 
 def _read_script(source: Source, path: Path) -> dict[str, Tensor]:
-    try:
+    with source.blaming(path):
         return read_script_tensors(path)
-    except Exception as error:
-        raise source.damaged(path, error) from error
 
 
 def read_model_config(found: CheckpointFiles, kind: type):
     """`config.json` of a source as a transformers configuration of class `kind`."""
     path = found.named("config.json")
     held = read_json(found.source, path)
-    try:
+    with found.source.blaming(path):
         return kind.from_dict(held)
-    except Exception as error:  # the library promises nothing about files that are not its own
-        raise found.source.damaged(path, error) from error
 
 
 def read_tokenizer(found: CheckpointFiles, name: str = "tokenizer.json") -> Tokenizer:
     """A tokenizers file exactly as it describes itself, which no tokenizer class can then reinterpret."""
     path = found.named(name)
-    try:
+    with found.source.blaming(path):
         return Tokenizer.from_file(str(path))
-    except Exception as error:
-        raise found.source.damaged(path, error) from error
 
 
 def token_id(tokenizer: Tokenizer, name: str) -> int:

@@ -12,8 +12,7 @@ Checkpoints have the layout of the public heads: `config.json`, and `model.safet
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -32,8 +31,7 @@ from specbench.models.draft_head_files import find_head, no_own_head
 from specbench.models.interface import DraftHeadModel, ImageModel
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.llama_layer import rotary_of, run_layer, runs_directly
-from specbench.system.console import one_line
-from specbench.system.files import read_error, read_regular
+from specbench.system.files import blaming, read_regular
 from specbench.system.json_values import parse_json
 
 _INPUT_NORM = "layers.0.input_layernorm.weight"
@@ -207,10 +205,10 @@ def load_head(found: CheckpointFiles) -> EagleHead:
         SpecbenchError: a damaged file, or no EAGLE-1 head.
     """
     config_file, weights = found.paths
-    with blamed(weights):
+    with blaming(weights, *NO_HEAD):
         read = load_file if weights.suffix == ".safetensors" else _load_pickle
         tensors = {name.removeprefix("model."): tensor.float() for name, tensor in read(weights).items()}
-    with blamed(config_file):
+    with blaming(config_file, *NO_HEAD):
         stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
         settings = {name: stored[name] for name in LlamaConfig().to_dict() if name in stored}
         settings |= {"num_hidden_layers": 1, "model_type": "llama", "pad_token_id": None}
@@ -225,17 +223,8 @@ def load_head(found: CheckpointFiles) -> EagleHead:
     return head
 
 
-@contextmanager
-def blamed(path: Path) -> Iterator[None]:
-    """Report any error of the block as a SpecbenchError about this file."""
-    try:
-        yield
-    except SpecbenchError:
-        raise
-    except Exception as error:
-        reason = one_line(str(error), 120) or type(error).__name__
-        problem, advice = f"is not of a draft head: {reason}", "train one with: specbench train-head"
-        raise read_error(path, error, problem, advice) from error
+NO_HEAD = ("is not of a draft head: {}", "train one with: specbench train-head")
+"""What `blaming` says of a head's files."""
 
 
 def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:

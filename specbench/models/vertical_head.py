@@ -23,9 +23,9 @@ from torch.nn import functional
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
-from specbench.models.draft_head import HeadLoading, blamed
+from specbench.models.draft_head import NO_HEAD, HeadLoading
 from specbench.models.interface import ImageModel, TokenLayout, VerticalHeadModel
-from specbench.system.files import read_regular
+from specbench.system.files import blaming, read_regular
 from specbench.system.json_values import parse_json
 from specbench.system.matrix_products import linear_output, product
 
@@ -135,13 +135,13 @@ def load_vertical_head(found: CheckpointFiles) -> VerticalHead:
         SpecbenchError: a damaged file, or no vertical head.
     """
     config_file, weights = found.paths
-    with blamed(config_file):
+    with blaming(config_file, *NO_HEAD):
         stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
     if not isinstance(stored, dict) or stored.get("kind") != KIND:
         raise SpecbenchError(
             f"{config_file}: not of a vertical head", f"train one with: specbench train-head --kind {KIND}"
         )
-    with blamed(weights):
+    with blaming(weights, *NO_HEAD):
         tensors = {name: tensor.float() for name, tensor in load_file(weights).items()}
         with torch.device("meta"):  # sizes are only as credible as the tensors
             head = VerticalHead(int(stored["width"]), int(stored["hidden"]))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from specbench.errors import SpecbenchError
 from specbench.prompts.prompt_set import Prompt, text_id
-from specbench.system.files import check_regular, read_error, read_regular
+from specbench.system.files import blaming, check_regular, read_regular
 from specbench.system.json_values import parse_json
 
 MAX_LINE_BYTES = 1_000_000
@@ -150,7 +150,7 @@ def _read_parquet(path: Path) -> Iterator[Prompt]:
     import pyarrow  # only for parquet files
     import pyarrow.parquet
 
-    try:
+    with blaming(path, "is not a parquet file: {}"):
         with pyarrow.parquet.ParquetFile(pyarrow.OSFile(os.fsencode(path))) as file:
             if file.metadata.num_rows > MAX_PROMPTS:
                 raise _too_many(path)
@@ -159,9 +159,6 @@ def _read_parquet(path: Path) -> Iterator[Prompt]:
             rows: Iterable[dict] = (row for batch in batches for row in batch.to_pylist())
             for number, row in enumerate(rows, 1):
                 yield _prompt(path, f"row {number}", row)
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise read_error(path, error, f"is not a parquet file: {reason}") from None
 
 
 def _check_columns(path: Path, names: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -23,11 +23,15 @@ import pyarrow.parquet as pq
 
 from specbench.errors import FAILURE, SpecbenchError
 from specbench.store.run_info import SCHEMA_VERSION, check_version
-from specbench.system.files import check_regular, read_error, write_atomically
+from specbench.system.files import blaming, check_regular, write_atomically
 
 _VERSION_KEY = b"specbench.schema"
 _DERIVED_KEY = b"specbench.derived"
 _NAME = re.compile(r"(\d{8,})-(\d{8,})(?:-([0-9a-f]{16}))?\.parquet")  # absent in the first schema version
+_DAMAGED = (
+    "is damaged: not a readable parquet part",
+    "it was changed after specbench wrote it; delete it and run again: only its rows are decoded again",
+)
 _FAN_IN = 64
 _LEVELS = (_FAN_IN, _FAN_IN**2)
 _REREADS = 20
@@ -220,7 +224,8 @@ class ParquetFile:
 
     def __init__(self, path: Path):
         self._path = path
-        with self._blamed():
+        os.stat(path)  # a part that a writer merged is no damaged one
+        with blaming(self._path, *_DAMAGED):
             check_regular(path)
             file = pa.OSFile(os.fsencode(path))  # not mapped: a failing disk is then an error instead of a signal
             name = _NAME.fullmatch(path.name)
@@ -240,11 +245,11 @@ class ParquetFile:
         self._file.close()
 
     def read(self, wanted: pa.Schema) -> pa.Table:
-        with self._blamed():
+        with blaming(self._path, *_DAMAGED):
             return self._current(self._file.read(columns=wanted.names), wanted)
 
     def batches(self, wanted: pa.Schema, size: int) -> Iterator[pa.Table]:
-        with self._blamed():
+        with blaming(self._path, *_DAMAGED):
             for batch in self._file.iter_batches(size, columns=wanted.names):
                 yield self._current(pa.Table.from_batches([batch]), wanted)
 
@@ -258,20 +263,6 @@ class ParquetFile:
             if pa.types.is_string(column.type):  # otherwise invalid UTF-8 is only found on first access
                 column.validate(full=True)
         return table
-
-    @contextmanager
-    def _blamed(self) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            raise
-        except (pa.ArrowException, OSError, KeyError, ValueError, MemoryError) as error:
-            raise read_error(
-                self._path,
-                error,
-                "is damaged: not a readable parquet part",
-                "it was changed after specbench wrote it; delete it and run again: only its rows are decoded again",
-            ) from error
 
 
 def _digest(pieces: Iterable[bytes | pa.Buffer]) -> str:

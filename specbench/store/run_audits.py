@@ -11,7 +11,7 @@ import pandas as pd
 
 from specbench.errors import SpecbenchError
 from specbench.store.schema import KEY
-from specbench.system.files import read_error, read_regular, write_atomically
+from specbench.system.files import blaming, read_regular, write_atomically
 from specbench.system.json_values import nonfinite_as_null, parse_json
 
 AUDIT_JSON = "audit.json"
@@ -46,11 +46,9 @@ def read_audit(folder: Path) -> dict | None:
     path = Path(folder) / AUDIT_JSON
     if not path.is_file():
         return None
-    try:
+    with blaming(path, "is damaged: not readable as an audit", "delete it and audit again"):
         result = parse_json(read_regular(path, _MAX_BYTES))
         if not isinstance(result["deviates"], bool) or not isinstance(result["fingerprint"], str):
             raise TypeError("deviates or fingerprint")
         float(result["tv"]), int(result["images"])
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, MemoryError) as error:
-        raise read_error(path, error, "is damaged: not readable as an audit", "delete it and audit again") from error
     return result

@@ -19,7 +19,7 @@ from specbench.specs.options import plain
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.system.environment import core_count, describe_machine
-from specbench.system.files import read_error, read_regular
+from specbench.system.files import blaming, read_regular
 from specbench.system.json_values import nonfinite_as_text, parse_json
 
 RUN_JSON = "run.json"
@@ -266,15 +266,9 @@ def read_info(folder: Path) -> RunInfo:
         SpecbenchError: `run.json` is missing, damaged, or of an unsupported schema version.
     """
     path = folder / RUN_JSON
-    try:
+    advice = "move the run's folder away and run again, or put the file back"
+    with blaming(path, "cannot be read as a run description", advice):
         info = RunInfo.from_json(parse_json(read_regular(path, _MAX_BYTES)))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError) as error:
-        raise read_error(
-            path,
-            error,
-            "cannot be read as a run description",
-            "move the run's folder away and run again, or put the file back",
-        ) from error
     check_version(path, info.schema)
     return info
 

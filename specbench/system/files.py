@@ -12,12 +12,13 @@ import os
 import stat
 import sys
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from specbench.errors import BAD_INPUT, FAILURE, SpecbenchError
-from specbench.system.console import warn
+from specbench.system.console import one_line, warn
 
 PACKAGE = Path(__file__).parents[1]
 _LACKING = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
@@ -167,6 +168,23 @@ def files_named(folder: Path, pattern: str) -> list[Path]:
     except OSError as error:
         raise SpecbenchError(f"{folder} cannot be read: {os.strerror(error.errno)}") from error
     return sorted(folder / name for name in names if fnmatchcase(name, pattern))
+
+
+@contextmanager
+def blaming(path: Path, damaged: str, try_this: str = "", exit_code: int = BAD_INPUT) -> Iterator[None]:
+    """Name `path` in whatever the block raises while it reads that file, see `read_error`; "{}" in `damaged` stands for
+    the reader's own words.
+
+    Raises:
+        SpecbenchError: for every error.
+    """
+    try:
+        yield
+    except SpecbenchError:
+        raise
+    except Exception as error:  # readers promise nothing about damaged content
+        reason = one_line(str(error).partition("\n")[0], 120) or type(error).__name__
+        raise read_error(path, error, damaged.replace("{}", reason), try_this, exit_code) from error
 
 
 def read_error(

@@ -104,7 +104,8 @@ def test_a_foreign_model_is_named_for_its_faults(tmp_path, monkeypatch, cli):
     monkeypatch.syspath_prepend(tmp_path)
     codes = dict.fromkeys(("NUMBERS", "EMPTY", "LEAVING", "LEAVE", "UNDIGESTED", "NOTHING", "CONFIG"), 3)
     for name, code in {**codes, "FULL": 1, "OUTSIDE": 2}.items():
-        answer = cli("run", "--model", f"mine:{name}", "--decoder", "ar", "--limit", 1, "--out", tmp_path / name)
+        where = ("--prompts", "shapes", "--limit", 1, "--out", tmp_path / name)
+        answer = cli("run", "--model", f"mine:{name}", "--decoder", "ar", *where)
         assert answer.code == code and "a bug" not in answer.err, answer.err
         assert any(
             told in answer.err for told in (f"model '{name.lower()}'", "mine.py:", "the model drew", "is called")
@@ -113,7 +114,7 @@ def test_a_foreign_model_is_named_for_its_faults(tmp_path, monkeypatch, cli):
 
 
 def test_an_option_of_a_plugin_is_a_flag(site, tmp_path):
-    done = specbench(tmp_path, "run", "--help", site=site)
+    done = specbench(tmp_path, "run", "--help", "all", site=site)
     assert "--power" in done.stdout
 
 

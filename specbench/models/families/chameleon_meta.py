@@ -59,7 +59,7 @@ def read_meta_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> C
     for name in (_HEAD, _FIRST_GATE):
         if name not in tensors:
             raise files.refusal(f" lacks '{name}'", files.ending(".pth")[0])
-    try:
+    with files.source.blaming(path):
         params = held.get("model", held)
         heads = params["n_heads"]
         return ChameleonConfig(
@@ -74,9 +74,6 @@ def read_meta_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> C
             swin_norm=params.get("swin_norm", False),
             vocabulary_map={**vocabulary, "<image>": vocabulary[_IMAGE_WORD]},
         )
-    except Exception as error:  # the library promises nothing about files that are not its own
-        missing = ValueError(f"no {error} in it") if isinstance(error, KeyError) else error
-        raise files.source.damaged(path, missing) from error
 
 
 def convert_meta(tensors: Mapping[str, Tensor], config: ChameleonConfig, files: CheckpointFiles) -> dict[str, Tensor]:

@@ -153,11 +153,9 @@ def _published_image_config(files: CheckpointFiles) -> Emu3VQVAEConfig:
     path = files.named("config.json")
     held = read_json(files.source, path)
     settings = {ours: held[theirs] for theirs, ours in _IMAGE_SETTINGS.items() if theirs in held}
-    try:
+    with files.source.blaming(path):
         widest = settings.get("base_channels", 256) * settings.get("channel_multiplier", (1, 2, 2, 4))[-1]
         return Emu3VQVAEConfig(**settings, hidden_size=widest)
-    except Exception as error:  # the library promises nothing about files that are not its own
-        raise files.source.damaged(path, error) from error
 
 
 def _image_network(config: Emu3VQVAEConfig, found: CheckpointFiles | None = None) -> nn.Module:
@@ -169,11 +167,9 @@ def _image_network(config: Emu3VQVAEConfig, found: CheckpointFiles | None = None
 def ranked_tokenizer(files: CheckpointFiles, words: int) -> RankedBpe:
     """The authors' tokenizer from its two files, which have all the `words` of the model between them."""
     path = files.named(RANKS)
-    try:
+    with files.source.blaming(path):
         ranks = read_ranks(path.read_bytes())
         names = files.named(VISION_TOKENS).read_text(encoding="utf-8").split("\n")
-    except (OSError, ValueError) as error:
-        raise files.source.damaged(path, error) from error
     specials = (*TEXT_SPECIALS, *(name.strip() for name in names if name.strip()))
     if len(ranks) + len(specials) != words:
         raise files.refusal(

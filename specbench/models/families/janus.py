@@ -127,14 +127,11 @@ def _published_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> 
     """deepseek-ai's configuration in transformers' terms; what it leaves out has the defaults of a Llama."""
     path = files.named("config.json")
     held = read_json(files.source, path)
-    try:
+    with files.source.blaming(path):
         text = LlamaConfig.from_dict(held["language_config"])
         image = vq_decoder.taming_config(_below(tensors, "vqmodel.")).to_dict()
         width = held["gen_head_config"]["params"]["image_token_embed"]
         depth = held["gen_aligner_config"]["params"]["depth"]
-    except Exception as error:  # the library promises nothing about files that are not its own
-        missing = ValueError(f"no {error} in it") if isinstance(error, KeyError) else error
-        raise files.source.damaged(path, missing) from error
     image |= {"projection_dim": text.hidden_size, "image_token_embed_dim": width, "num_hidden_layers": depth}
     vision = {"projection_dim": text.hidden_size}
     return JanusConfig(text_config=text.to_dict(), vq_config=image, vision_config=vision)
