@@ -349,7 +349,7 @@ def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
 def _read_dpg_bench(path: Path) -> dict[tuple[str, int], dict[str, str]]:
     """Answers to questions, by item and number of the image."""
     found: dict[tuple[str, int], dict[str, str]] = {}
-    with _reading(path, "is not a `_detail.txt` of DPG-Bench's program"):
+    with blaming(path, "is not a `_detail.txt` of DPG-Bench's program ({})"):
         for line in filter(str.strip, _text(path).split("\n")):
             item, sample, question, answer = read_verdict(line)
             answers = found.setdefault((item, sample), {})
