@@ -43,10 +43,9 @@ def _read_safetensors(source: Source, path: Path) -> dict[str, Tensor]:
 
 
 def _read_pickle(source: Source, path: Path) -> dict[str, Tensor]:
-    with source.blaming(path):
-        # Training scripts like to store their parsed arguments beside the weights.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    # Training scripts like to store their parsed arguments beside the weights.
+    with source.blaming(path), torch.serialization.safe_globals([argparse.Namespace]):
+        held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     for name in ("model", "module", "state_dict"):
         if isinstance(held, dict) and isinstance(held.get(name), dict):
             held = held[name]

@@ -150,15 +150,17 @@ def _read_parquet(path: Path) -> Iterator[Prompt]:
     import pyarrow  # only for parquet files
     import pyarrow.parquet
 
-    with blaming(path, "is not a parquet file: {}"):
-        with pyarrow.parquet.ParquetFile(pyarrow.OSFile(os.fsencode(path))) as file:
-            if file.metadata.num_rows > MAX_PROMPTS:
-                raise _too_many(path)
-            _check_columns(path, file.schema_arrow.names)
-            batches = file.iter_batches(_BATCH, use_threads=False)
-            rows: Iterable[dict] = (row for batch in batches for row in batch.to_pylist())
-            for number, row in enumerate(rows, 1):
-                yield _prompt(path, f"row {number}", row)
+    with (
+        blaming(path, "is not a parquet file: {}"),
+        pyarrow.parquet.ParquetFile(pyarrow.OSFile(os.fsencode(path))) as file,
+    ):
+        if file.metadata.num_rows > MAX_PROMPTS:
+            raise _too_many(path)
+        _check_columns(path, file.schema_arrow.names)
+        batches = file.iter_batches(_BATCH, use_threads=False)
+        rows: Iterable[dict] = (row for batch in batches for row in batch.to_pylist())
+        for number, row in enumerate(rows, 1):
+            yield _prompt(path, f"row {number}", row)
 
 
 def _check_columns(path: Path, names: Sequence[str]) -> None:
