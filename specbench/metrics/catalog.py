@@ -220,8 +220,8 @@ def _foreign(found: Any, reference: str) -> Callable[..., Any]:
     def made(self: Any, *given: Any) -> None:
         with naming_plugin("metric", reference, found.__module__):
             found.__init__(self, *given)
-            if not 1 <= self.batch < 2**31:
-                raise ValueError(f"batch = {self.batch}")
+            if not isinstance(self.batch, int) or self.batch < 1:
+                raise ValueError(f"batch = {self.batch!r:.40}")
         name = getattr(self, "name", None)
         if not path_component(name):
             advice = "letters, digits and .+-[] make a name"
