@@ -37,7 +37,14 @@ def test_all_obstacles_are_told_at_once(bare, monkeypatch):
 
 def test_other_weights_that_the_run_would_refuse_are_an_obstacle(tmp_path):
     checkpoints.write("lumina", tmp_path / "weights")
-    asked = {"model": "lumina", "weights": tmp_path / "weights", "prompts": "shapes", "limit": 1, "out": tmp_path}
+    asked = {
+        "model": "lumina",
+        "decoder": "sjd",
+        "weights": tmp_path / "weights",
+        "prompts": "shapes",
+        "limit": 1,
+        "out": tmp_path,
+    }
     (whole,) = api.dry_run(**asked)
     assert [text for text in whole["obstacles"] if "has 24 image tokens, lumina has 8192" in text] == whole["obstacles"]
     (tiny,) = api.dry_run(**asked, scale="tiny")
@@ -75,5 +82,5 @@ def test_a_prompt_file_is_read_once_for_all_runs_of_a_command(tmp_path, cli, mon
     assert cli(*command).code == 0 and len(read) == 1
     values = merge(run_settings(), {"prompts": str(tmp_path / "mine.txt"), "out": str(tmp_path)}, env={})
     assert len(sweep_plans(values, {"seed": ["1", "2", "3"]})) == 3 and len(read) == 2
-    assert len(api.dry_run(prompts=tmp_path / "mine.txt", out=tmp_path, sweep={"seed": [1, 2, 3]})) == 3
+    assert len(api.dry_run(decoder="sjd", prompts=tmp_path / "mine.txt", out=tmp_path, sweep={"seed": [1, 2, 3]})) == 3
     assert len(read) == 3
