@@ -289,6 +289,18 @@ def strangers(draw) -> list[tuple[str, str, object]]:
     return changes
 
 
+METRIC_METHODS = ("accepts", "preprocess", "features", "statistics", "scores", "identity", "prepare", "downloads",
+                  "missing_packages", "__init__", "name", "batch", "columns")  # fmt: skip
+"""Parts of a metric that may be a stranger's."""
+VALUES = (
+    *(None, 0, -1, 2.5, "x", b"x", "\ud800", [], [5], ["x"], {}, {"value": "x"}, (), [{"value": [1.0, 2.0]}]),
+    *([{"value": 1e999}], [{"prompt_id": "x"}], "../../../evil", "shapes-detector", "a/b", "a\nb", object()),
+)
+ERRORS = (SystemExit, BrokenPipeError, GeneratorExit, MemoryError, StopIteration, OSError, ValueError, BaseException)
+plugins = st.dictionaries(st.sampled_from(METRIC_METHODS), st.sampled_from((*VALUES, *ERRORS)), min_size=1, max_size=2)
+"""What parts of a metric return, or raise."""
+
+
 def _picture(kind: str, size: tuple[int, int] = (8, 8)) -> bytes:
     Image.new("RGB", size).save(sink := io.BytesIO(), format=kind)
     return sink.getvalue()

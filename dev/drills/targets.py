@@ -7,6 +7,8 @@ import io
 import json
 import os
 import shutil
+import sys
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,7 @@ from specbench import api
 from specbench.cli import main
 from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.metrics import scoring
+from specbench.metrics.base import PerImageMetric
 from specbench.metrics.official_exchange import export_images, import_scores
 from specbench.models.catalog import check_model, find_model, load_model
 from specbench.models.draft_head import load_head
@@ -243,6 +246,31 @@ def _use_stranger(box: Path, case) -> None:
         raise SpecbenchError(problems[0].what, exit_code=BAD_INPUT)
 
 
+def _score_by_stranger(box: Path, case) -> None:
+    """Score with a metric of which some parts are a stranger's; what is written must stay readable."""
+
+    def part(found):
+        def call(*_, **__):
+            if isinstance(found, type):
+                raise found
+            return found
+
+        return call
+
+    body = {name: found if name in ("name", "batch", "columns") else part(found) for name, found in case.items()}
+    sound = {"name": "strange", "identity": lambda _: {}, "features": lambda _, all: [{"value": 1.0} for _ in all]}
+    module = sys.modules.setdefault("strange", types.ModuleType("strange"))
+    module.METRIC = type("Strange", (PerImageMetric,), {"__module__": "strange", **sound, **body})
+    (folder,) = (box / "results").iterdir()
+    try:
+        scoring.score([folder], ["strange:METRIC"])
+    except SpecbenchError as error:
+        assert "\n" not in error.what
+        raise SpecbenchError(error.what, exit_code=BAD_INPUT) from error
+    finally:
+        api.report([str(folder)], str(box / "results"))
+
+
 def _lay_out_export(box: Path, case) -> None:
     prompts = [Prompt(f"p{n}", row["text"] or "x", row["category"], {"line": row["line"], "include": []})
                for n, row in enumerate(case)]  # fmt: skip
@@ -335,6 +363,7 @@ def _refusing(inside: str, number: int, place: int):
 
 TARGETS = (
     Target("strangers' folders", 0.1, cases.strangers(), _lay_out_stranger, _use_stranger),
+    Target("plug-ins", 0.04, cases.plugins, lambda box, case: _with_run(box), _score_by_stranger),
     Target("exports", 0.04, cases.exports, _lay_out_export, _export),
     Target("imports", 0.04, cases.imports(), _lay_out_import, _import),
     Target("refusals of the system", 0.02, cases.refusals, _lay_out_refusal, _be_refused),

@@ -240,25 +240,27 @@ def metric(name: str) -> Callable[..., Any]:
     raise unknown_name("metric", name, metric_names())
 
 
-_RETURNED = {
-    **dict.fromkeys(("identity", "feature_identity"), Mapping),
-    **dict.fromkeys(("missing", "missing_packages", "downloads", "features", "scores"), Sequence),
-}
-"""What methods of a metric return, checked where they are a plug-in's."""
-
-
 def _foreign(found: Any, reference: str) -> Callable[..., Any]:
     """A metric that is not specbench's: each of its methods names it in whatever it raises or returns wrongly, and its
     name, which becomes that of files and of columns, is checked."""
     if not (isinstance(found, type) and all(hasattr(found, part) for part in ("features", "scores", "identity"))):
         raise SpecbenchError(f"metric '{reference}' is no specbench metric", "subclass specbench.metrics.base.Metric")
 
+    from specbench.metrics.base import Metric, Score  # which a plug-in has imported
+    from specbench.system.downloads import Download
+
+    lists = {"missing": tuple, "missing_packages": tuple, "downloads": Download, "features": Mapping, "scores": Score}
+    returned = {name: (Sequence, kind) for name, kind in lists.items()}
+    returned |= dict.fromkeys(("identity", "feature_identity"), (Mapping, str))
+
     def guarded(method: str) -> Callable[..., Any]:
         def call(self: Any, *given: Any, **named: Any) -> Any:
             with naming_plugin("metric", str(getattr(self, "name", reference)), found.__module__):
                 value = getattr(found, method)(self, *given, **named)
-                if not isinstance(value, kind := _RETURNED.get(method, object)):
-                    raise TypeError(f"{method}() returns {type(value).__name__}, not a {kind.__name__}")
+                if method in returned:
+                    kind, item = returned[method]
+                    if not isinstance(value, kind) or not all(isinstance(one, item) for one in value):
+                        raise TypeError(f"{method}() returned {value!r:.60}, not a {kind.__name__} of {item.__name__}")
                 return value
 
         return call
@@ -266,16 +268,14 @@ def _foreign(found: Any, reference: str) -> Callable[..., Any]:
     def made(self: Any, *given: Any) -> None:
         with naming_plugin("metric", reference, found.__module__):
             found.__init__(self, *given)
-            if not 1 <= self.batch < 2**31:
-                raise ValueError(f"batch = {self.batch}")
+            if not isinstance(self.batch, int) or self.batch < 1:
+                raise ValueError(f"batch = {self.batch!r:.40}")
         name = getattr(self, "name", None)
         if not path_component(name):
             advice = "letters, digits and .+-[] make a name"
             raise SpecbenchError(f"metric '{reference}' is called {name!r:.100}", advice)
         if name in METRICS:
             raise SpecbenchError(f"metric '{reference}' is called '{name}', which is a metric of specbench")
-
-    from specbench.metrics.base import Metric  # which a plug-in has imported
 
     methods = [name for name in vars(Metric) if not name.startswith("_") and callable(getattr(found, name, None))]
     return type(

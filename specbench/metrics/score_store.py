@@ -32,6 +32,7 @@ from specbench.store.parquet_log import ParquetLog
 from specbench.store.schema import KEY
 from specbench.system.files import blaming, check_regular, files_named, read_regular, take_lock, write_atomically
 from specbench.system.json_values import parse_json
+from specbench.system.plugins import path_component
 
 RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "identity", "images")
 """Columns of the per-run file: a score per row; `note` is a warning or null; `identity` is JSON; `images` counts those
@@ -214,10 +215,10 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
         for item in metric.scores(metric.statistics(features))
     ]
     table = pa.Table.from_pylist(rows)
-    for row in map(_known_score, table.to_pylist()) if metric.reference else ():  # a plug-in's
-        # A reader could not refuse it without the run.
-        if row["metric"].partition(":")[0] != metric.name or not row["metric"].isprintable():
-            raise ValueError(f"a score called {row['metric']!r:.100}, which is not '{metric.name}' or a part of it")
+    for row in map(_known_score, table.to_pylist()):  # a plug-in's, which a reader could not refuse without the run
+        whole = row["metric"].partition(":")[0]
+        if whole != metric.name and (whole in METRICS or not path_component(whole)):
+            raise ValueError(f"a score called {row['metric']!r:.100}")
     sink = io.BytesIO()
     pq.write_table(table, sink)
     target = _scores_file(folder, metric)

@@ -426,7 +426,7 @@ def _write_scores(folder: Path, task: _Task) -> None:
 
 def _accepted(rows: pd.DataFrame, metric: Metric) -> Iterator[bool]:
     """Tell of each image whether a metric can score it."""
-    return (metric.accepts(_text(row.category), read_meta(row.meta)) for row in rows.itertuples())
+    return (bool(metric.accepts(_text(row.category), read_meta(row.meta))) for row in rows.itertuples())
 
 
 def _unfit(images: Images) -> str:

@@ -150,8 +150,10 @@ def _read_parquet(path: Path) -> Iterator[Prompt]:
     import pyarrow  # only for parquet files
     import pyarrow.parquet
 
-    damaged = blaming(path, "is not a parquet file: {}")
-    with damaged, pyarrow.parquet.ParquetFile(pyarrow.OSFile(os.fsencode(path))) as file:
+    with (
+        blaming(path, "is not a parquet file: {}"),
+        pyarrow.parquet.ParquetFile(pyarrow.OSFile(os.fsencode(path))) as file,
+    ):
         if file.metadata.num_rows > MAX_PROMPTS:
             raise _too_many(path)
         _check_columns(path, file.schema_arrow.names)

@@ -159,6 +159,7 @@ def test_facts_that_are_no_numbers_are_refused(tmp_path, facts):
         *(("machine", text) for text in ("nonsense", "[]", "5", '{"taken_cores": "x"}', '{"taken_cores": -1}')),
         *(("machine", text) for text in ('{"gpu_slowed": 5}', '{"gpu_mhz": []}', '{"gpu_others": 1e999}')),
         *((name, -5.0) for name in ("ar_ms", "e2e_ms", "target_ms")),
+        *((name, float("inf")) for name in ("ar_ms", "e2e_ms")),
         ("nfe", -1),
     ],
 )
@@ -216,7 +217,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
-@pytest.mark.parametrize("lost", [".", "samples", "images", "out"])
+@pytest.mark.parametrize("lost", [".", "samples", "images", "out", "run.json"])
 @pytest.mark.parametrize("moved", [True, False])
 def test_a_folder_that_goes_while_it_is_written_stops_the_run(tmp_path, lost, moved):
     out = tmp_path / "out"
@@ -227,11 +228,14 @@ def test_a_folder_that_goes_while_it_is_written_stops_the_run(tmp_path, lost, mo
                 yield done
                 if number == 1:
                     folder = out if lost == "out" else out / done.spec.run_id / lost
-                    folder.rename(tmp_path / "old") if moved else shutil.rmtree(folder)
+                    remove = Path.unlink if lost == "run.json" else shutil.rmtree
+                    folder.rename(tmp_path / "old") if moved else remove(folder)
 
     requests = requests_for(tiny.prompts(), 4)
     error = refused(run, Leaving(tiny.tiny_model()), [tiny.spec()], requests, out)
-    assert error.exit_code == PARTIAL and "moved or removed" in error.what
+    assert error.exit_code == PARTIAL and "removed while this run" in error.what
+    if lost == "run.json":
+        return
     assert (str(tmp_path / "old") in error.what) == moved, error.what
     if moved and lost in (".", "out"):
         kept = tmp_path / "old" / (tiny.spec().run_id if lost == "out" else ".")
@@ -239,6 +243,13 @@ def test_a_folder_that_goes_while_it_is_written_stops_the_run(tmp_path, lost, mo
     if lost == "images" and moved:
         (tmp_path / "old").rename(out / tiny.spec().run_id / "images")
     assert small_run(out, 4)
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_written_and_read(tmp_path):
+    out = tmp_path / os.fsdecode(b"caf\xe9")
+    folder = small_run(out)
+    assert small_run(out, 4) == folder and len(RunStore(folder).samples()) == 4
+    assert len(report_rows([folder])) == 1
 
 
 def test_a_second_writer_is_refused_and_the_lock_dies_with_its_owner(tmp_path):
