@@ -262,6 +262,11 @@ _With = Annotated[
 ]
 
 
+_Methods = Annotated[
+    bool, switch("--methods", "Print a methods paragraph in LaTeX and its BibTeX; --to m.tex writes m.bib beside it.")
+]
+
+
 def report(
     runs: Annotated[list[str] | None, runs_argument(with_tables=True)] = None,
     fmt: Annotated[str | None, format_option(TABLE_FORMATS)] = None,
@@ -274,6 +279,7 @@ def report(
     prompts: _TablePrompts = None,
     decoder: OwnDecoders = None,
     with_run: _With = None,
+    methods: _Methods = False,
     baseline: Baseline = None,
     gate: Gates = None,
     out: Out = "results",
@@ -300,6 +306,13 @@ def report(
         raise SpecbenchError(
             "--model, --prompts, --decoder and --with require the name of a table", "see: specbench list tables"
         )
+    if methods:
+        from specbench.reporting.methods import methods as written
+        from specbench.store.run_folders import find_runs
+
+        paragraph, entries = written(find_runs(out, runs or ()))
+        write_or_print(paragraph if to else f"{paragraph}\n{entries}", to)
+        return write_or_print(entries, to.with_suffix(".bib")) if to else None
     for page in filter(None, (html, to if fmt == "html" else None)):
         _write_page(runs, out, page)
     if fmt != "html" and (to or not html):

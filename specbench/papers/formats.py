@@ -178,7 +178,7 @@ def texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnot
     notes, columns = joined.footnotes if footnoted else (), joined.table.columns
     cells = [(column, line.cells[column.name]) for column in columns]
     some = any(cell.low is not None for one in joined.lines for cell in one.cells.values())
-    if not some:  # said once, below
+    if not some and not joined.table.whole:  # said once, below
         cells = [(column, replace(cell, too_few=False)) for column, cell in cells]
     kinds = {
         PAPER: [_printed(column, cell) + _marks(cell.printed_notes, notes) for column, cell in cells],

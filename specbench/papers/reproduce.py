@@ -422,9 +422,10 @@ def one_row_per_run(table: Table, cells: Sequence[PlannedCell], model: str) -> T
         dict.fromkeys(str(row.settings["model"]) for row in runnable if row.settings["model"] != model)
     )
     left_out, own = len(table.rows) - len(runnable), sum(row.own for row in runnable)
+    kept = len(rows) - sum(row.own for row in rows)
     note = (
         f"With {model} in the place of {models or 'the model as printed'}, no value of the paper is comparable, so its "
-        f"rows have none; {len(runnable) - own} rows of the paper are {len(rows) - sum(row.own for row in rows)} runs here"
+        f"rows have none; {len(runnable) - own} rows of the paper are {kept} runs here"
         + (f", and {left_out} that cannot be run are left out." if left_out else ".")
     )
     return replace(table, rows=tuple(rows), notes=(note,), hardware=None, whole=False)
