@@ -262,6 +262,15 @@ _With = Annotated[
 ]
 
 
+_Over = Annotated[
+    str | None,
+    option(
+        "--over",
+        "seed",
+        "One row for runs that differ in the seed alone, with swept options as columns.",
+        autocompletion=completion.of("seed"),
+    ),
+]
 _Methods = Annotated[
     bool, switch("--methods", "Print a methods paragraph in LaTeX and its BibTeX; --to m.tex writes m.bib beside it.")
 ]
@@ -280,6 +289,7 @@ def report(
     decoder: OwnDecoders = None,
     with_run: _With = None,
     methods: _Methods = False,
+    over: _Over = None,
     baseline: Baseline = None,
     gate: Gates = None,
     out: Out = "results",
@@ -306,6 +316,8 @@ def report(
         raise SpecbenchError(
             "--model, --prompts, --decoder and --with require the name of a table", "see: specbench list tables"
         )
+    if over:
+        return _report_over(over, runs or (), out, fmt, to)
     if methods:
         from specbench.reporting.methods import methods as written
         from specbench.store.run_folders import find_runs
@@ -317,6 +329,23 @@ def report(
         _write_page(runs, out, page)
     if fmt != "html" and (to or not html):
         _print_report(runs or (), out, fmt, to, explain, chosen, notes)
+
+
+def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
+    if over != "seed" or fmt not in ("markdown", "latex", "json"):
+        raise SpecbenchError("--over takes seed, and the formats markdown, latex and json")
+    from specbench.cli.output import as_json
+    from specbench.reporting.over import NOTE, over_seeds, over_table
+    from specbench.reporting.text_formats import latex_table, markdown_lines
+    from specbench.store.run_folders import find_runs
+
+    rows = over_seeds(find_runs(out, runs))
+    if fmt == "json":
+        return write_or_print(as_json(rows), to)
+    head, lines = over_table(rows)
+    if fmt == "latex":
+        return write_or_print(latex_table(head, lines, NOTE, "tab:specbench-seeds"), to)
+    write_or_print(f"{markdown_lines(head, lines)}\n\n{NOTE}\n", to)
 
 
 def _print_report(

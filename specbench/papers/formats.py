@@ -187,7 +187,7 @@ def texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnot
         DIFFERENCE: [_difference(column, cell) for column, cell in cells],
     }
     if line.images is None:
-        kind = PAPER if joined.table.whole else HERE
+        kind = PAPER if joined.table.whole and joined.table.paper else HERE
         kinds = {kind: kinds[kind]}
     shown = {kind: found for kind, found in kinds.items() if kind in (PAPER, HERE) or any(found)}
     if HERE in shown and all(text == MISSING for text in kinds[PAPER]):

@@ -97,8 +97,6 @@ def measured_table(
     Raises:
         SpecbenchError: an unknown model or prompt set, or a damaged run folder.
     """
-    if Path(out).is_file():
-        raise SpecbenchError(f"--out {out}: is a file", "name a folder")
     if prompts is not None:
         try:
             load_prompts(prompts)
