@@ -20,6 +20,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "specbench"
 ELSEWHERE = (
     "specbench.store.merge_shards.merge_runs",
+    "specbench.store.packed.pack",
+    "specbench.checks.verify.verify",
     "specbench.checks.run_audit.audit_runs",
     "specbench.papers.listing.available",
     "specbench.prompts.loading.fetch_prompts",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from specbench.api import *  # noqa: F403 - `__all__` names what is public
     from specbench.checks.cross_check import cross_check
     from specbench.checks.run_audit import audit_runs
+    from specbench.checks.verify import verify
     from specbench.errors import SpecbenchError
     from specbench.models.shapes.caption_images import render_shapes
     from specbench.papers.downloads import fetch
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from specbench.reporting.demo import demo
     from specbench.reporting.status import status
     from specbench.store.merge_shards import merge_runs
+    from specbench.store.packed import pack
     from specbench.training.head import check_head, train_head
 
 # ruff: noqa: F405 - for type checkers, these names come from the star above
@@ -56,6 +58,8 @@ __all__ = [
     "doctor",
     "available",
     "export",
+    "pack",
+    "verify",
     "import_results",
     "show_prompts",
     "fetch",
@@ -79,8 +83,10 @@ _ELSEWHERE = {
     "forecast": "specbench.papers.forecasts",
     "merge_runs": "specbench.store.merge_shards",
     "render_shapes": "specbench.models.shapes.caption_images",
+    "pack": "specbench.store.packed",
     "status": "specbench.reporting.status",
     "train_head": "specbench.training.head",
+    "verify": "specbench.checks.verify",
 }
 """Modules of the public names that do not stand in `specbench.api`."""
 

@@ -180,7 +180,7 @@ def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) ->
     from specbench.papers.reproduce import plan_table
 
     planned = plan_table(table, flags)
-    rows = estimate(table, planned)
+    rows = estimate(table, planned, flags.get("model"))
     if as_json:
         print_json(rows)
     else:

@@ -36,6 +36,8 @@ COMMANDS = {
     "list": ("listing", "List models, decoders, metrics, prompt sets, papers' tables, or runs."),
     "export": ("official", "Export the images of a run in the layout of a benchmark's official evaluator."),
     "import": ("official", "Import the results of a benchmark's official evaluator as scores of a run."),
+    "pack": ("packing", "Write runs to one file, which every command reads where it reads a run."),
+    "verify": ("packing", "Check a packed file: digests, pictures, scores, tokens and latencies."),
     "fetch": (
         "fetch",
         "Download models, prompts and metrics beforehand; complete files are kept after a cut.",

@@ -18,10 +18,19 @@ from specbench.system import console
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench")
+_LAYOUTS = (*_BENCHMARKS, "dataset")
 _Benchmark = Annotated[
     str,
     typer.Argument(
         metavar="BENCHMARK", help=f"One of {', '.join(_BENCHMARKS)}.", autocompletion=completion.of(*_BENCHMARKS)
+    ),
+]
+_Layout = Annotated[
+    str,
+    typer.Argument(
+        metavar="LAYOUT",
+        help=f"One of {', '.join(_BENCHMARKS)}, or dataset: a folder for Hugging Face's datasets.",
+        autocompletion=completion.of(*_LAYOUTS),
     ),
 ]
 _Results = Annotated[
@@ -36,16 +45,16 @@ def add_to(app: typer.Typer) -> None:
 
 
 def export(
-    benchmark: _Benchmark,
+    benchmark: _Layout,
     run: Run,
     to: Annotated[Path, option("--to", "DIR", "New or empty folder.")],
     out: Out = "results",
 ) -> None:
-    folder = _run(out, benchmark, run)
+    folder = _run(out, benchmark, run, _LAYOUTS)
     from specbench.metrics.official_exchange import export_images
 
     count = export_images(benchmark, folder, to)
-    console.say(f"{count} images, in the layout of the official evaluator")
+    console.say(f"{count} images, in the layout of {benchmark}")
     print(to)
 
 
@@ -59,9 +68,9 @@ def import_results(
     print_json(rows) if json else print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))
 
 
-def _run(out: str, benchmark: str, run: str) -> Path:
-    if benchmark not in _BENCHMARKS:
-        raise unknown_name("benchmark", benchmark, _BENCHMARKS)
+def _run(out: str, benchmark: str, run: str, known: tuple[str, ...] = _BENCHMARKS) -> Path:
+    if benchmark not in known:
+        raise unknown_name("benchmark", benchmark, known)
     from specbench.store.run_folders import find_runs
 
     return find_runs(out, [run])[0]

@@ -263,6 +263,20 @@ _With = Annotated[
 ]
 
 
+_Over = Annotated[
+    str | None,
+    option(
+        "--over",
+        "seed",
+        "One row for runs that differ in the seed alone, with swept options as columns.",
+        autocompletion=completion.of("seed"),
+    ),
+]
+_Methods = Annotated[
+    bool, switch("--methods", "Print a methods paragraph in LaTeX and its BibTeX; --to m.tex writes m.bib beside it.")
+]
+
+
 def report(
     runs: Annotated[list[str] | None, runs_argument(with_tables=True)] = None,
     fmt: Annotated[str | None, format_option(TABLE_FORMATS)] = None,
@@ -275,6 +289,8 @@ def report(
     prompts: _TablePrompts = None,
     decoder: OwnDecoders = None,
     with_run: _With = None,
+    methods: _Methods = False,
+    over: _Over = None,
     baseline: Baseline = None,
     gate: Gates = None,
     out: Out = "results",
@@ -301,10 +317,36 @@ def report(
         raise SpecbenchError(
             "--model, --prompts, --decoder and --with require the name of a table", "see: specbench list tables"
         )
+    if over:
+        return _report_over(over, runs or (), out, fmt, to)
+    if methods:
+        from specbench.reporting.methods import methods as written
+        from specbench.store.run_folders import find_runs
+
+        paragraph, entries = written(find_runs(out, runs or ()))
+        write_or_print(paragraph if to else f"{paragraph}\n{entries}", to)
+        return write_or_print(entries, to.with_suffix(".bib")) if to else None
     for page in filter(None, (html, to if fmt == "html" else None)):
         _write_page(runs, out, page)
     if fmt != "html" and (to or not html):
         _print_report(runs or (), out, fmt, to, explain, chosen, notes)
+
+
+def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
+    if over != "seed" or fmt not in ("markdown", "latex", "json"):
+        raise SpecbenchError("--over takes seed, and the formats markdown, latex and json")
+    from specbench.cli.output import as_json
+    from specbench.reporting.over import NOTE, over_seeds, over_table
+    from specbench.reporting.text_formats import latex_table, markdown_lines
+    from specbench.store.run_folders import find_runs
+
+    rows = over_seeds(find_runs(out, runs))
+    if fmt == "json":
+        return write_or_print(as_json(rows), to)
+    head, lines = over_table(rows)
+    if fmt == "latex":
+        return write_or_print(latex_table(head, lines, NOTE, "tab:specbench-seeds"), to)
+    write_or_print(f"{markdown_lines(head, lines)}\n\n{NOTE}\n", to)
 
 
 def _print_report(

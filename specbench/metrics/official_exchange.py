@@ -29,13 +29,15 @@ from specbench.metrics.scoring import run_images, score_with
 from specbench.prompts.public_files import COMPBENCH_CATEGORIES, official_row
 from specbench.stats import mean_interval
 from specbench.store.run_store import RunStore, read_image
-from specbench.store.schema import read_meta
+from specbench.store.schema import image_name, read_meta
 from specbench.system.downloads import digest_of
 from specbench.system.files import blaming, read_regular
 from specbench.system.images import png_bytes
 from specbench.system.json_values import parse_json
 
 BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench")
+DATASET = "dataset"
+"""Layout of Hugging Face's `datasets`, for images of any prompts."""
 MAX_LINES = 10**5
 """Above the number of prompts of any benchmark; file names have five digits for them."""
 MAX_RESULTS_BYTES = 2**30
@@ -76,9 +78,9 @@ def export_images(benchmark: str, run: Path, target: Path) -> int:
         SpecbenchError: an unknown benchmark, a run of other prompts, or a folder that is not empty or not writable.
     """
     exports = dict(zip(BENCHMARKS, (export_geneval, export_compbench, export_dpg_bench), strict=True))
-    write = exports.get(benchmark)
+    write = (exports | {DATASET: export_dataset}).get(benchmark)
     if write is None:
-        raise unknown_name("benchmark", benchmark, BENCHMARKS)
+        raise unknown_name("benchmark", benchmark, [*BENCHMARKS, DATASET])
     return write(run, target)
 
 
@@ -126,6 +128,27 @@ def export_geneval(run: Path, target: Path) -> int:
             folder.write(content.encode(), f"{line:05d}", "metadata.jsonl")
         for row in rows:
             folder.write(row.png(), f"{row.line:05d}", "samples", f"{row.sample:04d}.png")
+    return len(rows)
+
+
+def export_dataset(run: Path, target: Path) -> int:
+    """Export a run's images with `metadata.jsonl`, which `datasets.load_dataset("imagefolder", data_dir=...)` reads.
+
+    Returns:
+        The number of images.
+
+    Raises:
+        SpecbenchError: no images, or `target` is not empty.
+    """
+    rows = _rows(run, lambda category, meta: True, "any")
+    with export_folder(target) as folder:
+        lines = []
+        for row in rows:
+            name = image_name(row.prompt_id, row.sample)
+            folder.write(row.png(), "train", name)
+            about = {"file_name": name, "prompt": row.prompt, "prompt_id": row.prompt_id, "sample": row.sample}
+            lines.append(json.dumps(about | {"category": row.category, "run": run.name}))
+        folder.write(("\n".join(lines) + "\n").encode(), "train", "metadata.jsonl")
     return len(rows)
 
 

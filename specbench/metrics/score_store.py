@@ -153,13 +153,18 @@ def stored_difference(
     if metric.startswith(_BY_CATEGORY) or (metric not in METRICS and identity.get("score") != MEAN_OF_IMAGES):
         return None
     column = "correct" if metric in _OVER_CATEGORIES else "value"
-    mine, theirs = [_stored_values(path / "scores" / f"{metric}-{fingerprint}", column) for path in (folder, baseline)]
+    mine, theirs = [stored_values(path / "scores" / f"{metric}-{fingerprint}", column) for path in (folder, baseline)]
     if mine is None or theirs is None:
         return None
     return column_difference(mine, theirs, column, over_categories=metric in _OVER_CATEGORIES)
 
 
-def _stored_values(folder: Path, column: str) -> pd.DataFrame | None:
+def feature_folders(folder: Path, metric: str) -> list[Path]:
+    """Folders of the stored features of a metric, whatever its version."""
+    return [path for path in files_named(folder / "scores", "*") if path.name.rpartition("-")[0] == metric]
+
+
+def stored_values(folder: Path, column: str) -> pd.DataFrame | None:
     """Read key, category and `column` of each scored image; None without such values."""
     part = next(iter(files_named(folder, "*.parquet")), None)
     if part is None:

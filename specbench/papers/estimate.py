@@ -7,24 +7,34 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from specbench.errors import SpecbenchError
-from specbench.papers.reproduce import PlannedCell, without_replaced_choices
+from specbench.papers.reproduce import PlannedCell, one_row_per_run, without_replaced_choices
 from specbench.papers.table import CellSettings, Row, Table
 from specbench.runs.dry_run import ON_DISK, ROW, Outlook, outlooks
 from specbench.specs.options import plain
 from specbench.system.console import duration
 
 
-def estimate(table: Table, planned: Sequence[PlannedCell]) -> list[dict[str, object]]:
+def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = None) -> list[dict[str, object]]:
     """Estimate the cost of running a table, without decoding anything.
+
+    Args:
+        model: in the place of the paper's, see `specbench.papers.reproduce.one_row_per_run`.
 
     Returns:
         One dict per run: `rows` (labels of the table's rows), `chosen` (settings about which the paper is silent, each
         with its reason), the keys of `specbench.runs.dry_run.Outlook.row`, `on_disk` (whether the weights are) and
         `problem` (the first obstacle).
     """
-    rows = _rows_of(without_replaced_choices(table, planned))
+    table = without_replaced_choices(table, planned)
+    rows = _rows_of(one_row_per_run(table, planned, model) if model else table)
     digests: dict[str, str] = {}
-    return [_row(one, rows[one.settings], digests) for one in planned]
+    found: dict[object, dict[str, object]] = {}
+    for place, one in enumerate(one for one in planned if one.settings in rows):
+        row = _row(one, rows[one.settings], digests)
+        same = found.setdefault(row["run_id"] or place, row)
+        if same is not row:  # cells of several columns or groups are one run
+            same["rows"] = ", ".join(dict.fromkeys((*str(same["rows"]).split(", "), *str(row["rows"]).split(", "))))
+    return list(found.values())
 
 
 def run_lines(planned: Sequence[PlannedCell]) -> list[str]:

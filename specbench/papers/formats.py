@@ -177,6 +177,9 @@ def texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnot
     """Output lines of a row; lines without values are omitted, of a row without any the printed one is kept."""
     notes, columns = joined.footnotes if footnoted else (), joined.table.columns
     cells = [(column, line.cells[column.name]) for column in columns]
+    some = any(cell.low is not None for one in joined.lines for cell in one.cells.values())
+    if not some and not joined.table.whole:  # said once, below
+        cells = [(column, replace(cell, too_few=False)) for column, cell in cells]
     kinds = {
         PAPER: [_printed(column, cell) + _marks(cell.printed_notes, notes) for column, cell in cells],
         HERE: [_value(column, cell, not intervals_apart) + _marks(cell.notes, notes) for column, cell in cells],
@@ -184,15 +187,16 @@ def texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnot
         DIFFERENCE: [_difference(column, cell) for column, cell in cells],
     }
     if line.images is None:
-        kinds = {PAPER: kinds[PAPER]}
+        kind = PAPER if joined.table.whole and joined.table.paper else HERE
+        kinds = {kind: kinds[kind]}
     shown = {kind: found for kind, found in kinds.items() if kind in (PAPER, HERE) or any(found)}
     if HERE in shown and all(text == MISSING for text in kinds[PAPER]):
         del shown[PAPER]  # the paper prints none of them, as of most figures
     label = line.label + _marks(line.notes, notes)
-    some = "" if line.expected is None else f"{line.images:,} of {line.expected:,} images"
-    labels = {HERE: some} | {next(iter(shown)): label}
-    if some and PAPER not in shown:
-        labels[HERE] = f"{label}, {some}"
+    part = "" if line.expected is None else f"{line.images:,} of {line.expected:,} images"
+    labels = {HERE: part} | {next(iter(shown)): label}
+    if part and PAPER not in shown:
+        labels[HERE] = f"{label}, {part}"
     best = {
         PAPER: tuple(line in _best_printed(joined, line.group, column) for column in columns),
         HERE: tuple(line in _best_measured(joined, line.group, column) for column in columns),

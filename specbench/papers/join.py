@@ -284,7 +284,7 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
             f"Images per row measured here: {' to '.join(str(n) for n in dict.fromkeys((images[0], images[-1])))}."
         )
     unlike = dict.fromkeys(text for one in used for text in one.unlike)
-    if unlike:
+    if unlike and any(cell.paper is not None for line in lines for cell in line.cells.values()):
         remarks.append(f"Run with {', '.join(unlike)}: such rows show no difference from the paper.")
     if any(cell.why == NOT_SCORED for line in lines for cell in line.cells.values()):
         remarks.append("What is not scored can be, where its metric is ready: specbench score --metric NAME.")

@@ -27,6 +27,7 @@ from specbench.papers.table import SCORE, CellSettings, Column, Row, Table, chos
 from specbench.prompts import load_prompts
 from specbench.prompts.public import missing_set
 from specbench.reporting.plot_data import lower_is_better
+from specbench.reporting.report_rows import natural
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
@@ -96,8 +97,6 @@ def measured_table(
     Raises:
         SpecbenchError: an unknown model or prompt set, or a damaged run folder.
     """
-    if Path(out).is_file():
-        raise SpecbenchError(f"--out {out}: is a file", "name a folder")
     if prompts is not None:
         try:
             load_prompts(prompts)
@@ -114,7 +113,7 @@ def measured_table(
 def _as_run_here(table: Table, cells: Sequence[PlannedCell], model: object, folders: Iterable[Path]) -> Table:
     """The table without replaced choices, and with another model, if one is named, in the place of the paper's."""
     table = without_replaced_choices(table, cells)
-    return table if model is None else with_bundled_scores(_one_row_per_run(table, cells, str(model)), folders)
+    return table if model is None else with_bundled_scores(one_row_per_run(table, cells, str(model)), folders)
 
 
 @dataclass(frozen=True)
@@ -380,32 +379,54 @@ def _replaced(cell: PlannedCell) -> set[str]:
     return {name for name, held in cell.values.items() if name in stated and held.value != stated[name]} - {"decoder"}
 
 
-def _one_row_per_run(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
-    """The table with rows that run the same here merged, and all rows under the name of the model that replaces the
-    paper's."""
+def one_row_per_run(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
+    """The table with another model in the place of the paper's: rows that run the same are merged, and no row but those
+    of this model itself, run as printed, has values of the paper. What cannot be run is left out."""
     plans = {cell.settings: repr(sorted((name, held.value) for name, held in cell.values.items())) for cell in cells}
+    as_printed = {cell.settings for cell in cells if not _replaced(cell)}
 
-    def runs(row: Row) -> tuple[str | None, ...]:
-        settings = (table.cell_settings(row, column) for column in table.columns)
-        return tuple(plans.get(one) for one in settings if one is not None)
+    def asked(row: Row) -> list[CellSettings]:
+        return [one for column in table.columns if (one := table.cell_settings(row, column)) is not None]
 
-    alike: dict[object, list[Row]] = {}
-    for place, row in enumerate(_renamed(row, model) for row in table.rows):
-        alike.setdefault(runs(row) if row.not_runnable_reason is None else place, []).append(row)
-    replaced = _no_longer_true(table, cells)
-    repeated = [rows for rows in alike.values() if len(rows) > 1]
-    headings = [(_group(rows, model, replaced), _label(rows)) for rows in alike.values()]
-    rows = tuple(
-        _in_place(rows, model, group, label if headings.count((group, label)) == 1 else f"{label} ({_groups(rows)})")
-        for rows, (group, label) in zip(alike.values(), headings, strict=True)
+    runnable = [row for row in table.rows if row.not_runnable_reason is None]
+    alike: dict[tuple, list[Row]] = {}
+    for row in runnable:
+        alike.setdefault(tuple(plans.get(one) for one in asked(row)), []).append(row)
+    replaced, rows = _no_longer_true(table, cells), []
+    for members in alike.values():
+        own = next((one for one in members if one.settings.get("model") == model and {*asked(one)} <= as_printed), None)
+        rows.append(own or _stripped(members, model, replaced))
+    headings = [(row.group, row.label) for row in rows]
+    groups = [next(iter(members)).group for members in alike.values()]
+    rows = [
+        replace(row, label=f"{row.label} ({group})") if headings.count((row.group, row.label)) > 1 else row
+        for row, group in zip(rows, groups, strict=True)
+    ]
+    order = list(dict.fromkeys(row.group for row in rows))
+    decoders = list(dict.fromkeys(row.settings["decoder"] for row in rows))
+    rows.sort(key=lambda row: order.index(row.group))
+    if len({*groups}) > len(order):  # rows of several groups stand in one: by decoder, as in the first
+        rows.sort(
+            key=lambda row: (
+                order.index(row.group),
+                row.own,
+                decoders.index(row.settings["decoder"]),
+                natural(row.label),
+            )
+        )
+    if all(row.paper for row in rows):
+        return replace(table, rows=tuple(rows))
+    models = " and ".join(
+        dict.fromkeys(str(row.settings["model"]) for row in runnable if row.settings["model"] != model)
     )
-    if not repeated:
-        return replace(table, rows=rows)
+    left_out, own = len(table.rows) - len(runnable), sum(row.own for row in runnable)
+    kept = len(rows) - sum(row.own for row in rows)
     note = (
-        f"With {model}, {sum(map(len, repeated))} rows of the paper are {len(repeated)} runs; each stands here once, "
-        "without the paper's values, which are of several models or prompt sets."
+        f"With {model} in the place of {models or 'the model as printed'}, no value of the paper is comparable, so its "
+        f"rows have none; {len(runnable) - own} rows of the paper are {kept} runs here"
+        + (f", and {left_out} that cannot be run are left out." if left_out else ".")
     )
-    return replace(table, rows=rows, notes=(*table.notes, note), whole=False)
+    return replace(table, rows=tuple(rows), notes=(note,), hardware=None, whole=False)
 
 
 def _renamed(row: Row, model: str) -> Row:
@@ -439,33 +460,14 @@ def _parts(row: Row) -> list[str]:
     return row.group.split(", ") if row.group else []
 
 
-def _group(rows: Sequence[Row], model: str, replaced: Container[str]) -> str | None:
-    """Heading of rows that run the same here: the model in place of the paper's, and what else is true of all."""
-    if len(rows) == 1 and not any(part in replaced for part in _parts(rows[0])):
-        return rows[0].group
-    shared = [part for part in _parts(rows[0]) if part not in replaced and all(part in _parts(row) for row in rows)]
-    return ", ".join((model, *shared))
-
-
-def _label(rows: Sequence[Row]) -> str:
-    labels = {row.label for row in rows}
-    return labels.pop() if len(labels) == 1 else str(rows[0].settings["decoder"])
-
-
-def _groups(rows: Sequence[Row]) -> str:
-    return ", ".join(dict.fromkeys(str(row.group) for row in rows))
-
-
-def _in_place(rows: Sequence[Row], model: str, group: str | None, label: str) -> Row:
-    """A row for the rows of the paper that run the same here; one that cannot be run is unchanged."""
+def _stripped(rows: Sequence[Row], model: str, replaced: Container[str]) -> Row:
+    """One row for those of the paper that run the same here: what is still true of all, and no printed value."""
     first = rows[0]
-    if first.not_runnable_reason is not None:
-        return first
-    if len(rows) == 1:
-        mine = group == first.group or first.settings["model"] == model
-        return first if mine else replace(first, group=group, label=f"{first.group}: {first.label}")
-    shared = tuple(text for text in first.chosen if all(text in row.chosen for row in rows))
-    return Row(label, group, first.settings, {}, {}, {}, None, None, shared)
+    shared = [part for part in _parts(first) if part not in replaced and all(part in _parts(row) for row in rows)]
+    labels = list(dict.fromkeys(_renamed(row, model).label for row in rows))
+    label = labels[0] if len(labels) == 1 else str(first.settings["decoder"])
+    chosen = tuple(text for text in first.chosen if all(text in row.chosen for row in rows))
+    return Row(label, ", ".join(shared) or None, first.settings, {}, {}, {}, None, None, chosen, first.own)
 
 
 def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:

@@ -261,10 +261,10 @@ def _order(row: dict) -> tuple:
     names = list(PRESETS)
     place = names.index(row["decoder"]) if row["decoder"] in names else len(names)
     window = row["options"].get("window", 1)
-    return row["model"], str(row["setting"]), place, _natural(row["label"]), window, row["run_id"]
+    return row["model"], str(row["setting"]), place, natural(row["label"]), window, row["run_id"]
 
 
-def _natural(text: str) -> list[str | float]:
+def natural(text: str) -> list[str | float]:
     """Sort key with numbers compared as numbers ("G=3" before "G=25"): alternating text and number."""
     pieces = re.split(r"(\d+(?:\.\d+)?)", text)
     return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]

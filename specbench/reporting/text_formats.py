@@ -14,6 +14,8 @@ from specbench.reporting.sections import ReportTable, Section, circumstances, de
 from specbench.system.console import one_line, printable
 from specbench.system.json_values import nonfinite_as_null
 
+REPORT_SCHEMA = 1
+"""Raised where a key of a report row is removed or changes its meaning; new keys do not raise it."""
 LATEX_NEEDS = "% needs \\usepackage{booktabs,graphicx}\n"
 
 
@@ -53,10 +55,15 @@ def markdown(rows: Sequence[Mapping], found: Sequence[Section]) -> str:
 
 
 def _table(columns: Sequence[ReportColumn], rows: Sequence[Mapping]) -> str:
+    return markdown_lines([column.heading for column in columns], [[c.cell(row) for c in columns] for row in rows])
+
+
+def markdown_lines(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """A markdown table: the first column left, the others right."""
     lines = [
-        " | ".join(escape(column.heading) for column in columns),
-        " | ".join("---" if index == 0 else "---:" for index in range(len(columns))),
-        *(" | ".join(escape(column.cell(row)) for column in columns) for row in rows),
+        " | ".join(map(escape, headings)),
+        " | ".join("---" if index == 0 else "---:" for index in range(len(headings))),
+        *(" | ".join(map(escape, row)) for row in cells),
     ]
     return "\n".join(f"| {line} |" for line in lines)
 
@@ -73,8 +80,17 @@ def to_csv(rows: Sequence[Mapping]) -> str:
 
 
 def to_json(rows: Sequence[Mapping]) -> str:
-    """Format as one JSON array; missing and non-finite numbers are null."""
-    return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """Format as one JSON array of objects that carry `schema`, the version of their keys; missing and non-finite
+    numbers are null."""
+    return (
+        json.dumps(
+            nonfinite_as_null([{"schema": REPORT_SCHEMA, **row} for row in rows]),
+            indent=2,
+            ensure_ascii=False,
+            allow_nan=False,
+        )
+        + "\n"
+    )
 
 
 def to_latex(rows: Sequence[Mapping], found: Sequence[Section], notes: bool = False) -> str:

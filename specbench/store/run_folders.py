@@ -73,7 +73,11 @@ def run_folder(out: Path | str, spec: RunSpec) -> Path:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The run folders directly inside `folder`, by name."""
+    """The run folders directly inside `folder`, or in a packed file, by name."""
+    if folder.is_file():
+        from specbench.store.packed import unpacked  # brings zipfile
+
+        return runs_in(unpacked(folder))
     if not folder.is_dir():
         return []
     return [

@@ -1,0 +1,158 @@
+"""The methods paragraph of a paper and its BibTeX entries, from `run.json` and the stored scores alone."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from specbench.metrics.score_store import read_scores
+from specbench.reporting.text_formats import tex
+from specbench.specs.options import plain
+from specbench.specs.presets import PRESETS, resolve
+from specbench.stats.intervals import FEW_UNITS
+from specbench.store.run_info import RunInfo, read_info
+
+_SOURCE = re.compile(
+    r"(?P<author>[^,]+), (?P<title>.+?)(?:, (?P<booktitle>[A-Z][\w-]+) (?P<year>\d{4}))?"
+    r"(?: \(arXiv (?P<eprint>[\d.]+)\))?"
+)
+_SELF = (
+    "@software{specbench,\n  title = {specbench: speculative and parallel decoders of autoregressive text-to-image "
+    "models, measured},\n  author = {{The specbench authors}},\n  version = {%s}\n}"
+)
+
+
+def methods(folders: Sequence[Path]) -> tuple[str, str]:
+    """A paragraph in LaTeX that says how runs were made, and the BibTeX entries that it cites.
+
+    What `run.json` does not hold is not said; plug-in decoders have no entry.
+
+    Raises:
+        SpecbenchError: a damaged run.
+    """
+    infos = [read_info(folder) for folder in folders]
+    papers = {info.spec.decoder.name: _paper(info.spec.decoder.name) for info in infos}
+    sentences = [
+        *_each("Images were decoded with {}.", map(_model, infos)),
+        *_each("Sampling used {}.", map(_sampling, infos)),
+        *_each("The prompts were {}.", map(_prompts, infos)),
+        f"The decoders were {_listed(_decoder(info, papers[info.spec.decoder.name]) for info in infos)}.",
+        *_metrics(folders),
+        *_each("We measured on {}.", (_machine(info) for info in infos)),
+        _statistics(infos),
+    ]
+    version = str(infos[0].invocations[-1].versions.get("specbench"))
+    cited = dict.fromkeys(text for text in papers.values() if text)
+    entries = [_entry(_key(text), text) for text in cited]
+    return " ".join(sentences) + "\n", "\n\n".join([*entries, _SELF % version]) + "\n"
+
+
+def _each(sentence: str, texts: Iterable[str]) -> list[str]:
+    """One sentence for each distinct text."""
+    return [sentence.format(text) for text in dict.fromkeys(texts)]
+
+
+def _listed(texts: Iterable[str]) -> str:
+    *first, last = dict.fromkeys(texts)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _model(info: RunInfo) -> str:
+    spec, commits = info.spec, info.commits or {}
+    where = [f"{name} at commit {commit[:12]}" for name, commit in commits.items()]
+    where += [info.source_text] if info.source_text else []
+    facts = tex("; ".join([*where, f"SHA-256 of the weights {spec.weights_sha256[:12]}"]))
+    return rf"\texttt{{{tex(spec.model)}}} ({facts}) in {tex(spec.dtype)}, {_batch(spec.batch)}" + (
+        ", with compiled steps" if spec.compiled else ""
+    )
+
+
+def _batch(batch: int) -> str:
+    return "one image at a time" if batch == 1 else f"{batch} images at a time"
+
+
+def _sampling(info: RunInfo) -> str:
+    sampling = info.spec.sampling
+    parts = [f"classifier-free guidance {sampling.guidance:g}", f"temperature {sampling.temperature:g}"]
+    parts += [f"top-$k$ {sampling.top_k}" if sampling.top_k else "no top-$k$"]
+    parts += [f"top-$p$ {sampling.top_p:g}"] if sampling.top_p < 1 else []
+    parts += [f"entropy scale {sampling.entropy_scale:g}"] if sampling.entropy_scale else []
+    parts += [tex(info.processors_text)] if info.processors_text else []
+    return ", ".join([*parts, f"seed {info.spec.seed}"])
+
+
+def _prompts(info: RunInfo) -> str:
+    drawn = f"; drawn: {', '.join(info.drawn)}" if info.drawn else ""
+    return tex(f"those of {info.spec.prompts} (SHA-256 {info.spec.prompts_sha256[:12]}{drawn})")
+
+
+def _decoder(info: RunInfo, paper: str | None) -> str:
+    decoder, usual = info.spec.decoder, {}
+    if decoder.name in PRESETS:
+        usual = dict(resolve(decoder.name).options)
+    given = {"window", *(info.origins or ())}  # what was asked for is said even where it is the default
+    own = {name: value for name, value in decoder.options if name in given or usual.get(name) != value}
+    said = f" ({', '.join(tex(f'{name} = {plain(value)}') for name, value in own.items())})" if own else ""
+    exact = "lossless" if decoder.lossless else "lossy"
+    cited = rf"~\cite{{{_key(paper)}}}" if paper else ""
+    return rf"\texttt{{{tex(decoder.full_name)}}}{cited}{said}, {exact}"
+
+
+def _paper(name: str) -> str | None:
+    return PRESETS[name].paper if name in PRESETS and PRESETS[name].paper != "-" else None
+
+
+def _metrics(folders: Sequence[Path]) -> list[str]:
+    """The metrics of the stored scores with their identities, but for their parts."""
+    scores = {score["metric"]: score for folder in folders for score in read_scores(folder)}
+    texts = []
+    for name, score in scores.items():
+        if ":" not in name:
+            identity = json.loads(score["identity"])
+            known = [f"{key} {value}" for key, value in identity.items() if len(str(value)) <= 60]
+            texts.append(rf"\texttt{{{tex(name)}}} ({tex(', '.join(known))})")
+    return [f"Scores are {_listed(texts)}."] if texts else []
+
+
+def _machine(info: RunInfo) -> str:
+    call = info.invocations[-1]
+    versions = {name: call.versions.get(name) for name in ("specbench", "torch", "transformers", "python")}
+    known = [f"{name} {value}" for name, value in versions.items() if value]
+    revision = str(call.git.get("revision") or "")[:10]
+    known += [f"commit {revision}{' with changes' if call.git.get('dirty') else ''}"] if revision else []
+    return rf"{tex(call.machine)} with {tex(', '.join(known))}~\cite{{specbench}}"
+
+
+def _statistics(infos: Sequence[RunInfo]) -> str:
+    timed = any(info.spec.timed for info in infos)
+    return (
+        (
+            "A speed-up is the ratio of the summed latencies of AR and of a decoder over the same images. "
+            if timed
+            else ""
+        )
+        + rf"Intervals are at 95\,\% over prompts and are given for {FEW_UNITS} prompts or more; $p$-values are "
+        "paired and corrected by Holm."
+    )
+
+
+def _key(paper: str) -> str:
+    """A citation key: the method's name or first words, and the year or number where it has one."""
+    found = _SOURCE.fullmatch(paper)
+    title = found["title"] if found else paper
+    number = (found["year"] or found["eprint"] or "") if found else ""
+    return re.sub(r"[^a-z0-9]+", "-", f"{title.partition(':')[0]}-{number}".lower()).strip("-")[:60]
+
+
+def _entry(key: str, paper: str) -> str:
+    found = _SOURCE.fullmatch(paper)
+    fields: Mapping[str, str | None] = found.groupdict() if found else {"title": paper}
+    fields = {name: value for name, value in fields.items() if value}
+    if "author" in fields:
+        fields["author"] = fields["author"].replace(" et al.", " and others")
+    fields |= {"archiveprefix": "arXiv"} if "eprint" in fields else {}
+    kind = "inproceedings" if "booktitle" in fields else "misc"
+    body = ",\n".join(f"  {name} = {{{value if name == 'eprint' else tex(value)}}}" for name, value in fields.items())
+    return f"@{kind}{{{key},\n{body}\n}}"

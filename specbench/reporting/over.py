@@ -1,0 +1,130 @@
+"""Runs that differ in the seed alone as one row, with swept options as columns (`specbench report --over seed`)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from specbench import stats
+from specbench.metrics.score_store import feature_folders, read_scores, stored_values
+from specbench.reporting.columns import MISSING, number, with_interval
+from specbench.reporting.comparability import is_ar
+from specbench.reporting.report_rows import Run, nearest_ar
+from specbench.specs.options import plain
+from specbench.store.run_folders import runs_in
+from specbench.store.run_info import identity_json
+
+NOTE = (
+    "Runs that differ in the seed alone are one row. Value: over the images of all seeds; ±: standard deviation of the "
+    "seeds' own values; in brackets: 95 % interval with prompts as the independent units, each with all its seeds. "
+    "Speed-up: ratio of the summed latencies; geometric mean: of the ratios of single images."
+)
+
+
+def over_seeds(folders: Sequence[Path]) -> list[dict[str, object]]:
+    """One dict per group of runs: `model, decoder, options` (those in which runs of its decoder differ), `seeds,
+    images`, and by name of a number `value, spread, low, high`; raises a SpecbenchError for a damaged run."""
+    groups: dict[str, list[Run]] = {}
+    for run in map(Run, folders):
+        same = {name: value for name, value in identity_json(run.info.spec).items() if name != "seed"}
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
+    baselines = [
+        run for place in dict.fromkeys(folder.parent for folder in folders) for run in map(Run, runs_in(place))
+        if is_ar(run.info)
+    ]  # fmt: skip
+    rows = [_row(sorted(runs, key=lambda run: run.info.spec.seed), baselines) for runs in groups.values()]
+    swept = {
+        decoder: [name for name in _names(alike) if len({plain(row["options"].get(name)) for row in alike}) > 1]
+        for decoder in dict.fromkeys(row["decoder"] for row in rows)
+        if (alike := [row for row in rows if row["decoder"] == decoder])
+    }
+    for row in rows:
+        row["options"] = {name: row["options"].get(name) for name in swept[row["decoder"]]}
+    return sorted(rows, key=lambda row: (row["decoder"] != "ar", str(row["model"]), str(row["decoder"])))
+
+
+def _names(rows: Sequence[Mapping]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row["options"]))
+
+
+def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, object]:
+    spec = runs[0].info.spec
+    numbers = {"steps": _number([run.rows.assign(top=run.rows["nfe"], bottom=1.0) for run in runs])}
+    pairs = []
+    for run in runs:
+        nearest = nearest_ar(run, baselines)
+        if nearest and not nearest[0]:
+            both = stats.paired(run.rows, nearest[1].rows).dropna(subset=["ar_ms", "ar_ms_base"])
+            pairs.append(both.assign(top=both["ar_ms_base"], bottom=both["ar_ms"]))
+    if pairs and all(len(one) for one in pairs):
+        numbers["speedup"] = _number(pairs)
+        logs = [one.assign(top=np.log(one["top"] / one["bottom"]), bottom=1.0) for one in pairs]
+        found = _number(logs)
+        numbers["speedup_geometric"] = {name: None if x is None else float(np.exp(x)) for name, x in found.items()} | {
+            "spread": None if found["spread"] is None else float(np.std(_values(logs, np.exp), ddof=1))
+        }
+    for metric in dict.fromkeys(score["metric"] for run in runs for score in read_scores(run.folder)):
+        values = [_image_values(run.folder, str(metric)) for run in runs]
+        if ":" not in str(metric) and all(one is not None and len(one) for one in values):
+            numbers[str(metric)] = _number([one.assign(bottom=1.0) for one in values])
+    return {
+        "model": spec.model,
+        "decoder": spec.decoder.full_name,
+        "options": dict(spec.decoder.options),
+        "seeds": [run.info.spec.seed for run in runs],
+        "images": sum(len(run.rows) for run in runs),
+        "numbers": numbers,
+    }
+
+
+def _image_values(folder: Path, metric: str) -> pd.DataFrame | None:
+    """`top`, the metric's number of each image, for a metric that is a mean of one number per image."""
+    for place in feature_folders(folder, metric):
+        for column in ("value", "correct"):
+            if (values := stored_values(place, column)) is not None:
+                return values.assign(top=values[column].astype("float64"))
+    return None
+
+
+def _values(seeds: Sequence[pd.DataFrame], scale=float) -> list[float]:
+    return [float(scale(one["top"].sum() / one["bottom"].sum())) for one in seeds]
+
+
+def _number(seeds: Sequence[pd.DataFrame]) -> dict[str, float | None]:
+    """The ratio of the sums of `top` and `bottom` over all seeds; `spread`: of the seeds' own ratios."""
+    every = pd.concat(seeds)
+    signed = (every["top"] < 0).any()  # a bootstrap of sums does for both; a mean of logarithms may be negative
+    if signed or (every["bottom"] == 1.0).all():
+        estimate = stats.mean_interval(every["top"].astype("float64"), every["prompt_id"])
+    else:
+        estimate = stats.ratio_of_totals(every["top"], every["bottom"], every["prompt_id"])
+    estimate = stats.without_few(estimate, every["prompt_id"].nunique())
+    spread = float(np.std(_values(seeds), ddof=1)) if len(seeds) > 1 else None
+    return {"value": estimate.value, "spread": spread, "low": estimate.low, "high": estimate.high}
+
+
+def over_table(rows: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the rows of `over_seeds`."""
+    options = _names(rows)
+    numbers = list(dict.fromkeys(name for row in rows for name in row["numbers"]))
+    headings = {"speedup": "speed-up", "speedup_geometric": "geometric mean"}
+    head = ["decoder", *options, "seeds", "images", *(headings.get(name, name) for name in numbers)]
+    lines = []
+    for row in rows:
+        cells = [
+            _cell(row["numbers"].get(name), 1 if name == "steps" else 2 if name in headings else 3) for name in numbers
+        ]
+        own = [plain(row["options"][name]) if row["options"].get(name) is not None else MISSING for name in options]
+        lines.append([str(row["decoder"]), *own, str(len(row["seeds"])), str(row["images"]), *cells])
+    return head, lines
+
+
+def _cell(found: Mapping | None, digits: int) -> str:
+    if found is None:
+        return MISSING
+    spread = "" if found["spread"] is None else f" ± {number(found['spread'], digits)}"
+    return with_interval(found["value"], found["low"], found["high"], digits, unit=spread, too_few=True)

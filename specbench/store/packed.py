@@ -1,0 +1,173 @@
+"""Packed runs: run folders in one zip file whose members are stored, not compressed, beside the SHA-256 of each.
+
+A packed file may come from strangers. A member is read only where its name is that of a file of a run folder and its
+size is within bounds; without compression, a small file cannot unpack to a large one. What is read are JSON, parquet
+and pictures, never pickle. Reading unpacks into the cache folder once per content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from specbench.errors import SpecbenchError
+from specbench.system.downloads import cache_folder, sha256_of
+from specbench.system.json_values import parse_json
+
+MANIFEST = "pack.json"
+PACK_VERSION = 1
+PICTURES = ("png", "jpeg", "none")
+_MEMBER = re.compile(
+    r"(?:[^\W_][\w+.-]{0,150}/)(?:(?:run|audit)\.json|(?:samples|traces)/[\w-]+\.parquet|images/[^./\\\x00][^/\\\x00]*"
+    r"|scores/[\w.+ \[\]-]+(?:/[\w-]+)?\.parquet)"
+)
+_MOST_MEMBERS, _MOST_BYTES, _MOST_IN_ALL = 2_000_000, 2**32, 2**38
+_CHUNK = 2**20
+
+
+def pack(folders: Sequence[Path], target: Path, pictures: str = "png") -> int:
+    """Write runs to one file.
+
+    Args:
+        pictures: "png" as stored, "jpeg" (quality 90; rows have the digests of the JPEG files), or "none".
+
+    Returns:
+        The number of its members.
+
+    Raises:
+        SpecbenchError: two runs of one id, a run that cannot be packed, or a file that cannot be written.
+    """
+    from specbench.store.run_store import RunStore  # brings pandas, which unpacking does without
+
+    names = [folder.name for folder in folders]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise SpecbenchError(f"two runs are called {repeated[0]}", "pack one of them")
+    aside, digests = target.with_name(f".{target.name}.tmp"), {}
+    try:
+        with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:
+            for folder in folders:
+                source = _with_jpegs(folder, Path(scratch, folder.name)) if pictures == "jpeg" else folder
+                RunStore(source).samples(["status"])  # a damaged run is refused before it is sent
+                for path in sorted(p for p in source.rglob("*") if p.is_file() and not p.is_symlink()):
+                    name = f"{folder.name}/{path.relative_to(source).as_posix()}"
+                    if _MEMBER.fullmatch(name) and not (pictures == "none" and path.parent.name == "images"):
+                        archive.write(path, name)
+                        digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            about = {"specbench_pack": PACK_VERSION, "pictures": pictures, "files": digests}
+            archive.writestr(MANIFEST, json.dumps(about, indent=1))
+        os.replace(aside, target)
+    except OSError as error:
+        raise SpecbenchError(f"cannot write {target}: {error.strerror}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+    return len(digests)
+
+
+def _with_jpegs(folder: Path, copy: Path) -> Path:
+    """A copy of a run whose pictures are JPEG files, and whose rows name these."""
+    from PIL import Image
+
+    from specbench.store.parquet_log import ParquetLog
+    from specbench.store.run_store import RunStore, read_image
+    from specbench.store.schema import KEY, SAMPLES
+
+    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("images", "samples", ".*"))
+    (copy / "images").mkdir()
+    log = ParquetLog(copy / "samples", SAMPLES, KEY)
+    for batch in RunStore(folder).batches(None, size=256):
+        rows = batch.to_pylist()
+        for row in rows:
+            if row["image"] and (folder / row["image"]).is_file():
+                buffer = io.BytesIO()
+                Image.fromarray(read_image(folder, row["image"], row["image_sha256"])).save(buffer, "jpeg", quality=90)
+                row["image"] = f"{row['image'].removesuffix('.png')}.jpg"
+                row["image_sha256"] = hashlib.sha256(buffer.getvalue()).hexdigest()
+                (copy / row["image"]).write_bytes(buffer.getvalue())
+        log.append(rows)
+    return copy
+
+
+def unpacked(path: Path) -> Path:
+    """The results folder with the runs of a packed file.
+
+    Raises:
+        SpecbenchError: no packed file, a member that is refused, or one that is not as its digest says.
+    """
+    folder = cache_folder() / "packs" / sha256_of(path)[:32]
+    if folder.is_dir():
+        return folder
+    if problems := list(changed_members(path)):
+        raise SpecbenchError(f"{path}: {problems[0]}", "it was changed after it was packed; see: specbench verify")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as aside, _opened(path) as archive:
+        for name in _manifest(path, archive)["files"]:
+            place = Path(aside, "runs", name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(name) as source, place.open("wb") as file:
+                shutil.copyfileobj(source, file)
+        Path(aside, "runs").replace(folder)
+    return folder
+
+
+def changed_members(path: Path) -> Iterator[str]:
+    """What of a packed file is not as it was written, in words that name the member.
+
+    Raises:
+        SpecbenchError: no packed file, or a member that is refused.
+    """
+    with _opened(path) as archive:
+        files = _manifest(path, archive)["files"]
+        for name, wanted in files.items():
+            try:
+                with archive.open(name) as member:
+                    digest = hashlib.sha256()
+                    while piece := member.read(_CHUNK):
+                        digest.update(piece)
+                if digest.hexdigest() != wanted:
+                    yield f"{name} was changed: its SHA-256 is not the one in {MANIFEST}"
+            except KeyError:
+                yield f"{name} is missing"
+            except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError):
+                yield f"{name} was changed: its checksum is wrong"
+
+
+def _opened(path: Path) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise SpecbenchError(f"{path} is not a packed file: {error}", "specbench pack writes one") from None
+
+
+def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, object]:
+    """The manifest, after the names, sizes and kinds of all members were checked against it."""
+    members = archive.infolist()
+    if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > _MOST_IN_ALL:
+        raise SpecbenchError(f"{path} is too large for a packed file")
+    for member in members:
+        name = member.filename
+        if name != MANIFEST and not _MEMBER.fullmatch(name):
+            raise SpecbenchError(f"{path}: member '{name}' is no file of a run", "do not trust this file")
+        compressed = member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size
+        if compressed or member.file_size > _MOST_BYTES:
+            raise SpecbenchError(f"{path}: member '{name}' is compressed or too large", "do not trust this file")
+    try:
+        about = parse_json(archive.read(MANIFEST))
+        files = about["files"]
+        if about["specbench_pack"] != PACK_VERSION or not all(isinstance(text, str) for text in files.values()):
+            raise ValueError("version")
+    except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, OSError) as error:
+        raise SpecbenchError(f"{path} is not a packed file: {MANIFEST}: {error}", "specbench pack writes one") from None
+    names = [member.filename for member in members if member.filename != MANIFEST]
+    if len(set(names)) != len(names) or set(names) - set(files):
+        raise SpecbenchError(f"{path}: it has members that {MANIFEST} does not name", "do not trust this file")
+    if refused := [name for name in files if not _MEMBER.fullmatch(name)]:
+        raise SpecbenchError(f"{path}: {MANIFEST} names '{refused[0]}', no file of a run", "do not trust this file")
+    return about
