@@ -322,8 +322,6 @@ def notes(row: Mapping) -> list[str]:
                 f"{row['impossible_tokens']:,} tokens in {row['impossible_images']:,} of {row['images']:,} images have "
                 "probability 0 given all tokens before them"
             )
-    else:
-        lines.append("this trusts the p and q that the decoder recorded; --recompute trusts the tokens alone")
     if row["kind"] in ("serial", "images") and row["deviates"]:
         before = f"token {row['group']} tokens before" if row["kind"] == "serial" else "same token of the image before"
         lines.append(f"the values depend on those of the {before}")
@@ -331,6 +329,7 @@ def notes(row: Mapping) -> list[str]:
         lines.append(
             f"no deviation at level {row['level']:g}; one of {row['detectable']:.3f} per token in one of these orders "
             "would have been found with probability 0.95"
+            + ("" if row["recomputed"] else "; this trusts what the decoder recorded, --recompute the tokens alone")
         )
     return lines
 
