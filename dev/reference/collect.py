@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+from teacher_forced import read_rows, rewrite
 
 from specbench import api
 from specbench.metrics.score_store import image_values, read_scores
@@ -79,7 +80,8 @@ def main(runs: Path, to: Path) -> None:
         row["audit"] = verdicts.get(row["run_id"], "-")
         row["name"] = names[row["run_id"]]
         row["differences"] = [found for found in differences if found["run_id"] == row["run_id"]]
-    (to / "headline.md").write_text(headline(rows))
+    table, forced = headline(rows), to / "teacher-forced.jsonl"
+    (to / "headline.md").write_text(rewrite(table, read_rows(forced)) if forced.exists() else table)
     scores = [{"run_id": n, "decoder": names[n], **row} for n, s in stores.items() for row in read_scores(s.folder)]
     pd.DataFrame(scores)[list(SCORES)].to_parquet(to / "scores.parquet", index=False)
     parts = [images(store).assign(decoder=names[name]) for name, store in stores.items()]

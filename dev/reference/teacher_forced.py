@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "dev"))
 
 from json_rows import read_rows  # noqa: E402 - found through the line above
 
-from specbench.checks.run_audit import recomputed  # noqa: E402
+from specbench.checks.run_audit import teacher_forced_values  # noqa: E402
 from specbench.models.catalog import load_model  # noqa: E402
 from specbench.prompts import load_prompts  # noqa: E402
 from specbench.specs.run_spec import Sampling  # noqa: E402
@@ -37,7 +37,7 @@ SAMPLING = Sampling(guidance=1.5, temperature=1.0, top_k=0, top_p=0.95)
 
 def measure(images: pd.DataFrame, model) -> list[dict]:
     """One row per image of one decoder."""
-    values = recomputed(model, images.assign(seed=0), SAMPLING)
+    values = teacher_forced_values(model, images.assign(seed=0), SAMPLING)
     found = []
     for number, image in enumerate(images.itertuples()):
         drawn = np.isfinite(values.logp[number])

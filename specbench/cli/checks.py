@@ -291,7 +291,7 @@ _HEADINGS = (
 def _cells(row: Mapping) -> dict[str, object]:
     from specbench.reporting.columns import number, with_interval
 
-    deviates = row["deviates"]
+    deviates = row["p_value"] < row["level"]
     return {
         "run": row["run_id"],
         "declared": row["declared"],
@@ -324,15 +324,14 @@ def notes(row: Mapping) -> list[str]:
                 f"{row['impossible_tokens']:,} tokens in {row['impossible_images']:,} of {row['images']:,} images have "
                 "probability 0 given all tokens before them"
             )
-    else:
-        lines.append("this trusts the p and q that the decoder recorded; --recompute trusts the tokens alone")
-    if row["kind"] in ("serial", "images") and row["deviates"]:
+    if row["kind"] in ("serial", "images") and row["p_value"] < row["level"]:
         before = f"token {row['group']} tokens before" if row["kind"] == "serial" else "same token of the image before"
         lines.append(f"the values depend on those of the {before}")
     if not row["deviates"]:
         lines.append(
             f"no deviation at level {row['level']:g}; one of {row['detectable']:.3f} per token in one of these orders "
             "would have been found with probability 0.95"
+            + ("" if row["recomputed"] else "; this trusts what the decoder recorded, --recompute the tokens alone")
         )
     return lines
 

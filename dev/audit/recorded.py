@@ -1,0 +1,68 @@
+"""Recorded against recomputed values on clean runs: every family at tiny scale with random weights, and `shapes`.
+
+    python dev/audit/recorded.py [--device cuda] [--compile]
+
+A line per model and dtype goes to results/audit/recorded.jsonl at once, and a later call goes on where it stopped. No
+line may have `differs`: these are the measurements behind the tolerances of `specbench.checks.run_audit`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "dev"))
+
+from json_rows import read_rows  # noqa: E402 - found through the line above
+
+from specbench import api  # noqa: E402
+from specbench.checks.run_audit import audit_run  # noqa: E402
+
+OUT = ROOT / "results" / "audit" / "recorded.jsonl"
+MODELS = ("shapes", "janus", "llamagen", "lumina", "anole", "simplear", "emu3")
+
+
+def measure(model: str, dtype: str, batch: int, device: str, compiled: bool) -> dict:
+    """Audit a few images of SJD."""
+    # Tiny images have few tokens, and a test needs hundreds.
+    tiny = {"limit": 2} if model == "shapes" else {"random_weights": True, "scale": "tiny", "limit": 24}
+    with tempfile.TemporaryDirectory() as out:
+        (folder,) = api.run(
+            model=model, decoder=["sjd"], batch=batch, prompts="shapes", dtype=dtype, device=device,
+            compile="on" if compiled else "off", threads=1, quiet=True, out=out, **tiny,
+        ).folders  # fmt: skip
+        found = audit_run(folder, recompute=True, device=device, keep=False)
+    setting = {"model": model, "dtype": dtype, "batch": batch, "device": device, "compiled": compiled}
+    return setting | {name: found[name] for name in ("verdict", "tokens", "impossible_tokens", "agreement")}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    keys = ("model", "dtype", "batch", "device", "compiled")
+    done = {tuple(row[key] for key in keys) for row in read_rows(OUT)}
+    with OUT.open("a") as out:
+        for model in MODELS:
+            for dtype, batch in (("float32", 1), ("float32", 2), ("bfloat16", 2)):
+                setting = (model, dtype, batch, options.device, options.compile)
+                if setting not in done:
+                    out.write(json.dumps(measure(*setting)) + "\n")
+                    out.flush()
+    wrong = [row for row in read_rows(OUT) if any(held["differs"] for held in row["agreement"].values())]
+    print(f"{len(read_rows(OUT))} runs, {len(wrong)} of them flagged")
+    for row in wrong:
+        print(row)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
