@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,9 @@ from specbench.cli.commands import help_of
 from specbench.cli.options import (
     TABLE_FORMATS,
     Baseline,
+    Caption,
     Columns,
+    Digits,
     Gates,
     Json,
     Notes,
@@ -41,6 +43,9 @@ from specbench.cli.progress import ScoreProgress
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import split_list
 from specbench.system import console
+
+if TYPE_CHECKING:
+    from specbench.reporting.compare import Gate
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -262,6 +267,9 @@ _With = Annotated[
 ]
 
 
+_Definitions = Annotated[
+    Path | None, option("--definitions", "FILE.tex", "Write what the tables mean, in LaTeX, to a file of its own.")
+]
 _Over = Annotated[
     str | None,
     option(
@@ -292,10 +300,14 @@ def report(
     over: _Over = None,
     baseline: Baseline = None,
     gate: Gates = None,
+    digits: Digits = None,
+    caption: Caption = None,
+    definitions: _Definitions = None,
     out: Out = "results",
     json: Json = False,
 ) -> None:
     from specbench.papers.table_files import is_table, refuse_mistyped
+    from specbench.reporting.columns import DIGITS
     from specbench.reporting.compare import Gate
     from specbench.store.merge_shards import incomplete_shards, shards_in
 
@@ -309,7 +321,7 @@ def report(
 
         return report_tables(
             runs, model, prompts, out, fmt, to, html, chosen, notes, split_list(",".join(decoder or ())),
-            with_run or (), baseline, gates,
+            with_run or (), baseline, gates, digits, caption,
         )  # fmt: skip
     refuse_mistyped(runs or (), out)
     if model or prompts or decoder or with_run:
@@ -328,7 +340,10 @@ def report(
     for page in filter(None, (html, to if fmt == "html" else None)):
         _write_page(runs, out, page)
     if fmt != "html" and (to or not html):
-        _print_report(runs or (), out, fmt, to, explain, chosen, notes)
+        DIGITS.set(digits)
+        problem = _print_report(runs or (), out, fmt, to, explain, chosen, notes, caption, definitions, baseline, gates)
+        if problem:
+            raise problem
 
 
 def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
@@ -349,16 +364,35 @@ def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | 
 
 
 def _print_report(
-    runs: Sequence[str], out: str, fmt: str, to: Path | None, explain: bool, columns: Sequence[str], notes: bool
-) -> None:
-    """Print or write the tables of runs; on a terminal they are fitted to its width."""
+    runs: Sequence[str],
+    out: str,
+    fmt: str,
+    to: Path | None,
+    explain: bool,
+    columns: Sequence[str],
+    notes: bool,
+    caption: str | None,
+    definitions: Path | None,
+    baseline: str | None,
+    gates: Sequence[Gate],
+) -> SpecbenchError | None:
+    """Print or write the tables of runs; on a terminal they are fitted to its width. Returns a failed gate's error."""
     from specbench import api, reporting
-    from specbench.reporting.text_formats import to_parquet
+    from specbench.reporting.compare import compare_rows
+    from specbench.reporting.sections import sections, with_columns
+    from specbench.reporting.text_formats import latex_definitions, to_parquet
 
     rows = api.report(runs, out)
+    problem = compare_rows(rows, baseline or "ar", gates) if baseline or gates else None
+    if definitions:
+        found = with_columns(sections(rows), columns) if columns else sections(rows)
+        write_or_print(latex_definitions(rows, found), definitions)
     if fmt == "markdown" and to is None and not columns and console.is_terminal():
-        return _show_report(rows, explain)
-    write_or_print(to_parquet(rows) if fmt == "parquet" else reporting.render(rows, fmt, columns, notes), to)
+        _show_report(rows, explain)
+    else:
+        text = to_parquet(rows) if fmt == "parquet" else reporting.render(rows, fmt, columns, notes, caption)
+        write_or_print(text, to)
+    return problem
 
 
 def _show_report(rows: Sequence[dict], explain: bool) -> None:
