@@ -270,6 +270,16 @@ _With = Annotated[
 _Definitions = Annotated[
     Path | None, option("--definitions", "FILE.tex", "Write what the tables mean, in LaTeX, to a file of its own.")
 ]
+_Figure = Annotated[
+    str | None,
+    option(
+        "--figure",
+        "NAME",
+        "Write a chart of the HTML page as pdf, svg or png (--to, --format), its numbers as csv "
+        "beside it; a wrong name lists all.",
+    ),
+]
+_Width = Annotated[str, option("--width", "KIND", "With --figure: column or page.")]
 _Over = Annotated[
     str | None,
     option(
@@ -298,6 +308,8 @@ def report(
     with_run: _With = None,
     methods: _Methods = False,
     over: _Over = None,
+    figure: _Figure = None,
+    width: _Width = "column",
     baseline: Baseline = None,
     gate: Gates = None,
     digits: Digits = None,
@@ -311,6 +323,8 @@ def report(
     from specbench.reporting.compare import Gate
     from specbench.store.merge_shards import incomplete_shards, shards_in
 
+    if figure:
+        return _report_figure(runs or (), out, figure, fmt, to, width)
     for text in incomplete_shards(shards_in(out)):
         console.warn(f"{text}: the tables lack their images")
     fmt = chosen_format(fmt, to, json, TABLE_FORMATS)
@@ -344,6 +358,26 @@ def report(
         problem = _print_report(runs or (), out, fmt, to, explain, chosen, notes, caption, definitions, baseline, gates)
         if problem:
             raise problem
+
+
+def _report_figure(runs: Sequence[str], out: str, name: str, fmt: str | None, to: Path | None, width: str) -> None:
+    from specbench.papers.html_page import figure_charts
+    from specbench.papers.reproduce import measured_table
+    from specbench.papers.table_files import is_table, load_table
+    from specbench.reporting import figures
+    from specbench.reporting.html import page_charts
+    from specbench.reporting.report_rows import report_rows
+    from specbench.store.run_folders import find_runs
+
+    fmt = fmt or (to and to.suffix[1:]) or "pdf"
+    if fmt not in figures.FORMATS or width not in figures.WIDTHS:
+        raise SpecbenchError("--figure takes --format pdf, svg or png, and --width column or page")
+    tables = [one for one in runs if is_table(one)]
+    shown = [chart for one in tables for chart in figure_charts(measured_table(load_table(one), out=out))]
+    chart = figures.find_figure(shown if tables else page_charts(report_rows(find_runs(out, runs))), name)
+    to = to or Path(f"{name}.{fmt}")
+    write_or_print(figures.draw(chart, fmt, width), to)
+    write_or_print(figures.figure_csv(chart), to.with_suffix(".csv"))
 
 
 def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
