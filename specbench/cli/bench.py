@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +16,9 @@ from specbench.cli.commands import help_of
 from specbench.cli.options import (
     TABLE_FORMATS,
     Baseline,
+    Caption,
     Columns,
+    Digits,
     Gates,
     Notes,
     OwnDecoders,
@@ -70,6 +73,8 @@ def bench(
     notes: Notes = False,
     baseline: Baseline = None,
     gate: Gates = None,
+    digits: Digits = None,
+    caption: Caption = None,
 ) -> None:
     from specbench.papers.table import with_own_rows
     from specbench.papers.table_files import load_table
@@ -97,7 +102,7 @@ def bench(
         warn=console.warn,
     )
     joined = _against(joined, baseline, gates)
-    print_tables([joined], fmt, to, split_list(columns or ""), notes)
+    print_tables([joined], fmt, to, split_list(columns or ""), notes, digits, caption)
     if values["shard"]:
         console.say("when all parts have ended: specbench merge, then the same command without --shard")
     if joined.problem:
@@ -118,6 +123,8 @@ def report_tables(
     with_runs: Sequence[str],
     baseline: str | None,
     gates: Sequence[Gate],
+    digits: int | None,
+    caption: str | None,
 ) -> None:
     """Print tables from the runs in the results folder, write them as a page of HTML, or both.
 
@@ -144,7 +151,7 @@ def report_tables(
     if html:
         print_tables(joined, "html", html, columns)
     if to or not html:
-        print_tables(joined, fmt, to, columns, notes)
+        print_tables(joined, fmt, to, columns, notes, digits, caption)
     for one in joined:
         if one.problem:
             raise one.problem
@@ -157,13 +164,26 @@ def _against(joined: PaperTable, baseline: str | None, gates: Sequence[Gate]) ->
 
 
 def print_tables(
-    joined: Sequence[PaperTable], fmt: str, to: Path | None, columns: Sequence[str] = (), notes: bool = False
+    joined: Sequence[PaperTable],
+    fmt: str,
+    to: Path | None,
+    columns: Sequence[str] = (),
+    notes: bool = False,
+    digits: int | None = None,
+    caption: str | None = None,
 ) -> None:
     """Print joined tables on stdout, fitted to the width of a terminal, or write them to a file."""
     from specbench.papers.formats import only_columns
     from specbench.papers.render import render_tables
 
     joined = [only_columns(one, columns) for one in joined] if columns else joined
+    if digits is not None:
+        tables = [tuple(replace(c, precision=digits) for c in one.table.columns) for one in joined]
+        joined = [
+            replace(one, table=replace(one.table, columns=found)) for one, found in zip(joined, tables, strict=True)
+        ]
+    if caption:
+        joined = [replace(one, heading=caption) for one in joined]
     if to is None and fmt == "markdown" and sys.stdout.isatty():
         from specbench.papers.terminal import terminal
 

@@ -151,6 +151,10 @@ Gates = Annotated[
         "'shapes-clip<-0.01', and exit with code 4; may be repeated.",
     ),
 ]
+Digits = Annotated[
+    int | None, option("--digits", "N", "Markdown and LaTeX: decimals of all numbers that have any.", min=0, max=9)
+]
+Caption = Annotated[str | None, option("--caption", "TEXT", "LaTeX: the caption of the tables.")]
 Notes = Annotated[bool, switch("--notes", "LaTeX: footnotes, definitions and machines below the table, too.")]
 To = Annotated[Path | None, option("--to", "FILE", "Write to this file, in the format of its ending.")]
 Offline = Annotated[bool, switch("--offline", "Disable downloads (also HF_HUB_OFFLINE=1).")]

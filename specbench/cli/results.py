@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,9 @@ from specbench.cli.commands import help_of
 from specbench.cli.options import (
     TABLE_FORMATS,
     Baseline,
+    Caption,
     Columns,
+    Digits,
     Gates,
     Json,
     Notes,
@@ -41,6 +43,9 @@ from specbench.cli.progress import ScoreProgress
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import split_list
 from specbench.system import console
+
+if TYPE_CHECKING:
+    from specbench.reporting.compare import Gate
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -263,6 +268,19 @@ _With = Annotated[
 ]
 
 
+_Definitions = Annotated[
+    Path | None, option("--definitions", "FILE.tex", "Write what the tables mean, in LaTeX, to a file of its own.")
+]
+_Figure = Annotated[
+    str | None,
+    option(
+        "--figure",
+        "NAME",
+        "Write a chart of the HTML page as pdf, svg or png (--to, --format), its numbers as csv "
+        "beside it; a wrong name lists all.",
+    ),
+]
+_Width = Annotated[str, option("--width", "KIND", "With --figure: column or page.")]
 _Over = Annotated[
     str | None,
     option(
@@ -291,15 +309,23 @@ def report(
     with_run: _With = None,
     methods: _Methods = False,
     over: _Over = None,
+    figure: _Figure = None,
+    width: _Width = "column",
     baseline: Baseline = None,
     gate: Gates = None,
+    digits: Digits = None,
+    caption: Caption = None,
+    definitions: _Definitions = None,
     out: Out = "results",
     json: Json = False,
 ) -> None:
     from specbench.papers.table_files import is_table, refuse_mistyped
+    from specbench.reporting.columns import DIGITS
     from specbench.reporting.compare import Gate
     from specbench.store.merge_shards import incomplete_shards, shards_in
 
+    if figure:
+        return _report_figure(runs or (), out, figure, fmt, to, width)
     for text in incomplete_shards(shards_in(out)):
         console.warn(f"{text}: the tables lack their images")
     fmt = chosen_format(fmt, to, json, TABLE_FORMATS)
@@ -310,7 +336,7 @@ def report(
 
         return report_tables(
             runs, model, prompts, out, fmt, to, html, chosen, notes, split_list(",".join(decoder or ())),
-            with_run or (), baseline, gates,
+            with_run or (), baseline, gates, digits, caption,
         )  # fmt: skip
     refuse_mistyped(runs or (), out)
     if model or prompts or decoder or with_run:
@@ -329,7 +355,30 @@ def report(
     for page in filter(None, (html, to if fmt == "html" else None)):
         _write_page(runs, out, page)
     if fmt != "html" and (to or not html):
-        _print_report(runs or (), out, fmt, to, explain, chosen, notes)
+        DIGITS.set(digits)
+        problem = _print_report(runs or (), out, fmt, to, explain, chosen, notes, caption, definitions, baseline, gates)
+        if problem:
+            raise problem
+
+
+def _report_figure(runs: Sequence[str], out: str, name: str, fmt: str | None, to: Path | None, width: str) -> None:
+    from specbench.papers.html_page import figure_charts
+    from specbench.papers.reproduce import measured_table
+    from specbench.papers.table_files import is_table, load_table
+    from specbench.reporting import figures
+    from specbench.reporting.html import page_charts
+    from specbench.reporting.report_rows import report_rows
+    from specbench.store.run_folders import find_runs
+
+    fmt = fmt or (to and to.suffix[1:]) or "pdf"
+    if fmt not in figures.FORMATS or width not in figures.WIDTHS:
+        raise SpecbenchError("--figure takes --format pdf, svg or png, and --width column or page")
+    tables = [one for one in runs if is_table(one)]
+    shown = [chart for one in tables for chart in figure_charts(measured_table(load_table(one), out=out))]
+    chart = figures.find_figure(shown if tables else page_charts(report_rows(find_runs(out, runs))), name)
+    to = to or Path(f"{name}.{fmt}")
+    write_or_print(figures.draw(chart, fmt, width), to)
+    write_or_print(figures.figure_csv(chart), to.with_suffix(".csv"))
 
 
 def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
@@ -350,16 +399,35 @@ def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | 
 
 
 def _print_report(
-    runs: Sequence[str], out: str, fmt: str, to: Path | None, explain: bool, columns: Sequence[str], notes: bool
-) -> None:
-    """Print or write the tables of runs; on a terminal they are fitted to its width."""
+    runs: Sequence[str],
+    out: str,
+    fmt: str,
+    to: Path | None,
+    explain: bool,
+    columns: Sequence[str],
+    notes: bool,
+    caption: str | None,
+    definitions: Path | None,
+    baseline: str | None,
+    gates: Sequence[Gate],
+) -> SpecbenchError | None:
+    """Print or write the tables of runs; on a terminal they are fitted to its width. Returns a failed gate's error."""
     from specbench import api, reporting
-    from specbench.reporting.text_formats import to_parquet
+    from specbench.reporting.compare import compare_rows
+    from specbench.reporting.sections import sections, with_columns
+    from specbench.reporting.text_formats import latex_definitions, to_parquet
 
     rows = api.report(runs, out)
+    problem = compare_rows(rows, baseline or "ar", gates) if baseline or gates else None
+    if definitions:
+        found = with_columns(sections(rows), columns) if columns else sections(rows)
+        write_or_print(latex_definitions(rows, found), definitions)
     if fmt == "markdown" and to is None and not columns and console.is_terminal():
-        return _show_report(rows, explain)
-    write_or_print(to_parquet(rows) if fmt == "parquet" else reporting.render(rows, fmt, columns, notes), to)
+        _show_report(rows, explain)
+    else:
+        text = to_parquet(rows) if fmt == "parquet" else reporting.render(rows, fmt, columns, notes, caption)
+        write_or_print(text, to)
+    return problem
 
 
 def _show_report(rows: Sequence[dict], explain: bool) -> None:

@@ -140,7 +140,7 @@ def score_images(
     problems += chain(*unfit)
     fitting = []
     for images, names in zip(shown, by_images, strict=True):
-        wanted = {*names, *where_they_fit, *required}
+        wanted = {*names, *_made(where_they_fit, settings), *required}  # a reference is made under its own name
         fitting.append({name: one for name, one in made.items() if name in wanted and _fits(images, one)})
     lacking = _fetch(shown, fitting, settings, reporter)
     if metrics is not None or all(name in lacking for own in fitting for name in own):

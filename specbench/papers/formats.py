@@ -82,7 +82,7 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
 
 
 def table_latex(joined: PaperTable, notes: bool = False) -> str:
-    """Format as a booktabs `tabular` as wide as the text in a `table`; with `notes`, footnotes and notes follow it."""
+    """Format as a booktabs `tabular` in a `table*`; with `notes`, footnotes and notes follow it."""
     columns = joined.table.columns
     rows = [r"\toprule", " & & " + " & ".join(tex(heading(column)) for column in columns) + r" \\"]
     for group, members in by_group(joined.lines):
@@ -96,9 +96,10 @@ def table_latex(joined: PaperTable, notes: bool = False) -> str:
     body = "\n".join(rows)
     foot = "\n\n".join(tex(text) for text in below(joined))
     return (
-        f"{LATEX_NEEDS}\\begin{{table}}\n\\caption{{{tex(joined.heading)}}}\n\\label{{tab:{joined.table.name}}}\n"
-        f"\\resizebox{{\\textwidth}}{{!}}{{%\n\\begin{{tabular}}{{ll{'r' * len(columns)}}}\n{body}\n"
-        "\\bottomrule\n\\end{tabular}}\n\\end{table}\n" + (f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else "")
+        f"{LATEX_NEEDS}\\begin{{table*}}\n\\caption{{{tex(joined.heading)}}}\n\\label{{tab:{joined.table.name}}}\n"
+        f"\\centering\\small\\setlength{{\\tabcolsep}}{{4pt}}\n"
+        f"\\begin{{tabular}}{{@{{}}ll{'r' * len(columns)}@{{}}}}\n{body}\n"
+        "\\bottomrule\n\\end{tabular}\n\\end{table*}\n" + (f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else "")
     )
 
 

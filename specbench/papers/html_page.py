@@ -39,14 +39,17 @@ def _shown(joined: PaperTable) -> dict:
         "columns": [heading(column) for column in joined.table.columns],
         "groups": [(group, [texts(joined, line) for line in lines]) for group, lines in by_group(joined.lines)],
         "notes": below(joined),
-        "charts": [
-            charts.figure_chart(curves, *_labels(joined, axes), _order(joined, axes))
-            for axes, curves in panels
-            if curves
-        ],
+        "charts": figure_charts(joined),
         "undrawn": [*undrawn, *([] if maps else _no_maps(joined))],
         "maps": maps,
     }
+
+
+def figure_charts(joined: PaperTable) -> list[charts.Chart]:
+    """The panels of a paper's figure that have points."""
+    panels = [(axes, figure_curves(joined, axes)) for axes in joined.table.axes]
+    found = ((curves, axes) for axes, curves in panels if curves)
+    return [charts.figure_chart(curves, *_labels(joined, axes), _order(joined, axes)) for curves, axes in found]
 
 
 def figure_curves(joined: PaperTable, axes: Mapping[str, str]) -> list[charts.Curve]:

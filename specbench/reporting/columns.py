@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from specbench import stats
@@ -15,6 +16,7 @@ from specbench.reporting.report_rows import window_of
 from specbench.stats.intervals import FEW_UNITS
 
 MISSING = "-"
+DIGITS: ContextVar[int | None] = ContextVar("DIGITS", default=None)  # decimals asked for, of all that have any
 TOO_FEW = "too few"
 """Stands in the place of an interval of fewer than `specbench.stats.intervals.FEW_UNITS` prompts."""
 FEW_PROMPTS = f"{TOO_FEW.capitalize()}: an interval of fewer than {FEW_UNITS} prompts is not printed."
@@ -47,6 +49,7 @@ def number(value: float | None, digits: int = 2) -> str:
         return MISSING
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
+    digits = DIGITS.get() if digits and DIGITS.get() is not None else digits
     return f"{value:z,.{digits}f}"
 
 

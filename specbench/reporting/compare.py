@@ -78,6 +78,44 @@ def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None
     return [{row["name"]: next(joint) for row in rows} for rows in found]
 
 
+def compare_rows(rows: Sequence[dict], baseline: str = "ar", gates: Sequence[Gate] = ()) -> SpecbenchError | None:
+    """Add to report rows, in place, their numbers `against` a baseline of the same model and setting, and the gates
+    that they `fail`.
+
+    Args:
+        baseline: name of a decoder, label of a row, or start of a run id.
+
+    Returns:
+        The error of the first gate that fails.
+
+    Raises:
+        SpecbenchError: no row has that name.
+    """
+    bases: dict[str, dict] = {}
+    for row in rows:
+        named = baseline.lower() in (row["decoder"].lower(), row["label"].lower())
+        if named or row["run_id"].startswith(baseline):
+            bases.setdefault(_same_setting(row), row)
+    others = [row for row in rows if _same_setting(row) in bases and row is not bases[_same_setting(row)]]
+    if not others:
+        raise SpecbenchError(f"--baseline {baseline}: no run has that name beside others of its setting")
+    folders = [(Path(bases[_same_setting(row)]["folder"]), Path(row["folder"])) for row in others]
+    problem = None
+    for row, numbers in zip(others, against(folders), strict=True):
+        row["against"] = {"baseline": bases[_same_setting(row)]["label"], "numbers": numbers}
+        for gate in gates:
+            try:
+                gate.check(list(numbers.values()))
+            except SpecbenchError as error:
+                row.setdefault("fails", []).append(error.what)
+                problem = problem or SpecbenchError(f"{row['label']}: {error.what}", error.try_this, error.exit_code)
+    return problem
+
+
+def _same_setting(row: Mapping) -> str:
+    return json.dumps([row["model"], row["setting"]], sort_keys=True)
+
+
 def marks(numbers: Mapping[str, Mapping]) -> dict[str, str]:
     """The mark of each number of `against` that differs from the baseline's, by name."""
     return {name: MARK for name, row in numbers.items() if row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT}

@@ -94,6 +94,12 @@ def _title(rows: Sequence[Mapping]) -> str:
     return f"{', '.join(some)}{more}{against} on {', '.join(models)}"
 
 
+def page_charts(rows: Sequence[Mapping]) -> list[charts.Chart]:
+    """The charts of the page of these report rows, in its order."""
+    found = [_section(section, 0) for section in sections(rows)]
+    return [chart for one in found for name in ("charts", "folded_charts") for chart in one.get(name, ())]
+
+
 def template(name: str) -> jinja2.Template:
     """Load a template of this package, with autoescaping."""
     environment = jinja2.Environment(

@@ -14,6 +14,7 @@ from specbench.reporting.columns import (
     DECODER,
     DRAFTS,
     FEW_PROMPTS,
+    MISSING,
     QUALITY,
     SPEED,
     THROUGHPUT,
@@ -22,7 +23,9 @@ from specbench.reporting.columns import (
     ReportColumn,
     part_columns,
     score_columns,
+    with_interval,
 )
+from specbench.reporting.compare import MARKED, marks
 from specbench.store.run_folders import same_but_for_threads
 
 READING = (
@@ -101,25 +104,28 @@ def definitions(found: Sequence[Section]) -> list[str]:
     return [*(text for column in columns.values() if (text := column.definition())), READING]
 
 
-def circumstances(rows: Sequence[Mapping], parts: bool = True) -> list[str]:
+def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True) -> list[str]:
     """List what was left out, machines, versions, roofline inputs and load averages of the rows.
 
     Args:
         parts: whether the parts of metrics are shown.
+        load: whether load averages are said.
     """
+    failed = [f"{row['label']}: {text}." for row in rows for text in row.get("fails", ())]
     machines = dict.fromkeys(line for row in rows for line in row["environment"])
     floors = dict.fromkeys(_floor(row["floor"]) for row in rows if row["floor"])
     parts_of_one = same_but_for_threads({row["run_id"]: _makes(row) for row in rows})
     wrong = dict.fromkeys(f"Roofline: {row['roofline_note']}." for row in rows if row.get("roofline_note"))
     few = [FEW_PROMPTS] if lacks_interval(rows, parts) else []
     return (
-        few
+        failed
+        + few
         + [f"Measured on {line}." for line in machines]
         + list(floors)
         + list(wrong)
         + [
             *(f"{text}." for text in parts_of_one),
-            *_load(rows),
+            *(_load(rows) if load else ()),
         ]
     )
 
@@ -156,7 +162,40 @@ def _section(runs: list[Mapping]) -> Section:
         *([ReportTable(DRAFTS)] if any(_says_more_of_drafts(row) for row in runs) else ()),
         *(ReportTable((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
+    if any("against" in row for row in runs):
+        tables = [replace(table, columns=_against(table.columns, runs)) for table in tables]
     return Section(_heading(runs), runs, tables, answer(runs))
+
+
+def _against(columns: Sequence[ReportColumn], runs: Sequence[Mapping]) -> list[ReportColumn]:
+    """The columns with marks on scores that differ from the baseline's, the speed-up over it, and failed gates."""
+    base = next(row["against"]["baseline"] for row in runs if "against" in row)
+
+    def numbers(row: Mapping) -> Mapping:
+        return row["against"]["numbers"] if "against" in row else {}
+
+    def marked(column: ReportColumn) -> ReportColumn:
+        name = column.heading.partition(" (")[0]
+        return replace(column, cell=lambda row: column.cell(row) + marks(numbers(row)).get(name, ""))
+
+    def over(row: Mapping) -> str:
+        found = numbers(row).get("speedup")
+        if not found or found["value"] is None:
+            return MISSING
+        shown = with_interval(found["value"], found["low"], found["high"], unit="x", too_few=True)
+        return shown + marks(numbers(row)).get("speedup", "")
+
+    scored = {name for row in runs for name in numbers(row)}
+    gated = replace(DECODER, cell=lambda row: DECODER.cell(row) + (" (FAILS GATE)" if row.get("fails") else ""))
+    found: list[ReportColumn] = []
+    for column in columns:
+        by_metric = column.heading.partition(" (")[0] in scored
+        found.append(gated if column is DECODER else marked(column) if by_metric else column)
+        if column.heading.startswith("speed-up"):
+            found.append(
+                ReportColumn(f"over {base} [95 %]", over, f"Over: latency of {base} over that of the run. {MARKED}")
+            )
+    return found
 
 
 def _says_more_of_drafts(row: Mapping) -> bool:

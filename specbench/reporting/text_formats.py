@@ -5,26 +5,36 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from specbench.errors import SpecbenchError, unknown_name
+from specbench.metrics import catalog as metric_catalog
 from specbench.reporting.columns import ReportColumn
 from specbench.reporting.compare import HEADINGS, comparison_lines, verdict
+from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.sections import ReportTable, Section, circumstances, definitions, sections, with_columns
 from specbench.system.console import one_line, printable
 from specbench.system.json_values import nonfinite_as_null
 
 REPORT_SCHEMA = 1
 """Raised where a key of a report row is removed or changes its meaning; new keys do not raise it."""
-LATEX_NEEDS = "% needs \\usepackage{booktabs,graphicx}\n"
+LATEX_NEEDS = "% needs \\usepackage{booktabs}\n"
 
 
-def render(rows: Sequence[Mapping], fmt: str = "markdown", columns: Sequence[str] = (), notes: bool = False) -> str:
+def render(
+    rows: Sequence[Mapping],
+    fmt: str = "markdown",
+    columns: Sequence[str] = (),
+    notes: bool = False,
+    caption: str | None = None,
+) -> str:
     """Format the rows of `report_rows` in one of `FORMATS`.
 
     Args:
         columns: of markdown and LaTeX, the only ones, see `specbench.reporting.sections.with_columns`.
         notes: whether LaTeX has the answer, definitions and machines below its tables.
+        caption: of the tables in LaTeX, in place of the model and setting.
 
     Raises:
         SpecbenchError: unknown format or column, or columns chosen for a format of all numbers.
@@ -33,7 +43,7 @@ def render(rows: Sequence[Mapping], fmt: str = "markdown", columns: Sequence[str
         raise unknown_name("format", fmt, FORMATS)
     if fmt in ("markdown", "latex"):
         found = with_columns(sections(rows), columns) if columns else sections(rows)
-        return markdown(rows, found) if fmt == "markdown" else to_latex(rows, found, notes)
+        return markdown(rows, found) if fmt == "markdown" else to_latex(rows, found, notes, caption)
     if columns:
         raise SpecbenchError(f"--columns: {fmt} has all of them", "choose columns of markdown or latex")
     return FORMATS[fmt](rows)
@@ -93,23 +103,51 @@ def to_json(rows: Sequence[Mapping]) -> str:
     )
 
 
-def to_latex(rows: Sequence[Mapping], found: Sequence[Section], notes: bool = False) -> str:
-    """Format as LaTeX: one `table` (booktabs, as wide as the text) per table of the report, with `notes` definitions
+def to_latex(rows: Sequence[Mapping], found: Sequence[Section], notes: bool = False, caption: str | None = None) -> str:
+    """Format as LaTeX: one booktabs `table` per table of the report, the best values bold; with `notes` definitions
     after them."""
     tables = [(section, table) for section in found for table in section.tables]
     floats = [
-        _float(table, section.runs, section.heading, f"tab:specbench-{place}")
+        _float(table, section.runs, caption or section.heading, f"tab:specbench-{place}")
         for place, (section, table) in enumerate(tables, 1)
     ]
+    below = latex_definitions(rows, found)
+    return LATEX_NEEDS + "\n".join(floats) + (f"\n{{\\footnotesize\n{below}\n}}\n" if notes else "")
+
+
+def latex_definitions(rows: Sequence[Mapping], found: Sequence[Section]) -> str:
+    """What the tables say in sentences, the definitions of their columns, and machines, for a file of their own."""
     sentences = [sentence for section in found for sentence in section.answer]
-    below = "\n\n".join(map(tex, (*sentences, *definitions(found), *circumstances(rows))))
-    return LATEX_NEEDS + "\n".join(floats) + (f"\n{{\\footnotesize\n{below}\n\n}}\n" if notes else "")
+    texts = (*sentences, *definitions(found), *circumstances(rows, load=False))
+    return "\n\n".join(map(tex, texts)) + "\n"
 
 
 def _float(table: ReportTable, runs: Sequence[Mapping], heading: str, name: str) -> str:
     lines = [[c.cell(row) for c in table.columns] for row in runs]
     caption = f"{table.title}; {heading}" if table.title else heading
-    return latex_table([column.heading for column in table.columns], lines, caption, name)
+    headings = [column.heading for column in table.columns]
+    return latex_table(
+        headings, lines, caption, name, [_best(*one) for one in zip(headings, zip(*lines, strict=True), strict=True)]
+    )
+
+
+_LOWER = ("steps", "window cost", "overhead", "step ms", "latency ms", "median ms", "end-to-end ms", "roofline ratio")
+_HIGHER = ("tokens per step", "speed-up", "over ", "vs fastest", "images per hour", "acceptance")
+_LEADING = re.compile(r"-?[\d,]*\.?\d+")
+
+
+def _best(heading: str, cells: Sequence[str]) -> set[int]:
+    """Places of the best values of a column as printed; none where all are equal, or neither way is better."""
+    metric = heading.partition("[")[0].partition(" (")[0]
+    scored = metric in metric_catalog.METRICS or f"{metric}[" in " ".join(metric_catalog.METRICS)
+    lower = heading.startswith(_LOWER) or (scored and lower_is_better(metric))
+    if not (lower or scored or heading.startswith(_HIGHER)):
+        return set()
+    found = {place: float(m[0].replace(",", "")) for place, cell in enumerate(cells) if (m := _LEADING.match(cell))}
+    if len(set(found.values())) < 2:
+        return set()
+    top = min(found.values()) if lower else max(found.values())
+    return {place for place, value in found.items() if value == top}
 
 
 def comparison_latex(rows: Sequence[Mapping], a: str, b: str) -> str:
@@ -118,23 +156,42 @@ def comparison_latex(rows: Sequence[Mapping], a: str, b: str) -> str:
     return LATEX_NEEDS + latex_table(HEADINGS, comparison_lines(rows), caption, "tab:specbench-compare")
 
 
-def latex_table(headings: Sequence[str], lines: Sequence[Sequence[str]], caption: str, label: str) -> str:
-    """A `table` with a booktabs `tabular` as wide as the text: texts left in the first column, right in the others."""
-    head, *body = (" & ".join(map(tex, line)) + r" \\" for line in (headings, *lines))
+_WIDE = 6
+"""Columns above which a table spans both columns of a page."""
+
+
+def latex_table(
+    headings: Sequence[str], lines: Sequence[Sequence[str]], caption: str, label: str, bold: Sequence[set[int]] = ()
+) -> str:
+    """A `table` with a booktabs `tabular`: texts left in the first column, right in the others.
+
+    Args:
+        bold: by column, the places of its bold cells.
+    """
+    bold = bold or [set()] * len(headings)
+    head = " & ".join(map(tex, headings)) + r" \\"
+    body = [
+        " & ".join(
+            rf"\textbf{{{tex(cell)}}}" if place in best else tex(cell) for cell, best in zip(line, bold, strict=True)
+        )
+        + r" \\"
+        for place, line in enumerate(lines)
+    ]
+    kind = "table*" if len(headings) > _WIDE else "table"
     return "\n".join(
         (
-            r"\begin{table}",
+            rf"\begin{{{kind}}}",
             rf"\caption{{{tex(caption)}}}",
             rf"\label{{{label}}}",
-            r"\resizebox{\textwidth}{!}{%",
-            rf"\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}",
+            r"\centering\small\setlength{\tabcolsep}{4pt}",
+            rf"\begin{{tabular}}{{@{{}}l{'r' * (len(headings) - 1)}@{{}}}}",
             r"\toprule",
             head,
             r"\midrule",
             *body,
             r"\bottomrule",
-            r"\end{tabular}}",
-            r"\end{table}",
+            r"\end{tabular}",
+            rf"\end{{{kind}}}",
             "",
         )
     )

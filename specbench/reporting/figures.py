@@ -1,0 +1,195 @@
+"""Charts of the page as figures of a paper: pdf, svg or png by matplotlib, in one style, with their numbers as csv.
+
+Fonts are embedded as TrueType. Runs differ in marker and line style, bars in hatching, so that a figure reads in grey.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+from specbench.errors import unknown_name
+from specbench.reporting.charts import Chart
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTHS = {"column": 3.25, "page": 6.75}
+"""Inches of a column and of the text of a two-column page."""
+FORMATS = ("pdf", "svg", "png")
+_STYLE = {
+    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
+    "legend.fontsize": 7, "pdf.fonttype": 42, "svg.fonttype": "none", "axes.spines.top": False,
+    "axes.spines.right": False, "axes.linewidth": 0.6, "lines.linewidth": 1.2, "hatch.linewidth": 0.5,
+    "savefig.dpi": 300, "svg.hashsalt": "specbench",
+}  # fmt: skip
+_MARKERS, _DASHES, _HATCHES = "osD^vPX*<>", ("-", "--", "-.", ":"), ("", "///", "...", "xxx", "+++", "---")
+_ROW, _LEGEND, _LEAST = 0.17, 0.16, 1.9
+"""Inches of a row of points and of a line of the legend, and the least height."""
+
+
+def figure_names(charts: Sequence[Chart]) -> dict[str, Chart]:
+    """The charts by short names made of their titles; of several with one title, later ones are numbered."""
+    found: dict[str, Chart] = {}
+    for chart in charts:
+        name = slug = re.sub(r"[^a-z0-9]+", "-", str(chart["title"]).lower()).strip("-")
+        while name in found:
+            name = f"{slug}-{int(name.removeprefix(slug).strip('-') or 1) + 1}"
+        found[name] = chart
+    return found
+
+
+def find_figure(charts: Sequence[Chart], name: str) -> Chart:
+    """The chart of a name; raises the SpecbenchError that lists the names."""
+    found = figure_names(charts)
+    if name not in found:
+        raise unknown_name("figure", name, found, most=99)
+    return found[name]
+
+
+def draw(chart: Chart, fmt: str = "pdf", width: str = "column") -> bytes:
+    """Draw a chart.
+
+    Args:
+        fmt: one of `FORMATS`.
+        width: one of `WIDTHS`.
+    """
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    scales = chart["scales"]
+    colours = scales.get("color", {})
+    runs = [str(name) for name in colours.get("domain", ())]
+    rows = chart.get("rows") or 0
+    legend = (len(runs) + 1) // 2 * _LEGEND if len(runs) > 1 else 0
+    with mpl.rc_context(_STYLE):
+        figure = Figure((WIDTHS[width], max(_LEAST, rows * _ROW + 0.6) + legend), layout="constrained")
+        axes = figure.add_subplot()
+        looks = {
+            name: {"color": colour, "marker": marker, "hatch": hatch, "dash": dash}
+            for name, colour, marker, hatch, dash in zip(
+                runs, colours.get("range", ()), cycle(_MARKERS), cycle(_HATCHES), cycle(_DASHES), strict=False
+            )
+        }
+        places = _places(chart)
+        for layer in chart["layers"]:
+            _draw_layer(axes, layer, looks, places)
+        _axes(axes, scales, places)
+        shown = {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+        if len(shown) > 1:
+            figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=2, frameon=False)
+        sink = io.BytesIO()
+        figure.savefig(sink, format=fmt, metadata={"CreationDate": None} if fmt == "pdf" else None)
+    return sink.getvalue()
+
+
+def _places(chart: Chart) -> dict[str, list]:
+    """The categories of an axis in their order: of x and y, and of y inside facets (pairs)."""
+    found: dict[str, list] = {}
+    for axis in ("x", "y"):
+        scale = chart["scales"].get(axis, {})
+        texts = [p.get(axis) for layer in chart["layers"] for p in layer["points"] if isinstance(p, Mapping)]
+        texts = [text for text in texts if isinstance(text, str)]
+        domain = scale.get("domain") or ()
+        if texts:
+            found[axis] = list(dict.fromkeys([*(name for name in domain if isinstance(name, str)), *texts]))
+    if facets := chart["scales"].get("fy", {}).get("domain"):
+        found["y"] = [(facet, row) for facet in facets for row in found["y"]]
+    return found
+
+
+def _place(point: Mapping, channel: str, places: Mapping[str, list]) -> Any:
+    """Position of a point on an axis: a number, or the place of its category."""
+    value, axis = point.get(channel), channel[0]
+    if isinstance(value, str):
+        return places[axis].index((point["fy"], value) if "fy" in point else value)
+    return value
+
+
+def _draw_layer(axes: Axes, layer: Mapping, looks: Mapping[str, Mapping], places: Mapping[str, list]) -> None:
+    mark, options = layer["mark"], layer["options"]
+    if layer["points"] == [1]:
+        axes.axvline(1, color="0.5", linewidth=0.6, linestyle=":")
+        return
+    key = next((options[name] for name in ("fill", "stroke") if options.get(name) in ("run", "part", "span")), None)
+    groups: dict[str | None, list[Mapping]] = {}
+    for point in layer["points"]:
+        groups.setdefault(point.get(key) if key else None, []).append(point)
+    stacked: dict[Any, float] = {}
+    for name, points in groups.items():
+        look = looks.get(str(name), {"color": "0.1", "marker": "o", "hatch": "", "dash": "-"})
+        colour = look["color"]
+
+        def at(channel: str, points: Sequence[Mapping] = points) -> list:
+            return [_place(point, channel, places) for point in points]
+
+        if mark == "dot":
+            face = colour if options.get("fill") == key else "white"
+            axes.scatter(at("x"), at("y"), s=14, marker=look["marker"], facecolors=face, edgecolors=colour,
+                         linewidths=0.9, label=name, zorder=3)  # fmt: skip
+        elif mark == "line":
+            dash = ":" if options.get("strokeDasharray") else look["dash"]
+            axes.plot(at("x"), at("y"), color=colour, linestyle=dash, linewidth=1)
+        elif mark == "ruleY":
+            axes.hlines(at("y"), at("x1"), at("x2"), color=colour, linewidth=0.9)
+        elif mark == "ruleX":
+            axes.vlines(at("x"), at("y1"), at("y2"), color=colour, linewidth=0.9)
+        elif mark == "tickX":
+            axes.scatter(at("x"), at("y"), marker="|", s=90, color="black", linewidths=1.6, zorder=4)
+        elif mark == "barX":
+            starts, ends = at("x1"), at("x2")
+            if "x1" not in options:
+                lengths = at("x")
+                starts = [stacked.get(place, 0.0) for place in at("y")]
+                ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+                stacked |= dict(zip(at("y"), ends, strict=True))
+            widths = [end - start for start, end in zip(starts, ends, strict=True)]
+            axes.barh(at("y"), widths, left=starts, height=0.8, color=colour, hatch=look["hatch"],
+                      edgecolor="white", linewidth=0.3, label=name)  # fmt: skip
+
+
+def _axes(axes: Axes, scales: Mapping[str, Mapping], places: Mapping[str, list]) -> None:
+    for axis, held in (("x", axes.xaxis), ("y", axes.yaxis)):
+        scale = scales.get(axis, {})
+        if scale.get("label"):
+            held.set_label_text(str(scale["label"]))
+        if scale.get("type") == "log":
+            getattr(axes, f"set_{axis}scale")("log")
+            held.set_major_formatter("{x:g}")
+            held.set_minor_formatter("{x:g}" if axis == "x" else "")
+        if axis in places:
+            texts = places[axis]
+            if axis == "y" and isinstance(texts[0], tuple):
+                rows = len(texts) // len({facet for facet, _ in texts})
+                middles = [place + (rows - 1) / 2 for place in range(0, len(texts), rows)]
+                held.set_ticks(middles, [texts[int(middle)][0] for middle in middles])
+            else:
+                held.set_ticks(range(len(texts)), texts)
+            if axis == "y":
+                axes.set_ylim(len(texts) - 0.5, -0.5)
+        elif scale.get("domain"):
+            getattr(axes, f"set_{axis}lim")(*scale["domain"])
+        if scale.get("reverse"):
+            held.set_inverted(True)
+        if scale.get("grid"):
+            held.grid(True, color="0.9", linewidth=0.5)
+            axes.set_axisbelow(True)
+
+
+def figure_csv(chart: Chart) -> str:
+    """The numbers of a chart, a line per point: `layer`, its mark, and the point's values."""
+    rows = [
+        {"layer": place, "mark": layer["mark"], **{name: value for name, value in point.items() if name != "told"}}
+        for place, layer in enumerate(chart["layers"], 1)
+        for point in layer["points"]
+        if isinstance(point, Mapping)
+    ]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,150 @@
+"""A paper from runs, as typed: a table of one's own, a metric of one's own, methods, figures, seeds, and a packed file
+in which every change is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+TABLE = """
+title = "Mine beside SJD"
+columns = [
+  { key = "nfe", header = "NFE", better = "lower" },
+  { key = "score:bright:Bright", header = "Brightness", precision = 1, better = "higher" },
+]
+[defaults]
+model = "shapes"
+prompts = "shapes"
+limit = 2
+options = { window = 16 }
+[[rows]]
+label = "AR"
+decoder = "ar"
+[[rows]]
+label = "Mine"
+decoder = "sjd"
+"""
+METRIC = """
+from specbench.metrics.base import PerImageMetric
+class Bright(PerImageMetric):
+    name = "bright"
+    summary = "mean brightness"
+    def identity(self):
+        return {}
+    def features(self, samples):
+        return [{"value": float(sample.pixels.mean())} for sample in samples]
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a table of one's own that was measured there."""
+    folder = tmp_path_factory.mktemp("paper")
+    (folder / "mine.toml").write_text(TABLE)
+    (folder / "bright.py").write_text(METRIC)
+    return folder
+
+
+@pytest.fixture
+def here(place, cli, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("SPECBENCH_CACHE", str(place / "cache"))
+    if not (place / "results").is_dir():
+        assert cli("bench", "mine.toml", "--threads", "1", "-q").code == 0
+    return place
+
+
+def test_an_own_table_is_measured_and_each_mistake_is_a_line(here, cli):
+    shown = cli("report", "mine.toml", "--with", "shapes-ar", "--baseline", "ar", "--gate", "bright>-1000")
+    assert "| AR" in shown.out and "| own |" in shown.out and "speed-up over AR" in shown.out
+    assert shown.code == 4 and "gate 'bright>-1000' failed" in shown.out + shown.err
+    (here / "bad.toml").write_text(TABLE.replace('"nfe"', '"nfee"').replace('label = "Mine"', 'labell = "Mine"'))
+    bad = cli("bench", "bad.toml")
+    assert bad.code == 2 and len(bad.err.strip().splitlines()) == 2
+    assert "columns[0].key" in bad.err and "rows[1]" in bad.err
+
+
+def test_an_own_metric_has_differences_until_its_class_changes(here, cli):
+    gate = cli("compare", "shapes-ar", "shapes-sjd", "--fail-if", "bright<1000", "--json")
+    assert gate.code == 4 and next(r for r in json.loads(gate.out) if r["name"] == "bright")["value"] is not None
+    (here / "bright.py").write_text(METRIC.replace("mean()", "max()"))
+    try:
+        cli("score", "shapes-sjd", "--metric", "bright:Bright", "-q")
+        from specbench.metrics.score_store import read_scores
+
+        (folder,) = (here / "results").glob("shapes-sjd-*")
+        codes = {json.loads(one["identity"])["code"] for one in read_scores(folder) if one["metric"] == "bright"}
+        assert len(codes) == 2, "the score of the changed class is another score"
+    finally:
+        (here / "bright.py").write_text(METRIC)
+
+
+def test_a_packed_file_is_read_like_a_folder_and_a_changed_byte_is_named(here, cli):
+    packed = here / "runs.zip"
+    assert cli("pack", "--to", packed, "--pictures", "jpeg").code == 0
+    assert cli("report", packed).out.count("| sjd") and cli("verify", packed).code == 0
+    data = bytearray(packed.read_bytes())
+    with zipfile.ZipFile(packed) as archive:
+        member = next(one for one in archive.infolist() if "/samples/" in one.filename)
+    data[member.header_offset + 200] ^= 1
+    changed = here / "changed.zip"
+    changed.write_bytes(data)
+    assert cli("verify", changed).code == 4 and member.filename in cli("verify", changed).out
+    refused = cli("report", changed)
+    assert refused.code == 2 and member.filename in refused.err
+
+
+@pytest.mark.parametrize("name", ["../x/run.json", "/etc/run.json", "run-1/evil.pkl", "run-1/samples/../run.json"])
+def test_a_packed_file_writes_nowhere_else(tmp_path, cli, name, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
+    with zipfile.ZipFile(tmp_path / "evil.zip", "w") as archive:
+        archive.writestr(name, "{}")
+        archive.writestr("pack.json", json.dumps({"specbench_pack": 1, "files": {name: "0" * 64}}))
+    found = cli("report", tmp_path / "evil.zip")
+    assert found.code == 2 and "no file of a run" in found.err and not (tmp_path / "cache" / "packs").exists()
+
+
+def test_seeds_methods_figures_and_a_data_set(here, cli):
+    rows = json.loads(cli("report", "--over", "seed", "--json").out)
+    assert {row["decoder"] for row in rows} == {"ar", "sjd"} and rows[0]["numbers"]["speedup"]["value"] == 1
+    said = cli("report", "--methods").out
+    assert r"\cite{speculative-jacobi-decoding-2025}" in said and "@inproceedings{speculative-jacobi" in said
+    for fmt, first in (("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")):
+        assert cli("report", "--figure", "time-per-step", "--to", f"f.{fmt}").code == 0
+        assert Path(f"f.{fmt}").read_bytes().startswith(first) and "target forward" in Path("f.csv").read_text()
+    assert b"FontFile2" in Path("f.pdf").read_bytes(), "fonts are embedded"
+    assert cli("export", "dataset", "shapes-ar", "--to", "ds").code == 0
+    lines = [json.loads(line) for line in Path("ds/train/metadata.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 and all((Path("ds/train") / line["file_name"]).is_file() for line in lines)
+
+
+def test_tables_and_figures_compile(here, cli):
+    cli(
+        "report",
+        "--columns",
+        "steps,speedup",
+        "--digits",
+        "1",
+        "--caption",
+        "Mine",
+        "--to",
+        "t.tex",
+        "--definitions",
+        "d.tex",
+    )
+    cli("report", "--methods", "--to", "m.tex")
+    cli("report", "--figure", "time-per-step", "--to", "f.pdf")
+    assert "resizebox" not in Path("t.tex").read_text() and r"\textbf" in Path("t.tex").read_text()
+    assert "Load average" not in Path("d.tex").read_text()
+    if not shutil.which("pdflatex"):
+        pytest.skip("no LaTeX is installed here")
+    Path("p.tex").write_text(
+        r"\documentclass[twocolumn]{article}\usepackage{booktabs,graphicx}\begin{document}\input{m}\input{t}\input{d}"
+        r"\includegraphics{f.pdf}\bibliographystyle{plain}\bibliography{m}\end{document}"
+    )
+    subprocess.run(["pdflatex", "-halt-on-error", "p.tex"], check=True)
