@@ -60,6 +60,7 @@ EXTRAS: dict[str, str] = {
     "ray": "import ray",
     "gpu": "import pynvml",
     "hpsv2": "import hpsv2, clint, requests",
+    "diffusion": "import diffusers",
     "dev": "import pytest, xdist, hatchling, hypothesis, ray, mypy, importlinter",
     "docs": "import mkdocs, material, mkdocstrings",
 }

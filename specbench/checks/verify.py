@@ -27,12 +27,14 @@ _COLUMNS = ("run", "check", "status", "detail")
 
 
 def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> list[dict[str, str]]:
-    """Check a packed file of runs: one dict of `run, check, status, detail` a check; `status` is "ok", "WRONG" or "not
-    checked".
+    """Check a packed file of runs (`specbench verify`).
 
     Args:
         recompute: take p from the model, which must be on this disk, instead of the recorded values.
         device: where it is recomputed.
+
+    Returns:
+        One dict a check: `run, check, status, detail`; `status` is "ok", "WRONG" or "not checked".
 
     Raises:
         SpecbenchError: no packed file, or one with members that are refused.

@@ -371,13 +371,13 @@ def _report_figure(runs: Sequence[str], out: str, name: str, fmt: str | None, to
     from specbench.store.run_folders import find_runs
 
     fmt = fmt or (to and to.suffix[1:]) or "pdf"
-    if fmt not in figures.FORMATS or width not in figures.WIDTHS:
+    if fmt not in figures.FIGURE_FORMATS or width not in figures.WIDTHS:
         raise SpecbenchError("--figure takes --format pdf, svg or png, and --width column or page")
     tables = [one for one in runs if is_table(one)]
     shown = [chart for one in tables for chart in figure_charts(measured_table(load_table(one), out=out))]
     chart = figures.find_figure(shown if tables else page_charts(report_rows(find_runs(out, runs))), name)
     to = to or Path(f"{name}.{fmt}")
-    write_or_print(figures.draw(chart, fmt, width), to)
+    write_or_print(figures.draw_chart(chart, fmt, width), to)
     write_or_print(figures.figure_csv(chart), to.with_suffix(".csv"))
 
 

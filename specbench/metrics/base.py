@@ -99,7 +99,7 @@ class Metric:
         name: what users type and tables print.
         summary: one line for `specbench list metrics`.
         batch: images given to `features` at a time.
-        reference: where the class of a plug-in is, "package.module:NAME"; None for specbench's own.
+        class_reference: where the class of a plug-in is, "package.module:NAME"; None for specbench's own.
         columns: name and arrow type of what `features` keeps of an image.
         checkpoints: names in `specbench.metrics.published_weights` of the files it needs.
         repositories: hub repositories whose networks it needs, by their names in its identity.
@@ -109,7 +109,7 @@ class Metric:
     name: str
     summary: str
     batch: int = 16
-    reference: str | None = None
+    class_reference: str | None = None
     columns: Mapping[str, pa.DataType]
     checkpoints: Sequence[str] = ()
     repositories: Mapping[str, str] = MappingProxyType({})
@@ -283,7 +283,7 @@ MEAN_OF_IMAGES = "mean"
 
 def _code(metric: Metric) -> dict[str, str]:
     """What tells a plug-in's class from another of its name: where it is, and the digest of its source."""
-    reference = getattr(metric, "reference", None)
+    reference = getattr(metric, "class_reference", None)
     if reference is None:
         return {}
     mean = getattr(type(metric), "difference", None) is PerImageMetric.difference

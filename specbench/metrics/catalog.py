@@ -282,7 +282,7 @@ def _foreign(found: Any, reference: str) -> Callable[..., Any]:
         found.__name__,
         (found,),
         {name: guarded(name) for name in methods}
-        | {"__init__": made, "__module__": found.__module__, "reference": reference},
+        | {"__init__": made, "__module__": found.__module__, "class_reference": reference},
     )
 
 

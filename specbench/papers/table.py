@@ -80,8 +80,10 @@ class Column:
     @property
     def metric(self) -> str | None:
         """Metric of its score, by the name under which it is found."""
+        if self.score is None:
+            return None
         asked = self.key.removeprefix(SCORE).partition("/")[0]
-        return asked if is_reference(asked) else self.score and self.score.partition(":")[0]
+        return asked if is_reference(asked) else self.score.partition(":")[0]
 
     @property
     def measurable(self) -> bool:

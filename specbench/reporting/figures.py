@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 WIDTHS = {"column": 3.25, "page": 6.75}
 """Inches of a column and of the text of a two-column page."""
-FORMATS = ("pdf", "svg", "png")
+FIGURE_FORMATS = ("pdf", "svg", "png")
 _STYLE = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
     "legend.fontsize": 7, "pdf.fonttype": 42, "svg.fonttype": "none", "axes.spines.top": False,
@@ -51,14 +51,14 @@ def find_figure(charts: Sequence[Chart], name: str) -> Chart:
     return found[name]
 
 
-def draw(chart: Chart, fmt: str = "pdf", width: str = "column") -> bytes:
+def draw_chart(chart: Chart, fmt: str = "pdf", width: str = "column") -> bytes:
     """Draw a chart.
 
     Args:
-        fmt: one of `FORMATS`.
+        fmt: one of `FIGURE_FORMATS`.
         width: one of `WIDTHS`.
     """
-    import matplotlib as mpl
+    import matplotlib as mpl  # only for figures
     from matplotlib.figure import Figure
 
     scales = chart["scales"]

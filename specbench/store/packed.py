@@ -2,7 +2,7 @@
 
 A packed file may come from strangers. A member is read only where its name is that of a file of a run folder and its
 size is within bounds; without compression, a small file cannot unpack to a large one. What is read are JSON, parquet
-and pictures, never pickle. Reading unpacks into the cache folder once per content.
+and pictures, nothing that could run. Reading unpacks into the cache folder once per content.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ def pack(folders: Sequence[Path], target: Path, pictures: str = "png") -> int:
 
 def _with_jpegs(folder: Path, copy: Path) -> Path:
     """A copy of a run whose pictures are JPEG files, and whose rows name these."""
-    from PIL import Image
+    from PIL import Image  # only for pictures of less size
 
+    # A pack of whole folders reads no rows.
     from specbench.store.parquet_log import ParquetLog
     from specbench.store.run_store import RunStore, read_image
     from specbench.store.schema import KEY, SAMPLES

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -290,7 +291,9 @@ class RunStore:
                     wrong.append(name)
         for name in filter(_NOT_NEGATIVE.fullmatch, rows.column_names):
             least, most = pc.min_max(rows[name]).as_py().values()
-            wrong += [name] * (least is not None and not 0 <= least <= most < math.inf)
+            # A token of probability 0 makes the spread of log p infinite, or not a number.
+            bound = math.inf if name == "logp_spread" else sys.float_info.max
+            wrong += [name] * (least is not None and (least < 0 or most > bound))
         wrong += _uneven(rows)
         if wrong:
             raise self._foreign(wrong[0])

@@ -61,6 +61,7 @@ LOSSLESS = [
     ("eagle-block", {}),
     ("eagle-gbv", {}),
     ("sjd-tilt", {}),
+    ("preview", {}),
     ("vertical", {}),
     ("vertical", {"siblings": 1, "refine": "restart", "verifier": "block"}),
     ("best-lossless", {}),

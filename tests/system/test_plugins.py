@@ -81,7 +81,7 @@ class Drawing:
         self._model, self._pixels = shapes("cpu", torch.float32), pixels
         vars(self).update(parts)
     def __getattr__(self, name): return getattr(self._model, name)
-    def render(self, tokens): return self._pixels(len(tokens))
+    def render(self, tokens, prompts, seeds): return self._pixels(len(tokens))
 
 def leave(*_, **__): sys.exit(0)
 def numbers(device, dtype): return Drawing(lambda n: torch.zeros(n, 3, 8, 8))
@@ -109,7 +109,7 @@ def test_a_foreign_model_is_named_for_its_faults(tmp_path, monkeypatch, cli):
         assert answer.code == code and "a bug" not in answer.err, answer.err
         assert any(
             told in answer.err for told in (f"model '{name.lower()}'", "mine.py:", "the model drew", "is called")
-        )
+        ), (name, answer.err)
     assert not list(tmp_path.rglob("outside*"))
 
 

@@ -34,7 +34,7 @@ def write(folder: Path) -> Tiny:
     params |= {"rope_theta": 10000.0, "swin_norm": False, "vocab_size": WORDS}
     (models / "params.json").write_text(json.dumps({"model": params, "model_parallel_size": 1, "seed": 1}))
     (models / "consolidate_params.json").write_text(json.dumps({"model_parallel_size": 1}))
-    tokenizer = byte_tokenizer(chameleon.SPECIALS_1, chameleon.FIRST_BYTE, chameleon.IMAGE_WORDS)
+    tokenizer = byte_tokenizer(chameleon.SPECIALS, chameleon.FIRST_BYTE, chameleon.IMAGE_WORDS)
     tokenizer.save(str(tokens / "text_tokenizer.json"))
     decoder = chameleon.meta_vq()
     held = {"state_dict": decoder | {"loss.logvar": torch.zeros(())}}
