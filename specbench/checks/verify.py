@@ -62,7 +62,7 @@ def _identity(run: Path) -> Iterator[tuple[str, str, str]]:
     """The id follows from the settings, and the rows are of the kind that specbench writes."""
     store = RunStore(run)
     info, rows = store.info(), store.samples()
-    same = info.run_id in (info.spec.run_id, info.spec.earlier_id) and run.name == info.run_id
+    same = info.run_id in (info.spec.run_id, *info.spec.earlier_ids) and run.name == info.run_id
     yield "settings", OK if same else WRONG, "the run id is that of the settings" if same else "another id than theirs"
     yield "rows", OK, f"{len(rows)} images"
 

@@ -320,7 +320,7 @@ def report(
     json: Json = False,
 ) -> None:
     from specbench.papers.table_files import is_table, refuse_mistyped
-    from specbench.reporting.columns import DIGITS
+    from specbench.reporting.columns import decimals
     from specbench.reporting.compare import Gate
     from specbench.store.merge_shards import incomplete_shards, shards_in
 
@@ -355,8 +355,10 @@ def report(
     for page in filter(None, (html, to if fmt == "html" else None)):
         _write_page(runs, out, page)
     if fmt != "html" and (to or not html):
-        DIGITS.set(digits)
-        problem = _print_report(runs or (), out, fmt, to, explain, chosen, notes, caption, definitions, baseline, gates)
+        with decimals(digits):
+            problem = _print_report(
+                runs or (), out, fmt, to, explain, chosen, notes, caption, definitions, baseline, gates
+            )
         if problem:
             raise problem
 

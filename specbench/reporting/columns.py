@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from specbench.reporting.report_rows import window_of
 from specbench.stats.intervals import FEW_UNITS
 
 MISSING = "-"
-DIGITS: ContextVar[int | None] = ContextVar("DIGITS", default=None)  # decimals asked for, of all that have any
+_DIGITS: ContextVar[int | None] = ContextVar("_DIGITS", default=None)
 TOO_FEW = "too few"
 """Stands in the place of an interval of fewer than `specbench.stats.intervals.FEW_UNITS` prompts."""
 FEW_PROMPTS = f"{TOO_FEW.capitalize()}: an interval of fewer than {FEW_UNITS} prompts is not printed."
@@ -43,13 +44,23 @@ class ReportColumn:
         return text and f"{self.heading}: {' '.join(text.partition(': ')[2].split())}"
 
 
+@contextmanager
+def decimals(digits: int | None) -> Iterator[None]:
+    """Give all numbers that have decimals so many of them within the block; None leaves them as they are."""
+    before = _DIGITS.set(digits)
+    try:
+        yield
+    finally:
+        _DIGITS.reset(before)
+
+
 def number(value: float | None, digits: int = 2) -> str:
     """Format `value` with `digits` decimals; "-" for None."""
     if value is None:
         return MISSING
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
-    digits = DIGITS.get() if digits and DIGITS.get() is not None else digits
+    digits = _DIGITS.get() if digits and _DIGITS.get() is not None else digits
     return f"{value:z,.{digits}f}"
 
 

@@ -280,8 +280,8 @@ def test_headings_that_still_hold_are_kept_and_no_row_stands_under_another_model
     kept = ["Cool-SD (Exp)", "Cool-SD (Linear)", "UniformRSD"]
     assert list(dict.fromkeys(line.group for line in figure.lines)) == kept, "curves of their own"
     lines = measured_table(load_table("sjd-1"), model="lumina", out=tmp_path).lines
-    assert [line.group for line in lines] == ["Lumina-mGPT"] * 4 + ["lumina"] * 2
-    assert [line.label for line in lines][3:5] == ["D w. SJD (ISP)", "Anole: E lumina"]
+    assert [line.group for line in lines] == ["Lumina-mGPT"] * 4 + [None] * 2
+    assert [line.label for line in lines][3:5] == ["D w. SJD (ISP)", "E lumina"]
     (map_,) = measured_table(load_table("gsd-fig2"), model="shapes", out=tmp_path).lines
     assert map_.label == "shapes"
 
