@@ -191,7 +191,7 @@ def texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnot
         kind = PAPER if joined.table.whole and joined.table.paper else HERE
         kinds = {kind: kinds[kind]}
     shown = {kind: found for kind, found in kinds.items() if kind in (PAPER, HERE) or any(found)}
-    if HERE in shown and all(text == MISSING for text in kinds[PAPER]):
+    if HERE in shown and all(text == MISSING for text in shown.get(PAPER, ("",))):
         del shown[PAPER]  # the paper prints none of them, as of most figures
     label = line.label + _marks(line.notes, notes)
     part = "" if line.expected is None else f"{line.images:,} of {line.expected:,} images"

@@ -440,7 +440,7 @@ def decoder_name(reference: str) -> str:
     """Name of a decoder for `resolve`; "package.module:NAME" imports and registers that preset first."""
     if ":" not in reference:
         return reference
-    if reference in _imported:
+    if _imported.get(reference) in PRESETS:
         return _imported[reference]
     name, _, given = reference.partition(":")
     if name in PRESETS and name not in sys.modules:  # a file's decoder may have the file's name

@@ -92,7 +92,7 @@ def test_every_family_decodes_on_one_device(family):
         with OneDevice(META):
             step(loop)
     tokens = torch.zeros(1, model.layout.length, dtype=torch.long, device=META)
-    assert model.render(model.layout.image_tokens(tokens)).device.type == META
+    assert model.render(model.layout.image_tokens(tokens), ["a cat"], [0]).device.type == META
 
 
 @pytest.mark.parametrize("name", ["ar", "sjd", "scd-gs", "sjd-pac"])

@@ -125,12 +125,12 @@ def test_doctor_takes_what_run_takes(cli, tmp_path):
 
 def test_doctor_says_what_is_missing_and_that_it_would_not_fit(cli, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("specbench.checks.doctor._memory_here", lambda: ("free on the GPU", 12 * 2**30))
+    monkeypatch.setattr("specbench.checks.doctor.free_memory", lambda device: 12 * 2**30)
     outcome = cli("doctor", "--model", "lumina", "--json")
     rows = {row["name"]: row for row in json.loads(outcome.out)}
     assert outcome.code == 5 and rows["model lumina"]["status"] == "missing"
     assert "specbench fetch" in rows["model lumina"]["fix"]
-    assert rows["memory"]["status"] == "warning" and "of 12.0 GiB free on the GPU" in rows["memory"]["detail"]
+    assert rows["memory"]["status"] == "warning" and "of 12.0 GiB of main memory free" in rows["memory"]["detail"]
     assert cli("doctor", "--weights", "a/b").code == 2
 
 

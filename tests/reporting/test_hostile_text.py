@@ -180,7 +180,8 @@ def test_latex_has_no_command_of_a_strangers(tmp_path):
     assert needs == r"% needs \usepackage{booktabs}"
     ours = {"begin", "end", "caption", "toprule", "midrule", "bottomrule", "multicolumn", "textit", "footnotesize",
             "textbackslash", "textasciitilde", "textasciicircum", "textless", "textgreater", "textbar",
-            "textsuperscript", "uparrow", "downarrow", "centering", "small", "setlength", "tabcolsep", "label"}  # fmt: skip
+            "textsuperscript", "uparrow", "downarrow", "centering", "small", "setlength", "tabcolsep",
+            "label"}  # fmt: skip
     assert set(re.findall(r"\\([A-Za-z]+)", text)) <= ours
     text = re.sub(r"(?<=[{}])%$", "", text, flags=re.MULTILINE)  # our own ends of lines
     assert not re.search(r"(?<!\\)[%#]", text) and text.count("{") - text.count("\\{") == text.count("}") - text.count(
