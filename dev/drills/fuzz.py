@@ -57,7 +57,7 @@ class Watch:
 
     @contextmanager
     def inside(self, box: Path) -> Iterator[None]:
-        """Let the block write in `box` and in the cache folder only, reach no network, start no shell, and end in time."""
+        """Let the block write in `box` and the cache folder only, reach no network, start no shell, and end in time."""
         self._seen, alarm = [], signal.signal(signal.SIGALRM, _ring)
         signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
         kept = os.environ.get("SPECBENCH_CACHE")  # what a machine keeps of its own is written there
