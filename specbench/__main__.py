@@ -1,6 +1,37 @@
-"""`python -m specbench`."""
+"""`python -m specbench`, and what the installed command `specbench` calls."""
 
-from specbench.cli import main
+import atexit
+import os
+import sys
+from typing import NoReturn
+
+
+def program() -> NoReturn:
+    """Run the command line as a whole process.
+
+    The process ends after Python's exit handlers and before native libraries are taken down: threads of Arrow abort
+    now and then while that happens (https://github.com/apache/arrow/issues/39862), after all work is done.
+    """
+    code: object = 1
+
+    def end() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                if stream:
+                    stream.flush()
+            except (OSError, ValueError):  # a full disk, a closed stream: Python's own end reports it
+                return
+        os._exit(code if isinstance(code, int) else int(bool(code)))
+
+    atexit.register(end)  # the first to be registered is the last to be called
+    try:
+        from specbench.cli import main
+
+        main()
+    except SystemExit as ending:
+        code = ending.code
+        raise
+
 
 if __name__ == "__main__":
-    main()
+    program()
