@@ -63,6 +63,10 @@ class ModelInfo(ModelFacts):
     renders_together = True
     guided = True
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.config, Path):
+            raise TypeError(f"config = {self.config!r:.40} is no path")
+
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelInfo:
         """Reject other weights, which these models do not support."""
         if choice.released_rows:

@@ -293,7 +293,7 @@ class RunStore:
             least, most = pc.min_max(rows[name]).as_py().values()
             # A token of probability 0 makes the spread of log p infinite, or not a number.
             bound = math.inf if name == "logp_spread" else sys.float_info.max
-            wrong += [name] * (least is not None and (least < 0 or most > bound))
+            wrong += [name] * (least is not None and (least < (name == "nfe") or most > bound))
         wrong += _uneven(rows)
         if wrong:
             raise self._foreign(wrong[0])

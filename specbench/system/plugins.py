@@ -53,6 +53,9 @@ class PluginError(SpecbenchError):
         super().__init__(f"{who}{where} {what}", advice, PARTIAL)
         self.owner = owner
 
+    def __reduce__(self):
+        return SpecbenchError, (self.what, self.try_this, self.exit_code)
+
 
 def foreign_place(error: BaseException) -> str | None:
     """The last line of a plug-in's code on the way to an error, "mine.py:12"; None where there is none."""

@@ -63,6 +63,12 @@ def test_good_plugins_join_and_broken_ones_are_named(site, tmp_path):
     assert all(line.startswith("warning: ") for line in done.stderr.splitlines())
 
 
+def test_a_part_of_a_decoder_that_is_not_made_is_a_failed_image(tmp_path):
+    (tmp_path / "power.py").write_text(POWER.replace("self._power = power", "raise SystemExit"))
+    done = specbench(tmp_path, "run", "--decoder", "power:DECODER", "--limit", "1", "--quiet")
+    assert done.returncode == 3 and "verifier 'power' (power.py:" in done.stderr, done.stderr
+
+
 def test_a_decoder_that_leaves_the_program_is_a_failed_image(tmp_path):
     (tmp_path / "power.py").write_text(POWER.replace("return ratio(p, q, x) ** self._power", "raise SystemExit"))
     done = specbench(tmp_path, "run", "--decoder", "power:DECODER", "--limit", "2", "--quiet")
