@@ -133,13 +133,14 @@ def test_an_image_does_not_depend_on_the_batch_it_is_decoded_in(name):
         requests = [Request("abc"[index % 3], "prompt", index) for index in range(96)]
         spec = in_window(resolve(name), setting.window)
 
-        def tokens(batch, model=model, requests=requests, spec=spec):
+        def tokens(batch, requests, model=model, spec=spec):
             parts = [requests[start : start + batch] for start in range(0, len(requests), batch)]
             rows = [row for part in parts for row in decode(model, part, spec, Sampling(1.0), 7, render=False)]
             return np.stack([row.tokens for row in rows])
 
-        assert np.array_equal(tokens(96), tokens(4))
-        assert np.array_equal(tokens(96)[:24], tokens(1)[:24])
+        together = tokens(96, requests)
+        assert np.array_equal(together[:24], tokens(4, requests[:24]))
+        assert np.array_equal(together[:12], tokens(1, requests[:12]))
 
 
 def test_rows_of_a_batch_commit_at_their_own_pace():
@@ -151,7 +152,8 @@ def test_rows_of_a_batch_commit_at_their_own_pace():
 
 @pytest.mark.parametrize("name", ["sjd", "scd-mc", "sjd-pac"])
 def test_ragged_batches_of_four_keep_the_joint(name):
-    tables = [counts for setting in AUDIT_SETTINGS for counts in observe(setting, resolve(name), 240, seed=3, batch=4)]
+    settings = AUDIT_SETTINGS[1:7:2]
+    tables = [counts for setting in settings for counts in observe(setting, resolve(name), 240, seed=3, batch=4)]
     assert p_value(tables) > AUDIT_LEVEL
 
 

@@ -22,7 +22,7 @@ from specbench.specs.options import Option
 from specbench.specs.presets import PRESETS, resolve
 
 MENU_SCRIPT = Path(__file__).parents[2] / "dev" / "audit" / "menu.py"
-SHARE = 47
+SHARE = 97
 DECODERS = list(lossless_decoders())
 
 

@@ -63,7 +63,7 @@ def test_the_extended_decoder_returns_the_tokens_of_the_plain_one(model, name, o
         pytest.skip(f"{model.name} has no draft head")
     small = model.layout.length < 50
     for sampling in SAMPLINGS if small else SAMPLINGS[:1]:
-        images = 200 if small else 2
+        images = 64 if small else 2
         np.testing.assert_array_equal(
             tokens(model, resolve(name, options), sampling, images),
             tokens(model, resolve(same, plain), sampling, images),

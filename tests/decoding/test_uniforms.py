@@ -118,10 +118,12 @@ def test_the_noise_that_breaks_ties_is_used_for_nothing_else():
             assert not (noise.uniform(slots, stream, number) == own).any()
 
 
-@pytest.mark.parametrize("window", [3, 4])
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "zipar" and resolve(name).lossless])
-def test_lossless_decoders_give_independent_uniform_values(name, window):
-    result = audited(images(name, **windowed(name, window)))
+LOSSLESS = [name for name in PRESETS if name != "zipar" and resolve(name).lossless]
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_lossless_decoders_give_independent_uniform_values(name):
+    result = audited(images(name, **windowed(name, 3 + LOSSLESS.index(name) % 2)))
     assert not result.deviates, result.tests[0]
 
 
