@@ -1,28 +1,44 @@
-"""Mutate decoding, sampling, cache and noise by program, and see which mutations the audit catches.
+"""Mutate decoding, sampling, cache and noise by program, and see which mutations are caught.
 
-    python dev/audit/survey.py --mutations 200 --images 20000        goes on where it stopped
-    python dev/audit/survey.py --mutations 0                         the summary
+    python dev/audit/survey.py --mutations 200        goes on where it stopped
+    python dev/audit/survey.py --mutations 0          the summary
 
-A mutation changes one node of one function: an operator, a comparison, an index or offset, a stream of noise, a dropped
-mask or minimum. Each is tried in a process of its own, on decoders that run the function. A line per mutation goes to
-results/audit/survey.jsonl: `caught` (an audit setting rejects at AUDIT_LEVEL), `crashed` (an error, which any test
-sees), `slow` (no end within a minute), or `survived`; `tokens_differ` says whether it changed any image at all, so that
-those that did not are harmless or never run, and those that did are looked at by hand.
+A mutation changes one node of one function that a decoder declared lossless runs: an operator, a comparison, an offset,
+a stream of noise, a mask, a dtype, a dropped call, arms or operands that are swapped. The kinds take turns. Each is
+tried in forks of this process. A line per mutation is kept in results/audit/survey.jsonl. First
+
+    crashed, endless   an error, or no end: what any use of the decoder shows
+    identical          some images of up to PAIRS decoders and settings that run it have the tokens of the clean program
+    audit              a setting of the audit rejects at AUDIT_LEVEL, corrected for all settings, with a quarter of the
+                       audit's images
+
+and, for the others, whose tokens differ: the settings at the audit's own number of images (`audit`), the conformance
+tests of `specbench check` (`check`), and PROBES, which the audit does not have. `tv` is the largest total variation
+measured in all of these, cross-fitted so that noise adds nothing. Where it is above .02 and nothing noticed, quick
+tests of the package run, too (`tests`); what is left is `survived`.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import importlib
 import inspect
+import io
+import itertools
 import json
 import multiprocessing
 import random
+import resource
 import sys
 import textwrap
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from types import FunctionType
 
 import numpy as np
 import torch
@@ -32,157 +48,352 @@ sys.path.insert(0, str(ROOT / "dev"))
 
 from json_rows import read_rows  # noqa: E402 - found through the line above
 
-from specbench.checks.audit_settings import AUDIT_SETTINGS  # noqa: E402
-from specbench.checks.divergence import AUDIT_LEVEL, p_value  # noqa: E402
-from specbench.checks.losslessness import observe  # noqa: E402
-from specbench.specs.presets import resolve  # noqa: E402
+from specbench.checks.audit_settings import AUDIT_SETTINGS, AuditSetting, setting_model  # noqa: E402
+from specbench.checks.decoder_contract import ContractChecks  # noqa: E402
+from specbench.checks.divergence import AUDIT_LEVEL, Counts, p_value, total_variation  # noqa: E402
+from specbench.checks.findings import FAILED  # noqa: E402
+from specbench.checks.losslessness import AUDIT_SAMPLES, observe, stream_tokens  # noqa: E402
+from specbench.errors import SpecbenchError  # noqa: E402
+from specbench.models.interface import TokenLayout  # noqa: E402
+from specbench.prompts import Request  # noqa: E402
+from specbench.specs.presets import PRESETS, resolve  # noqa: E402
+from specbench.specs.run_spec import Sampling  # noqa: E402
 
 OUT = ROOT / "results" / "audit" / "survey.jsonl"
-WHERE = {
-    "specbench.decoding.sampling": ("ar", "sjd"),
-    "specbench.decoding.noise": ("sjd", "scd-mc"),
-    "specbench.decoding.loop": ("sjd", "sjd-pac"),
-    "specbench.decoding.drafters.jacobi": ("sjd", "sjd-pac"),
-    "specbench.decoding.verification.chain_verification": ("sjd", "scd-mc"),
-    "specbench.decoding.verification.tree_verification": ("sjd-pac", "eagle"),
-    "specbench.decoding.verification.residuals": ("sjd", "sjd-pac"),
-    "specbench.decoding.verification.refinement": ("sjd", "scd-mc"),
-    "specbench.models.transformer.kv_cache": ("sjd", "sjd-pac"),
-    "specbench.models.transformer.forward": ("ar", "sjd-pac"),
-}
-SETTINGS = ("1x3 of 6", "2x4 of 3 with row ends", "4x4 of 2", "1x4 of 8", "2x2 of 4", "2x4 of 2 with a row end")
-SECONDS = 240
+PACKAGES = ("specbench/decoding", "specbench/models/transformer")
+MEASURES = ("recorder", "recorded_step", "uniforms", "timing", "generation", "size", "compilation", "compiled_forward")
+"""Modules of these that record and time, and touch no token."""
+PROBES = (
+    AuditSetting("probe: top-k", TokenLayout.plain(1, 4, 4), Sampling(1.0, 0.9, 3), window=3, shared=1.0),
+    AuditSetting("probe: top-p", TokenLayout.plain(2, 2, 5), Sampling(1.5, top_p=0.7), window=2),
+    AuditSetting("probe: min-p", TokenLayout.plain(1, 3, 6), Sampling(1.0, min_p=0.1), window=2),
+    AuditSetting("probe: entropy", TokenLayout.plain(1, 3, 5), Sampling(1.0, entropy_scale=1.0), window=8),
+    AuditSetting("probe: top-n-sigma", TokenLayout.plain(1, 3, 5), Sampling(1.0, top_n_sigma=1.0), window=3),
+    AuditSetting("probe: row ends", TokenLayout.with_row_ends(3, 3, 2), Sampling(1.5), window=5, rows=33, tables=2),
+    AuditSetting(
+        "probe: transformer", TokenLayout.with_row_ends(2, 3, 3), Sampling(1.5, 1.2, 2), 3, 2, "transformer", rows=33
+    ),
+)
+TESTS = [f"tests/decoding/test_{name}.py" for name in ("noise", "sampling", "chain_verification")]
+FEW, PROBED = 128, 20_000
+"""Images that show whether a mutation changes tokens; images of a probe."""
+PAIRS = 6
+"""Pairs of decoder and setting that a mutation is tried on; those of them whose tokens differ are audited."""
+ENOUGH = 4000
+"""Images of a table whose total variation is measured."""
+CHANGED = 0.02
+SECONDS = 20
+"""CPU time between two signs of life of a fork; tests have five times as much."""
 _OTHER = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.Lt: ast.LtE, ast.LtE: ast.Lt,
     ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd, ast.FloorDiv: ast.Mult,
+    ast.BitOr: ast.BitAnd, ast.FloorDiv: ast.Mult, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
-_STREAMS = ("TOKEN", "COIN", "REDRAW", "RESIDUAL")
+_STREAMS = ("TOKEN", "COIN", "RESIDUAL", "REDRAW", "FRESH", "SIBLING", "SIBLING_COIN")
+_NAMES = {
+    "minimum": "maximum", "maximum": "minimum", "amin": "amax", "amax": "amin", "argmax": "argmin", "any": "all",
+    "all": "any", "double": "bfloat16", "float": "bfloat16", "float64": "float32", "zeros": "ones", "ones": "zeros",
+}  # fmt: skip
+_DROPPED = ("cumsum", "clamp", "flip", "roll", "abs", "cumprod", "sort")
 
 
 def changes(node: ast.AST) -> Iterator[tuple[str, Callable[[], None]]]:
     """Ways to change one node in place, each with its name."""
-    if isinstance(node, ast.BinOp) and type(node.op) in _OTHER:
-        yield "operator", lambda: setattr(node, "op", _OTHER[type(node.op)]())
+
+    def put(name: str, value: object) -> Callable[[], None]:
+        return lambda: setattr(node, name, value)
+
+    if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in _OTHER:
+        yield "operator", put("op", _OTHER[type(node.op)]())
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr):
+        yield "mask", put("right", node.left)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
+        yield "mask", put("operand", ast.UnaryOp(ast.Invert(), node.operand))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub | ast.Div):
+        yield "operands", lambda: (put("left", node.right), setattr(node, "right", node.left))[0]()
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _OTHER:
         yield "comparison", lambda: node.ops.__setitem__(0, _OTHER[type(node.ops[0])]())
+    if isinstance(node, ast.If | ast.IfExp):
+        yield "condition", put("test", ast.UnaryOp(ast.Not(), node.test))
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        yield "offset", lambda: setattr(node, "value", node.value + 1)
+        yield "offset", put("value", node.value + 1)
+        yield "offset", put("value", node.value - 1)
     if isinstance(node, ast.Attribute) and node.attr in _STREAMS:
-        yield "stream", lambda: setattr(node, "attr", _STREAMS[_STREAMS.index(node.attr) - 1])
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
-        yield "mask", lambda: setattr(node, "operand", ast.UnaryOp(ast.Invert(), node.operand))
-    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("cumsum", "clamp", "float"):
-        yield "dropped call", lambda: (setattr(node, "args", [node.func.value]), setattr(node, "keywords", []),
-                                       setattr(node, "func", ast.Name("(lambda x: x)", ast.Load())))  # fmt: skip
+        yield "stream", put("attr", _STREAMS[_STREAMS.index(node.attr) - 1])
+    if isinstance(node, ast.Attribute) and node.attr in _NAMES:
+        kind = "dtype" if _NAMES[node.attr] in ("bfloat16", "float32") else "call"
+        yield kind, put("attr", _NAMES[node.attr])
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "where" and len(node.args) == 3:
+        yield "arms", put("args", [node.args[0], node.args[2], node.args[1]])
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in _DROPPED:
+        yield "dropped", lambda: (setattr(node, "args", [node.func.value]), setattr(node, "keywords", []),
+                                  setattr(node, "func", ast.Name("(lambda x: x)", ast.Load())))  # fmt: skip
 
 
-def functions(module: str) -> Iterator[tuple[str, object]]:
-    """Functions and methods that the module itself defines, by dotted path."""
+def functions(module: str) -> Iterator[tuple[str, FunctionType]]:
+    """Functions, methods and properties that the module's own source defines, by dotted path."""
     found = importlib.import_module(module)
+
+    def plain(value: object) -> FunctionType | None:
+        value = getattr(value, "fget", None) or getattr(value, "func", None) or value
+        value = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
+        is_own = inspect.isfunction(value) and value.__code__.co_filename == found.__file__
+        return value if is_own and value.__name__ != "<lambda>" and not value.__closure__ else None
+
     for name, value in vars(found).items():
         if getattr(value, "__module__", "") != module:
             continue
-        if inspect.isfunction(value):
-            yield name, value
-        elif inspect.isclass(value):
-            yield from ((f"{name}.{key}", each) for key, each in vars(value).items() if inspect.isfunction(each))
+        members = vars(value).items() if inspect.isclass(value) else [("", value)]
+        for key, member in members:
+            if function := plain(member):
+                yield f"{name}.{key}".rstrip("."), function
 
 
-def mutations() -> list[tuple[str, str, int, str]]:
-    """All of them, shuffled once: module, function, number of the change in it, its source in words."""
-    found = []
-    for module in WHERE:
-        for path, function in functions(module):
-            tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
-            number = 0
-            for node in ast.walk(tree):
-                for kind, _ in changes(node):
-                    found.append((module, path, number, f"{kind}: {ast.unparse(node)[:80]}"))
-                    number += 1
-    random.Random(0).shuffle(found)
+def body_nodes(function: FunctionType) -> tuple[ast.Module, list[ast.AST], int]:
+    """Tree of a function, the nodes of its body in order, and what to add to their lines to have the file's."""
+    lines, first = inspect.getsourcelines(function)
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    return tree, [node for statement in tree.body[0].body for node in ast.walk(statement)], first - 1
+
+
+def lines_run() -> dict[str, set[tuple[str, str]]]:
+    """Lines "file:number" of PACKAGES, with the pairs of a lossless decoder and a setting's name that run them."""
+    found: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    now: set[str] = set()
+
+    def inside(frame, event, _):
+        if event == "line":
+            now.add(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        return inside
+
+    def outside(frame, event, _):
+        return inside(frame, "line", None) if any(part in frame.f_code.co_filename for part in PACKAGES) else None
+
+    for decoder, setting in itertools.product(exact(), (*AUDIT_SETTINGS, *PROBES)):
+        now.clear()
+        sys.settrace(outside)
+        try:
+            few_tokens(decoder, setting, 12)
+        except SpecbenchError:
+            continue  # the decoder refuses the setting
+        finally:
+            sys.settrace(None)
+        for line in now:
+            found[line].add((decoder, setting.name))
     return found
 
 
-def plant(module: str, path: str, number: int) -> None:
+def mutations(run: dict[str, set[tuple[str, str]]]) -> list[dict]:
+    """All of them, shuffled once, the kinds in turn."""
+    kinds: dict[str, list[dict]] = defaultdict(list)
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        if path.stem in MEASURES:
+            continue
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for name, function in functions(module):
+            _, nodes, added = body_nodes(function)
+            number = 0
+            for node in nodes:
+                for kind, _ in changes(node):
+                    last = getattr(node, "test", node).end_lineno
+                    lines = [f"{path}:{line + added}" for line in range(node.lineno, last + 1)]
+                    pairs = set().union(*(run.get(line, set()) for line in lines))
+                    one = {"module": module, "function": name, "number": number, "line": node.lineno + added}
+                    source = ast.unparse(getattr(node, "test", node))[:80]
+                    kinds[kind].append(one | {"kind": kind, "what": source, "pairs": sorted(pairs)})
+                    number += 1
+    for found in kinds.values():
+        found.sort(key=lambda one: (one["module"], one["function"], one["number"]))
+        random.Random(0).shuffle(found)
+    turns = itertools.zip_longest(*(kinds[kind] for kind in sorted(kinds)))
+    return [one for turn in turns for one in turn if one]
+
+
+def plant(one: dict) -> None:
     """Change the function for the rest of this process."""
-    owner = dict(functions(module))[path]
-    function = inspect.unwrap(owner)
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    every = [change for node in ast.walk(tree) for _, change in changes(node)]
-    every[number]()
+    function = dict(functions(one["module"]))[one["function"]]
+    tree, nodes, _ = body_nodes(function)
+    every = [change for node in nodes for _, change in changes(node)]
+    every[one["number"]]()
     tree.body[0].decorator_list = []
-    source = "from __future__ import annotations\n" + ast.unparse(tree)
     made: dict[str, object] = {}
+    source = "from __future__ import annotations\n" + ast.unparse(tree)
     exec(source, dict(function.__globals__), made)
     function.__code__ = made[function.__name__].__code__
 
 
-def measure(module: str, images: int) -> list[tuple[float, str, list]]:
-    """Smallest p-value with its setting, and the images counted, for each decoder of the module and setting."""
-    found = []
-    for decoder in WHERE[module]:
-        for setting in AUDIT_SETTINGS:
-            if setting.name.startswith(SETTINGS):
-                counts = observe(setting, resolve(decoder), images // setting.tables, seed=0)
-                found.append((p_value(counts), f"{decoder}, {setting.name}", [table.observed for table in counts]))
-                if found[-1][0] < AUDIT_LEVEL / 100:
-                    return found
+@cache
+def exact() -> list[str]:
+    return [name for name in PRESETS if resolve(name).lossless]
+
+
+def few_tokens(decoder: str, setting: AuditSetting, images: int) -> np.ndarray:
+    """Stream tokens of a few images; where they are decoded one at a time, of some of them."""
+    model = setting_model(setting, 0)[0]
+    texts = itertools.islice(itertools.cycle(model.prompts), images if setting.batch != 1 else 12)
+    requests = [Request(text, f"{setting.name} {text}", sample) for sample, text in enumerate(texts)]
+    size = setting.batch or len(requests)
+    parts = (requests[start : start + size] for start in range(0, len(requests), size))
+    return np.concatenate([stream_tokens(model, part, resolve(decoder), setting, 0) for part in parts])
+
+
+clean_tokens = cache(lambda decoder, setting: few_tokens(decoder, setting, FEW))
+
+
+def chosen_pairs(one: dict) -> list[tuple[str, AuditSetting]]:
+    """PAIRS pairs that run the mutation, of as many decoders and settings as possible."""
+    settings = {setting.name: setting for setting in (*AUDIT_SETTINGS, *PROBES)}
+    left, used, found = list(map(tuple, one["pairs"])), Counter(), []
+    random.Random(one["number"]).shuffle(left)
+    while left and len(found) < PAIRS:
+        best = min(left, key=lambda pair: 2 * used[pair[1]] + used[pair[0]])
+        left.remove(best)
+        used.update(best)
+        found.append((best[0], settings[best[1]]))
     return found
 
 
-def try_one(pipe, module: str, path: str, number: int, images: int) -> None:
+def alive(seconds: int = SECONDS) -> None:
+    """End this fork once it has used so many seconds more of the CPU."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(used.ru_utime + used.ru_stime) + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+
+
+def try_one(one: dict, pairs: list[tuple[str, AuditSetting]]) -> Iterator[dict]:
+    """Parts of the row, at first: crashed, identical, audit or survived."""
+    differ = []
+    for decoder, setting in pairs:
+        if not np.array_equal(clean_tokens(decoder, setting), few_tokens(decoder, setting, FEW)):
+            differ.append((decoder, setting))
+        yield {}
+    yield {"differ": [f"{decoder}, {setting.name}" for decoder, setting in differ]}
+    if differ:
+        yield {"result": "survived"}
+        yield from audited(differ, 0.25)
+    else:
+        yield {"result": "identical"}
+
+
+def audited(pairs: list[tuple[str, AuditSetting]], share: float) -> Iterator[dict]:
+    """Audit pairs with `share` of the audit's images until one rejects."""
+    tv, p = 0.0, 1.0
+    usual = share * AUDIT_SAMPLES / sum(setting.share for setting in AUDIT_SETTINGS)
+    for decoder, setting in pairs:
+        if setting in AUDIT_SETTINGS:
+            counts = observe(setting, resolve(decoder), round(usual * setting.share / setting.tables), seed=0)
+            tv, p = max(tv, largest(counts)), min(p, p_value(counts))
+            yield {"tv": tv, "p": p}
+            if p * len(AUDIT_SETTINGS) < AUDIT_LEVEL:
+                yield {"result": "audit", "by": f"{decoder}, {setting.name}"}
+                return
+
+
+def largest(counts: list[Counts]) -> float:
+    """Largest total variation of tables with images enough for it."""
+    return max((total_variation([table])[0] for table in counts if table.total.sum() >= ENOUGH), default=0.0)
+
+
+def try_again(one: dict, pairs: list[tuple[str, AuditSetting]]) -> Iterator[dict]:
+    """Parts of the row of a mutation that survived: check, the whole audit of its settings, probes, tests."""
+    differ = [pair for pair in pairs if f"{pair[0]}, {pair[1].name}" in one["differ"]]
+    decoder = Counter(decoder for decoder, _ in differ).most_common(1)[0][0]
+    tv, noticed = one.get("tv", 0.0), {}
+    for part in audited(differ, 1.0):
+        noticed = noticed | part
+        yield {}
+    tv = max(tv, noticed.get("tv", 0.0))
+    yield noticed | {"tv": tv}
+    for probe in PROBES:
+        with contextlib.suppress(SpecbenchError):
+            counts = observe(probe, resolve(decoder), PROBED // probe.tables, seed=1)
+            tv = max(tv, largest(counts))
+        yield {"tv": tv}
+    if noticed.get("result") == "audit":
+        return
+    for name, test in ContractChecks(decoder, resolve(decoder), 0).all(1000):
+        if name not in ("exactness", "speed") and test().status == FAILED:
+            yield {"result": "check", "by": f"{decoder}, {name}"}
+            return
+        yield {}
+    if tv > CHANGED:
+        alive(5 * SECONDS)
+        import pytest
+
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            failed = pytest.main(["-n0", "-q", "-x", "-p", "no:cacheprovider", *(str(ROOT / test) for test in TESTS)])
+        by = next((line for line in said.getvalue().splitlines() if line.startswith("FAILED")), "")[:160]
+        yield {"result": "tests", "by": by} if failed == 1 else {}
+
+
+def in_fork(pipe, attempt: Callable, one: dict, pairs: list[tuple[str, AuditSetting]]) -> None:
+    alive()
     try:
-        plant(module, path, number)
-        pipe.send(measure(module, images))
+        plant(one)
+        for part in attempt(one, pairs):
+            pipe.send(part)
+            alive()
     except BaseException as error:
-        pipe.send(f"{type(error).__name__}: {error}"[:200])
+        pipe.send({"result": "crashed", "by": f"{type(error).__name__}: {error}"[:160]})
+    pipe.send({"done": True})
 
 
-def outcome(mutation: tuple, images: int, clean: dict) -> dict:
-    """The row of one mutation."""
-    module, path, number, what = mutation
-    row = {"module": module, "function": path, "number": number, "what": what, "images": images}
-    here, there = multiprocessing.get_context("fork").Pipe()
-    process = multiprocessing.get_context("fork").Process(target=try_one, args=(there, module, path, number, images))
+def outcome(attempt: Callable, one: dict, row: dict) -> dict:
+    """The row of one mutation after an attempt in a fork; `endless` where that ended without a result."""
+    pairs = chosen_pairs(one)
+    for pair in pairs:
+        clean_tokens(*pair)
+    start = time.time()
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe()
+    process = fork.Process(target=in_fork, args=(there, attempt, one | row, pairs))
     process.start()
-    answer = here.recv() if here.poll(SECONDS) else None
+    there.close()
+    while not row.get("done"):
+        try:
+            row = row | here.recv()
+        except EOFError:
+            row = row | {"result": "endless", "done": True}
     process.kill()
     process.join()
-    if answer is None or isinstance(answer, str):
-        return row | {"result": "slow" if answer is None else "crashed", "error": answer}
-    p, setting, _ = min(answer, key=lambda one: one[0])
-    same = all(map(np.array_equal, clean[module], (table for one in answer for table in one[2])))
-    result = "caught" if p < AUDIT_LEVEL else "survived"
-    return row | {"result": result, "p_value": p, "setting": setting, "tokens_differ": not same}
+    return {key: row[key] for key in row if key != "done"} | {"seconds": round(time.time() - start, 1)}
+
+
+def summary(rows: list[dict]) -> None:
+    """Print how many ended how, the share caught of those that change a distribution, and every other survivor."""
+    print(f"{len(rows)} mutations: {dict(Counter(row['result'] for row in rows))}")
+    print(f"by kind: {dict(Counter(row['kind'] for row in rows))}")
+    wrong = Counter(row["result"] for row in rows if row.get("tv", 0) > CHANGED)
+    print(f"{wrong.total()} change a distribution by more than {CHANGED} (besides errors): {dict(wrong)}")
+    for row in rows:
+        if row["result"] in ("survived", "check", "tests"):
+            place = f"{row['module'].removeprefix('specbench.')}:{row['line']} {row['kind']}: {row['what']}"
+            print(f"  {row['result']} tv {row.get('tv', 0):.4f} p {row.get('p', 1):.2g} {place}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mutations", type=int, default=200)
-    parser.add_argument("--images", type=int, default=20_000, help="of each setting")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    done = {(row["module"], row["function"], row["number"]) for row in read_rows(OUT)}
-    chosen = [one for one in mutations()[: options.mutations] if one[:3] not in done]
-    clean: dict[str, list] = {}
-    with OUT.open("a") as out:
-        for one in chosen:
-            if one[0] not in clean:
-                clean[one[0]] = [table for found in measure(one[0], options.images) for table in found[2]]
-            out.write(json.dumps(outcome(one, options.images, clean)) + "\n")
-            out.flush()
-    rows = read_rows(OUT)
-    print(f"{len(rows)} of {len(mutations())} possible mutations")
-    for result in ("crashed", "caught", "slow", "survived"):
-        of_it = [row for row in rows if row["result"] == result]
-        print(
-            f"{result}: {len(of_it)}",
-            f"({sum(r['tokens_differ'] for r in of_it)} change tokens)" * (result == "survived"),
-        )
-    for row in rows:
-        if row["result"] == "survived" and row["tokens_differ"]:
-            print(f"  {row['module']}:{row['function']} {row['what']} (p {row['p_value']:.2g})")
+    rows = {(row["module"], row["function"], row["number"]): row for row in read_rows(OUT)}
+    if options.mutations:
+        every = mutations(lines_run())
+        able = [one for one in every if one["pairs"]]
+        print(f"{len(every)} possible mutations, {len(able)} in lines that lossless decoders run", flush=True)
+        for attempt in (try_one, try_again):
+            for one in able[: options.mutations]:
+                key = (one["module"], one["function"], one["number"])
+                row = rows.get(key, {name: one[name] for name in one if name != "pairs"})
+                if row.get("attempts", 0) >= 1 and (attempt is try_one or row["result"] != "survived"):
+                    continue
+                if row.get("attempts", 0) >= 2:
+                    continue
+                rows[key] = outcome(attempt, one, row) | {"attempts": row.get("attempts", 0) + 1}
+                text = "".join(json.dumps(row) + "\n" for row in rows.values())
+                OUT.with_suffix(".new").write_text(text)
+                OUT.with_suffix(".new").replace(OUT)
+    summary(list(rows.values()))
     return 0
 
 

@@ -1,7 +1,7 @@
 """What decoders are audited on: models whose images can be enumerated, and how they are decoded.
 
 Drafts that enter a window at its far end, are refined for several steps and tested last exist only in images several
-windows long, so most settings have images of at least four windows. Two have a window wider than the image. Two have
+windows long, so most settings have images of at least four windows. Three have a window wider than the image. Two have
 shorter images, since every image must be enumerated: one for residual distributions over several tokens, one for the
 masks and cache of a window of several drafts.
 """
@@ -122,6 +122,14 @@ AUDIT_SETTINGS = (
         sharpness=0.5,
         shared=1.0,
         share=2.0,
+    ),
+    AuditSetting(
+        "1x10 of 2, drafts kept for several steps, window 12",
+        TokenLayout.plain(1, 10, 2),
+        window=12,
+        sharpness=0.8,
+        shared=1.0,
+        share=0.5,
     ),
     AuditSetting(
         "2x2 of 4, ties at top-p 0.6, window 2",

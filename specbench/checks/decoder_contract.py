@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from specbench.checks.audit_settings import in_window
-from specbench.checks.enumerable_model import EnumerableModel, processed
+from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer, processed
 from specbench.checks.findings import FAILED, OK, SKIPPED, SLOW, Finding, finding, run_tests
 from specbench.checks.losslessness import AUDIT_SAMPLES, Auditable, Decode, audit_one, load_decoder, verdict_line
+from specbench.checks.wide_vocabulary import DTYPES, ROWS, WIDE_SAMPLING, WINDOW, wide_faults
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode
@@ -80,6 +81,7 @@ class ContractChecks:
         yield "continuous batching", self.continuous_batching
         yield "trace", self.trace
         yield "forced slots", self.forced_slots
+        yield "wide vocabulary", self.wide_vocabulary
         yield "speed", self.speed
 
     def exactness(self, samples: int) -> Finding:
@@ -184,6 +186,27 @@ class ContractChecks:
         if ((tokens < 0) | (tokens >= _LAYOUT.v_image))[:, forced < 0].any():
             wrong.append("a free slot holds a token that is no image token")
         return finding("forced slots", wrong, "row ends stand where they must, image tokens elsewhere")
+
+    def wide_vocabulary(self) -> Finding:
+        """Thousands of tokens, a window of eleven drafts and refilled rows give the tokens of a float64 reference."""
+        wrong, seen = [], []
+        for dtype in DTYPES:
+            found, result = wide_faults(self._wide_images, dtype, self._seed)
+            wrong += found
+            seen.append(result.detectable)
+        declared = getattr(self._decoder, "lossless", None)
+        if wrong and not declared:
+            return Finding("wide vocabulary", OK, f"declared {'lossy' if declared is False else 'nothing'}; {wrong[0]}")
+        fine = f"samples of p in {' and '.join(DTYPES)} (would have seen {max(seen):.3f} of them chosen otherwise)"
+        return finding("wide vocabulary", wrong, fine)
+
+    def _wide_images(self, model: EnumerableTransformer, requests: Sequence[Request]) -> Sequence:
+        if not isinstance(self._decoder, DecoderSpec):
+            return self._decoder(model, requests, WIDE_SAMPLING, self._seed)
+        spec = in_window(self._decoder, WINDOW)
+        found = dict(decode_each(model, requests, ROWS, spec, WIDE_SAMPLING, self._seed))
+        _raise_first(list(found.values()))
+        return [found[request] for request in requests]
 
     def speed(self) -> Finding:
         """Time of a step besides its target forward, on the embedded model, relative to exact SJD."""

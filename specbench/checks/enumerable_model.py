@@ -295,20 +295,23 @@ class EnumerableTransformer(TransformerModel):
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         return _grey(image_tokens, self.layout)
 
+    def guided(self, prompt: str, tokens: Tensor, guidance: float) -> np.ndarray:
+        """Guided logits [n, N + 1, V] of every slot of the prefixes `tokens` [n, N] and of the one after them, float64,
+        from a forward without a cache."""
+        embedded, found = self.backbone.embed_tokens(tokens), []
+        for start in self.encode([prompt]).embeds:
+            inputs = torch.cat([start.expand(len(tokens), -1, -1), embedded], 1)
+            hidden = self.backbone(inputs_embeds=inputs, use_cache=False).last_hidden_state[:, len(start) - 1 :]
+            found.append(self.head(hidden).double().numpy())
+        conditional, unconditional = found
+        return unconditional + guidance * (conditional - unconditional)
+
     @torch.inference_mode()
     def joint(self, sampling: Sampling, prompt: str) -> np.ndarray:
         """Exact probability of every image, as the function `joint`, from forwards without a cache."""
-        encoded = self.encode([prompt])
 
         def logits(slot: int, prefixes: np.ndarray) -> np.ndarray:
-            tokens = self.backbone.embed_tokens(torch.from_numpy(prefixes))
-            found = []
-            for start in encoded.embeds:
-                inputs = torch.cat([start.expand(len(tokens), -1, -1), tokens], 1)
-                hidden = self.backbone(inputs_embeds=inputs, use_cache=False).last_hidden_state[:, -1]
-                found.append(self.head(hidden).double().numpy())
-            conditional, unconditional = found
-            return unconditional + sampling.guidance * (conditional - unconditional)
+            return self.guided(prompt, torch.from_numpy(prefixes), sampling.guidance)[:, -1]
 
         return _enumerate_images(self.layout, sampling, logits)
 

@@ -83,7 +83,7 @@ def _bug(part: str, what: str, function: str, old: str, new: str, decoder: str, 
 
 WIDE, EIGHT, GUIDED, GRAMMAR, REFILL = "1x3 of 6", "2x4 of 2, window", "2x4 of 3 with row ends", "3x4 of 2", "4x4 of 2"
 FOUR, SEVERAL_DRAFTS = "1x5 of 4", "2x4 of 2 with a row end"
-STEADY, TOP_P_TIES, LONE = "1x4 of 8", "2x2 of 4", "2x3 of 2"
+STEADY, TOP_P_TIES, LONE, LONG_WINDOW = "1x4 of 8", "2x2 of 4", "2x3 of 2", "1x10 of 2"
 TIES, TOP_P, TRANSFORMER = "2x4 of 3, guided, T 0.7", "4x3 of 2", "2x4 of 2 with row ends, transformer"
 
 BUGS = (
@@ -113,6 +113,8 @@ BUGS = (
     ), "scd-mc", EIGHT),
     _bug("q", "q is that of the slot before", _JACOBI + "Jacobi._fill",
          "+ self._shift[:, None]", "+ self._shift[:, None] - 1", "sjd", GRAMMAR),
+    _bug("q", "drafts after the eighth have its q", _JACOBI + "Jacobi._fill", "max=known - 1", "max=7",
+         "sjd", LONG_WINDOW),
     _bug("q", "a fresh token drawn from its neighbour's distribution is recorded as uniform",
          _DECODING + "drafters.token_init:Spatial.fill", "has_source[..., None], ", "has_source[..., None] & False, ",
          "sjd", GUIDED, init="left-sample"),

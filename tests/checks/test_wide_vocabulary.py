@@ -1,0 +1,43 @@
+"""`check` tests decoders on thousands of tokens, in wide windows and refilled rows, in two dtypes: it finds the bugs
+planted there, which the audit's models show hardly or not at all."""
+
+import pytest
+from planted_bugs import Edit, plant
+
+from specbench.checks.decoder_contract import ContractChecks
+from specbench.checks.wide_vocabulary import wide_faults
+from specbench.specs.presets import resolve
+
+SAMPLING = "specbench.decoding.sampling:"
+BUGS = {
+    "wide vocabulary: the compacted weight is that of the token before":
+        Edit(SAMPLING + "_compact", "take(chosen)", "take(chosen - 1)"),
+    "bfloat16: p is rounded to it": Edit(SAMPLING + "Target.__call__", "softmax(-1)", "softmax(-1).bfloat16().float()"),
+    "wide window: keys of the columns after the eighth are those of the eighth":
+        Edit("specbench.models.transformer.kv_cache:PositionLayer.update", "= key_states.transpose(1, 2)",
+             "= key_states.transpose(1, 2)[:, torch.arange(key_states.shape[2]).clamp(max=7)]"),
+    "refilled rows: conditional and unconditional cache are swapped":
+        Edit("specbench.models.transformer.model:TransformerSession.refill",
+             "[rows, rows + conditional]", "[rows + conditional, rows]"),
+}  # fmt: skip
+
+
+def wrong(decoder: str, dtype: str) -> list[str]:
+    return wide_faults(ContractChecks(decoder, resolve(decoder), 0)._wide_images, dtype, 0)[0]
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_bug_of_wide_vocabularies_is_found(bug, monkeypatch):
+    plant([BUGS[bug]], monkeypatch)
+    assert wrong("sjd", "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("decoder", ["ar", "sjd", "sjd-pac"])
+def test_exact_decoders_pass(decoder, dtype):
+    assert not wrong(decoder, dtype)
+
+
+def test_a_lossy_decoder_fails_nothing_and_is_described():
+    found = ContractChecks("lantern++", resolve("lantern++"), 0).wide_vocabulary()
+    assert found.status == "ok" and "declared lossy" in found.detail
