@@ -54,7 +54,7 @@ _Protocol = Annotated[
 _CrossCheck = Annotated[
     bool, switch("--cross-check", "Look for the packages of score --cross-check, and say how to get them.")
 ]
-_All = Annotated[bool, switch("--all", "Print every check, also what is in order: packages, models, peaks of the devices.")]
+_All = Annotated[bool, switch("--all", "Print every check, also packages, models and peaks that are in order.")]
 _Samples = Annotated[int, option("--samples", "N", "Images per decoder.", min=1000)]
 _Seed = Annotated[int, option("--seed", "N", "Random seed of the models and of the decoding noise.", min=0)]
 _Compile = Annotated[bool, switch("--compile", "Also audit compiled steps (a minute or more per decoder).")]
